@@ -1,0 +1,1 @@
+"""The papers' experiments: configs, and what their results are compared with."""

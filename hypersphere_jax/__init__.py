@@ -1,0 +1,10 @@
+"""Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
+
+The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
+them needs jax and numpy only; training and evaluation live in modules that are imported by name.
+"""
+
+from hypersphere_jax.losses import align_loss, contrastive_loss, l2_normalize, uniform_loss
+
+__all__ = ["align_loss", "contrastive_loss", "l2_normalize", "uniform_loss"]
+__version__ = "0.1.0"

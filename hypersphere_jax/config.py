@@ -1,0 +1,280 @@
+"""What shapes a run: frozen dataclasses with their validation.
+
+The command line is generated from these classes: a field's name is its flag, the text below it
+its help. Everything but `RuntimeConfig` shapes the numbers of a run, so a run folder may only be
+continued with the same values.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Fixed, Positional, arg
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: one line that says what is wrong, where, and what to do."""
+
+
+class Stopped(Exception):
+    """A run that was asked to stop and has saved its state; the text says how to continue."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `UserError(message)` unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The images, and how two views are made of each."""
+
+    name: Annotated[str, arg(name="data")] = "digits"
+    """`digits` (embedded), or an .npz file with train_images, train_labels, test_images,
+    test_labels (uint8 [n, h, w, c] and integers [n])."""
+    recipe: str | None = None
+    """Augmentation recipe: `digits` or `stl10`. None: the one that suits the data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The encoder."""
+
+    name: Annotated[Literal["small_cnn", "small_alexnet"], arg(name="model")] = "small_cnn"
+    """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola's) for 32 and 64."""
+    dim: int = 32
+    """Dimension d of the output on the unit hypersphere."""
+    width: float = 1.0
+    """Factor on all channel counts but the output's."""
+    image_size: int | None = None
+    """Side of the square images that enter the network, pixels. None: as the data."""
+    channels: Fixed[int | None] = None
+    """Channels of these images; a run takes them from its data."""
+    num_classes: Fixed[int] = 0
+    """Classes of a linear classifier on the output (layer `logits`), 0 for none; a run has one
+    when its objective is supervised."""
+    sync_batch_norm: bool = True
+    """Batch statistics over the global batch, or of each device's part alone."""
+
+    def __post_init__(self):
+        require(self.dim >= 2, f"--dim {self.dim}: the hypersphere needs at least 2 dimensions")
+        require(self.width > 0, f"--width {self.width}: must be positive")
+        require(
+            self.image_size is None or self.image_size >= 4,
+            f"--image-size {self.image_size}: must be at least 4 pixels",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss: a weighted sum, as in Tables 8 and 9 of Wang & Isola."""
+
+    contrastive_weight: float = 0.0
+    """Weight of the contrastive loss (B.1: symmetric, in the batch)."""
+    contrastive_tau: float = 0.5
+    """Its temperature."""
+    align_weight: float = 1.0
+    """Weight of the alignment loss."""
+    align_alpha: float = 2.0
+    """Power of the distance in the alignment loss (and in the logged `align`)."""
+    uniform_weight: float = 1.0
+    """Weight of the uniformity loss."""
+    uniform_t: float = 2.0
+    """Scale t of the Gaussian potential in the uniformity loss (and in the logged `uniform`)."""
+    supervised_weight: float = 0.0
+    """Weight of the cross entropy of a linear classifier on the output, trained along."""
+
+    def __post_init__(self):
+        weights = (
+            self.contrastive_weight,
+            self.align_weight,
+            self.uniform_weight,
+            self.supervised_weight,
+        )
+        require(
+            all(math.isfinite(w) and w >= 0 for w in weights) and any(w > 0 for w in weights),
+            f"the loss weights are {weights}: all must be finite and >= 0, and one of them > 0",
+        )
+        for flag in ("contrastive_tau", "align_alpha", "uniform_t"):
+            value = getattr(self, flag)
+            require(value > 0, f"--{flag.replace('_', '-')} {value}: must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with momentum, as in Wang & Isola B.1."""
+
+    epochs: int = 200
+    """Passes over the training images."""
+    batch_size: int = 256
+    """Positive pairs in the global batch."""
+    learning_rate: float = 0.12
+    """Learning rate for 256 pairs; scaled linearly with the batch."""
+    schedule: Literal["step", "cosine"] = "step"
+    """`step`: times `decay_factor` at each of `decay_at`; `cosine`: to zero over the run."""
+    decay_at: tuple[float, ...] = (0.775, 0.85, 0.925)
+    """Shares of the run after which the rate decays: epochs 155, 170 and 185 of 200."""
+    decay_factor: float = 0.1
+    """Factor of each decay."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """L2 decay; goes into the gradient before momentum, as in PyTorch's SGD."""
+
+    def __post_init__(self):
+        require(self.epochs >= 1, f"--epochs {self.epochs}: must be at least 1")
+        require(self.batch_size >= 2, f"--batch-size {self.batch_size}: needs at least 2 pairs")
+        require(
+            self.learning_rate >= 0 and math.isfinite(self.learning_rate),
+            f"--learning-rate {self.learning_rate}: must be finite and >= 0",
+        )
+        require(0 <= self.momentum < 1, f"--momentum {self.momentum}: must be in [0, 1)")
+        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must be >= 0")
+        require(
+            all(0 < share <= 1 for share in self.decay_at),
+            f"--decay-at {self.decay_at}: shares of the run, each in (0, 1]",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """How the run is carried out. Nothing here changes its numbers; all may change on resuming."""
+
+    devices: int | None = None
+    """Local devices to use; None: all. On CPU this many virtual devices are made."""
+    resume: Literal["auto", "never"] = "auto"
+    """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
+    log_every_steps: int = 10
+    """Steps between two lines of metrics."""
+    checkpoint_every_steps: int = 100
+    """Steps between two checkpoints."""
+    keep_last: int = 3
+    """Newest checkpoints to keep."""
+    keep_every_steps: int | None = None
+    """Besides these, keep every checkpoint whose step is a multiple. Step 0 always stays."""
+
+    def __post_init__(self):
+        for flag in ("devices", "log_every_steps", "checkpoint_every_steps", "keep_every_steps"):
+            value = getattr(self, flag)
+            name = flag.replace("_", "-")
+            require(value is None or value >= 1, f"--{name} {value}: must be at least 1")
+        require(
+            self.keep_last >= 2,
+            f"--keep-last {self.keep_last}: at least 2, so that a damaged newest checkpoint "
+            "has one to fall back to",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    """All of a training run."""
+
+    name: str = "default"
+    """Name of the run: its folder is RUNS_DIR/NAME."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    seed: int = 0
+    """Seed of initialization, order of the images, and augmentation."""
+    init_from: str | None = None
+    """A run (folder) whose newest checkpoint gives the initial parameters (finetuning)."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    def __post_init__(self):
+        require(
+            bool(self.name) and self.name not in (".", "..") and "/" not in self.name,
+            f"--name {self.name!r}: must be a plain folder name",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeConfig:
+    """Linear probe and k-NN on the frozen features of a run's checkpoint."""
+
+    run: Positional[str]
+    """The run: its folder, or its name under `runs/`."""
+    layer: str = "output"
+    """Layer whose (flattened) output is classified: `output`, `fc7`, `conv5`, `backbone`, …"""
+    protocol: Literal["lbfgs", "adam"] = "lbfgs"
+    """`lbfgs`: full-batch logistic regression; `adam`: Wang & Isola's B.1. Both choose their
+    regularization on a held-out part of the training split."""
+    k: int = 5
+    """Neighbours of the k-NN classifier."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    seed: int = 0
+    """Seed of the held-out part and of Adam's batches."""
+    devices: int | None = None
+    """Local devices to use; None: all."""
+
+    def __post_init__(self):
+        require(self.k >= 1, f"--k {self.k}: must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricsConfig:
+    """Alignment and uniformity of a run's encoder over a whole split."""
+
+    run: Positional[str]
+    """The run: its folder, or its name under `runs/`."""
+    split: Literal["test", "train"] = "test"
+    """Split of the data."""
+    alpha: float = 2.0
+    """Power of the distance in the alignment."""
+    t: float = 2.0
+    """Scale of the Gaussian potential in the uniformity."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    seed: int = 0
+    """Seed of the two views that make a positive pair."""
+    devices: int | None = None
+    """Local devices to use; None: all."""
+
+    def __post_init__(self):
+        require(self.alpha > 0, f"--alpha {self.alpha}: must be positive")
+        require(self.t > 0, f"--t {self.t}: must be positive")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as plain JSON values."""
+    plain = dataclasses.asdict(config)
+    return _lists(plain)
+
+
+def from_dict(cls: type, values: dict[str, Any]) -> Any:
+    """Inverse of `to_dict`.
+
+    Raises:
+      UserError: when a key is unknown, as in a file of another version.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    require(not unknown, f"unknown entries in the {cls.__name__} of a config file: {unknown}")
+    made = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(fields[name].type):
+            value = from_dict(fields[name].type, value)
+        made[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**made)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Lines such as `optimizer.epochs: 200 -> 100` for what differs between two config dicts."""
+    lines = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key}: {a} -> {b}")
+    return lines
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value

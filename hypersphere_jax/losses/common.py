@@ -1,0 +1,81 @@
+"""What every loss shares: checks of its inputs, float32, and the gathering over devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+AxisName = str | tuple[str, ...] | None
+
+
+def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
+    """Scales vectors to unit Euclidean norm, `x / max(|x|, eps)`.
+
+    A vector shorter than `eps` is divided by `eps`, so that zero stays zero, and its gradient is
+    finite (that of `x / eps`), as in PyTorch's `normalize`.
+
+    Args:
+      x: `[..., d]`, any floating type. Half precisions are computed in float32.
+      axis: the axis of the vectors.
+      eps: the smallest norm to divide by.
+
+    Returns:
+      Unit vectors, shape and dtype of `x`.
+
+    >>> import jax.numpy as jnp
+    >>> l2_normalize(jnp.array([[3.0, 4.0]])).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+    x = jnp.asarray(x)
+    wide = x.astype(jnp.float32)
+    # Dividing by the largest entry first keeps the squares inside float32's range.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=axis, keepdims=True))
+    scale = jnp.maximum(largest, eps)
+    squares = jnp.sum(jnp.square(wide / scale), axis=axis, keepdims=True)
+    # The inner `where` keeps sqrt away from zero, where its derivative is infinite.
+    small = scale * jnp.sqrt(squares) <= eps
+    norm = scale * jnp.sqrt(jnp.where(small, 1.0, squares))
+    return (wide / jnp.where(small, eps, norm)).astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32)
+
+
+def features(*arrays: jax.Array, names: str) -> list[jax.Array]:
+    """The arrays as float32, after a check that all are `[n, d]` of one shape.
+
+    Args:
+      *arrays: features of equal shape.
+      names: how the caller names them, for the message, such as "x, y".
+
+    Raises:
+      ValueError: naming the shapes when they are not two-dimensional or differ.
+    """
+    arrays = [jnp.asarray(array) for array in arrays]
+    shapes = ", ".join(str(array.shape) for array in arrays)
+    if any(array.ndim != 2 for array in arrays) or len({a.shape for a in arrays}) > 1:
+        raise ValueError(f"{names} must be [n, d] of one shape, got {shapes}")
+    if not all(jnp.issubdtype(array.dtype, jnp.floating) for array in arrays):
+        dtypes = ", ".join(str(array.dtype) for array in arrays)
+        raise ValueError(f"{names} must be floating point, got {dtypes}")
+    return [array.astype(jnp.float32) for array in arrays]
+
+
+def positive(**options: Any) -> None:
+    """Raises ValueError for an option that is a plain number and not positive."""
+    for name, value in options.items():
+        if isinstance(value, int | float) and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+
+
+def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`[n, d]` of each device to `[devices * n, d]` of all, in the devices' order."""
+    if axis_name is None:
+        return x
+    return jax.lax.all_gather(x, axis_name, axis=0, tiled=True)
+
+
+def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The mean over devices.
+
+    It also ends losses whose value is the same on every device already: the mean leaves value and
+    gradient as they are under `pmap`, and tells `shard_map` that the result is replicated.
+    """
+    return value if axis_name is None else jax.lax.pmean(value, axis_name)

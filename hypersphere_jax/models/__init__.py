@@ -1,0 +1,110 @@
+"""Encoders, as pure functions of their parameters: the only place that knows Flax.
+
+`create` gives plain dicts of arrays and a function. Nothing outside sees an NNX object.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.models.small_alexnet import SmallAlexNet
+from hypersphere_jax.models.small_cnn import SmallCNN
+
+MODELS = {"small_cnn": SmallCNN, "small_alexnet": SmallAlexNet}
+
+Params = dict[str, Any]
+Stats = dict[str, Any]
+Outputs = dict[str, jax.Array]
+Apply = Callable[..., tuple[Outputs, Stats]]
+
+
+def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
+    """An encoder with fresh parameters.
+
+    Args:
+      config: its `image_size` and `channels` must be given.
+      key: random key of the initialization.
+
+    Returns:
+      apply: `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)`, with `x`
+        float32 `[n, image_size, image_size, channels]` and `outputs` a dict of the named layers;
+        `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses the
+        statistics of the batch (with `axis_name` those of the global batch), and the running ones
+        come back updated; else they come back as they are.
+      params: nested dict of float32 arrays.
+      stats: running statistics of batch normalization, nested dict of float32 arrays.
+
+    Raises:
+      UserError: for an unknown model, or an image size that is too small for it.
+    """
+    apply, _, _ = abstract(config)
+
+    @jax.jit
+    def initial(key):
+        _, params, stats = _split(_build(config, None, key))
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
+
+    return apply, *initial(key)
+
+
+def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
+    """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
+    _check(config)
+
+    @functools.cache
+    def definition(axis_name):
+        return _split(nnx.eval_shape(lambda: _build(config, axis_name, jax.random.key(0))))
+
+    def apply(params, stats, x, train, axis_name=None):
+        graphdef, param_state, stat_state = definition(axis_name)
+        # Copies: without them NNX refuses to update statistics across trace levels.
+        model = nnx.merge(
+            graphdef, _filled(param_state, params), _filled(stat_state, stats), copy=True
+        )
+        outputs = model(x, train)
+        return outputs, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+
+    _, params, stats = definition(None)
+    return apply, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
+
+
+def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes (for one image) of a model's layers, in the network's order."""
+    apply, params, stats = abstract(config)
+    image = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
+    shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, image)
+    # Tracing sorts the keys of a dict, so the order comes from the model's own list.
+    return {name: shapes[name].shape[1:] for name in MODELS[config.name].layers if name in shapes}
+
+
+def _check(config: ModelConfig) -> None:
+    require(config.name in MODELS, f"unknown model {config.name!r}: known are {sorted(MODELS)}")
+    size, least = config.image_size, MODELS[config.name].min_image_size
+    require(
+        size is not None and config.channels is not None,
+        "ModelConfig: image_size and channels must be given to build a model",
+    )
+    require(
+        size >= least,
+        f"{config.name} needs images of at least {least} pixels, not {size}: "
+        "choose another --model, or a larger --image-size",
+    )
+
+
+def _build(config: ModelConfig, axis_name: str | None, key: jax.Array) -> nnx.Module:
+    return MODELS[config.name](config, axis_name=axis_name, rngs=nnx.Rngs(key))
+
+
+def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    return nnx.split(model, nnx.Param, nnx.BatchStat)
+
+
+def _filled(like: nnx.State, values: dict[str, Any]) -> nnx.State:
+    state = jax.tree.map(lambda leaf: leaf, like)
+    nnx.replace_by_pure_dict(state, values)
+    return state

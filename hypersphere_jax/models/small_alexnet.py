@@ -1,0 +1,46 @@
+"""The small AlexNet of Wang & Isola's STL-10 and CIFAR-10 experiments."""
+
+import jax
+from flax import nnx
+
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.models.blocks import Head, channels, conv, dense, flatten, max_pool
+
+
+class SmallAlexNet(nnx.Module):
+    """Five 3x3 convolutions and two fully connected layers, all with batch norm and ReLU.
+
+    96-192-384-384-192 channels, maximum pools after the first, second and fifth convolution (a
+    side of 64 becomes 31, 15, 7, one of 32 becomes 15, 7, 3), 4096 units twice. The layer "conv5"
+    is taken after its pool, "conv1" and "conv2" too. (Tian et al. 2019, to which B.1 refers.)
+    """
+
+    min_image_size = 15
+    layers = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "output", "logits")
+
+    def __init__(self, config: ModelConfig, *, axis_name: str | None, rngs: nnx.Rngs):
+        c1, c2, c3, c4, c5 = (channels(base, config) for base in (96, 192, 384, 384, 192))
+        hidden = channels(4096, config)
+        named = {"axis_name": axis_name, "rngs": rngs}
+        self.conv1 = conv(config.channels, c1, **named)
+        self.conv2 = conv(c1, c2, **named)
+        self.conv3 = conv(c2, c3, **named)
+        self.conv4 = conv(c3, c4, **named)
+        self.conv5 = conv(c4, c5, **named)
+        side = config.image_size
+        for _ in range(3):
+            side = (side - 1) // 2
+        self.fc6 = dense(side * side * c5, hidden, **named)
+        self.fc7 = dense(hidden, hidden, **named)
+        self.head = Head(hidden, config, rngs=rngs)
+
+    def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
+        outputs = {}
+        outputs["conv1"] = x = max_pool(self.conv1(x, train))
+        outputs["conv2"] = x = max_pool(self.conv2(x, train))
+        outputs["conv3"] = x = self.conv3(x, train)
+        outputs["conv4"] = x = self.conv4(x, train)
+        outputs["conv5"] = x = max_pool(self.conv5(x, train))
+        outputs["fc6"] = x = self.fc6(flatten(x), train)
+        outputs["fc7"] = x = self.fc7(x, train)
+        return {**outputs, **self.head(x)}

@@ -1,0 +1,30 @@
+"""A small convolutional network for images of 8 to 16 pixels."""
+
+import jax
+from flax import nnx
+
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.models.blocks import Head, channels, conv, flatten
+
+
+class SmallCNN(nnx.Module):
+    """Three 3x3 convolutions with batch norm (32, 64, 128 channels; strides 1, 2, 2)."""
+
+    min_image_size = 4
+    layers = ("conv1", "conv2", "conv3", "backbone", "output", "logits")
+
+    def __init__(self, config: ModelConfig, *, axis_name: str | None, rngs: nnx.Rngs):
+        c1, c2, c3 = (channels(base, config) for base in (32, 64, 128))
+        named = {"axis_name": axis_name, "rngs": rngs}
+        self.conv1 = conv(config.channels, c1, **named)
+        self.conv2 = conv(c1, c2, strides=2, **named)
+        self.conv3 = conv(c2, c3, strides=2, **named)
+        side = -(-config.image_size // 4)
+        self.head = Head(side * side * c3, config, rngs=rngs)
+
+    def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
+        outputs = {}
+        for name in ("conv1", "conv2", "conv3"):
+            outputs[name] = x = getattr(self, name)(x, train)
+        outputs["backbone"] = flatten(x)
+        return {**outputs, **self.head(outputs["backbone"])}

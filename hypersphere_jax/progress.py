@@ -1,0 +1,65 @@
+"""How far a training run is: a bar on a terminal, else a line now and then."""
+
+import sys
+import time
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+# On no terminal, such as a log file, lines come at least this far apart.
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Shows the newest metrics of a run. Writes to stderr; results go to stdout.
+
+    Args:
+      name: of the run.
+      start: steps done before.
+      total: steps of the whole run.
+    """
+
+    def __init__(self, name: str, start: int, total: int):
+        self._name, self._total = name, total
+        self._began, self._start, self._printed = time.monotonic(), start, 0.0
+        self._bar = None
+        if start:
+            print(f"{name}: continuing at step {start} of {total}", file=sys.stderr)
+        if sys.stderr.isatty() and start < total:
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[values]}"),
+                TimeRemainingColumn(compact=True),
+                console=_stderr(),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(name, total=total, completed=start, values="compiling")
+
+    def update(self, record: dict[str, float]) -> None:
+        """Shows a record of metrics (see docs/runs.md)."""
+        step, now = record["step"], time.monotonic()
+        values = f"loss {record['loss']:.3f}"
+        if "images_per_s" in record:
+            values += f", {record['images_per_s']:,.0f} images/s"
+            values += f", data wait {record['data_wait']:.0%}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, values=values)
+        elif step == self._total or now - self._printed >= SECONDS_BETWEEN_LINES:
+            left = (now - self._began) / (step - self._start) * (self._total - step)
+            print(
+                f"{self._name}: step {step} of {self._total}, {values}, {left:.0f} s left",
+                file=sys.stderr,
+            )
+            self._printed = now
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _stderr():
+    from rich.console import Console
+
+    return Console(stderr=True)

@@ -1,0 +1,334 @@
+"""Pages and tables from the files of runs.
+
+A page is one HTML file with its pictures inside, which also reads well on a phone and in dark mode.
+matplotlib is imported only where a picture is drawn.
+"""
+
+import base64
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from html import escape
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hypersphere_jax.config import UserError
+
+HEADERS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "uniform_optimum": "optimal uniform"}
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h1, p, pre, td, figcaption { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; text-align: left; border-bottom: 1px solid var(--line); }
+.wide td { overflow-wrap: normal; }
+.wide td:first-child { white-space: nowrap; }
+.wide .number { text-align: right; white-space: nowrap; }
+figure { margin: 1rem 0; }
+img { width: 100%; min-width: 40rem; background: white; border-radius: 4px; }
+pre { background: var(--soft); padding: .7rem 1rem; border-radius: 4px; white-space: pre-wrap; }
+""".strip()
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    title: str | None = None,
+    highlight_best: Mapping[str, Callable] | None = None,
+) -> None:
+    """Print a table, numbers to the right and with four digits; plain text when not on a terminal.
+
+    Args:
+      columns: their names.
+      rows: one value a column; None prints as "-".
+      title: a line above the table.
+      highlight_best: column -> `max` or `min`; the best values of such a column are bold.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    best = {}
+    for index, column in enumerate(columns):
+        values = [row[index] for row in rows]
+        table.add_column(Text(column), justify="right" if _is_numeric(values) else "left")
+        if column in (highlight_best or {}):
+            finite = [value for value in values if _is_number(value) and math.isfinite(value)]
+            best[index] = highlight_best[column](finite, default=None)
+    for row in rows:
+        cells = [Text(_text(value)) for value in row]
+        for index, value in best.items():
+            if row[index] == value:
+                cells[index].stylize("bold")
+        table.add_row(*cells)
+    # A file or a pipe has no width to fit into: there, wrapping would only break the table.
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
+    """Write one self-contained HTML page; a page that is there stays whole until then.
+
+    Args:
+      path: of the HTML file.
+      title: of the page.
+      blocks: from top to bottom, each a tuple of a kind and its content:
+        ("heading", text), ("text", text), ("table", columns, rows), ("figure", path of a PNG,
+        caption), ("config", nested dict), ("command", text of a shell command).
+
+    Returns:
+      The path.
+    """
+    body = "\n".join(RENDERERS[kind](*content) for kind, *content in blocks)
+    page = f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>
+{STYLE}
+</style>
+<h1>{escape(title)}</h1>
+{body}
+</html>
+"""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(page, encoding="utf-8")
+    os.replace(unfinished, path)
+    return path
+
+
+def run_report(run_dir: str | Path) -> Path:
+    """Write report.html into a run's folder, and its figures/training_curves.png.
+
+    Raises:
+      UserError: if there is no run, or one of its JSON files cannot be read.
+    """
+    run_dir = Path(run_dir)
+    name = run_dir.resolve().name
+    saved = _read_config(run_dir)
+    records = _read_metrics(run_dir)
+    if records:
+        from hypersphere_jax import plots
+
+        plots.training_curves({name: records}, run_dir / "figures" / "training_curves.png")
+    columns, rows = eval_table([run_dir])
+    pictures = sorted((run_dir / "figures").glob("*.png"))
+    blocks = [
+        ("text", _progress(records)),
+        ("heading", "Evaluation"),
+        ("table", columns, rows) if rows else ("text", "Nothing was evaluated yet."),
+        *(("figure", picture, picture.stem.replace("_", " ")) for picture in pictures),
+        ("heading", "Configuration"),
+        ("config", saved),
+        ("heading", "Next"),
+        ("text", "The command that started this run continues it. To evaluate it:"),
+        ("command", f"python run.py probe {shlex.quote(str(run_dir))}"),
+    ]
+    return write_page(run_dir / "report.html", name, blocks)
+
+
+def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
+    """Write one page of several runs, and their curves as a PNG beside it.
+
+    Raises:
+      UserError: if there is no run, or a JSON file of one cannot be read.
+    """
+    from hypersphere_jax import plots
+
+    if not run_dirs:
+        raise UserError("no runs to report: name at least one run's folder")
+    path = Path(path)
+    runs = _names(run_dirs)
+    configs = {name: _flat(_read_config(run_dir)) for name, run_dir in runs.items()}
+    curves = path.with_name(f"{path.stem}_curves.png")
+    plots.training_curves({name: _read_metrics(run_dir) for name, run_dir in runs.items()}, curves)
+    columns, rows = eval_table(run_dirs)
+    blocks = [
+        ("heading", "Evaluation"),
+        ("table", columns, rows) if rows else ("text", "Nothing was evaluated yet."),
+        ("heading", "Settings that differ"),
+        ("table", *_differing_settings(configs)),
+        ("heading", "Training"),
+        ("figure", curves, f"Training curves of {len(run_dirs)} runs"),
+    ]
+    return write_page(path, title, blocks)
+
+
+def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
+    """Columns and rows of all eval/*.json of some runs, one row a file.
+
+    The first column is the run's name where there are several runs.
+    """
+    results = []
+    for name, run_dir in _names(run_dirs).items():
+        for file in sorted((run_dir / "eval").glob("*.json")):
+            run = {"run": name} if len(run_dirs) > 1 else {}
+            results.append(run | {"protocol": file.stem} | _read_json(file))
+    keys = list(dict.fromkeys(key for result in results for key in result))
+    # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
+    keys.sort(key=lambda key: any(isinstance(result.get(key), dict) for result in results))
+    columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
+    return columns, [[result.get(key) for key in keys] for result in results]
+
+
+# Reading a run's folder.
+
+
+def _names(run_dirs: Sequence[str | Path]) -> dict[str, Path]:
+    """Key folders by name, or by path where names repeat."""
+    paths = [Path(run_dir) for run_dir in run_dirs]
+    names = {path.resolve().name: path for path in paths}
+    return names if len(names) == len(paths) else {str(path): path for path in paths}
+
+
+def _read_config(run_dir: Path) -> dict:
+    if not (run_dir / "config.json").is_file():
+        raise UserError(
+            f"no run at {run_dir}: config.json is missing; "
+            f"`python run.py pretrain --name {shlex.quote(run_dir.resolve().name)}` makes one"
+        )
+    return _read_json(run_dir / "config.json")
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): run again what wrote it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _read_metrics(run_dir: Path) -> list[dict]:
+    """Read metrics.jsonl, in order of steps; no records if there is no such file."""
+    path = run_dir / "metrics.jsonl"
+    records: dict[int, dict] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:  # half a line, where the run was killed
+            continue
+        # A run that was resumed repeats the steps after its last checkpoint: the later ones count.
+        records[record["step"]] = record
+    return [records[step] for step in sorted(records)]
+
+
+def _progress(records: Sequence[Mapping]) -> str:
+    if not records:
+        return "No metrics yet: no step was logged."
+    last = ", ".join(f"{key} {_text(value)}" for key, value in records[-1].items())
+    for record in records:
+        loss = record.get("loss", 0.0)
+        if loss is None or not math.isfinite(loss):
+            return f"The loss was not finite at step {record['step']}. Last record: {last}."
+    return f"Last record: {last}."
+
+
+def _flat(settings: Mapping, prefix: str = "") -> dict[str, str]:
+    """Nested settings as one dict with keys such as "model.width"."""
+    flat = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping)
+        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": str(value)}
+    return flat
+
+
+def _differing_settings(configs: Mapping[str, Mapping]) -> tuple[list[str], list[list]]:
+    keys = dict.fromkeys(key for config in configs.values() for key in config)
+    columns = {key: [config.get(key) for config in configs.values()] for key in keys}
+    names = list(configs)
+    # A setting that repeats the run's name tells nothing new.
+    kept = {k: v for k, v in columns.items() if len(set(v)) > 1 and v != names}
+    return ["run", *kept], [list(row) for row in zip(names, *kept.values(), strict=True)]
+
+
+# Tables and values.
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, and gaps at most."""
+    present = [value for value in values if value is not None]
+    return bool(present) and all(map(_is_number, present))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return f"{value:#.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+# Blocks of a page: content in, HTML out.
+
+
+def _tag(tag: str, text: str) -> str:
+    return f"<{tag}>{escape(text)}</{tag}>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
+    marks = [' class="number"' if flag else "" for flag in numeric]
+    lines = [[f"<th{m}>{escape(c)}</th>" for m, c in zip(marks, columns, strict=True)]]
+    for row in rows:
+        lines.append([f"<td{m}>{escape(_text(v))}</td>" for m, v in zip(marks, row, strict=True)])
+    body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+    return f'<div class="wide"><table>\n{body}\n</table></div>'
+
+
+def _figure(path: str | Path, caption: str) -> str:
+    data = base64.b64encode(Path(path).read_bytes()).decode()
+    text = escape(caption)
+    image = f'<div class="wide"><img alt="{text}" src="data:image/png;base64,{data}"></div>'
+    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
+
+
+def _config(settings: Mapping) -> str:
+    return f"<table>{_config_rows(settings, depth=0)}</table>"
+
+
+def _config_rows(settings: Mapping, depth: int) -> str:
+    rows = []
+    indent = f' style="padding-left: {0.6 + 1.5 * depth}rem"'
+    for key, value in settings.items():
+        name = escape(str(key))
+        if isinstance(value, Mapping):
+            rows.append(f'<tr><th colspan="2"{indent}>{name}</th></tr>')
+            rows.append(_config_rows(value, depth + 1))
+        else:
+            rows.append(f"<tr><td{indent}>{name}</td><td>{escape(str(value))}</td></tr>")
+    return "\n".join(rows)
+
+
+RENDERERS = {
+    "heading": partial(_tag, "h2"),
+    "text": partial(_tag, "p"),
+    "command": partial(_tag, "pre"),
+    "table": _table,
+    "figure": _figure,
+    "config": _config,
+}

@@ -1,0 +1,191 @@
+"""A run's folder: its config, its metrics, its encoder. The layout stands in docs/runs.md."""
+
+import difflib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from hypersphere_jax import checkpoint, models
+from hypersphere_jax.config import (
+    PretrainConfig,
+    UserError,
+    differences,
+    from_dict,
+    require,
+    to_dict,
+)
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+# Where a run lies and how it is carried out, which shapes no number.
+IDENTITY = ("name", "runs_dir", "runtime")
+
+
+class Encoder(NamedTuple):
+    """An encoder from a checkpoint; `apply` as `models.create` gives it."""
+
+    apply: Callable
+    params: Any
+    stats: Any
+    config: PretrainConfig
+    folder: Path
+    step: int
+
+
+def folder_of(config: PretrainConfig) -> Path:
+    """Where a config's run is."""
+    return Path(config.runs_dir) / config.name
+
+
+def find(run: str) -> Path:
+    """The folder of a run given as a path, or as a name under `runs/`.
+
+    Raises:
+      UserError: when there is none, with the nearest name.
+    """
+    for folder in (Path(run), Path("runs") / run):
+        if (folder / "config.json").is_file():
+            return folder
+    parent = Path(run).parent if Path(run).parent != Path(".") else Path("runs")
+    known = sorted(path.parent.name for path in parent.glob("*/config.json"))
+    near = difflib.get_close_matches(Path(run).name, known, n=1)
+    hint = f"did you mean {str(parent / near[0])!r}?" if near else "`pretrain` makes one"
+    raise UserError(f"no run {run!r}: no config.json there or in runs/{run}; {hint}")
+
+
+def open_folder(config: PretrainConfig, devices: Sequence[jax.Device]) -> Path:
+    """Makes the folder of a run, or checks that the one that is there is the same run.
+
+    Args:
+      config: with the model's sizes filled in.
+      devices: for the record.
+
+    Raises:
+      UserError: when the folder holds a run with another config; nothing is changed then.
+    """
+    folder = folder_of(config)
+    file = folder / "config.json"
+    record = {"config": to_dict(config), "sessions": []}
+    if file.is_file():
+        require(
+            config.runtime.resume == "auto",
+            f"{folder} holds a run already, and --resume is 'never': choose another --name, "
+            "or --resume auto to continue it",
+        )
+        record = _read_json(file)
+        changed = differences(_shaping(record["config"]), _shaping(to_dict(config)))
+        require(
+            not changed,
+            f"{folder} holds a run with another config ({'; '.join(changed)}): choose another "
+            f"name, such as --name {_free_name(folder)}, or the same options to continue it",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    record["sessions"].append(
+        {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "python": platform.python_version(),
+            "versions": {name: metadata.version(name) for name in PACKAGES},
+            "device": {
+                "kind": devices[0].device_kind,
+                "count": len(devices),
+                "hosts": jax.process_count(),
+            },
+        }
+    )
+    write_json(file, record)
+    return folder
+
+
+def read_config(folder: Path) -> PretrainConfig:
+    """The config of the run in a folder."""
+    return from_dict(PretrainConfig, _read_json(folder / "config.json")["config"])
+
+
+def load_encoder(folder: Path, step: int | None = None) -> Encoder:
+    """The encoder of a run from its newest sound checkpoint, or from that of a step.
+
+    Raises:
+      UserError: as `checkpoint.restore`.
+    """
+    config = read_config(folder)
+    apply, params, stats = models.abstract(config.model)
+    step, tree = checkpoint.restore(
+        folder / "checkpoints", {"params": params, "stats": stats}, step
+    )
+    return Encoder(apply, tree["params"], tree["stats"], config, folder, step)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(value, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of metrics.jsonl; a last line that was cut short is left out."""
+    file = folder / "metrics.jsonl"
+    records = []
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl and to the TensorBoard files; `step` cuts both back on resuming."""
+
+    def __init__(self, folder: Path, step: int):
+        from tensorboardX import SummaryWriter  # here, so that evaluation does without it
+
+        kept = [record for record in read_metrics(folder) if record["step"] <= step]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        partial = folder / ".metrics.jsonl"
+        partial.write_text(text)
+        os.replace(partial, folder / "metrics.jsonl")
+        self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
+        self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def write(self, record: dict[str, float]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        for name, value in record.items():
+            if name != "step" and math.isfinite(value):
+                self._board.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def _shaping(config: dict[str, Any]) -> dict[str, Any]:
+    """What must not change between two sessions of a run."""
+    return {key: value for key, value in config.items() if key not in IDENTITY}
+
+
+def _free_name(folder: Path) -> str:
+    stem, number = folder.name, 2
+    while folder.with_name(f"{stem}-{number}").exists():
+        number += 1
+    return f"{stem}-{number}"
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from error

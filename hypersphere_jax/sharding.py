@@ -1,0 +1,94 @@
+"""Devices and hosts: the only place that knows `pmap` and how arrays lie on devices.
+
+Arrays that enter a mapped function have a leading axis of local devices. A function that is mapped
+knows only the name of the axis, so the same function runs under `pmap`, under `shard_map`, and,
+with no axis, on one device.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hypersphere_jax.config import UserError, require
+
+AXIS = "data"
+
+
+def use_virtual_cpu_devices(count: int) -> None:
+    """Asks for this many virtual devices if JAX runs on CPU; must come before JAX's first use."""
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX has its devices already: `local_devices` checks their number.
+        return
+
+
+def local_devices(count: int | None = None) -> list[jax.Device]:
+    """This host's devices, or the first `count` of them.
+
+    Raises:
+      UserError: when there are fewer.
+    """
+    devices = jax.local_devices()
+    require(
+        count is None or count <= len(devices),
+        f"--devices {count}: this host has {len(devices)} {devices[0].platform} device(s)",
+    )
+    return devices[:count]
+
+
+def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
+    """Samples per device of a global batch.
+
+    Raises:
+      UserError: when the batch does not divide over all devices of all hosts.
+    """
+    total = len(devices) * jax.process_count()
+    if batch_size % total:
+        near = max(total, batch_size // total * total)
+        raise UserError(
+            f"--batch-size {batch_size} does not divide over {total} devices: "
+            f"take a multiple of {total}, such as {near}"
+        )
+    return batch_size // total
+
+
+def pmap(
+    function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()
+) -> Callable[..., Any]:
+    """Maps a per-device function over the axis `AXIS`; every argument has a leading device axis."""
+    everywhere = None if jax.process_count() > 1 else devices
+    return jax.pmap(function, axis_name=AXIS, devices=everywhere, donate_argnums=tuple(donate))
+
+
+def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """Host arrays `[devices, ...]` put so that each device holds its own row."""
+    return jax.device_put(tree, _rows(devices))
+
+
+def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """A copy of every array on each device, under a leading axis of devices."""
+    rows = _rows(devices)
+
+    def copies(x):
+        if jax.dtypes.issubdtype(getattr(x, "dtype", np.dtype(float)), jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(copies(jax.random.key_data(x)))
+        x = np.asarray(x)
+        row = x[None]
+        return jax.make_array_from_callback((len(devices), *x.shape), rows, lambda _: row)
+
+    return jax.tree.map(copies, tree)
+
+
+def unreplicate(tree: Any) -> Any:
+    """The first local device's copy of every array, as NumPy arrays of their own memory.
+
+    Reading one device's shard needs no communication, where `x[0]` would run a program on all.
+    """
+    return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
+
+
+def _rows(devices: Sequence[jax.Device]) -> NamedSharding:
+    return NamedSharding(Mesh(np.asarray(devices), (AXIS,)), PartitionSpec(AXIS))

@@ -1,0 +1,261 @@
+"""The one training loop: from a config to a run's folder, exactly resumable at any moment."""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
+from hypersphere_jax.config import PretrainConfig, Stopped, UserError
+from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.progress import Progress
+from hypersphere_jax.train_step import (
+    TrainState,
+    init_state,
+    make_objective,
+    make_optimizer,
+    make_schedule,
+    make_step,
+)
+
+
+def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    """Fills in what the config leaves to the data: recipe, image size, channels, classes."""
+    recipe = config.data.recipe or dataset.recipe
+    size = config.model.image_size or max(dataset.train.images.shape[1:3])
+    try:
+        evaluate = augment.make_evaluate(recipe, size)
+    except ValueError as error:
+        raise UserError(f"--recipe: {error}") from error
+    image = jax.eval_shape(
+        evaluate, jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8)
+    )
+    supervised = config.objective.supervised_weight > 0
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, recipe=recipe),
+        model=dataclasses.replace(
+            config.model,
+            image_size=size,
+            channels=image.shape[-1],
+            num_classes=len(dataset.class_names) if supervised else 0,
+        ),
+    )
+
+
+def train(config: PretrainConfig, command: str = "") -> Path:
+    """Trains an encoder, or continues the run that is in its folder.
+
+    Args:
+      config: all of the run.
+      command: what the user typed, for the line that says how to continue.
+
+    Returns:
+      The run's folder (see docs/runs.md).
+
+    Raises:
+      UserError: for a mistake in the config, a folder that cannot be written, a loss that is not
+        finite.
+      Stopped: after SIGTERM or SIGINT, once the state is saved.
+    """
+    with _StopSignals() as stop:
+        return _train(config, command or "the same command", stop)
+
+
+def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
+    devices = sharding.local_devices(config.runtime.devices)
+    per_device = sharding.share(config.optimizer.batch_size, devices)
+    dataset = data.load(config.data)
+    config = resolve(config, dataset)
+    sampler = Sampler(len(dataset.train.images), config.optimizer.batch_size, config.seed)
+    total = config.optimizer.epochs * sampler.steps_per_epoch
+    schedule = make_schedule(config.optimizer, total)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    run_key = jax.random.key(config.seed)
+    apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
+    state = init_state(*_initial(config, params, stats), optimizer)
+
+    folder = runs.open_folder(config, devices)
+    runtime = config.runtime
+    checkpoints = checkpoint.Checkpoints(
+        folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
+    )
+    restored = checkpoints.restore_newest(state._asdict())
+    if restored is None:
+        start = 0
+        checkpoints.save(0, jax.tree.map(np.array, state._asdict()))
+    else:
+        start, tree = restored
+        state = TrainState(**tree)
+
+    step_fn = sharding.pmap(
+        make_step(
+            apply,
+            make_objective(config.objective),
+            optimizer,
+            augment.make_augment(config.data.recipe, config.model.image_size),
+            axis_name=sharding.AXIS,
+            sync_batch_norm=config.model.sync_batch_norm,
+        ),
+        devices,
+        donate=(0,),
+    )
+    state = sharding.replicate(state, devices)
+    images, labels = sharding.replicate(tuple(dataset.train), devices)
+    key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
+
+    unchecked: list[tuple[int, Any]] = []
+    saved = start
+    meter = _Meter(config.optimizer.batch_size)
+    writer = runs.MetricsWriter(folder, start)
+    progress = Progress(config.name, start, total)
+    try:
+        for step in range(start + 1, total + 1):
+            if stop.asked:
+                if saved < step - 1:
+                    _check(unchecked)
+                    checkpoints.save(step - 1, _finite(state, step - 1))
+                checkpoints.close()
+                raise Stopped(
+                    f"stopped and saved at step {step - 1} of {total} in {folder}; "
+                    f"to go on: {command}"
+                )
+            with meter:
+                indices = sampler(step - 1).reshape(jax.process_count(), -1, per_device)
+                indices = sharding.split(indices[jax.process_index()], devices)
+            state, metrics = step_fn(state, images, labels, indices, key)
+            meter.step_done()
+            unchecked.append((step, metrics))
+            if step % runtime.log_every_steps == 0 or step == total:
+                record = {"step": step, "epoch": round(step / sampler.steps_per_epoch, 4)}
+                record |= _check(unchecked) | {"lr": float(schedule(step - 1))} | meter.read()
+                writer.write(record)
+                progress.update(record)
+            if step % runtime.checkpoint_every_steps == 0 or step == total:
+                _check(unchecked)
+                checkpoints.save(step, _finite(state, step))
+                saved = step
+        checkpoints.close()
+    except _Diverged as error:
+        checkpoints.close()
+        last = checkpoint.steps(folder / "checkpoints")[-1]
+        raise UserError(
+            f"the run diverged: {error}; the checkpoint of step {last} is kept in {folder}: "
+            "choose another --name with a lower --learning-rate or smaller loss weights"
+        ) from error
+    except BaseException:
+        with contextlib.suppress(UserError):  # the first error is the one to report
+            checkpoints.close()
+        raise
+    finally:
+        progress.close()
+        writer.close()
+    return folder
+
+
+def _initial(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
+    """Fresh parameters and statistics, or those of the run to start from."""
+    if config.init_from is None:
+        return params, stats
+    folder = runs.find(config.init_from)
+    _, tree = checkpoint.restore(folder / "checkpoints", {"params": params, "stats": stats})
+    return tree["params"], tree["stats"]
+
+
+class _Diverged(Exception):
+    """A number that is not finite."""
+
+
+def _check(unchecked: list[tuple[int, Any]]) -> dict[str, float]:
+    """Reads the metrics of the steps since the last call, and returns those of the newest.
+
+    Raises:
+      _Diverged: when the loss or its gradient was not finite at one of them.
+    """
+    values: dict[str, float] = {}
+    for step, metrics in unchecked:
+        values = {name: float(sharding.unreplicate(value)) for name, value in metrics.items()}
+        if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm")):
+            loss, gradient = values["loss"], values["grad_norm"]
+            raise _Diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
+    unchecked.clear()
+    return values
+
+
+def _finite(state: TrainState, step: int) -> dict[str, Any]:
+    """The replicated state as a tree to save, when every number in it is finite."""
+    tree = sharding.unreplicate(state)._asdict()
+    for leaf in jax.tree.leaves(tree):
+        if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
+            raise _Diverged(f"parameters or optimizer state that are not finite at step {step}")
+    return tree
+
+
+class _Meter:
+    """Images per second, and the share of the time in which the devices wait for data.
+
+    As a context manager it measures the waiting. Time counts from the end of the first step, which
+    compiles.
+    """
+
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
+        self._since: float | None = None
+
+    def __enter__(self):
+        self._waits_since = time.perf_counter()
+
+    def __exit__(self, *_):
+        if self._since is not None:
+            self._waited += time.perf_counter() - self._waits_since
+
+    def step_done(self) -> None:
+        if self._since is None:
+            self._reset()
+        else:
+            self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """The figures since the last reading; empty when that is no whole step."""
+        passed = time.perf_counter() - self._since
+        steps, waited = self._steps, self._waited
+        self._reset()
+        if not steps:
+            return {}
+        return {
+            "images_per_s": round(steps * self._batch_size / passed, 1),
+            "data_wait": round(waited / passed, 4),
+        }
+
+    def _reset(self) -> None:
+        self._since, self._steps, self._waited = time.perf_counter(), 0, 0.0
+
+
+class _StopSignals:
+    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once."""
+
+    def __init__(self):
+        self.asked = False
+
+    def __enter__(self) -> "_StopSignals":
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def _stop(self, number, frame):
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

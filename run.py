@@ -1,0 +1,170 @@
+#!/usr/bin/env python
+"""The command line of hypersphere_jax. `python run.py VERB --help` explains a verb."""
+
+import contextlib
+import difflib
+import io
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+
+def quickstart(parse: Callable) -> None:
+    """The whole path in minutes on real digits: pretrain, checkpoint, probe, report."""
+    from experiments import quickstart
+
+    quickstart.main(parse(quickstart.QuickstartConfig), _command())
+
+
+def pretrain(parse: Callable) -> None:
+    """Train an encoder, or continue the run that is in its folder."""
+    from hypersphere_jax.config import PretrainConfig
+
+    config = parse(PretrainConfig)
+    _virtual_devices(config.runtime.devices)
+    from hypersphere_jax import report, training
+
+    folder = training.train(config, command=_command())
+    page = report.run_report(folder)
+    print(f"trained: {folder} ({page})\nevaluate: python run.py probe {shlex.quote(str(folder))}")
+
+
+def probe(parse: Callable) -> None:
+    """Linear probe and k-NN on the features of a checkpoint."""
+    from hypersphere_jax.config import ProbeConfig
+
+    config = parse(ProbeConfig)
+    _virtual_devices(config.devices)
+    from hypersphere_jax.evaluation.probe import probe
+    from hypersphere_jax.report import print_table
+
+    results = probe(config)
+    columns = ["protocol", "layer", "d", "step", "top-1 (%)", "top-5 (%)", "n", "chosen"]
+    keys = ["protocol", "layer", "d", "step", "top1", "top5", "n", "chosen"]
+    print_table(columns, [[result.get(key) for key in keys] for result in results])
+
+
+def metrics(parse: Callable) -> None:
+    """Alignment and uniformity of a checkpoint over a whole split."""
+    from hypersphere_jax.config import MetricsConfig
+
+    config = parse(MetricsConfig)
+    _virtual_devices(config.devices)
+    from hypersphere_jax.evaluation.probe import measure
+    from hypersphere_jax.report import print_table
+
+    found = measure(config)
+    print_table(
+        ["split", "n", "step", "d", "L_align", "alpha", "L_uniform", "t", "its optimum"],
+        [
+            [
+                *(found[key] for key in ("split", "n", "step", "d", "align", "align_alpha")),
+                *(found[key] for key in ("uniform", "uniform_t", "uniform_optimum")),
+            ]
+        ],
+    )
+
+
+def report(parse: Callable) -> None:
+    """Write the page of one run, or one page of several."""
+    from tyro.conf import Positional
+
+    from hypersphere_jax import report, runs
+
+    def pages(
+        names: Annotated[Positional[tuple[str, ...]], "runs"], out: str = "runs/report.html"
+    ) -> Any:
+        """Write the page of one run into its folder, or one page of several runs.
+
+        Args:
+            names: Runs: their folders, or their names under `runs/`.
+            out: The page of several runs.
+        """
+        folders = [runs.find(name) for name in names]
+        if len(folders) == 1:
+            return report.run_report(folders[0])
+        return report.sweep_report(folders, out, "Runs")
+
+    print(parse(pages))
+
+
+def bench(parse: Callable) -> None:
+    """Measure the speed of the training step."""
+    from benchmarks import train_step
+
+    parse(train_step.main)
+
+
+VERBS = {verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, report, bench)}
+
+
+def main(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "help"):
+        print("usage: python run.py VERB [options]     options of a verb: VERB --help\n")
+        for verb in VERBS.values():
+            print(f"  {verb.__name__:<12}{verb.__doc__.splitlines()[0]}")
+        return 0
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}"
+        print(f"error: no verb {name!r}: {hint}", file=sys.stderr)
+        return 2
+
+    from hypersphere_jax.config import Stopped, UserError
+
+    try:
+        VERBS[name](lambda target: _parse(target, name, arguments[1:]))
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
+    """Fills a dataclass, or the arguments of a function, from the command line."""
+    import tyro
+
+    from hypersphere_jax.config import UserError
+
+    prog = f"run.py {verb}"
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                target,
+                args=arguments,
+                prog=prog,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        # tyro draws a box of many lines around what it has to say: here it becomes one line.
+        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if line.startswith("│")]
+        text = " ".join(line for line in lines if line.strip("─"))
+        for less in ("For full helptext", "Argument helptext"):
+            text = text.split(less)[0].strip()
+        raise UserError(f"{text} (all options: python {prog} --help)") from None
+
+
+def _command() -> str:
+    return shlex.join(["python", *sys.argv])
+
+
+def _virtual_devices(count: int | None) -> None:
+    """On CPU, makes as many devices as were asked for."""
+    if count is not None:
+        from hypersphere_jax.sharding import use_virtual_cpu_devices
+
+        use_virtual_cpu_devices(count)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

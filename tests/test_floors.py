@@ -1,0 +1,101 @@
+"""Imports go down the floors only, and the names of heavy packages stay in their places."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "hypersphere_jax"
+FLOORS = {
+    "config": 0,
+    "losses": 1,
+    "moco": 1,
+    "theory": 1,
+    "models": 2,
+    "data": 2,
+    "augment": 2,
+    "sharding": 2,
+    "progress": 2,
+    "train_step": 3,
+    "checkpoint": 3,
+    "runs": 3,
+    "training": 4,
+    "evaluation": 4,
+    "report": 5,
+    "plots": 5,
+}
+# Third-party package: where alone it may be imported.
+HOMES = {
+    "flax": ("models",),
+    "orbax": ("checkpoint",),
+    "tyro": ("config",),
+    "matplotlib": ("plots",),
+    "sklearn": ("data",),
+    "tensorboardX": ("runs",),
+    "tensorflow_datasets": ("data",),
+    "grain": ("data",),
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path):
+    """The top-level module or sub-package of a file: `models` for hypersphere_jax/models/x.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path):
+    here = part(path)
+    if here == "__init__":
+        floor = 2  # the top re-exports floor 1
+    else:
+        floor = FLOORS[here]
+    for name in imports(path):
+        top, *rest = name.split(".")
+        assert top not in ("experiments", "benchmarks", "run"), f"{path} imports {name}"
+        if top == "hypersphere_jax" and rest and rest[0] != "__version__":
+            other = rest[0]
+            if other == here:
+                continue
+            assert FLOORS[other] <= floor, f"{path} (floor {floor}) imports {name}"
+            assert not (floor == 2 and FLOORS[other] == 2), f"{path} imports its neighbour {name}"
+        if top in HOMES:
+            assert here in HOMES[top], f"{path} imports {top}"
+        if floor == 1:
+            assert top in ("jax", "numpy", "hypersphere_jax") or top in sys.stdlib_module_names
+
+
+def test_only_sharding_says_pmap():
+    for path in FILES:
+        names = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+        assert "pmap" not in names or part(path) in ("sharding", "training", "evaluation"), path
+
+
+def test_import_is_light():
+    code = """
+import sys, time
+import jax, jax.numpy, numpy
+began = time.perf_counter()
+before = set(sys.modules)
+import hypersphere_jax
+from hypersphere_jax import theory
+took = time.perf_counter() - began
+new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+assert new == {"hypersphere_jax"}, new
+assert took < 0.5, took
+heavy = {"flax", "optax", "orbax", "tyro", "matplotlib", "sklearn", "tensorboardX", "rich"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
