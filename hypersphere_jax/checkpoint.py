@@ -5,8 +5,13 @@ array. Restoring compares both with what the caller expects, so that neither a r
 damaged file passes unnoticed.
 """
 
+import contextlib
+import gc
 import logging
+import sys
+import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +162,7 @@ def _newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
 def _read(path: Path, like: Tree) -> Tree:
     handler = ocp.CompositeCheckpointHandler()
     restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-    with ocp.Checkpointer(handler) as reader:
+    with _quiet(), ocp.Checkpointer(handler) as reader:
         try:
             args = ocp.args.Composite(contents=ocp.args.JsonRestore())
             contents = reader.restore(path.resolve(), args=args).contents
@@ -218,6 +223,24 @@ def _set_aside(path: Path) -> None:
         if not aside.exists():
             path.rename(aside)
             return
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """When one read fails Orbax abandons the others, which then complain to nobody's use."""
+    hook, log = sys.unraisablehook, logging.getLogger("asyncio")
+    level = log.level
+    sys.unraisablehook = lambda _: None
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Damaged:
+        time.sleep(0.05)  # for reads under way in other threads
+        gc.collect()
+        raise
+    finally:
+        sys.unraisablehook = hook
+        log.setLevel(level)
 
 
 class _save_errors:  # noqa: N801  a context manager, read as a function

@@ -154,7 +154,9 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
         raise UserError("no runs to report: name at least one run's folder")
     path = Path(path)
     runs = _names(run_dirs)
-    configs = {name: _flat(_read_config(run_dir)) for name, run_dir in runs.items()}
+    saved = {name: _read_config(run_dir) for name, run_dir in runs.items()}
+    # Beside its config, a file may hold dates and the like, which always differ.
+    configs = {name: _flat(content.get("config", content)) for name, content in saved.items()}
     curves = path.with_name(f"{path.stem}_curves.png")
     plots.training_curves({name: _read_metrics(run_dir) for name, run_dir in runs.items()}, curves)
     columns, rows = eval_table(run_dirs)
@@ -174,12 +176,14 @@ def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
 
     The first column is the run's name where there are several runs.
     """
-    results = []
-    for name, run_dir in _names(run_dirs).items():
-        for file in sorted((run_dir / "eval").glob("*.json")):
-            run = {"run": name} if len(run_dirs) > 1 else {}
-            results.append(run | {"protocol": file.stem} | _read_json(file))
+    results = [
+        {"run": name, "protocol": file.stem} | _read_json(file) | {"run": name}
+        for name, run_dir in _names(run_dirs).items()
+        for file in sorted((run_dir / "eval").glob("*.json"))
+    ]
     keys = list(dict.fromkeys(key for result in results for key in result))
+    if len(run_dirs) == 1:
+        keys = [key for key in keys if key != "run"]
     # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
     keys.sort(key=lambda key: any(isinstance(result.get(key), dict) for result in results))
     columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
@@ -316,6 +320,8 @@ def _config_rows(settings: Mapping, depth: int) -> str:
     indent = f' style="padding-left: {0.6 + 1.5 * depth}rem"'
     for key, value in settings.items():
         name = escape(str(key))
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
             rows.append(f'<tr><th colspan="2"{indent}>{name}</th></tr>')
             rows.append(_config_rows(value, depth + 1))

@@ -128,7 +128,7 @@ def make_step(
             # statistics of unsynchronized batch norm become one, as the state is one.
             grads, stats = jax.lax.pmean((grads, stats), axis_name)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        metrics = {"loss": loss, **metrics, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, stats, opt_state), metrics
 

@@ -1,11 +1,18 @@
 """Eight virtual CPU devices, and no silent rank promotion, in every test."""
 
+import tempfile
+
 import jax
 import numpy as np
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# What one test compiled, the next one loads: runs of one config are many here.
+CACHE = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", CACHE.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture

@@ -55,12 +55,19 @@ def make_run(folder, seed=0, loss=1.0):
     (folder / "eval").mkdir(parents=True)
     config = {
         "config": {"name": folder.name, "seed": seed, "model": {"dim": 32, "init_from": None}},
-        "versions": {"jax": "0.10.2"},
+        "sessions": [{"started": f"day {seed}"}, {"started": f"day {seed + 1}"}],
     }
     (folder / "config.json").write_text(json.dumps(config))
     records = [{"step": 10 * i, "loss": loss / (i + 1), "align": 0.5, "lr": 0.1} for i in range(5)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    probe = {"protocol": "lbfgs", "split": "test", "chosen": {"C": 1e-4}, "top1": 97.25, "n": 397}
+    probe = {
+        "run": folder.name,
+        "protocol": "lbfgs",
+        "split": "test",
+        "chosen": {"C": 1e-4},
+        "top1": 97.25,
+        "n": 397,
+    }
     (folder / "eval" / "lbfgs.json").write_text(json.dumps(probe))
     metrics = {"protocol": "metrics", "align": 0.21, "uniform": -3.7, "uniform_optimum": -3.875}
     (folder / "eval" / "metrics.json").write_text(json.dumps(metrics))
@@ -185,7 +192,15 @@ def test_run_report_shows_the_run(tmp_path, picture):
     curves = run / "figures" / "training_curves.png"
     assert matplotlib.image.imread(curves).shape[1] > 1000
     assert page.images()[1] == curves.read_bytes() and len(page.images()) == 2
-    for text in ("digits & <more>", "augmented pairs", "97.25", "C=0.0001", "-3.875", "init_from"):
+    for text in (
+        "digits & <more>",
+        "augmented pairs",
+        "97.25",
+        "C=0.0001",
+        "-3.875",
+        "init_from",
+        "day 1",
+    ):
         assert text in page.text
     assert any("step 40, loss 0.2000" in text for text in page.text)
     assert any(f"probe '{run}'" in text for text in page.text)
@@ -268,4 +283,4 @@ def test_sweep_report_compares_runs(tmp_path):
     assert page.images() == [(tmp_path / "sweep_curves.png").read_bytes()]
     assert page.text.count("lbfgs") == 2
     settings = page.text[page.text.index("Settings that differ") + 1 : page.text.index("Training")]
-    assert settings == ["run", "config.seed", "run3", "3", "run4", "4"]
+    assert settings == ["run", "seed", "run3", "3", "run4", "4"]

@@ -69,7 +69,7 @@ def from_npz(path: Path) -> Dataset:
     require(path.is_file(), f"no file {path}: --data takes `digits` or an .npz file that exists")
     names = ("train_images", "train_labels", "test_images", "test_labels")
     try:
-        with np.load(path) as file:
+        with open(path, "rb") as stream, np.load(stream) as file:
             missing = [name for name in names if name not in file]
             require(not missing, f"{path} lacks {', '.join(missing)}")
             arrays = [file[name] for name in names]

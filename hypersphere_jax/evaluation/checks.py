@@ -7,7 +7,7 @@ from hypersphere_jax.config import UserError, require
 
 
 def check_features(name: str, x) -> np.ndarray:
-    """The features as float32 `[n, d]` on the host.
+    """Return the features as float32 `[n, d]` on the host.
 
     Args:
       name: how the messages call them, such as "train".
@@ -33,7 +33,7 @@ def check_features(name: str, x) -> np.ndarray:
 
 
 def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
-    """The labels as int32 `[n]` on the host.
+    """Return the labels as int32 `[n]` on the host.
 
     Args:
       name: how the messages call them, such as "train".

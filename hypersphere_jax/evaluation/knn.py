@@ -26,8 +26,8 @@ def knn_predict(
 ) -> np.ndarray:
     """Majority vote of the k nearest members of a bank.
 
-    Of classes with equally many votes, the one with the nearest member wins; of members at exactly
-    equal distance, the earlier in the bank counts as nearer. Distances are formed for one block of
+    Of classes with equally many votes, the one with the nearest member wins; of members that
+    coincide, the earlier in the bank counts as nearer. Distances are formed for one block of
     queries and one block of the bank at a time, never all `n x m` of them.
 
     Args:
@@ -66,10 +66,8 @@ def knn_predict(
 
     bank, penalty, labels = jnp.asarray(bank), jnp.asarray(penalty), jnp.asarray(labels)
     predicted = np.empty(len(queries), np.int32)
-    rows = min(block_size, len(queries))
-    for begin in range(0, len(queries), rows):
-        # The last block reaches back, so that all have one shape and compile once.
-        block = slice(min(begin, len(queries) - rows), min(begin + rows, len(queries)))
+    for begin in range(0, len(queries), block_size):
+        block = slice(begin, begin + block_size)
         nearest = _nearest(queries[block], bank, penalty, k=k, block_size=block_size)
         predicted[block] = _majority(labels[nearest], num_classes=num_classes)
     return predicted
@@ -145,7 +143,7 @@ def _nearest(queries, bank, penalty, *, k: int, block_size: int) -> jax.Array:
 
 @partial(jax.jit, static_argnames="num_classes")
 def _majority(labels, *, num_classes: int) -> jax.Array:
-    """The most frequent of the neighbours' labels `[q, k]`, nearest first, of each query `[q]`."""
+    """Vote of each query's neighbours, labels `[q, k]` from the nearest on: classes `[q]`."""
     query = jnp.arange(len(labels))[:, None]
     votes = jnp.zeros((len(labels), num_classes), jnp.int32).at[query, labels].add(1)
     # Asked per neighbour, nearest first, argmax finds the nearest member of the tied classes.

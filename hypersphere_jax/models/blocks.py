@@ -12,23 +12,33 @@ he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
 
 
 class Normed(nnx.Module):
-    """A convolution or dense layer without bias, then batch normalization, then ReLU.
+    """A convolution or dense layer without bias, then batch normalization, then an activation.
 
     Momentum (0.9 of the old statistics) and epsilon are PyTorch's defaults, which the papers used.
     """
 
-    def __init__(self, layer: nnx.Module, features: int, *, axis_name, rngs: nnx.Rngs):
+    def __init__(
+        self, layer: nnx.Module, features: int, *, activation=nnx.relu, axis_name, rngs: nnx.Rngs
+    ):
         self.layer = layer
+        self.activation = activation
+        # The variance in two passes: E[x^2] - E[x]^2 cancels in channels that hardly vary, and
+        # then rounding, which differs with the number of devices, is blown up by the division.
         self.norm = nnx.BatchNorm(
-            features, momentum=0.9, epsilon=1e-5, axis_name=axis_name, rngs=rngs
+            features,
+            momentum=0.9,
+            epsilon=1e-5,
+            use_fast_variance=False,
+            axis_name=axis_name,
+            rngs=rngs,
         )
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return nnx.relu(self.norm(self.layer(x), use_running_average=not train))
+        return self.activation(self.norm(self.layer(x), use_running_average=not train))
 
 
-def conv(inputs: int, outputs: int, *, strides: int = 1, axis_name, rngs: nnx.Rngs) -> Normed:
-    """A 3x3 convolution with zero padding 1, normed."""
+def conv(inputs: int, outputs: int, *, strides: int = 1, rngs: nnx.Rngs, **options) -> Normed:
+    """A 3x3 convolution with zero padding 1, with `Normed`'s options."""
     layer = nnx.Conv(
         inputs,
         outputs,
@@ -39,13 +49,13 @@ def conv(inputs: int, outputs: int, *, strides: int = 1, axis_name, rngs: nnx.Rn
         kernel_init=he_normal,
         rngs=rngs,
     )
-    return Normed(layer, outputs, axis_name=axis_name, rngs=rngs)
+    return Normed(layer, outputs, rngs=rngs, **options)
 
 
-def dense(inputs: int, outputs: int, *, axis_name, rngs: nnx.Rngs) -> Normed:
-    """A fully connected layer, normed."""
+def dense(inputs: int, outputs: int, *, rngs: nnx.Rngs, **options) -> Normed:
+    """A fully connected layer, with `Normed`'s options."""
     layer = nnx.Linear(inputs, outputs, use_bias=False, kernel_init=he_normal, rngs=rngs)
-    return Normed(layer, outputs, axis_name=axis_name, rngs=rngs)
+    return Normed(layer, outputs, rngs=rngs, **options)
 
 
 class Head(nnx.Module):

@@ -1,0 +1,145 @@
+"""Speed of a whole training step, its parts, and PyTorch's plain step where torch is installed."""
+
+import functools
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment, models, sharding
+from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
+from hypersphere_jax.report import print_table
+from hypersphere_jax.train_step import (
+    init_state,
+    make_objective,
+    make_optimizer,
+    make_schedule,
+    make_step,
+)
+
+
+def main(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:
+    """Time the align+uniform step of SmallAlexNet (one device), part by part.
+
+    All forms take turns in every round, so that a machine whose speed drifts slows all alike; the
+    ratios are medians over the rounds. Images are random: their values do not matter to speed.
+
+    Args:
+        batch_size: Positive pairs in a step.
+        image_size: Side of the images, pixels.
+        width: Factor on all channel counts.
+        rounds: Rounds that count, after one that compiles.
+    """
+    images = np.random.default_rng(0).integers(
+        0, 256, (4 * batch_size, image_size, image_size, 3), dtype=np.uint8
+    )
+    config = ModelConfig("small_alexnet", dim=128, width=width, image_size=image_size, channels=3)
+    forms = {
+        "step, stl10 recipe": _step(config, images, batch_size, "stl10"),
+        "step, no augmentation": _step(config, images, batch_size, "none"),
+        "augmentation alone": _views(config, images, batch_size),
+    }
+    torch_step = _torch_step(config, images, batch_size)
+    if torch_step is not None:
+        forms["PyTorch step, no augmentation"] = torch_step
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for round_number in range(rounds + 1):
+        for name, form in forms.items():
+            began = time.perf_counter()
+            form()
+            if round_number:
+                times[name].append(time.perf_counter() - began)
+    base = times["step, no augmentation"]
+    rows = [
+        [
+            name,
+            round(1e3 * float(np.median(seconds))),
+            round(batch_size / float(np.median(seconds)), 1),
+            float(np.median(np.array(seconds) / np.array(base))),
+        ]
+        for name, seconds in times.items()
+    ]
+    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {jax.devices()[0].device_kind}"
+    print_table(["form", "ms", "pairs/s", "of the bare step"], rows, title=title)
+
+
+def _step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Callable:
+    apply, params, stats = models.create(config, jax.random.key(0))
+    optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
+    devices = sharding.local_devices(1)
+    step = sharding.pmap(
+        make_step(
+            apply,
+            make_objective(ObjectiveConfig()),
+            optimizer,
+            augment.make_augment(recipe, config.image_size),
+            axis_name=sharding.AXIS,
+        ),
+        devices,
+        donate=(0,),
+    )
+    state = sharding.replicate(init_state(params, stats, optimizer), devices)
+    labels = np.zeros(len(images), np.int32)
+    fixed = sharding.replicate(
+        (images, labels, np.arange(batch_size, dtype=np.int32), jax.random.key(0)), devices
+    )
+
+    def run():
+        nonlocal state
+        state, metrics = step(state, *fixed)
+        jax.block_until_ready(metrics)
+
+    return run
+
+
+def _views(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable:
+    transform = augment.make_augment("stl10", config.image_size)
+    views = jax.jit(functools.partial(augment.two_views, transform))
+    batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
+    return lambda: jax.block_until_ready(views(*batch))
+
+
+def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:
+    """The same network, loss and optimizer in PyTorch as its users write them; None without it."""
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed: its step is left out")
+        return None
+    from torch import nn
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    c1, c2, c3, c4, c5, hidden = (round(c * config.width) for c in (96, 192, 384, 384, 192, 4096))
+
+    def conv(inputs, outputs, *pool):
+        layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), *pool)
+
+    def dense(inputs):
+        layer = nn.Linear(inputs, hidden, bias=False)
+        return nn.Sequential(layer, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
+
+    side = config.image_size
+    for _ in range(3):
+        side = (side - 1) // 2
+    network = nn.Sequential(
+        *(conv(3, c1, nn.MaxPool2d(3, 2)), conv(c1, c2, nn.MaxPool2d(3, 2)), conv(c2, c3)),
+        *(conv(c3, c4), conv(c4, c5, nn.MaxPool2d(3, 2)), nn.Flatten()),
+        *(dense(c5 * side * side), dense(hidden), nn.Linear(hidden, config.dim)),
+    ).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
+    batch = torch.from_numpy(images[: 2 * batch_size]).permute(0, 3, 1, 2).float().to(device) / 255
+
+    def uniform(x):
+        return torch.pdist(x).pow(2).mul(-2).exp().mean().log()
+
+    def run():
+        x, y = nn.functional.normalize(network(batch)).chunk(2)
+        loss = (x - y).norm(dim=1).pow(2).mean() + (uniform(x) + uniform(y)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return run

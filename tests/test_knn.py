@@ -1,0 +1,179 @@
+"""k-NN against float64 loops and scikit-learn."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import sphere
+from sklearn.neighbors import KNeighborsClassifier
+
+from hypersphere_jax.config import UserError
+from hypersphere_jax.evaluation import knn
+from hypersphere_jax.evaluation.knn import knn_predict, knn_probe
+
+
+def euclidean(a, b):
+    return float(np.linalg.norm(a - b))
+
+
+def cosine(a, b):
+    return 1 - float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+DISTANCES = {"cosine": cosine, "euclidean": euclidean}
+
+
+def oracle(bank, labels, queries, k, metric):
+    """Vote by sorting; of equal counts, the class met first on the way out."""
+    predicted = []
+    bank, queries = bank.astype(np.float64), queries.astype(np.float64)
+    for query in queries:
+        distances = [DISTANCES[metric](query, member) for member in bank]
+        neighbours = [labels[i] for i in sorted(range(len(bank)), key=distances.__getitem__)[:k]]
+        most = max(neighbours.count(label) for label in neighbours)
+        predicted.append(next(label for label in neighbours if neighbours.count(label) == most))
+    return predicted
+
+
+def problem(rng, m=97, n=53, d=6, num_classes=4):
+    """Overlapping classes, so that votes are split and often tied."""
+    centres = rng.normal(size=(num_classes, d))
+    labels, asked = rng.integers(num_classes, size=m), rng.integers(num_classes, size=n)
+    bank, queries = centres[labels] + rng.normal(size=(m, d)), rng.normal(size=(n, d))
+    return bank.astype(np.float32), labels, (centres[asked] + queries).astype(np.float32), asked
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+@pytest.mark.parametrize(
+    ("k", "block_size"), [(1, 2048), (4, 10), (5, 1), (6, 97), (20, 7), (97, 40)]
+)
+def test_prediction_equals_the_loop_for_every_block_size(rng, metric, k, block_size):
+    bank, labels, queries, _ = problem(rng)
+    predicted = knn_predict(
+        bank, labels, queries, num_classes=4, k=k, metric=metric, block_size=block_size
+    )
+    assert predicted.dtype == np.int32
+    assert predicted.tolist() == oracle(bank, labels, queries, k, metric)
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+@pytest.mark.parametrize("d", [2, 512])
+def test_prediction_equals_scikit_learn_where_the_vote_is_not_tied(rng, metric, d):
+    bank, labels, queries, _ = problem(rng, m=400, n=150, d=d)
+    if metric == "cosine":
+        bank[::50] = 0  # no direction: similarity 0 to every query, there as here
+    reference = KNeighborsClassifier(5, metric=metric).fit(bank, labels)
+    top = np.sort(reference.predict_proba(queries), axis=1)
+    clear = top[:, -1] > top[:, -2]
+    predicted = knn_predict(bank, labels, queries, num_classes=4, k=5, metric=metric)
+    assert clear.mean() > 0.5
+    np.testing.assert_array_equal(predicted[clear], reference.predict(queries)[clear])
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 2048])
+def test_ties_go_to_the_class_of_the_nearest_member(block_size):
+    bank = np.array([[4.0], [1.0], [-2.0], [-3.0], [9.0]])
+    labels = np.array([0, 2, 1, 1, 0])
+
+    def predict(query, k):
+        options = {"num_classes": 3, "metric": "euclidean", "block_size": block_size}
+        return int(knn_predict(bank, labels, np.array([[query]]), k=k, **options)[0])
+
+    assert predict(0.0, 2) == 2  # 1.0 and -2.0: one vote each
+    assert predict(-0.8, 2) == 1  # the same two, the other nearer
+    assert predict(0.0, 3) == 1  # and -3.0: two votes of three
+    assert predict(0.0, 5) == 1  # two votes each for 1 and 0
+    assert predict(5.0, 5) == 0
+
+
+def test_of_coinciding_members_the_earlier_counts(rng):
+    bank = np.repeat(sphere(rng, 7, 3), 3, axis=0)
+    labels = np.tile([2, 0, 1], 7)
+    for block_size in (4, 2048):
+        predicted = knn_predict(bank, labels, bank, num_classes=3, k=1, block_size=block_size)
+        assert (predicted == 2).all()
+
+
+def test_many_classes_and_many_neighbours(rng):
+    bank, labels, queries, _ = problem(rng, m=300, n=20, num_classes=120)
+    predicted = knn_predict(bank, labels, queries, num_classes=120, k=150, metric="euclidean")
+    assert predicted.tolist() == oracle(bank, labels, queries, 150, "euclidean")
+
+
+def test_neighbours_are_told_apart_in_a_narrow_cone(rng):
+    """Cosines that differ by 1e-7 and less, as of an encoder that collapses."""
+    features = (np.eye(16)[0] + 3e-4 * rng.normal(size=(220, 16))).astype(np.float32)
+    labels = np.arange(200)
+    predicted = knn_predict(features[:200], labels, features[200:], num_classes=200, k=1)
+    assert predicted.tolist() == oracle(features[:200], labels, features[200:], 1, "cosine")
+
+
+def test_cosine_ignores_length_and_euclidean_the_origin(rng):
+    bank, labels, queries, _ = problem(rng)
+    lengths = rng.uniform(0.1, 10, size=(97, 1)).astype(np.float32)
+
+    def predict(bank, queries, metric):
+        return knn_predict(bank, labels, queries, num_classes=4, metric=metric).tolist()
+
+    assert predict(bank * lengths, queries, "cosine") == predict(bank, queries, "cosine")
+    assert predict(bank * lengths, queries, "euclidean") != predict(bank, queries, "euclidean")
+    moved = predict(bank + 100, queries + 100, "euclidean")
+    assert moved == predict(bank, queries, "euclidean")
+
+
+def test_memory_does_not_grow_with_the_bank():
+    def workspace(m):
+        arrays = jnp.zeros((64, 8)), jnp.zeros((m, 8)), jnp.zeros(m)
+        compiled = knn._nearest.lower(*arrays, k=5, block_size=64).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert 0 < workspace(64 * 512) < 1.2 * workspace(64 * 16)
+
+
+def test_probe_carries_its_protocol(rng):
+    train_x, train_y, test_x, test_y = problem(rng)
+    result = knn_probe(train_x, train_y, test_x, test_y, num_classes=9, k=3, metric="euclidean")
+    right = np.sum(np.array(oracle(train_x, train_y, test_x, 3, "euclidean")) == test_y)
+    assert json.loads(json.dumps(result)) == result
+    assert result == {
+        "protocol": "knn",
+        "k": 3,
+        "metric": "euclidean",
+        "top1": pytest.approx(100 * right / 53),
+        "n": 53,
+        "n_train": 97,
+        "d": 6,
+        "num_classes": 9,
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float64])
+def test_other_dtypes_count_as_float32(rng, dtype):
+    bank, labels, queries, _ = problem(rng)
+    bank, queries = bank.astype(dtype), queries.astype(dtype)
+    as_float32 = bank.astype(np.float32), labels, queries.astype(np.float32)
+    predicted = knn_predict(bank, labels, queries, num_classes=4)
+    np.testing.assert_array_equal(predicted, knn_predict(*as_float32, num_classes=4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 98}, "k = 98: choose 1 to 97, the size of the bank"),
+        ({"k": 0}, "k = 0: choose 1 to 97"),
+        ({"metric": "manhattan"}, "'manhattan': choose one of cosine, euclidean"),
+        ({"block_size": 0}, "block_size = 0"),
+        ({"num_classes": 2}, "bank labels: . .row [0-9]+. is not one of the 2 classes 0 to 1"),
+        ({"queries": np.zeros((3, 5))}, "bank features have 6 dimensions, query features 5"),
+        ({"queries": np.zeros((0, 6))}, r"query features: .* got shape \(0, 6\)"),
+        ({"queries": np.full((2, 6), np.nan)}, "query features: 2 of 2 rows .* .rows 0, 1."),
+        ({"bank_labels": np.zeros(96, int)}, r"bank labels: expected shape \(97,\), got \(96,\)"),
+    ],
+)
+def test_mistakes_are_named(rng, change, message):
+    bank, labels, queries, _ = problem(rng)
+    arguments = {"bank": bank, "bank_labels": labels, "queries": queries, "num_classes": 4}
+    with pytest.raises(UserError, match=message) as error:
+        knn_predict(**(arguments | change))
+    assert "\n" not in str(error.value)

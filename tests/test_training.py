@@ -1,0 +1,277 @@
+"""The loop: a run's folder, exact resumption after any interruption, and clear ends."""
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hypersphere_jax import checkpoint, models, runs, training
+from hypersphere_jax.config import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    Stopped,
+    UserError,
+)
+from hypersphere_jax.train_step import init_state, make_optimizer, make_schedule
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3)
+
+
+def config(tmp_path, name="run", **changes):
+    """12 steps of a tiny encoder."""
+    base = PretrainConfig(
+        name=name,
+        runs_dir=str(tmp_path),
+        model=ModelConfig(dim=3, width=0.1),
+        optimizer=OptimizerConfig(epochs=2, batch_size=220),
+        runtime=RUNTIME,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    training.train(config(folder))
+    return folder / "run"
+
+
+def state_of(folder, step=None):
+    """The whole state of a run, its structure taken from a state made anew."""
+    made = runs.read_config(folder)
+    _, params, stats = models.abstract(made.model)
+    optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 12))
+    like = jax.eval_shape(lambda p, s: init_state(p, s, optimizer), params, stats)
+    return checkpoint.restore(folder / "checkpoints", like._asdict(), step)[1]
+
+
+def assert_same_run(folder, other):
+    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
+    timeless = [
+        [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records]
+        for records in (runs.read_metrics(folder), runs.read_metrics(other))
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_folder_of_a_run(finished):
+    saved = json.loads((finished / "config.json").read_text())
+    assert saved["config"]["model"]["image_size"] == 8
+    assert saved["config"]["data"]["recipe"] == "digits"
+    assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "hosts": 1}
+    assert "jax" in saved["sessions"][0]["versions"]
+    records = runs.read_metrics(finished)
+    assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
+    assert records[-1].keys() >= {
+        "step", "epoch", "loss", "align", "uniform", "lr", "images_per_s", "data_wait", "grad_norm"
+    }  # fmt: skip
+    assert records[2]["epoch"] == 1.0
+    np.testing.assert_allclose(
+        records[0]["loss"], records[0]["align"] + records[0]["uniform"], rtol=1e-5
+    )
+    assert checkpoint.steps(finished / "checkpoints") == [0, 6, 9, 12]
+    assert list(finished.glob("events.out.tfevents.*"))
+    assert runs.read_config(finished).optimizer.batch_size == 220
+
+
+def test_tensorboard_files_can_be_read(finished):
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.record_writer import masked_crc32c  # noqa: F401  the format's own checksum
+
+    raw = next(iter(finished.glob("events.out.tfevents.*"))).read_bytes()
+    tags, at = set(), 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 8], "little")
+        event = event_pb2.Event.FromString(raw[at + 12 : at + 12 + size])
+        tags |= {value.tag for value in event.summary.value}
+        at += 16 + size
+    assert {"loss", "align", "uniform", "lr"} <= tags
+
+
+def test_finished_run_is_not_done_again(finished):
+    before = state_of(finished)
+    records = (finished / "metrics.jsonl").read_text()
+    assert training.train(config(finished.parent)) == finished
+    assert (finished / "metrics.jsonl").read_text() == records
+    jax.tree.map(np.testing.assert_array_equal, state_of(finished), before)
+
+
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_and_resumed_is_the_same_run(finished, tmp_path, kill):
+    state = {"left": 5}
+    original = training.runs.MetricsWriter.write
+
+    def write_and_stop(self, record):
+        original(self, record)
+        state["left"] -= record["step"]
+        if state["left"] <= 0 and "sent" not in state:
+            state["sent"] = True
+            os.kill(os.getpid(), kill)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.runs.MetricsWriter, "write", write_and_stop)
+        with pytest.raises(Stopped, match=r"saved at step 4 of 12 .*to go on: CMD"):
+            training.train(config(tmp_path), command="CMD")
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [0, 3, 4]
+    training.train(config(tmp_path))
+    assert_same_run(tmp_path / "run", finished)
+    assert len(json.loads((tmp_path / "run" / "config.json").read_text())["sessions"]) == 2
+
+
+def test_resumed_on_other_devices(finished, tmp_path):
+    stop_at(tmp_path, 6)
+    runtime = dataclasses.replace(RUNTIME, devices=4)
+    training.train(config(tmp_path, runtime=runtime))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4)
+    jax.tree.map(close, state_of(tmp_path / "run"), state_of(finished))
+
+
+def stop_at(tmp_path, step, **changes):
+    """Leaves a run as a kill right after the checkpoint of a step does."""
+    original = checkpoint.Checkpoints.save
+
+    def save(self, at, tree):
+        original(self, at, tree)
+        if at == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(config(tmp_path, **changes))
+
+
+def test_damaged_newest_checkpoint(finished, tmp_path, caplog):
+    stop_at(tmp_path, 9)
+    (next((tmp_path / "run" / "checkpoints" / "9" / "state" / "d").iterdir())).write_bytes(b"cut")
+    training.train(config(tmp_path))
+    assert "damaged" in caplog.text and "9" in caplog.text
+    assert_same_run(tmp_path / "run", finished)
+
+
+def test_half_written_metrics(finished, tmp_path):
+    stop_at(tmp_path, 6)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 8, "loss": 1.0}\n{"step": 10, "lo')
+    training.train(config(tmp_path))
+    assert_same_run(tmp_path / "run", finished)
+
+
+def test_folder_with_another_run(finished):
+    before = (finished / "config.json").read_text()
+    other = config(finished.parent, seed=1, objective=ObjectiveConfig(align_weight=2))
+    with pytest.raises(UserError) as error:
+        training.train(other)
+    for part in ("seed: 0 -> 1", "objective.align_weight: 1.0 -> 2", "--name run-2"):
+        assert part in str(error.value)
+    with pytest.raises(UserError, match="'never'"):
+        training.train(
+            config(finished.parent, runtime=dataclasses.replace(RUNTIME, resume="never"))
+        )
+    assert (finished / "config.json").read_text() == before
+
+
+def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
+    wild = OptimizerConfig(epochs=2, batch_size=220, learning_rate=1e30)
+    with pytest.raises(UserError, match=r"diverged: .* at step \d+; the checkpoint of step 0 .*--learning-rate"):
+        training.train(config(tmp_path, optimizer=wild))
+    tree = state_of(tmp_path / "run")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+def test_bad_batch_sizes(tmp_path):
+    for size, message in ((221, "does not divide over 2 devices.*220"), (1402, "1400 training")):
+        with pytest.raises(UserError, match=message):
+            training.train(config(tmp_path, optimizer=OptimizerConfig(batch_size=size)))
+    with pytest.raises(UserError, match=r"--devices 99: this host has 8 cpu"):
+        training.train(config(tmp_path, runtime=RuntimeConfig(devices=99)))
+    with pytest.raises(UserError, match=r"recipe.*digits"):
+        training.train(config(tmp_path, data=DataConfig(recipe="digit")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_finetuning_starts_from_another_run(finished, tmp_path):
+    still = OptimizerConfig(epochs=1, batch_size=220, learning_rate=0.0)
+    training.train(config(tmp_path, "tuned", init_from=str(finished), optimizer=still))
+    start, end = state_of(tmp_path / "tuned", 0), state_of(finished)
+    for part in ("params", "stats"):
+        jax.tree.map(np.testing.assert_array_equal, start[part], end[part])
+    assert start["step"] == 0
+    other = ModelConfig(dim=5, width=0.1)
+    with pytest.raises(UserError, match=r"does not fit.*head/output"):
+        training.train(config(tmp_path, "wider", init_from=str(finished), model=other))
+    with pytest.raises(UserError, match="did you mean"):
+        training.train(config(tmp_path, "x", init_from=str(finished.parent / "rum")))
+    assert not (tmp_path / "wider").exists()
+
+
+def test_npz_through_small_alexnet(tmp_path, rng):
+    images = rng.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
+    labels = rng.integers(0, 3, 12)
+    file = tmp_path / "images.npz"
+    np.savez(
+        file,
+        train_images=images,
+        train_labels=labels,
+        test_images=images[:6],
+        test_labels=labels[:6],
+    )
+    folder = training.train(
+        config(
+            tmp_path,
+            data=DataConfig(name=str(file)),
+            model=ModelConfig(name="small_alexnet", dim=4, width=0.05),
+            optimizer=OptimizerConfig(epochs=1, batch_size=6),
+            runtime=dataclasses.replace(RUNTIME, log_every_steps=1),
+        )
+    )
+    assert runs.read_config(folder).data.recipe == "stl10"
+    assert runs.read_config(folder).model.channels == 3
+    assert len(runs.read_metrics(folder)) == 2
+
+
+@pytest.mark.slow
+def test_killed_ten_times_is_the_same_run(tmp_path):
+    """SIGKILL at random moments, among them while checkpoints are written."""
+    command = [
+        *(sys.executable, "run.py", "pretrain", "--runs-dir", str(tmp_path)),
+        *("--devices", "1", "--epochs", "12", "--batch-size", "100", "--width", "0.1"),
+        *("--dim", "3", "--checkpoint-every-steps", "2", "--log-every-steps", "3"),
+    ]
+
+    def run(name):
+        return subprocess.Popen(
+            [*command, "--name", name], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+
+    whole = run("whole")
+    assert whole.wait() == 0, whole.stderr.read()
+    dice = random.Random(0)
+    for _ in range(10):
+        process = run("killed")
+        # Killed some time after it has begun to train: before that there is nothing to lose.
+        checkpoints = tmp_path / "killed" / "checkpoints"
+        before = checkpoint.steps(checkpoints)
+        while process.poll() is None and checkpoint.steps(checkpoints) == before:
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0, 0.4))
+        process.kill()
+        process.communicate()
+    last = run("killed")
+    assert last.wait() == 0, last.stderr.read()
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
