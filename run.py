@@ -146,9 +146,10 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        # tyro draws a box of many lines around what it has to say: here it becomes one line.
-        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if line.startswith("│")]
-        text = " ".join(line for line in lines if line.strip("─"))
+        # tyro draws a box of many lines around what it has to say, or on a plain terminal a title
+        # between rules: here it becomes one line.
+        lines = [line.strip("│| ") for line in box.getvalue().splitlines() if line.strip("─-│| ")]
+        text = " ".join(line for line in lines[1:] if line[0] not in "╰+")
         for less in ("For full helptext", "Argument helptext"):
             text = text.split(less)[0].strip()
         raise UserError(f"{text} (all options: python {prog} --help)") from None

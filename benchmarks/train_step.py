@@ -60,7 +60,9 @@ def main(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds:
         ]
         for name, seconds in times.items()
     ]
-    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {jax.devices()[0].device_kind}"
+    title = (
+        f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {jax.devices()[0].device_kind}"
+    )
     print_table(["form", "ms", "pairs/s", "of the bare step"], rows, title=title)
 
 

@@ -243,21 +243,16 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-class _save_errors:  # noqa: N801  a context manager, read as a function
-    """Turns whatever a failed save raises into one line."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            raise UserError(
-                f"could not save a checkpoint in {self.folder}: {_line(error)}; the earlier ones "
-                "are kept: make room or mend the folder, and run the same command again"
-            ) from error
+@contextlib.contextmanager
+def _save_errors(folder: Path) -> Iterator[None]:
+    """Whatever a failed save raises, as one line."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"could not save a checkpoint in {folder}: {_line(error)}; the earlier ones "
+            "are kept: make room or mend the folder, and run the same command again"
+        ) from error
 
 
 def _line(error: Exception) -> str:

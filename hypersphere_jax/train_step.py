@@ -69,7 +69,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     return optax.piecewise_constant_schedule(peak, boundaries)
 
 
-def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
     """SGD as PyTorch has it: weight decay goes into the gradient, before momentum."""
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay),

@@ -34,9 +34,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         evaluate = augment.make_evaluate(recipe, size)
     except ValueError as error:
         raise UserError(f"--recipe: {error}") from error
-    image = jax.eval_shape(
-        evaluate, jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8)
-    )
+    image = jax.eval_shape(evaluate, jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8))
     supervised = config.objective.supervised_weight > 0
     return dataclasses.replace(
         config,

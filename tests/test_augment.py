@@ -53,6 +53,12 @@ def assert_uniform(sample, low, high):
     assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01
 
 
+def assert_independent(*samples):
+    """No correlation beyond four standard errors."""
+    correlations = np.corrcoef(samples) - np.eye(len(samples))
+    assert np.abs(correlations).max() < 4 / math.sqrt(len(samples[0]))
+
+
 @pytest.fixture(scope="module")
 def digits():
     bunch = load_digits()
@@ -118,13 +124,18 @@ def draw_boxes(n, *args):
 
 
 def test_crop_area_and_ratio_follow_their_law_where_every_box_fits():
-    _, _, heights, widths = draw_boxes(4000, 2000, 2000, (0.1, 0.5), (3 / 4, 4 / 3))
-    assert_uniform(heights * widths / 2000**2, 0.1, 0.5)
-    assert_uniform(np.log(widths / heights), math.log(3 / 4), math.log(4 / 3))
+    top, left, height, width = draw_boxes(4000, 2000, 2000, (0.1, 0.5), (0.6, 1.2))
+    area, log_ratio = height * width / 2000**2, np.log(width / height)
+    down, right = top / (2001 - height), left / (2001 - width)
+    assert_uniform(area, 0.1, 0.5)
+    assert_uniform(log_ratio, math.log(0.6), math.log(1.2))
+    assert_uniform(down, 0, 1)
+    assert_uniform(right, 0, 1)
+    assert_independent(area, log_ratio, down, right)
 
 
 def test_crop_box_has_the_law_of_torchvisions_loop():
-    shape, scale, ratio = (90, 120), (0.08, 1.0), (3 / 4, 4 / 3)
+    shape, scale, ratio = (90, 120), (0.08, 1.0), (0.6, 1.2)
     rng = np.random.default_rng(1)
     expected = np.array([torchvision_box(rng, *shape, scale, ratio) for _ in range(4000)]).T
     boxes = draw_boxes(4000, *shape, scale, ratio)
@@ -182,8 +193,15 @@ def pillow_affine(image, size, degrees, scale, shift):
     )
     move = np.array([[scale, 0, shift[1]], [0, scale, shift[0]], [0, 0, 1]])
     to_pixels = np.array([[size, 0, size / 2], [0, size, size / 2], [0, 0, 1]])
-    inverse = np.linalg.inv(to_pixels @ move @ turn @ to_unit)[:2].ravel()
-    return planes(image, lambda c: c.transform((size, size), Image.AFFINE, inverse, Image.BILINEAR))
+    # Pillow's edge is hard; with two black pixels around the image it fades, as ours does.
+    inverse = np.linalg.inv(to_pixels @ move @ turn @ to_unit) + np.array(
+        [[0, 0, 2]] * 2 + [[0] * 3]
+    )
+    image = np.pad(image, ((2, 2), (2, 2), (0, 0)))
+    coefficients = inverse[:2].ravel()
+    return planes(
+        image, lambda c: c.transform((size, size), Image.AFFINE, coefficients, Image.BILINEAR)
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +231,8 @@ def test_affine_closed_forms():
     assert not moved[0].any() and not moved[:, 6:].any()
     enlarged = affine(image, 32, 0.0, 1.0, still)
     as_evaluated = augment.resize(None, image, size=32)
-    np.testing.assert_allclose(enlarged, as_evaluated, atol=1e-5)
+    inside = slice(2, -2)  # the edge fades, where resizing repeats it
+    np.testing.assert_allclose(enlarged[inside, inside], as_evaluated[inside, inside], atol=1e-5)
 
 
 def test_random_affine_draws_angle_scale_and_shift_uniformly():
@@ -232,7 +251,7 @@ def test_random_affine_draws_angle_scale_and_shift_uniformly():
     assert_uniform(angle, -20, 20)
     assert_uniform(shift[:, 0], -0.1, 0.1)
     assert_uniform(shift[:, 1], -0.1, 0.1)
-    assert np.abs(np.corrcoef([scale, angle, *shift.T]) - np.eye(4)).max() < 0.08
+    assert_independent(scale, angle, *shift.T)
 
 
 # Colour and intensity
@@ -335,14 +354,28 @@ def test_jitter_factors_are_never_negative():
 def test_jitter_strengths_are_drawn_independently():
     # Brightness scales the value of a single colour and hue turns it, in whatever order.
     out = jitter(REDDISH, brightness=0.4, hue=0.4)[:, 0, 0]
-    assert abs(stats.spearmanr(out.max(axis=-1), measured_hue(out)).statistic) < 0.07
+    assert_independent(out.max(axis=-1), measured_hue(out))
 
 
-def test_jitter_takes_all_orders_equally_often(monkeypatch):
-    monkeypatch.setattr(augment, "_between", lambda unit, low, high: high)
+def adjust_in_order(image, adjustments):
+    for adjustment in adjustments:
+        image = adjustment(image)
+    return image
+
+
+def test_jitter_follows_every_number_that_it_draws(monkeypatch):
+    monkeypatch.setattr(augment, "_units", lambda key, *shape: key)  # the key is the numbers
     image = np.array([[[0.9, 0.2, 0.4], [0.3, 0.95, 0.1], [0.05, 0.5, 0.8]]], np.float32)
-    draw = partial(augment.color_jitter, image=image, size=0, **FULL)
-    out = np.asarray(jax.jit(jax.vmap(draw))(keys(1500)))
+    draw = partial(augment.color_jitter, image=image, size=0, p=0.5, **FULL)
+
+    # Four strengths at their highest, every order of the four turns, and the chance to act.
+    orders = list(itertools.permutations(range(4)))
+    turns = np.argsort(orders, axis=1) / 4
+    by_order = np.concatenate([np.ones((24, 4)), turns, np.zeros((24, 1))], axis=1)
+    numbers = [0.9, 0.3, 0.7, 0.9, 0.1, 0.2, 0.3, 0.4, 0.1]
+    others = [0.2, 0.9, 0.1, 0.1, 0.9, 0.9, 0.05, 0.05, 0.9]
+    one_changed = np.where(np.eye(9, dtype=bool), others, numbers)
+    out = jax.jit(jax.vmap(draw))(jnp.array(np.vstack([by_order, numbers, one_changed]), "f"))
 
     def blend(image, base):
         return np.clip(1.4 * image - 0.4 * base, 0, 1)
@@ -353,17 +386,11 @@ def test_jitter_takes_all_orders_equally_often(monkeypatch):
         lambda image: blend(image, (image @ LUMA)[..., None]),
         lambda image: colorsys_hue(image, 0.4),
     )
-    expected = []
-    for order in itertools.permutations(adjustments):
-        result = image.astype(np.float64)
-        for adjustment in order:
-            result = adjustment(result)
-        expected.append(result)
-    distances = np.abs(out[:, None] - np.array(expected)).max(axis=(2, 3, 4))
-    assert distances.min(axis=1).max() < 1e-5
-    assert (distances < 1e-5).sum(axis=1).max() == 1  # no two orders look the same
-    counts = np.bincount(distances.argmin(axis=1), minlength=24)
-    assert stats.chisquare(counts).pvalue > 0.01
+    expected = [adjust_in_order(image, [adjustments[i] for i in order]) for order in orders]
+    np.testing.assert_allclose(out[:24], expected, atol=1e-5)
+    for group in (out[:24], out[24:]):
+        for one, other in itertools.combinations(np.asarray(group), 2):
+            assert np.abs(one - other).max() > 1e-4
 
 
 def test_jitter_without_strength_or_chance_changes_nothing():
@@ -493,7 +520,7 @@ def test_operations_of_a_recipe_draw_different_numbers(monkeypatch):
     image = np.array([[[255, 0, 0], [0, 0, 0]]] * 2, np.uint8)
     out = np.asarray(jax.vmap(lambda key: make_augment("coins", 2)(key, image))(keys(2000)))
     flipped, gray = out[:, 0, 0].max(axis=-1) == 0, out[:, 0, :, 1].max(axis=-1) > 0
-    assert abs(np.corrcoef(flipped, gray)[0, 1]) < 0.09
+    assert_independent(flipped, gray)
 
 
 def test_an_operation_may_stand_once(monkeypatch):

@@ -17,7 +17,9 @@ CNN = ModelConfig(name="small_cnn", image_size=8, channels=1, width=0.2, dim=3, 
 @functools.cache
 def made(config):
     apply, params, stats = models.create(config, jax.random.key(0))
-    stats = jax.tree.map(lambda s: s + 0.2 * jnp.sin(jnp.arange(len(s))), stats)  # not the trivial ones
+    stats = jax.tree.map(
+        lambda s: s + 0.2 * jnp.sin(jnp.arange(len(s))), stats
+    )  # not the trivial ones
     return jax.jit(apply, static_argnames=("train", "axis_name")), params, stats
 
 
@@ -56,7 +58,10 @@ def gelu(x):
 
 def pool(x):
     side = (x.shape[1] - 1) // 2
-    rows = [[x[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2)) for j in range(side)] for i in range(side)]
+    rows = [
+        [x[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3].max((1, 2)) for j in range(side)]
+        for i in range(side)
+    ]
     return np.array(rows).transpose(2, 0, 1, 3)
 
 
@@ -111,7 +116,8 @@ def test_layers(config):
     outputs, _ = apply(params, stats, images(config), train=False)
     layers = models.layers(config)
     assert layers == {name: value.shape[1:] for name, value in outputs.items()}
-    assert list(layers)[0] == "conv1" and list(layers)[-1] in ("output", "logits")
+    first, *_, last = layers
+    assert first == "conv1" and last in ("output", "logits")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,9 @@ def test_training_uses_and_updates_batch_statistics():
     old, now = stats["conv1"]["norm"], new["conv1"]["norm"]
     np.testing.assert_allclose(now["mean"], 0.9 * old["mean"] + 0.1 * mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(now["var"], 0.9 * old["var"] + 0.1 * var, rtol=1e-4, atol=1e-5)
-    expected = gelu(normed(raw, jax.device_get(params["conv1"]["norm"]), {"mean": mean, "var": var}))
+    expected = gelu(
+        normed(raw, jax.device_get(params["conv1"]["norm"]), {"mean": mean, "var": var})
+    )
     np.testing.assert_allclose(outputs["conv1"], expected, rtol=1e-3, atol=1e-4)
 
 
@@ -176,5 +184,5 @@ def test_errors():
         models.abstract(ModelConfig(name="small_alexnet", image_size=8, channels=1))
     with pytest.raises(UserError, match="must be given"):
         models.abstract(ModelConfig())
-    with pytest.raises(UserError, match="unknown model 'vit'.*small_alexnet"):
+    with pytest.raises(UserError, match=r"unknown model 'vit'.*small_alexnet"):
         models.abstract(ModelConfig(name="vit", image_size=8, channels=1))

@@ -188,7 +188,9 @@ def test_folder_with_another_run(finished):
 
 def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
     wild = OptimizerConfig(epochs=2, batch_size=220, learning_rate=1e30)
-    with pytest.raises(UserError, match=r"diverged: .* at step \d+; the checkpoint of step 0 .*--learning-rate"):
+    with pytest.raises(
+        UserError, match=r"diverged: .* at step \d+; the checkpoint of step 0 .*--learning-rate"
+    ):
         training.train(config(tmp_path, optimizer=wild))
     tree = state_of(tmp_path / "run")
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))

@@ -1,5 +1,6 @@
 """Features of a whole split, computed once over all devices and kept on disk."""
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -44,7 +45,8 @@ def split_features(
     """
     check_layer(encoder, layer)
     file = encoder.folder / "features" / f"{layer}-{_fingerprint(encoder, images, layer)}.npy"
-    if file.is_file():
+    # A file that was cut short is made anew.
+    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
         return np.load(file)
     evaluate = augment.make_evaluate(encoder.config.data.recipe, encoder.config.model.image_size)
 

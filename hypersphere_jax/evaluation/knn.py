@@ -52,19 +52,8 @@ def knn_predict(
     require(metric in METRICS, f"metric {metric!r}: choose one of {', '.join(METRICS)}")
     require(block_size >= 1, f"block_size = {block_size}: must be at least 1")
 
-    penalty = np.zeros(len(bank), np.float32)
-    if metric == "cosine":
-        bank, queries = _unit_rows(bank), _unit_rows(queries)
-        # On the sphere, |q - b|^2 / 2 = 1 - cosine. It is 1/2 for b = 0, where the cosine 0 asks
-        # for 1.
-        penalty += 0.5 * ~bank.any(axis=1)
-    # Distances do not change when the origin moves, but their rounding errors do: from the bank's
-    # mean, they are small also where all features lie in one narrow cone.
-    centre = bank.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
-    bank, queries = bank - centre, queries - centre
-    penalty += 0.5 * np.sum(np.square(bank), axis=1)
-
-    bank, penalty, labels = jnp.asarray(bank), jnp.asarray(penalty), jnp.asarray(labels)
+    bank, queries, penalty = _prepare(bank, queries, metric=metric)
+    labels = jnp.asarray(labels)
     predicted = np.empty(len(queries), np.int32)
     for begin in range(0, len(queries), block_size):
         block = slice(begin, begin + block_size)
@@ -109,10 +98,25 @@ def knn_probe(
     }
 
 
-def _unit_rows(x: np.ndarray) -> np.ndarray:
+@partial(jax.jit, static_argnames="metric")
+def _prepare(bank, queries, *, metric: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Bank, queries and a penalty `[m]`: the nearest maximize `queries @ bank.T - penalty`."""
+    penalty = 0.0
+    if metric == "cosine":
+        bank, queries = _unit_rows(bank), _unit_rows(queries)
+        # On the sphere, |q - b|^2 / 2 = 1 - cosine. It is 1/2 for b = 0, where cosine 0 asks for 1.
+        penalty = jnp.where(jnp.any(bank != 0, axis=1), 0.0, 0.5)
+    # Distances do not change when the origin moves, but their rounding errors do: from the bank's
+    # mean, they are small also where all features lie in one narrow cone.
+    centre = jnp.mean(bank, axis=0, keepdims=True)
+    bank, queries = bank - centre, queries - centre
+    return bank, queries, penalty + jnp.sum(jnp.square(bank), axis=1) / 2
+
+
+def _unit_rows(x) -> jax.Array:
     """Rows `[n, d]` divided by their norm; a row of zeros stays."""
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return x / np.where(norms > 0, norms, 1)
+    norms = jnp.linalg.norm(x, axis=1, keepdims=True)
+    return x / jnp.where(norms > 0, norms, 1.0)
 
 
 @partial(jax.jit, static_argnames=("k", "block_size"))

@@ -35,7 +35,9 @@ def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
     # The inner `where` keeps sqrt away from zero, where its derivative is infinite.
     small = scale * jnp.sqrt(squares) <= eps
     norm = scale * jnp.sqrt(jnp.where(small, 1.0, squares))
-    return (wide / jnp.where(small, eps, norm)).astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32)
+    return (wide / jnp.where(small, eps, norm)).astype(
+        x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.float32
+    )
 
 
 def features(*arrays: jax.Array, names: str) -> list[jax.Array]:
