@@ -90,10 +90,10 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Measure the speed of the training step."""
-    from benchmarks import train_step
+    """Speed of the training step, and of the convolution."""
+    from benchmarks import convolution, train_step
 
-    parse(train_step.main)
+    parse({"step": train_step.step, "convolution": convolution.layers})
 
 
 VERBS = {verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, report, bench)}
@@ -128,7 +128,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
-    """Fills a dataclass, or the arguments of a function, from the command line."""
+    """Fills a dataclass or calls a function with what the command line gives.
+
+    A dict of functions is a choice between them, by name.
+    """
     import tyro
 
     from hypersphere_jax.config import UserError
@@ -137,7 +140,8 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(
+            cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
+            return cli(
                 target,
                 args=arguments,
                 prog=prog,

@@ -1,12 +1,12 @@
 """Speed of a whole training step, its parts, and PyTorch's plain step where torch is installed."""
 
 import functools
-import time
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
+from benchmarks.timing import take_turns
 from hypersphere_jax import augment, models, sharding
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
 from hypersphere_jax.report import print_table
@@ -19,7 +19,7 @@ from hypersphere_jax.train_step import (
 )
 
 
-def main(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:
+def step(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:
     """Time the align+uniform step of SmallAlexNet (one device), part by part.
 
     All forms take turns in every round, so that a machine whose speed drifts slows all alike; the
@@ -36,27 +36,21 @@ def main(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds:
     )
     config = ModelConfig("small_alexnet", dim=128, width=width, image_size=image_size, channels=3)
     forms = {
-        "step, stl10 recipe": _step(config, images, batch_size, "stl10"),
-        "step, no augmentation": _step(config, images, batch_size, "none"),
+        "step, stl10 recipe": _our_step(config, images, batch_size, "stl10"),
+        "step, no augmentation": _our_step(config, images, batch_size, "none"),
         "augmentation alone": _views(config, images, batch_size),
     }
     torch_step = _torch_step(config, images, batch_size)
     if torch_step is not None:
         forms["PyTorch step, no augmentation"] = torch_step
-    times: dict[str, list[float]] = {name: [] for name in forms}
-    for round_number in range(rounds + 1):
-        for name, form in forms.items():
-            began = time.perf_counter()
-            form()
-            if round_number:
-                times[name].append(time.perf_counter() - began)
+    times = take_turns(forms, rounds)
     base = times["step, no augmentation"]
     rows = [
         [
             name,
-            round(1e3 * float(np.median(seconds))),
+            round(1e3 * float(np.median(seconds)), 1),
             round(batch_size / float(np.median(seconds)), 1),
-            float(np.median(np.array(seconds) / np.array(base))),
+            float(np.median(seconds / base)),
         ]
         for name, seconds in times.items()
     ]
@@ -66,11 +60,11 @@ def main(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds:
     print_table(["form", "ms", "pairs/s", "of the bare step"], rows, title=title)
 
 
-def _step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Callable:
+def _our_step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Callable:
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
     devices = sharding.local_devices(1)
-    step = sharding.pmap(
+    mapped = sharding.pmap(
         make_step(
             apply,
             make_objective(ObjectiveConfig()),
@@ -89,7 +83,7 @@ def _step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str)
 
     def run():
         nonlocal state
-        state, metrics = step(state, *fixed)
+        state, metrics = mapped(state, *fixed)
         jax.block_until_ready(metrics)
 
     return run

@@ -574,8 +574,8 @@ def test_digits_recipe_keeps_the_class(digits):
     distances = distances.reshape(len(queries), -1, n).min(axis=1)
     distances[queries, queries] = np.inf
     correct = labels[distances.argmin(axis=-1)] == labels[queries]
-    # 0.93; with flips, rotations up to 45 degrees or shifts up to 2 pixels it is at most 0.89.
-    assert correct.mean() > 0.91
+    # 0.94; with flips, rotations up to 45 degrees or shifts up to 2 pixels it is at most 0.92.
+    assert correct.mean() > 0.93
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, UserError
+from hypersphere_jax.models.convolution import convolution
 
 ALEXNET = ModelConfig(name="small_alexnet", image_size=32, channels=3, width=0.05, dim=5)
 CNN = ModelConfig(name="small_cnn", image_size=8, channels=1, width=0.2, dim=3, num_classes=4)
@@ -95,6 +96,42 @@ def cnn(x, params, stats):
     classifier = params["head"]["classifier"]
     outputs["logits"] = outputs["output"] @ classifier["kernel"] + classifier["bias"]
     return outputs
+
+
+@pytest.mark.parametrize(
+    ("side", "kernel", "stride", "pad"), [(8, 3, 1, 1), (7, 3, 2, 1), (9, 7, 2, 3), (6, 1, 2, 0)]
+)
+def test_convolution_is_xlas(rng, side, kernel, stride, pad):
+    x = rng.standard_normal((2, side, side + 1, 3)).astype(np.float32)
+    weights = rng.standard_normal((kernel, kernel, 3, 4)).astype(np.float32)
+    common = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    window = ((stride, stride), [(pad, pad)] * 2)
+
+    def ours(x, weights):
+        return convolution(x, weights, *window, **common)
+
+    def xlas(x, weights):
+        return jax.lax.conv_general_dilated(x, weights, *window, **common)
+
+    np.testing.assert_allclose(ours(x, weights), xlas(x, weights), rtol=1e-4, atol=1e-4)
+    grads = [
+        jax.grad(lambda *args, f=f: jnp.sum(jnp.sin(f(*args))), argnums=(0, 1))(x, weights)
+        for f in (ours, xlas)
+    ]
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_convolution_with_dilation_or_groups(rng):
+    x = rng.standard_normal((1, 9, 9, 4)).astype(np.float32)
+    common = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    for options, inputs in (({"rhs_dilation": (2, 2)}, 4), ({"feature_group_count": 2}, 2)):
+        weights = rng.standard_normal((3, 3, inputs, 4)).astype(np.float32)
+        args = (x, weights, (1, 1), [(1, 1)] * 2)
+        np.testing.assert_array_equal(
+            convolution(*args, **options, **common),
+            jax.lax.conv_general_dilated(*args, **options, **common),
+        )
 
 
 @pytest.mark.parametrize(("config", "oracle"), [(ALEXNET, alexnet), (CNN, cnn)])

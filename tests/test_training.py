@@ -256,17 +256,25 @@ def test_killed_ten_times_is_the_same_run(tmp_path):
         *("--dim", "3", "--checkpoint-every-steps", "2", "--log-every-steps", "3"),
     ]
 
-    def run(name):
+    def start(name):
         return subprocess.Popen(
-            [*command, "--name", name], cwd=ROOT, stderr=subprocess.PIPE, text=True
+            [*command, "--name", name],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
-    whole = run("whole")
-    assert whole.wait() == 0, whole.stderr.read()
+    def finish(name):
+        process = start(name)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+
+    finish("whole")
     dice = random.Random(0)
     for _ in range(10):
-        process = run("killed")
-        # Killed some time after it has begun to train: before that there is nothing to lose.
+        process = start("killed")
+        # Killed some time after its first checkpoint: before that there is nothing to lose.
         checkpoints = tmp_path / "killed" / "checkpoints"
         before = checkpoint.steps(checkpoints)
         while process.poll() is None and checkpoint.steps(checkpoints) == before:
@@ -274,6 +282,5 @@ def test_killed_ten_times_is_the_same_run(tmp_path):
         time.sleep(dice.uniform(0, 0.4))
         process.kill()
         process.communicate()
-    last = run("killed")
-    assert last.wait() == 0, last.stderr.read()
+    finish("killed")
     assert_same_run(tmp_path / "killed", tmp_path / "whole")

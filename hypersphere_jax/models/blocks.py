@@ -6,6 +6,7 @@ from flax import nnx
 
 from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.losses import l2_normalize
+from hypersphere_jax.models.convolution import convolution
 
 # He et al.: the variance that keeps activations constant through ReLU.
 he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
@@ -47,6 +48,7 @@ def conv(inputs: int, outputs: int, *, strides: int = 1, rngs: nnx.Rngs, **optio
         padding=1,
         use_bias=False,
         kernel_init=he_normal,
+        conv_general_dilated=convolution,
         rngs=rngs,
     )
     return Normed(layer, outputs, rngs=rngs, **options)
