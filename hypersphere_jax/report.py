@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hypersphere_jax import runs
 from hypersphere_jax.config import UserError
 
 HEADERS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "uniform_optimum": "optimal uniform"}
@@ -121,7 +122,7 @@ def run_report(run_dir: str | Path) -> Path:
     run_dir = Path(run_dir)
     name = run_dir.resolve().name
     saved = _read_config(run_dir)
-    records = _read_metrics(run_dir)
+    records = runs.read_metrics(run_dir)
     if records:
         from hypersphere_jax import plots
 
@@ -153,12 +154,14 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     if not run_dirs:
         raise UserError("no runs to report: name at least one run's folder")
     path = Path(path)
-    runs = _names(run_dirs)
-    saved = {name: _read_config(run_dir) for name, run_dir in runs.items()}
+    folders = _names(run_dirs)
+    saved = {name: _read_config(run_dir) for name, run_dir in folders.items()}
     # Beside its config, a file may hold dates and the like, which always differ.
     configs = {name: _flat(content.get("config", content)) for name, content in saved.items()}
     curves = path.with_name(f"{path.stem}_curves.png")
-    plots.training_curves({name: _read_metrics(run_dir) for name, run_dir in runs.items()}, curves)
+    plots.training_curves(
+        {name: runs.read_metrics(run_dir) for name, run_dir in folders.items()}, curves
+    )
     columns, rows = eval_table(run_dirs)
     blocks = [
         ("heading", "Evaluation"),
@@ -177,7 +180,7 @@ def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
     The first column is the run's name where there are several runs.
     """
     results = [
-        {"run": name, "protocol": file.stem} | _read_json(file) | {"run": name}
+        {"run": name, "protocol": file.stem} | runs.read_json(file) | {"run": name}
         for name, run_dir in _names(run_dirs).items()
         for file in sorted((run_dir / "eval").glob("*.json"))
     ]
@@ -206,31 +209,7 @@ def _read_config(run_dir: Path) -> dict:
             f"no run at {run_dir}: config.json is missing; "
             f"`python run.py pretrain --name {shlex.quote(run_dir.resolve().name)}` makes one"
         )
-    return _read_json(run_dir / "config.json")
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): run again what wrote it") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object, not a {type(content).__name__}")
-    return content
-
-
-def _read_metrics(run_dir: Path) -> list[dict]:
-    """Read metrics.jsonl, in order of steps; no records if there is no such file."""
-    path = run_dir / "metrics.jsonl"
-    records: dict[int, dict] = {}
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:  # half a line, where the run was killed
-            continue
-        # A run that was resumed repeats the steps after its last checkpoint: the later ones count.
-        records[record["step"]] = record
-    return [records[step] for step in sorted(records)]
+    return runs.read_json(run_dir / "config.json")
 
 
 def _progress(records: Sequence[Mapping]) -> str:

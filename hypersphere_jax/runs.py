@@ -1,5 +1,6 @@
 """A run's folder: its config, its metrics, its encoder. The layout stands in docs/runs.md."""
 
+import contextlib
 import difflib
 import json
 import math
@@ -79,7 +80,7 @@ def open_folder(config: PretrainConfig, devices: Sequence[jax.Device]) -> Path:
             f"{folder} holds a run already, and --resume is 'never': choose another --name, "
             "or --resume auto to continue it",
         )
-        record = _read_json(file)
+        record = read_json(file)
         changed = differences(_shaping(record["config"]), _shaping(to_dict(config)))
         require(
             not changed,
@@ -105,7 +106,7 @@ def open_folder(config: PretrainConfig, devices: Sequence[jax.Device]) -> Path:
 
 def read_config(folder: Path) -> PretrainConfig:
     """The config of the run in a folder."""
-    return from_dict(PretrainConfig, _read_json(folder / "config.json")["config"])
+    return from_dict(PretrainConfig, read_json(folder / "config.json")["config"])
 
 
 def load_encoder(folder: Path, step: int | None = None) -> Encoder:
@@ -134,15 +135,27 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      UserError: when there is something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}): run again what wrote it") from error
+    require(isinstance(content, dict), f"{file} holds no JSON object: run again what wrote it")
+    return content
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The records of metrics.jsonl; a last line that was cut short is left out."""
+    """The records of metrics.jsonl; a line that was cut short by a kill is left out."""
     file = folder / "metrics.jsonl"
     records = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
+        with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            break
     return records
 
 
@@ -182,10 +195,3 @@ def _free_name(folder: Path) -> str:
     while folder.with_name(f"{stem}-{number}").exists():
         number += 1
     return f"{stem}-{number}"
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}") from error
