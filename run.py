@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import io
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -112,17 +113,31 @@ def main(arguments: list[str]) -> int:
         print(f"error: no verb {name!r}: {hint}", file=sys.stderr)
         return 2
 
+    # SIGTERM stops as Ctrl-C does; the training loop handles both while it can save first.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _call(name, arguments[1:])
+    except KeyboardInterrupt:
+        print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _call(verb: str, arguments: list[str]) -> int:
     from hypersphere_jax.config import Stopped, UserError
 
     try:
-        VERBS[name](lambda target: _parse(target, name, arguments[1:]))
+        VERBS[verb](lambda target: _parse(target, verb, arguments))
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        where = f" ({error.filename})" if error.filename else ""
+        what = "mend that, or choose another folder; what was saved is kept"
+        print(f"error: {error.strerror or error}{where}: {what}", file=sys.stderr)
         return 2
     return 0
 

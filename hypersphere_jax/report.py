@@ -5,7 +5,6 @@ matplotlib is imported only where a picture is drawn.
 """
 
 import base64
-import json
 import math
 import os
 import shlex
