@@ -136,7 +136,7 @@ def _call(verb: str, arguments: list[str]) -> int:
         return 2
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        what = "mend that, or choose another folder; what was saved is kept"
+        what = "mend that and run the same command again; what was saved is kept"
         print(f"error: {error.strerror or error}{where}: {what}", file=sys.stderr)
         return 2
     return 0

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import logging
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,20 +226,35 @@ def _set_aside(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """When one read fails Orbax abandons the others, which then complain to nobody's use."""
-    hook, log = sys.unraisablehook, logging.getLogger("asyncio")
+    """When one read fails Orbax forgets the others, which asyncio would complain about."""
+    log = logging.getLogger("asyncio")
     level = log.level
-    sys.unraisablehook = lambda _: None
     log.setLevel(logging.CRITICAL)
     try:
         yield
     except Damaged:
-        time.sleep(0.05)  # for reads under way in other threads
-        gc.collect()
+        gc.collect()  # it complains when they are collected: that is now
         raise
     finally:
-        sys.unraisablehook = hook
         log.setLevel(level)
+
+
+def _ignore_late_callbacks() -> None:
+    """Drops one message that Orbax's failed reads and writes cause, from threads, at any time.
+
+    They report to an event loop that Orbax has closed after the first failure. Python would print
+    a traceback for each, beside the one line that says what is wrong.
+    """
+    others = sys.unraisablehook
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            others(unraisable)
+
+    sys.unraisablehook = hook
+
+
+_ignore_late_callbacks()
 
 
 @contextlib.contextmanager

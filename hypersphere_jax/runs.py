@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import json
-import math
 import os
 import platform
 import time
@@ -160,29 +159,45 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl and to the TensorBoard files; `step` cuts both back on resuming."""
+    """Appends to metrics.jsonl and to TensorBoard's files, both cut back to `step` on resuming."""
 
     def __init__(self, folder: Path, step: int):
-        from tensorboardX import SummaryWriter  # here, so that evaluation does without it
+        # Here, so that evaluation does without it. And not its SummaryWriter: that one writes from
+        # a thread, which dies on a full disk, whereupon the run would wait for it for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
 
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
         partial = folder / ".metrics.jsonl"
-        partial.write_text(text)
+        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(partial, folder / "metrics.jsonl")
         self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
-        self._board = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        self._events = EventsWriter(str(folder / "events"), filename_suffix=f".{os.getpid()}")
+        self._event, self._scalar, self._flushed = Event, scalar, time.monotonic()
+        if step:
+            start = SessionLog(status=SessionLog.START)
+            self._events.write_event(Event(step=step + 1, session_log=start))
 
     def write(self, record: dict[str, float]) -> None:
+        """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         for name, value in record.items():
-            if name != "step" and math.isfinite(value):
-                self._board.add_scalar(name, value, record["step"])
+            if name != "step":
+                summary = self._scalar(name, value)
+                event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
+                self._events.write_event(event)
+        if time.monotonic() - self._flushed > 5:
+            self._events.flush()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        """Closes the files; raises OSError when the disk is full."""
+        try:
+            self._file.close()
+        finally:
+            self._events.close()
 
 
 def _shaping(config: dict[str, Any]) -> dict[str, Any]:

@@ -132,8 +132,10 @@ def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
             meter.step_done()
             unchecked.append((step, metrics))
             if step % runtime.log_every_steps == 0 or step == total:
+                values = _check(unchecked)
                 record = {"step": step, "epoch": round(step / sampler.steps_per_epoch, 4)}
-                record |= _check(unchecked) | {"lr": float(schedule(step - 1))} | meter.read()
+                record |= {"loss": values.pop("loss")} | values
+                record |= {"lr": float(schedule(step - 1))} | meter.read()
                 writer.write(record)
                 progress.update(record)
             if step % runtime.checkpoint_every_steps == 0 or step == total:
