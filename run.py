@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 
 def quickstart(parse: Callable) -> None:
-    """The whole path in minutes on real digits: pretrain, checkpoint, probe, report."""
+    """Train, evaluate and draw encoders of digits, in minutes: the first thing to run."""
     from experiments import quickstart
 
     quickstart.main(parse(quickstart.QuickstartConfig), _command())
@@ -171,6 +171,9 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
         text = " ".join(line for line in lines[1:] if line[0] not in "╰+")
         for less in ("For full helptext", "Argument helptext"):
             text = text.split(less)[0].strip()
+        if "Perhaps you meant:" in text:
+            wrong, right = text.split("Perhaps you meant:")
+            text = f"{wrong.strip()}: did you mean {right.split()[0]}?"
         raise UserError(f"{text} (all options: python {prog} --help)") from None
 
 

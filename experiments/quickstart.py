@@ -119,7 +119,12 @@ def _page(
         ),
         ("heading", "Training"),
         ("table", ["run", "loss", "dimension", "epochs", "learning rate"], settings),
-        ("figure", figures["training_curves"], "Metrics of the training batches"),
+        (
+            "figure",
+            figures["training_curves"],
+            "Metrics of the training batches: of random views, where the table's L_uniform is of "
+            "the test images as they are",
+        ),
         ("heading", "Full configuration of align_uniform"),
         ("config", to_dict(_config("align_uniform", config))),
         ("heading", "To go on"),

@@ -6,6 +6,7 @@ damaged file passes unnoticed.
 """
 
 import contextlib
+import errno
 import gc
 import logging
 import sys
@@ -26,6 +27,8 @@ logger = logging.getLogger("hypersphere_jax")
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 Tree = dict[str, Any]
+# What Orbax raises for files that are missing, cut short or altered.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 class Damaged(Exception):
@@ -167,7 +170,8 @@ def _read(path: Path, like: Tree) -> Tree:
             contents = reader.restore(path.resolve(), args=args).contents
             saved = {key: entry for key, entry in contents.items() if key.split("/")[0] in like}
             sizes = {key: (entry["dtype"], entry["shape"]) for key, entry in saved.items()}
-        except Exception as error:
+        except UNREADABLE as error:
+            _raise_if_passing(error)
             raise Damaged(f"its table of contents is unreadable, {_line(error)}") from error
         _compare(path, sizes, _flat(like))
         try:
@@ -177,7 +181,8 @@ def _read(path: Path, like: Tree) -> Tree:
                 )
             )
             tree = reader.restore(path.resolve(), args=args).state
-        except Exception as error:
+        except UNREADABLE as error:
+            _raise_if_passing(error)
             raise Damaged(_line(error)) from error
     bad = [key for key, leaf in _flat(tree).items() if _entry(leaf) != saved[key]]
     if bad:
@@ -267,6 +272,12 @@ def _save_errors(folder: Path) -> Iterator[None]:
             f"could not save a checkpoint in {folder}: {_line(error)}; the earlier ones "
             "are kept: make room or mend the folder, and run the same command again"
         ) from error
+
+
+def _raise_if_passing(error: Exception) -> None:
+    """Lets an error through that says nothing of the files, such as too many open ones."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise error
 
 
 def _line(error: Exception) -> str:

@@ -26,6 +26,19 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
+def _positive(flag: str, value: float) -> None:
+    name = flag.replace("_", "-")
+    require(0 < value < math.inf, f"--{name} {value}: must be finite and positive")
+
+
+def _at_least_one(flag: str, value: int | None) -> None:
+    require(value is None or value >= 1, f"--{flag.replace('_', '-')} {value}: must be at least 1")
+
+
+def _seed(seed: int) -> None:
+    require(0 <= seed < 2**32, f"--seed {seed}: must be from 0 to 2^32 - 1")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The images, and how two views are made of each."""
@@ -34,7 +47,8 @@ class DataConfig:
     """`digits` (embedded), or an .npz file with train_images, train_labels, test_images,
     test_labels (uint8 [n, h, w, c] and integers [n])."""
     recipe: str | None = None
-    """Augmentation recipe: `digits` or `stl10`. None: the one that suits the data."""
+    """Augmentation recipe: `digits`, `stl10` (photographs), or `none` (both views are the image
+    itself). None: the one that suits the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +73,7 @@ class ModelConfig:
 
     def __post_init__(self):
         require(self.dim >= 2, f"--dim {self.dim}: the hypersphere needs at least 2 dimensions")
-        require(self.width > 0, f"--width {self.width}: must be positive")
+        require(0 < self.width < 100, f"--width {self.width}: must be above 0 and below 100")
         require(
             self.image_size is None or self.image_size >= 4,
             f"--image-size {self.image_size}: must be at least 4 pixels",
@@ -98,7 +112,7 @@ class ObjectiveConfig:
         )
         for flag in ("contrastive_tau", "align_alpha", "uniform_t"):
             value = getattr(self, flag)
-            require(value > 0, f"--{flag.replace('_', '-')} {value}: must be positive")
+            _positive(flag, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +143,12 @@ class OptimizerConfig:
             self.learning_rate >= 0 and math.isfinite(self.learning_rate),
             f"--learning-rate {self.learning_rate}: must be finite and >= 0",
         )
+        _positive("decay_factor", self.decay_factor)
         require(0 <= self.momentum < 1, f"--momentum {self.momentum}: must be in [0, 1)")
-        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must be >= 0")
+        require(
+            0 <= self.weight_decay < math.inf,
+            f"--weight-decay {self.weight_decay}: must be finite and >= 0",
+        )
         require(
             all(0 < share <= 1 for share in self.decay_at),
             f"--decay-at {self.decay_at}: shares of the run, each in (0, 1]",
@@ -139,7 +157,11 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
-    """How the run is carried out. Nothing here changes its numbers; all may change on resuming."""
+    """How the run is carried out: may differ when it is continued.
+
+    This changes the numbers by rounding at most; only without synchronized batch norm the number
+    of devices shapes them.
+    """
 
     devices: int | None = None
     """Local devices to use; None: all. On CPU this many virtual devices are made."""
@@ -156,9 +178,7 @@ class RuntimeConfig:
 
     def __post_init__(self):
         for flag in ("devices", "log_every_steps", "checkpoint_every_steps", "keep_every_steps"):
-            value = getattr(self, flag)
-            name = flag.replace("_", "-")
-            require(value is None or value >= 1, f"--{name} {value}: must be at least 1")
+            _at_least_one(flag, getattr(self, flag))
         require(
             self.keep_last >= 2,
             f"--keep-last {self.keep_last}: at least 2, so that a damaged newest checkpoint "
@@ -189,6 +209,7 @@ class PretrainConfig:
             bool(self.name) and self.name not in (".", "..") and "/" not in self.name,
             f"--name {self.name!r}: must be a plain folder name",
         )
+        _seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +233,9 @@ class ProbeConfig:
     """Local devices to use; None: all."""
 
     def __post_init__(self):
-        require(self.k >= 1, f"--k {self.k}: must be at least 1")
+        for flag in ("k", "devices"):
+            _at_least_one(flag, getattr(self, flag))
+        _seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,8 +258,10 @@ class MetricsConfig:
     """Local devices to use; None: all."""
 
     def __post_init__(self):
-        require(self.alpha > 0, f"--alpha {self.alpha}: must be positive")
-        require(self.t > 0, f"--t {self.t}: must be positive")
+        _positive("alpha", self.alpha)
+        _positive("t", self.t)
+        _at_least_one("devices", self.devices)
+        _seed(self.seed)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

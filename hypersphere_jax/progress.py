@@ -21,7 +21,8 @@ class Progress:
 
     def __init__(self, name: str, start: int, total: int):
         self._name, self._total = name, total
-        self._began, self._start, self._printed = time.monotonic(), start, 0.0
+        self._printed = 0.0
+        self._first: tuple[int, float] | None = None  # step and time of the first record
         self._bar = None
         if start:
             print(f"{name}: continuing at step {start} of {total}", file=sys.stderr)
@@ -47,12 +48,20 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, values=values)
         elif step == self._total or now - self._printed >= SECONDS_BETWEEN_LINES:
-            left = (now - self._began) / (step - self._start) * (self._total - step)
             print(
-                f"{self._name}: step {step} of {self._total}, {values}, {left:.0f} s left",
+                f"{self._name}: step {step} of {self._total}, {values}{self._left(step, now)}",
                 file=sys.stderr,
             )
             self._printed = now
+        if self._first is None:
+            self._first = (step, now)
+
+    def _left(self, step: int, now: float) -> str:
+        """Time left, at the rate since the first record: what comes before that compiles."""
+        if self._first is None or step == self._total:
+            return ""
+        first, since = self._first
+        return f", {(now - since) / (step - first) * (self._total - step):.0f} s left"
 
     def close(self) -> None:
         if self._bar is not None:

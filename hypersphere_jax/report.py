@@ -6,7 +6,6 @@ matplotlib is imported only where a picture is drawn.
 
 import base64
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,10 +104,8 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
 </html>
 """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, path)
+    with runs.whole_file(path) as file:
+        file.write(page.encode())
     return path
 
 
@@ -126,20 +123,48 @@ def run_report(run_dir: str | Path) -> Path:
         from hypersphere_jax import plots
 
         plots.training_curves({name: records}, run_dir / "figures" / "training_curves.png")
-    columns, rows = eval_table([run_dir])
     pictures = sorted((run_dir / "figures").glob("*.png"))
     blocks = [
         ("text", _progress(records)),
         ("heading", "Evaluation"),
-        ("table", columns, rows) if rows else ("text", "Nothing was evaluated yet."),
+        *_evaluations(run_dir),
         *(("figure", picture, picture.stem.replace("_", " ")) for picture in pictures),
         ("heading", "Configuration"),
         ("config", saved),
         ("heading", "Next"),
-        ("text", "The command that started this run continues it. To evaluate it:"),
-        ("command", f"python run.py probe {shlex.quote(str(run_dir))}"),
+        ("text", "To evaluate the run, and to continue it if it is not finished:"),
+        ("command", "\n".join(_commands(run_dir, saved))),
     ]
     return write_page(run_dir / "report.html", name, blocks)
+
+
+def _evaluations(run_dir: Path) -> Iterable[tuple]:
+    """A table for each protocol, with the keys that one compares; the files hold the rest."""
+    files = sorted((run_dir / "eval").glob("*.json"))
+    results: dict[str, list[dict]] = {}
+    for file in files:
+        result = {"file": file.stem} | runs.read_json(file)
+        results.setdefault(str(result.get("protocol", file.stem)), []).append(result)
+    for protocol, found in results.items():
+        keys = dict.fromkeys(
+            key
+            for result in found
+            for key, value in result.items()
+            if key not in ("run", "data", "protocol") and not isinstance(value, list)
+        )
+        rows = [[result.get(key) for key in keys] for result in found]
+        yield ("text", protocol)
+        yield ("table", [HEADERS.get(key, key.replace("_", " ")) for key in keys], rows)
+    if not files:
+        yield ("text", "Nothing was evaluated yet.")
+
+
+def _commands(run_dir: Path, saved: Mapping) -> list[str]:
+    """What to type next: the probe, and the command that started the run if it is on record."""
+    sessions = saved.get("sessions") or [{}]
+    typed = sessions[-1].get("command", "")
+    continues = [typed] if typed.startswith("python ") else []
+    return [f"python run.py probe {shlex.quote(str(run_dir))}", *continues]
 
 
 def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:

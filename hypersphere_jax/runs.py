@@ -2,18 +2,19 @@
 
 import contextlib
 import difflib
+import fcntl
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 
-from hypersphere_jax import checkpoint, models
+from hypersphere_jax import checkpoint, data, models
 from hypersphere_jax.config import (
     PretrainConfig,
     UserError,
@@ -53,43 +54,69 @@ def find(run: str) -> Path:
     for folder in (Path(run), Path("runs") / run):
         if (folder / "config.json").is_file():
             return folder
+    inside = [path.parent for top in (run, f"runs/{run}") for path in _runs_in(Path(top))]
+    if inside:
+        several = ", ".join(map(str, inside))
+        raise UserError(f"{run!r} is no run, but a folder of runs: name one of {several}")
     parent = Path(run).parent if Path(run).parent != Path(".") else Path("runs")
-    known = sorted(path.parent.name for path in parent.glob("*/config.json"))
+    known = [path.parent.name for path in _runs_in(parent)]
     near = difflib.get_close_matches(Path(run).name, known, n=1)
     hint = f"did you mean {str(parent / near[0])!r}?" if near else "`pretrain` makes one"
-    raise UserError(f"no run {run!r}: no config.json there or in runs/{run}; {hint}")
+    raise UserError(f"no run {run!r}, as there is no config.json in that folder: {hint}")
 
 
-def open_folder(config: PretrainConfig, devices: Sequence[jax.Device]) -> Path:
+def open_folder(
+    config: PretrainConfig, devices: Sequence[jax.Device], digest: str, command: str
+) -> Path:
     """Makes the folder of a run, or checks that the one that is there is the same run.
 
     Args:
       config: with the model's sizes filled in.
-      devices: for the record.
+      devices: to train on.
+      digest: of the data.
+      command: what the user typed, for the record.
 
     Raises:
-      UserError: when the folder holds a run with another config; nothing is changed then.
+      UserError: when the folder holds another run; nothing is changed then.
     """
     folder = folder_of(config)
     file = folder / "config.json"
-    record = {"config": to_dict(config), "sessions": []}
-    if file.is_file():
+    record = {"config": to_dict(config), "data_digest": digest, "sessions": []}
+    if not file.is_file():
+        require(
+            not checkpoint.steps(folder / "checkpoints"),
+            f"{folder} holds checkpoints but no config.json: restore that file, or choose "
+            f"another name, such as --name {_free_name(folder)}",
+        )
+    else:
         require(
             config.runtime.resume == "auto",
             f"{folder} holds a run already, and --resume is 'never': choose another --name, "
             "or --resume auto to continue it",
         )
-        record = read_json(file)
+        record = _read_record(file)
         changed = differences(_shaping(record["config"]), _shaping(to_dict(config)))
         require(
             not changed,
             f"{folder} holds a run with another config ({'; '.join(changed)}): choose another "
             f"name, such as --name {_free_name(folder)}, or the same options to continue it",
         )
+        require(
+            record["data_digest"] == digest,
+            f"the images or labels of {config.data.name} are no longer those that {folder} was "
+            "trained on: restore them, or choose another --name",
+        )
+        count = record["sessions"][0]["device"]["count"]
+        require(
+            config.model.sync_batch_norm or count == len(devices),
+            f"{folder} was begun on {count} device(s) without synchronized batch norm, so that "
+            f"their number shapes it: continue it with --devices {count}",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     record["sessions"].append(
         {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": command,
             "python": platform.python_version(),
             "versions": {name: metadata.version(name) for name in PACKAGES},
             "device": {
@@ -105,7 +132,40 @@ def open_folder(config: PretrainConfig, devices: Sequence[jax.Device]) -> Path:
 
 def read_config(folder: Path) -> PretrainConfig:
     """The config of the run in a folder."""
-    return from_dict(PretrainConfig, read_json(folder / "config.json")["config"])
+    return from_dict(PretrainConfig, _read_record(folder / "config.json")["config"])
+
+
+def load_data(folder: Path) -> data.Dataset:
+    """The data of the run in a folder.
+
+    Raises:
+      UserError: when it is not there, or has changed since.
+    """
+    dataset = data.load(read_config(folder).data)
+    require(
+        dataset.digest() == _read_record(folder / "config.json")["data_digest"],
+        f"the images or labels of {dataset.origin} are no longer those that {folder} was trained "
+        "on: restore them",
+    )
+    return dataset
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Holds a run's folder for this process; the system lets go when the process ends anyhow.
+
+    Raises:
+      UserError: when another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another process is training in {folder}: wait for it, or choose another --name"
+            ) from error
+        yield
 
 
 def load_encoder(folder: Path, step: int | None = None) -> Encoder:
@@ -124,13 +184,27 @@ def load_encoder(folder: Path, step: int | None = None) -> Encoder:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
+    with whole_file(path) as file:
+        file.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes its place when it is complete, or not at all.
+
+    Processes that write the same file do not disturb each other: the last one stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(value, indent=2) + "\n")
+        with open(partial, "wb") as file:
+            yield file
         os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 
@@ -155,7 +229,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     for line in file.read_bytes().splitlines() if file.is_file() else []:
         with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-    return records
+    return [record for record in records if isinstance(record, dict) and "step" in record]
 
 
 class MetricsWriter:
@@ -169,9 +243,8 @@ class MetricsWriter:
         from tensorboardX.summary import scalar
 
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
-        partial = folder / ".metrics.jsonl"
-        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(partial, folder / "metrics.jsonl")
+        with whole_file(folder / "metrics.jsonl") as file:
+            file.writelines((json.dumps(record) + "\n").encode() for record in kept)
         self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
         self._events = EventsWriter(str(folder / "events"), filename_suffix=f".{os.getpid()}")
         self._event, self._scalar, self._flushed = Event, scalar, time.monotonic()
@@ -203,6 +276,19 @@ class MetricsWriter:
 def _shaping(config: dict[str, Any]) -> dict[str, Any]:
     """What must not change between two sessions of a run."""
     return {key: value for key, value in config.items() if key not in IDENTITY}
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/config.json"))
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    record = read_json(file)
+    for key, kind in (("config", dict), ("data_digest", str), ("sessions", list)):
+        require(
+            isinstance(record.get(key), kind), f"{file} is no record of a run: it lacks {key!r}"
+        )
+    return record
 
 
 def _free_name(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Devices and hosts: the only place that knows `pmap` and how arrays lie on devices.
+"""Devices: the only place that knows `pmap` and how arrays lie on devices.
 
 Arrays that enter a mapped function have a leading axis of local devices. A function that is mapped
 knows only the name of the axis, so the same function runs under `pmap`, under `shard_map`, and,
@@ -29,9 +29,13 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
     """This host's devices, or the first `count` of them.
 
     Raises:
-      UserError: when there are fewer.
+      UserError: when there are fewer, or none at all.
     """
-    devices = jax.local_devices()
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines() or ["see JAX_PLATFORMS"]
+        raise UserError(f"JAX finds no device to run on: {why[0]}") from error
     require(
         count is None or count <= len(devices),
         f"--devices {count}: this host has {len(devices)} {devices[0].platform} device(s)",
@@ -43,9 +47,9 @@ def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
     """Samples per device of a global batch.
 
     Raises:
-      UserError: when the batch does not divide over all devices of all hosts.
+      UserError: when the batch does not divide.
     """
-    total = len(devices) * jax.process_count()
+    total = len(devices)
     if batch_size % total:
         near = max(total, batch_size // total * total)
         raise UserError(
@@ -59,8 +63,7 @@ def pmap(
     function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()
 ) -> Callable[..., Any]:
     """Maps a per-device function over the axis `AXIS`; every argument has a leading device axis."""
-    everywhere = None if jax.process_count() > 1 else devices
-    return jax.pmap(function, axis_name=AXIS, devices=everywhere, donate_argnums=tuple(donate))
+    return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:

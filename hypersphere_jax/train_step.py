@@ -46,15 +46,18 @@ def make_objective(config: ObjectiveConfig) -> Objective:
             )
             / 2,
         }
-        loss = config.align_weight * metrics["align"] + config.uniform_weight * metrics["uniform"]
         if config.contrastive_weight:
             metrics["contrastive"] = contrastive_loss(
                 x, y, config.contrastive_tau, axis_name=axis_name
             )
-            loss += config.contrastive_weight * metrics["contrastive"]
         if config.supervised_weight:
             metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
-            loss += config.supervised_weight * metrics["supervised"]
+        # A term without weight stays out: zero times its infinity would not be zero.
+        loss = sum(
+            weight * metrics[name]
+            for name in ("contrastive", "align", "uniform", "supervised")
+            if (weight := getattr(config, f"{name}_weight"))
+        )
         return loss, metrics
 
     return objective
@@ -65,7 +68,10 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     peak = config.learning_rate * config.batch_size / 256
     if config.schedule == "cosine":
         return optax.cosine_decay_schedule(peak, steps)
-    boundaries = {round(share * steps): config.decay_factor for share in config.decay_at}
+    boundaries: dict[int, float] = {}
+    for share in config.decay_at:  # in a short run two decays may fall on one step
+        step = round(share * steps)
+        boundaries[step] = boundaries.get(step, 1.0) * config.decay_factor
     return optax.piecewise_constant_schedule(peak, boundaries)
 
 

@@ -30,11 +30,11 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     """Fills in what the config leaves to the data: recipe, image size, channels, classes."""
     recipe = config.data.recipe or dataset.recipe
     size = config.model.image_size or max(dataset.train.images.shape[1:3])
+    image = jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8)
     try:
-        evaluate = augment.make_evaluate(recipe, size)
+        view = jax.eval_shape(augment.make_evaluate(recipe, size), image)
     except ValueError as error:
-        raise UserError(f"--recipe: {error}") from error
-    image = jax.eval_shape(evaluate, jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8))
+        raise UserError(f"--recipe {recipe} does not suit the images: {error}") from error
     supervised = config.objective.supervised_weight > 0
     return dataclasses.replace(
         config,
@@ -42,7 +42,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         model=dataclasses.replace(
             config.model,
             image_size=size,
-            channels=image.shape[-1],
+            channels=view.shape[-1],
             num_classes=len(dataset.class_names) if supervised else 0,
         ),
     )
@@ -63,11 +63,14 @@ def train(config: PretrainConfig, command: str = "") -> Path:
         finite.
       Stopped: after SIGTERM or SIGINT, once the state is saved.
     """
-    with _StopSignals() as stop:
-        return _train(config, command or "the same command", stop)
+    with contextlib.ExitStack() as held:
+        stop = held.enter_context(_StopSignals())
+        return _train(config, command or "the same command", stop, held)
 
 
-def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
+def _train(
+    config: PretrainConfig, command: str, stop: "_StopSignals", held: contextlib.ExitStack
+) -> Path:
     devices = sharding.local_devices(config.runtime.devices)
     per_device = sharding.share(config.optimizer.batch_size, devices)
     dataset = data.load(config.data)
@@ -78,10 +81,14 @@ def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
     optimizer = make_optimizer(config.optimizer, schedule)
     run_key = jax.random.key(config.seed)
     apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
-    state = init_state(*_initial(config, params, stats), optimizer)
+    folder, runtime = runs.folder_of(config), config.runtime
+    if config.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
+        params, stats = _from_run(config, params, stats)
+    state = init_state(params, stats, optimizer)
 
-    folder = runs.open_folder(config, devices)
-    runtime = config.runtime
+    digest = dataset.digest()
+    held.enter_context(runs.lock(folder))
+    runs.open_folder(config, devices, digest, command)
     checkpoints = checkpoint.Checkpoints(
         folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
     )
@@ -126,8 +133,8 @@ def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
                     f"to go on: {command}"
                 )
             with meter:
-                indices = sampler(step - 1).reshape(jax.process_count(), -1, per_device)
-                indices = sharding.split(indices[jax.process_index()], devices)
+                indices = sampler(step - 1).reshape(len(devices), per_device)
+                indices = sharding.split(indices, devices)
             state, metrics = step_fn(state, images, labels, indices, key)
             meter.step_done()
             unchecked.append((step, metrics))
@@ -143,6 +150,10 @@ def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
                 checkpoints.save(step, _finite(state, step))
                 saved = step
         checkpoints.close()
+        if stop.asked:
+            raise Stopped(
+                f"stopped after the last step, all is saved in {folder}; again: {command}"
+            )
     except _Diverged as error:
         checkpoints.close()
         last = checkpoint.steps(folder / "checkpoints")[-1]
@@ -160,12 +171,17 @@ def _train(config: PretrainConfig, command: str, stop: "_StopSignals") -> Path:
     return folder
 
 
-def _initial(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
-    """Fresh parameters and statistics, or those of the run to start from."""
-    if config.init_from is None:
-        return params, stats
+def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
+    """Parameters and statistics of the run to start from; a classifier of its own stays fresh."""
     folder = runs.find(config.init_from)
-    _, tree = checkpoint.restore(folder / "checkpoints", {"params": params, "stats": stats})
+    source = dataclasses.replace(
+        config.model, num_classes=runs.read_config(folder).model.num_classes
+    )
+    _, source_params, source_stats = models.abstract(source)
+    like = {"params": source_params, "stats": source_stats}
+    _, tree = checkpoint.restore(folder / "checkpoints", like)
+    if source.num_classes != config.model.num_classes:
+        tree["params"] = models.with_classifier(tree["params"], params)
     return tree["params"], tree["stats"]
 
 

@@ -145,3 +145,18 @@ def test_unfinished_save_is_not_seen(saved, tmp_path):
     checkpoints = Checkpoints(copy)
     assert checkpoints.restore_newest(tree(0))[0] == 30
     checkpoints.close()
+
+
+def test_save_that_fails_is_one_line(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(1, tree(1))
+    checkpoints.close()
+    (tmp_path / "c").rename(tmp_path / "away")
+    (tmp_path / "c").touch()  # a file where the folder was
+    with pytest.raises(UserError, match="could not save a checkpoint in") as error:
+        checkpoints = Checkpoints(tmp_path / "away")
+        checkpoints.folder = checkpoints._manager._directory = tmp_path / "c"
+        checkpoints.save(2, tree(2))
+        checkpoints.close()
+    assert "\n" not in str(error.value)
+    assert checkpoint.steps(tmp_path / "away") == [1]

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, one clear line for a mistake, exit status."""
 
+import ast
 import importlib.util
 import json
 from pathlib import Path
@@ -41,8 +42,19 @@ def test_help(verb, capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert f"run.py {verb}" in text and "--help" in text
-    # Every option says what it does.
-    assert "--" in text.replace("--help", "") and "\n\n\n" not in text
+    # Every option of every group has its line of help.
+    assert all(len(line) <= 100 for line in text.splitlines() if "│" in line)
+
+
+@pytest.mark.parametrize("file", ["hypersphere_jax/config.py", "experiments/quickstart.py"])
+def test_every_option_says_what_it_does(file):
+    """Each field of a config has its help, a string below it (a nested config has its fields')."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
+            for field, below in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign) and "Config" not in ast.unparse(field):
+                    text = getattr(getattr(below, "value", None), "value", "")
+                    assert isinstance(text, str) and len(text) > 10, ast.unparse(field)
 
 
 def test_mistakes(capsys, tmp_path):
@@ -56,6 +68,10 @@ def test_mistakes(capsys, tmp_path):
     assert "no run 'nowhere'" in fails(capsys, "probe", "nowhere")
     assert "no run" in fails(capsys, "metrics", str(tmp_path))
     assert "no run" in fails(capsys, "report", str(tmp_path))
+    assert "--seed -1" in fails(capsys, "pretrain", "--seed", "-1")
+    assert "--width inf" in fails(capsys, "pretrain", "--width", "inf")
+    assert "--devices 0" in fails(capsys, "probe", "x", "--devices", "0")
+    assert "--t inf" in fails(capsys, "metrics", "x", "--t", "inf")
     assert "plain folder name" in fails(capsys, "pretrain", "--name", "a/b")
 
 

@@ -104,7 +104,9 @@ def test_probe(run):
 
 def test_metrics(run, encoder):
     found = probe.measure(MetricsConfig(run=str(run), alpha=1.0, t=3.0, devices=2))
-    assert found == json.loads((run / "eval" / "metrics-test.json").read_text())
+    # Options that are not the default are in the name: no result replaces another.
+    file = run / "eval" / "metrics-test-alpha1.0-t3.0.json"
+    assert found == json.loads(file.read_text())
     images = data.digits().test.images
     devices = sharding.local_devices(1)
     x = features.split_features(encoder, images, "output", devices).astype(np.float64)

@@ -76,10 +76,16 @@ def test_imports_go_down(path):
 
 def test_only_sharding_says_pmap():
     for path in FILES:
-        names = {
-            n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        said = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Attribute)
+            and node.attr == "pmap"
+            and isinstance(node.value, ast.Name)
         }
-        assert "pmap" not in names or part(path) in ("sharding", "training", "evaluation"), path
+        assert "jax" not in said or part(path) == "sharding", path
+        assert "jax.pmap" not in imports(path), path
 
 
 def test_import_is_light():

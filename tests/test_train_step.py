@@ -152,6 +152,9 @@ def test_schedules():
     schedule = make_schedule(config, 200 * 130)
     for epoch, rate in ((0, 0.36), (154.99, 0.36), (155, 0.036), (170, 0.0036), (199, 0.00036)):
         np.testing.assert_allclose(schedule(int(epoch * 130)), rate, rtol=1e-5)
+    # In 10 steps the first two decays fall on one step: both count.
+    short = make_schedule(OptimizerConfig(), 10)
+    np.testing.assert_allclose([short(7), short(8), short(9)], [0.12, 0.0012, 0.00012], rtol=1e-5)
     cosine = make_schedule(OptimizerConfig(schedule="cosine"), 100)
     np.testing.assert_allclose([cosine(s) for s in (0, 50, 100)], [0.12, 0.06, 0], atol=1e-7)
 

@@ -1,10 +1,12 @@
 """The loop: a run's folder, exact resumption after any interruption, and clear ends."""
 
 import dataclasses
+import errno
 import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypersphere_jax import checkpoint, models, runs, training
+from hypersphere_jax import checkpoint, data, models, runs, training
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -196,6 +198,22 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
+def test_full_disk_keeps_what_was_saved(finished, tmp_path, monkeypatch):
+    original = runs.MetricsWriter.write
+
+    def write(self, record):
+        if record["step"] == 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, record)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(runs.MetricsWriter, "write", write)
+        training.train(config(tmp_path))
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [0, 3, 6]
+    training.train(config(tmp_path))
+    assert_same_run(tmp_path / "run", finished)
+
+
 def test_bad_batch_sizes(tmp_path):
     for size, message in ((221, "does not divide over 2 devices.*220"), (1402, "1400 training")):
         with pytest.raises(UserError, match=message):
@@ -220,6 +238,72 @@ def test_finetuning_starts_from_another_run(finished, tmp_path):
     with pytest.raises(UserError, match="did you mean"):
         training.train(config(tmp_path, "x", init_from=str(finished.parent / "rum")))
     assert not (tmp_path / "wider").exists()
+
+
+def test_finetuning_resumes_without_its_source(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "source")
+    # With another loss: the classifier, which the source has not, starts fresh.
+    changes = {
+        "init_from": str(tmp_path / "source"),
+        "objective": ObjectiveConfig(supervised_weight=1.0),
+    }
+    stop_at(tmp_path, 3, **changes)
+    start = state_of(tmp_path / "run", 0)["params"]
+    assert start["head"]["classifier"]["kernel"].shape == (3, 10)
+    kernel = state_of(finished)["params"]["conv1"]["layer"]["kernel"]
+    np.testing.assert_array_equal(start["conv1"]["layer"]["kernel"], kernel)
+    shutil.rmtree(tmp_path / "source")
+    training.train(config(tmp_path, **changes))
+    assert runs.read_metrics(tmp_path / "run")[-1]["step"] == 12
+
+
+def test_folder_that_is_no_whole_run(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="no record of a run"):
+        training.train(config(tmp_path))
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"checkpoints but no config\.json.*run-2"):
+        training.train(config(tmp_path))
+
+
+def test_two_processes_in_one_folder(tmp_path):
+    with runs.lock(tmp_path / "run"), pytest.raises(UserError, match="another process"):
+        training.train(config(tmp_path))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_stop_at_the_very_end(tmp_path, monkeypatch):
+    original = checkpoint.Checkpoints.save
+
+    def save(self, at, tree):
+        original(self, at, tree)
+        if at == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    with pytest.raises(Stopped, match="after the last step"):
+        training.train(config(tmp_path))
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[-1] == 12
+
+
+def test_changed_data(finished, tmp_path, monkeypatch):
+    digits = data.digits()
+    digits.train.images[0, 0, 0] ^= 1
+    monkeypatch.setitem(data.SOURCES, "digits", lambda: digits)
+    with pytest.raises(UserError, match="no longer those"):
+        training.train(config(finished.parent))
+    with pytest.raises(UserError, match="no longer those"):
+        runs.load_data(finished)
+
+
+def test_without_synchronized_batch_norm_devices_shape_the_run(tmp_path):
+    model = ModelConfig(dim=3, width=0.1, sync_batch_norm=False)
+    stop_at(tmp_path, 3, model=model)
+    with pytest.raises(UserError, match=r"begun on 2 device.*--devices 2"):
+        training.train(
+            config(tmp_path, model=model, runtime=dataclasses.replace(RUNTIME, devices=4))
+        )
 
 
 def test_npz_through_small_alexnet(tmp_path, rng):
@@ -272,6 +356,12 @@ def test_killed_ten_times_is_the_same_run(tmp_path):
 
     finish("whole")
     dice = random.Random(0)
+    for _ in range(2):  # while it starts, compiles, restores
+        process = start("killed")
+        time.sleep(dice.uniform(0.5, 4))
+        process.kill()
+        process.communicate()
+    alive = 0
     for _ in range(10):
         process = start("killed")
         # Killed some time after its first checkpoint: before that there is nothing to lose.
@@ -279,8 +369,10 @@ def test_killed_ten_times_is_the_same_run(tmp_path):
         before = checkpoint.steps(checkpoints)
         while process.poll() is None and checkpoint.steps(checkpoints) == before:
             time.sleep(0.02)
-        time.sleep(dice.uniform(0, 0.4))
+        time.sleep(dice.uniform(0, 0.3))
+        alive += process.poll() is None
         process.kill()
         process.communicate()
+    assert alive >= 8
     finish("killed")
     assert_same_run(tmp_path / "killed", tmp_path / "whole")

@@ -1,6 +1,7 @@
 """Images with labels, in memory, with a fixed train/test split."""
 
 import difflib
+import hashlib
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hypersphere_jax.config import DataConfig, UserError, require
+
+MAX_CLASSES = 1_000_000  # more are surely no class labels
 
 
 class Split(NamedTuple):
@@ -25,6 +28,13 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...]
     origin: str
     recipe: str
+
+    def digest(self) -> str:
+        """Changes with any image or label."""
+        digest = hashlib.sha256()
+        for array in (*self.train, *self.test):
+            digest.update(np.ascontiguousarray(array).view(np.uint8))
+        return digest.hexdigest()[:16]
 
 
 def load(config: DataConfig) -> Dataset:
@@ -73,7 +83,7 @@ def from_npz(path: Path) -> Dataset:
             missing = [name for name in names if name not in file]
             require(not missing, f"{path} lacks {', '.join(missing)}")
             arrays = [file[name] for name in names]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is not a readable .npz file: {error}") from error
     for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
         require(
@@ -83,8 +93,9 @@ def from_npz(path: Path) -> Dataset:
         require(
             labels.shape == (len(images),)
             and np.issubdtype(labels.dtype, np.integer)
-            and labels.min() >= 0,
-            f"{path}: {part}_labels must be {len(images)} integers >= 0, "
+            and labels.min() >= 0
+            and labels.max() < MAX_CLASSES,
+            f"{path}: {part}_labels must be {len(images)} integers from 0 to {MAX_CLASSES - 1}, "
             f"not {labels.dtype} {labels.shape}",
         )
     train = Split(arrays[0], arrays[1].astype(np.int32))

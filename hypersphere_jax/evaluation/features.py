@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-import os
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import __version__, augment, models, sharding
+from hypersphere_jax import __version__, augment, models, runs, sharding
 from hypersphere_jax.config import UserError
 from hypersphere_jax.runs import Encoder
+
+logger = logging.getLogger("hypersphere_jax")
 
 
 def check_layer(encoder: Encoder, layer: str) -> None:
@@ -55,7 +57,11 @@ def split_features(
         return jnp.reshape(found, (len(found), -1))
 
     found = _over_batches(outputs, encoder, [images], devices)
-    _save(file, found)
+    try:
+        with runs.whole_file(file) as stream:
+            np.save(stream, found)
+    except OSError as error:  # a folder that can only be read, say
+        logger.warning("features are not kept for the next time: %s", error)
     return found
 
 
@@ -119,12 +125,3 @@ def _fingerprint(encoder: Encoder, images: np.ndarray, layer: str) -> str:
     for array in [*jax.tree.leaves((encoder.params, encoder.stats)), images]:
         digest.update(np.ascontiguousarray(array).view(np.uint8))
     return digest.hexdigest()[:16]
-
-
-def _save(file, array: np.ndarray) -> None:
-    """Whole or not at all, also when two processes write the same file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    with open(partial, "wb") as stream:
-        np.save(stream, array)
-    os.replace(partial, file)

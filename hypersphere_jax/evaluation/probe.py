@@ -1,12 +1,15 @@
 """From a run's checkpoint to its scores: features, probe, and a file in `eval/`."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax import data, runs, sharding
+from hypersphere_jax import runs, sharding
 from hypersphere_jax.config import MetricsConfig, ProbeConfig
 from hypersphere_jax.evaluation import knn, linear, metrics
 from hypersphere_jax.evaluation.features import pair_features, split_features
+
+logger = logging.getLogger("hypersphere_jax")
 
 
 def probe(config: ProbeConfig) -> list[dict[str, Any]]:
@@ -20,7 +23,7 @@ def probe(config: ProbeConfig) -> list[dict[str, Any]]:
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
     devices = sharding.local_devices(config.devices)
-    dataset = data.load(encoder.config.data)
+    dataset = runs.load_data(folder)
     sides = [
         (split_features(encoder, split.images, config.layer, devices), split.labels)
         for split in (dataset.train, dataset.test)
@@ -43,8 +46,9 @@ def probe(config: ProbeConfig) -> list[dict[str, Any]]:
         ),
         about | knn.knn_probe(*arrays, num_classes=classes, k=config.k),
     ]
-    for name, result in zip((config.protocol, f"knn{config.k}"), results, strict=True):
-        _save(folder, f"{name}-{config.layer}", config.step, result)
+    options = {"step": config.step, "seed": config.seed or None}
+    _save(folder, f"{config.protocol}-{config.layer}", options, results[0])
+    _save(folder, f"knn{config.k}-{config.layer}", {"step": config.step}, results[1])
     return results
 
 
@@ -56,7 +60,7 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
     devices = sharding.local_devices(config.devices)
-    dataset = data.load(encoder.config.data)
+    dataset = runs.load_data(folder)
     images = getattr(dataset, config.split).images
     x = split_features(encoder, images, "output", devices)
     pairs = pair_features(encoder, images, devices, config.seed)
@@ -70,10 +74,20 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
         **metrics.summary(x, pairs, config.alpha, config.t),
         "seed": config.seed,
     }
-    _save(folder, f"metrics-{config.split}", config.step, result)
+    standard = MetricsConfig(config.run)
+    options = {
+        key: value if value != getattr(standard, key) else None
+        for key in ("step", "alpha", "t", "seed")
+        if (value := getattr(config, key)) is not None
+    }
+    _save(folder, f"metrics-{config.split}", options, result)
     return result
 
 
-def _save(folder: Path, name: str, step: int | None, result: dict[str, Any]) -> None:
-    suffix = "" if step is None else f"-step{step}"
-    runs.write_json(folder / "eval" / f"{name}{suffix}.json", result)
+def _save(folder: Path, name: str, options: dict[str, Any], result: dict[str, Any]) -> None:
+    """Writes a result under a name that tells it from those with other options."""
+    suffix = "".join(f"-{key}{value}" for key, value in options.items() if value is not None)
+    try:
+        runs.write_json(folder / "eval" / f"{name}{suffix}.json", result)
+    except OSError as error:
+        logger.warning("the result is not kept: %s", error)

@@ -73,6 +73,14 @@ def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
     return apply, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
 
+def with_classifier(params: Params, other: Params) -> Params:
+    """`params` with the classifier of `other`, or without one when `other` has none."""
+    head = {name: layer for name, layer in params["head"].items() if name != "classifier"}
+    if "classifier" in other["head"]:
+        head["classifier"] = other["head"]["classifier"]
+    return {**params, "head": head}
+
+
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes (for one image) of a model's layers, in the network's order."""
     apply, params, stats = abstract(config)
