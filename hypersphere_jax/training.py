@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
-from hypersphere_jax.config import PretrainConfig, Stopped, UserError
+from hypersphere_jax.config import DataConfig, PretrainConfig, Stopped, UserError
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.progress import Progress
 from hypersphere_jax.train_step import (
@@ -27,7 +27,10 @@ from hypersphere_jax.train_step import (
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
-    """Fills in what the config leaves to the data: recipe, image size, channels, classes."""
+    """Fills in what the config leaves to the data: recipe, image size, channels, classes.
+
+    A file is named by its whole path, so that the run can be evaluated from any folder.
+    """
     recipe = config.data.recipe or dataset.recipe
     size = config.model.image_size or max(dataset.train.images.shape[1:3])
     image = jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8)
@@ -38,7 +41,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     supervised = config.objective.supervised_weight > 0
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, recipe=recipe),
+        data=DataConfig(name=data.full_name(config.data), recipe=recipe),
         model=dataclasses.replace(
             config.model,
             image_size=size,

@@ -320,13 +320,13 @@ def test_npz_through_small_alexnet(tmp_path, rng):
     folder = training.train(
         config(
             tmp_path,
-            data=DataConfig(name=str(file)),
+            data=DataConfig(name=os.path.relpath(file)),
             model=ModelConfig(name="small_alexnet", dim=4, width=0.05),
             optimizer=OptimizerConfig(epochs=1, batch_size=6),
             runtime=dataclasses.replace(RUNTIME, log_every_steps=1),
         )
     )
-    assert runs.read_config(folder).data.recipe == "stl10"
+    assert runs.read_config(folder).data == DataConfig(name=str(file), recipe="stl10")
     assert runs.read_config(folder).model.channels == 3
     assert len(runs.read_metrics(folder)) == 2
 

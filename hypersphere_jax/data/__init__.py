@@ -55,6 +55,11 @@ def load(config: DataConfig) -> Dataset:
     return SOURCES[config.name]()
 
 
+def full_name(config: DataConfig) -> str:
+    """The name of a data set, or the whole path of a file."""
+    return str(Path(config.name).resolve()) if config.name.endswith(".npz") else config.name
+
+
 def digits() -> Dataset:
     """The handwritten digits that come with scikit-learn: 1,797 grey images of 8x8 pixels.
 
