@@ -147,16 +147,16 @@ def test_unfinished_save_is_not_seen(saved, tmp_path):
     checkpoints.close()
 
 
-def test_save_that_fails_is_one_line(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c")
+def test_save_that_fails_is_one_line(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, tree(1))
-    checkpoints.close()
-    (tmp_path / "c").rename(tmp_path / "away")
-    (tmp_path / "c").touch()  # a file where the folder was
-    with pytest.raises(UserError, match="could not save a checkpoint in") as error:
-        checkpoints = Checkpoints(tmp_path / "away")
-        checkpoints.folder = checkpoints._manager._directory = tmp_path / "c"
+
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device\n[source locations='a.cc']")
+
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    with pytest.raises(UserError, match=r"could not save a checkpoint in .*No space left") as error:
         checkpoints.save(2, tree(2))
-        checkpoints.close()
     assert "\n" not in str(error.value)
-    assert checkpoint.steps(tmp_path / "away") == [1]
+    checkpoints.close()
+    assert checkpoint.steps(tmp_path) == [1]
