@@ -91,10 +91,10 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the training step, and of the convolution."""
-    from benchmarks import convolution, train_step
+    """Speed of the training step, of the convolution, and of the losses, with their memory."""
+    from benchmarks import convolution, losses, train_step
 
-    parse({"step": train_step.step, "convolution": convolution.layers})
+    parse({"step": train_step.step, "convolution": convolution.layers, "losses": losses.scaling})
 
 
 VERBS = {verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, report, bench)}

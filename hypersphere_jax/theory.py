@@ -1,8 +1,15 @@
-"""Closed forms that losses and metrics are compared with. NumPy and the standard library only."""
+"""What the papers prove of the losses and estimate with them: optima, bounds, limits, entropy."""
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from hypersphere_jax.losses import align_loss, l2_normalize
+from hypersphere_jax.losses.common import features, positive
+from hypersphere_jax.losses.devices import reach
+from hypersphere_jax.losses.pairs import mean_log_sum, plain_points
 
 
 def uniformity_optimum(d: int, t: float = 2.0) -> float:
@@ -11,7 +18,8 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
     .. math:: -2t + \log {}_0F_1(; d/2; t^2)
 
     (Wang & Isola, Corollary 1 with points on the sphere in R^d.) A finite sample can lie lower
-    with estimator (9), which leaves out the pairs of a point with itself.
+    with estimator (9), which leaves out the pairs of a point with itself: see
+    `uniformity_lower_bound`.
 
     Args:
       d: dimension of the space that holds the sphere, >= 1.
@@ -21,19 +29,298 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
       The optimum, in the units of `uniform_loss`.
 
     Raises:
-      ValueError: for d < 1 or t that is not positive.
+      ValueError: for d < 1 or t that is not positive and finite.
 
     >>> round(uniformity_optimum(32, 2.0), 4)
     -3.7518
     """
-    if d < 1 or not t > 0:
-        raise ValueError(f"uniformity_optimum needs d >= 1 and t > 0, got d={d}, t={t}")
+    if d < 1 or not 0 < t < math.inf:
+        raise ValueError(f"uniformity_optimum needs d >= 1 and finite t > 0, got d={d}, t={t}")
+    return _log_0f1_scaled(d / 2, t)
+
+
+def uniformity_lower_bound(d: int, t: float, n: int, include_self: bool = False) -> float:
+    r"""A value that the uniformity of no n points in d dimensions goes below.
+
+    .. math:: \max\left(-4t, \log \frac{n e^{-2t} {}_0F_1(; d/2; t^2) - 1}{n - 1}\right)
+
+    and -4t where the fraction is not positive (Wang & Isola, A.1.1, for estimator (9)). With
+    `include_self`, for estimator (8), it is `uniformity_optimum`. The bound is met by two antipodal
+    points, and by no n points in general.
+
+    Args:
+      d: dimension of the space that holds the sphere, >= 1.
+      t: scale of the Gaussian potential, > 0.
+      n: number of points, >= 2 (>= 1 with `include_self`).
+      include_self: for estimator (8) in place of (9), as in `uniform_loss`.
+
+    Returns:
+      The bound, in the units of `uniform_loss`.
+
+    Raises:
+      ValueError: for d, t or n out of range.
+
+    >>> round(uniformity_lower_bound(32, 2.0, 256), 4)
+    -3.9299
+    >>> uniformity_lower_bound(32, 2.0, 2)
+    -8.0
+    """
+    least = 1 if include_self else 2
+    if n < least:
+        raise ValueError(f"uniformity_lower_bound needs n >= {least}, got n={n}")
+    optimum = uniformity_optimum(d, t)
+    if include_self:
+        return optimum
+    # Next to the border the fraction is a difference of equal numbers, and its logarithm turns a
+    # rounding error of 1e-14 into -32, which may lie far above -4t and above true values. The
+    # optimum is lowered by more than it can have been rounded, so that a bound remains a bound.
+    rounding = 1e-14 * (10 + t)
+    return max(-4.0 * t, float(uniformity_without_self(optimum - rounding, n)))
+
+
+def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Array:
+    r"""Estimator (9) of uniformity from estimator (8), for the same n points.
+
+    .. math:: \log \frac{n e^{v} - 1}{n - 1}
+
+    (Wang & Isola, A.1.1.) Estimator (8) is never below `-log n`, where the points have no potential
+    but their own; there, and lower, the result is -inf.
+
+    Args:
+      value: `uniform_loss(x, t, include_self=True)`: a float, or an array of any shape.
+      n: number of points, >= 2.
+
+    Returns:
+      `uniform_loss(x, t)`, shape of `value`; a JAX array for a JAX array, else NumPy.
+
+    Raises:
+      ValueError: for n < 2.
+
+    >>> round(float(uniformity_without_self(-1.0, 4)), 4)
+    -1.8504
+    """
+    if n < 2:
+        raise ValueError(f"uniformity_without_self needs n >= 2, got n={n}")
+    xp = jnp if isinstance(value, jax.Array) else np
+    with np.errstate(divide="ignore"):
+        return xp.log(xp.expm1(xp.maximum(value + math.log(n), 0.0))) - math.log(n - 1)
+
+
+def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
+    r"""Estimator (8) of uniformity from estimator (9), for the same n points.
+
+    .. math:: \log \frac{(n - 1) e^{v} + 1}{n}
+
+    The inverse of `uniformity_without_self` (Wang & Isola, A.1.1).
+
+    Args:
+      value: `uniform_loss(x, t)`: a float, or an array of any shape.
+      n: number of points, >= 2.
+
+    Returns:
+      `uniform_loss(x, t, include_self=True)`, shape of `value`; a JAX array for a JAX array, else
+      NumPy.
+
+    Raises:
+      ValueError: for n < 2.
+
+    >>> round(float(uniformity_with_self(-1.8504, 4)), 4)
+    -1.0
+    """
+    if n < 2:
+        raise ValueError(f"uniformity_with_self needs n >= 2, got n={n}")
+    xp = jnp if isinstance(value, jax.Array) else np
+    return xp.logaddexp(value + math.log(n - 1), 0.0) - math.log(n)
+
+
+def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array:
+    r"""The contrastive loss with infinitely many negatives, less the log of their number.
+
+    .. math:: -\frac{1}{n \tau} \sum_i x_i^\top y_i
+              + \frac{1}{n} \sum_i \log \frac{1}{n} \sum_j e^{x_j^\top x_i / \tau}
+
+    (Wang & Isola, Theorem 1, Eq. (2).) The data distribution is the uniform one over the rows of
+    `x`: a negative may be the point itself, so j = i is in the sum. Memory grows linearly in n.
+
+    Args:
+      x: `[n, d]` features, unit norm in the paper.
+      y: `[n, d]` features of the positives, in the order of `x`.
+      tau: temperature, > 0.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: for shapes that differ, no pairs, or tau that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(contrastive_limit(x, x, tau=1.0)), 4)  # -1 + log cosh 1
+    -0.5662
+    """
+    positive(tau=tau)
+    x, y = _points(x, y, names="x, y")
+    return _mean_log_mean_exp(x, 1 / tau) - jnp.mean(jnp.sum(x * y, axis=-1)) / tau
+
+
+def sphere_log_area(d: int) -> float:
+    r"""The log of the surface area of the unit sphere in R^d.
+
+    .. math:: \log \frac{2 \pi^{d/2}}{\Gamma(d/2)}
+
+    This is the entropy in nats, with respect to the surface measure, of the uniform distribution.
+
+    Args:
+      d: dimension of the space that holds the sphere, >= 1 (for d = 1, two points of measure 1).
+
+    Returns:
+      The log of the area.
+
+    Raises:
+      ValueError: for d < 1.
+
+    >>> round(math.exp(sphere_log_area(3)) / math.pi, 12)
+    4.0
+    """
+    if d < 1:
+        raise ValueError(f"sphere_log_area needs d >= 1, got d={d}")
+    return math.log(2) + d / 2 * math.log(math.pi) - math.lgamma(d / 2)
+
+
+def vmf_log_normalizer(d: int, kappa: float) -> float:
+    r"""The log of the integral of the von Mises-Fisher kernel over the unit sphere in R^d.
+
+    .. math:: \log Z_\text{vMF} = \log \int e^{\kappa \mu^\top x} dx
+              = \log \frac{(2\pi)^{d/2} I_{d/2-1}(\kappa)}{\kappa^{d/2-1}}
+
+    for any unit vector mu, with respect to the surface measure (Wang & Isola, Section 4.2). It is
+    computed as the log of the area times 0F1(; d/2; kappa^2 / 4), which is the same.
+
+    Args:
+      d: dimension of the space that holds the sphere, >= 1.
+      kappa: concentration, > 0; 1 / tau in the contrastive loss.
+
+    Returns:
+      The log of the normalizer.
+
+    Raises:
+      ValueError: for d < 1 or kappa that is not positive and finite.
+
+    >>> round(vmf_log_normalizer(3, 2.0) - math.log(4 * math.pi * math.sinh(2.0) / 2.0), 12)
+    0.0
+    """
+    if d < 1 or not 0 < kappa < math.inf:
+        raise ValueError(
+            f"vmf_log_normalizer needs d >= 1 and finite kappa > 0, got d={d}, kappa={kappa}"
+        )
+    return sphere_log_area(d) + kappa + _log_0f1_scaled(d / 2, kappa / 2)
+
+
+def vmf_kde_entropy(x: jax.Array, kappa: float) -> jax.Array:
+    r"""The entropy of features, estimated with a von Mises-Fisher kernel density.
+
+    .. math:: \hat H = \log Z_\text{vMF}
+              - \frac{1}{n} \sum_i \log \frac{1}{n} \sum_j e^{\kappa x_i^\top x_j}
+
+    (Wang & Isola, Section 4.2: the resubstitution estimate, whose density at a point counts the
+    point itself.) In nats, with respect to the surface measure of the sphere: the estimate for
+    uniform points comes near `sphere_log_area(d)`, and it may be negative. The encoder being
+    deterministic, the paper's estimate of the mutual information of image and feature is the same
+    number. The second term is that of `contrastive_limit` at tau = 1 / kappa.
+
+    Args:
+      x: `[n, d]` features, unit norm.
+      kappa: concentration of the kernel, > 0: a plain number, also under `jit`.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: for x that is not `[n, d]`, no points, or kappa that is not positive and finite.
+
+    >>> import jax.numpy as jnp
+    >>> one = vmf_kde_entropy(jnp.array([[1.0, 0.0, 0.0]]), kappa=2.0)
+    >>> round(float(one) - (vmf_log_normalizer(3, 2.0) - 2.0), 6)
+    0.0
+    """
+    (x,) = _points(x, names="x")
+    return vmf_log_normalizer(x.shape[1], kappa) - _mean_log_mean_exp(x, kappa)
+
+
+def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
+    r"""How far a single image's feature lies from that of its class, on average.
+
+    .. math:: \frac{1}{n} \sum_i \|f(t_i(x'_i)) - f(t_i(x_i))\|_2
+
+    (The balanced contrastive loss paper, Eq. (51), which estimates its Eq. (16) with one draw of
+    the augmentation and of the class mate for each image. By Jensen's inequality it lies above
+    Eq. (16) in expectation.) The gradient at coincident rows is taken as zero.
+
+    Args:
+      x: `[n, d]` features of one augmentation of each image.
+      same_class: `[n, d]` features, each under the augmentation of the same row of `x`, of another
+        random image of that image's class.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: for shapes that differ, or no rows.
+
+    >>> import jax.numpy as jnp
+    >>> x, same_class = jnp.array([[3.0, 0.0], [0.0, 1.0]]), jnp.array([[0.0, 4.0], [0.0, 1.0]])
+    >>> float(prototype_bias(x, same_class))
+    2.5
+    """
+    x, same_class = _points(x, same_class, names="x, same_class")
+    return align_loss(x, same_class, alpha=1.0)
+
+
+def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
+    """Random points of the uniform distribution on the unit sphere in R^d.
+
+    Normalized Gaussian vectors, whose direction is uniform as their density has no direction.
+
+    Args:
+      key: random key.
+      n: number of points, >= 0.
+      d: dimension of the space that holds the sphere, >= 1.
+
+    Returns:
+      `[n, d]` float32, unit norm.
+
+    Raises:
+      ValueError: for n < 0 or d < 1.
+
+    >>> import jax
+    >>> uniform_sphere(jax.random.key(0), 5, 3).shape
+    (5, 3)
+    """
+    if n < 0 or d < 1:
+        raise ValueError(f"uniform_sphere needs n >= 0 and d >= 1, got n={n}, d={d}")
+    return l2_normalize(jax.random.normal(key, (n, d), jnp.float32))
+
+
+def _points(*arrays: jax.Array, names: str) -> list[jax.Array]:
+    """`features`, at least one row of them."""
+    arrays = features(*arrays, names=names)
+    if arrays[0].shape[0] == 0:
+        raise ValueError(f"{names} must have at least one row, got shape {arrays[0].shape}")
+    return arrays
+
+
+def _mean_log_mean_exp(x: jax.Array, scale: float) -> jax.Array:
+    """`mean_i log mean_j exp(scale * x_i . x_j)` of `[n, d]`, in memory linear in n."""
+    points = plain_points(x * jnp.sqrt(scale))
+    return mean_log_sum(points, exclude=0, reach=reach()) - math.log(x.shape[0])
+
+
+def _log_0f1_scaled(b: float, r: float) -> float:
+    """`log(exp(-2 r) 0F1(; b; r^2))`, for b > 0 and r > 0: at most 0."""
     # 0F1(; b; z) = sum_k z^k / ((b)_k k!), all terms positive: summed in the log domain it neither
-    # overflows nor cancels. The terms peak before k = t and have long died at 4t + 50.
-    b, log_z = d / 2, 2 * math.log(t)
-    k = np.arange(int(4 * t) + 50)
-    log_terms = np.cumsum(
-        np.concatenate([[0.0], log_z - np.log(b + k[:-1]) - np.log(k[1:].astype(float))])
-    )
-    peak = log_terms.max()
-    return -2 * t + float(peak + np.log(np.sum(np.exp(log_terms - peak))))
+    # overflows nor cancels. The terms peak before k = r and have long died at 4r + 50.
+    k = np.arange(1, int(4 * r) + 50)
+    log_terms = np.cumsum(2 * math.log(r) - np.log(b + k - 1) - np.log(k))
+    peak = max(0.0, float(log_terms.max()))
+    others = math.expm1(-peak) + float(np.sum(np.exp(log_terms - peak)))
+    return (peak - 2 * r) + math.log1p(others)

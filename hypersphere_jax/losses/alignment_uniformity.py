@@ -1,9 +1,13 @@
 """Alignment and uniformity (Wang & Isola, ICML 2020)."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import AxisName, features, gather, global_mean, positive
+from hypersphere_jax.losses.common import at_least, features, positive
+from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.pairs import gaussian_points, log_total, log_total_with
 
 
 def align_loss(
@@ -35,31 +39,43 @@ def align_loss(
     """
     positive(alpha=alpha)
     x, y = features(x, y, names="x, y")
-    if x.shape[0] == 0:
-        raise ValueError(f"align_loss needs at least one pair, got shapes {x.shape}, {y.shape}")
+    at_least(1, "align_loss", "pair", x)
+    return global_mean(jnp.mean(distance_power(x, y, alpha)), axis_name)
+
+
+def distance_power(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
+    """`|x_i - y_i|^alpha` of each row, `[n]`, with gradient zero at distance zero."""
     squares = jnp.sum(jnp.square(x - y), axis=-1)
     # The paper's `norm` then `pow` has NaN gradients at zero distance; a power of the square is
     # differentiable there once the zero is taken out before it.
     apart = squares > 0
-    powers = jnp.where(apart, jnp.where(apart, squares, 1.0) ** (alpha / 2), 0.0)
-    return global_mean(jnp.mean(powers), axis_name)
+    return jnp.where(apart, jnp.where(apart, squares, 1.0) ** (alpha / 2), 0.0)
 
 
 def uniform_loss(
-    x: jax.Array, t: float = 2.0, *, include_self: bool = False, axis_name: AxisName = None
+    x: jax.Array,
+    t: float = 2.0,
+    include_self: bool = False,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
 ) -> jax.Array:
     r"""Uniformity: the log of the mean Gaussian potential of all pairs of points.
 
     .. math:: \log \frac{1}{n (n - 1)} \sum_{i \ne j} e^{-t \|x_i - x_j\|_2^2}
 
     (Wang & Isola, Section 4.1.2 and B.1; estimator (9) of A.1.1.) `include_self` adds the pairs of
-    a point with itself and divides by n^2 instead, which is estimator (8).
+    a point with itself and divides by n^2 instead, which is estimator (8). Value and gradient take
+    one pass over half the pairs.
 
     Args:
       x: `[n, d]` features, unit norm in the paper.
       t: scale of the potential, > 0.
       include_self: estimator (8) in place of (9).
       axis_name: a mapped axis: the points are those of all devices.
+      block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
       float32 scalar, at most 0.
@@ -74,20 +90,67 @@ def uniform_loss(
     """
     positive(t=t)
     (x,) = features(x, names="x")
-    everyone = gather(x, axis_name)
-    n = everyone.shape[0]
-    if n < (1 if include_self else 2):
-        raise ValueError(f"uniform_loss needs at least two points, got shape {x.shape}")
-    # Squared distances from inner products: a matrix product, where differences need [n, n, d].
-    # Centring changes no distance, and spares the cancellation for points that lie close together.
-    centred = everyone - jax.lax.stop_gradient(jnp.mean(everyone, axis=0, keepdims=True))
-    norms = jnp.sum(jnp.square(centred), axis=-1)
-    products = jnp.matmul(centred, centred.T, precision=jax.lax.Precision.HIGHEST)
-    squares = jnp.maximum(norms[:, None] + norms[None, :] - 2 * products, 0.0)
-    self_pairs = jnp.eye(n, dtype=bool)
+    n = at_least(1 if include_self else 2, "uniform_loss", "point", x, axis_name=axis_name)
+    to = reach(block_size, axis_name, ring)
+    if n == 1:
+        return global_mean(jnp.sum(0 * x), axis_name)
+    points = gaussian_points(x, t, axis_name)
     if include_self:
-        exponents, pairs = jnp.where(self_pairs, 0.0, -t * squares), n * n
-    else:
-        exponents, pairs = jnp.where(self_pairs, -jnp.inf, -t * squares), n * (n - 1)
-    loss = jax.nn.logsumexp(exponents) - jnp.log(jnp.float32(pairs))
-    return global_mean(loss, axis_name)
+        return jnp.logaddexp(log_total(points, to), math.log(n)) - 2 * math.log(n)
+    return log_total(points, to) - math.log(n * (n - 1))
+
+
+def uniform_queue_loss(
+    query: jax.Array,
+    queue: jax.Array,
+    t: float = 2.0,
+    intra_batch: bool = True,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""Uniformity of queries against a queue of keys (Wang & Isola, B.2).
+
+    .. math::
+        \log \frac{1}{n m + n (n - 1) / 2} \Big(
+          \sum_{i, j} e^{-t \|q_i - k_j\|_2^2} + \sum_{i < j} e^{-t \|q_i - q_j\|_2^2} \Big)
+
+    is Eq. (22); without `intra_batch` only the first sum stands, over n m pairs, Eq. (21). Eq. (22)
+    prints its second sum over :math:`i \ne j`; its weights fit pairs that are counted once, and so
+    does the authors' code.
+
+    Args:
+      query: `[n, d]` features, unit norm in the paper.
+      queue: `[m, d]` features.
+      t: scale of the potential, > 0.
+      intra_batch: count the pairs of queries too.
+      axis_name: a mapped axis: the queries are those of all devices. Each has the same queue.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' queries along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar, at most 0.
+
+    Raises:
+      ValueError: for shapes that do not fit, no queries, an empty queue, or t that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> queue = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(uniform_queue_loss(jnp.array([[0.0, 1.0]]), queue, t=1.0)), 4)
+    -2.0
+    """
+    positive(t=t)
+    query, queue = features(query, queue, names="query, queue", same_n=False)
+    n = at_least(1, "uniform_queue_loss", "query", query, axis_name=axis_name)
+    m = at_least(1, "uniform_queue_loss", "key in the queue", queue)
+    to = reach(block_size, axis_name, ring)
+    # Both around one centre, so that distances between them stay what they are.
+    centre = jax.lax.stop_gradient(jnp.mean(queue, axis=0, keepdims=True))
+    queries, keys = (gaussian_points(side, t, centre=centre) for side in (query, queue))
+    total, pairs = log_total_with(queries, keys, to), n * m
+    if intra_batch and n > 1:
+        # Each pair stands twice in the sum over i != j.
+        total = jnp.logaddexp(total, log_total(queries, to) - math.log(2))
+        pairs += n * (n - 1) // 2
+    return total - math.log(pairs)

@@ -1,11 +1,11 @@
-"""What every loss shares: checks of its inputs, float32, and the gathering over devices."""
+"""What every loss shares: checks of its inputs, and float32."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-AxisName = str | tuple[str, ...] | None
+from hypersphere_jax.losses.devices import AxisName
 
 
 def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
@@ -40,20 +40,23 @@ def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
     )
 
 
-def features(*arrays: jax.Array, names: str) -> list[jax.Array]:
+def features(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:
     """The arrays as float32, after a check that all are `[n, d]` of one shape.
 
     Args:
       *arrays: features of equal shape.
       names: how the caller names them, for the message, such as "x, y".
+      same_n: False where only d needs to be equal.
 
     Raises:
       ValueError: naming the shapes when they are not two-dimensional or differ.
     """
     arrays = [jnp.asarray(array) for array in arrays]
     shapes = ", ".join(str(array.shape) for array in arrays)
-    if any(array.ndim != 2 for array in arrays) or len({a.shape for a in arrays}) > 1:
-        raise ValueError(f"{names} must be [n, d] of one shape, got {shapes}")
+    differ = {array.shape if same_n else array.shape[1:] for array in arrays}
+    if any(array.ndim != 2 for array in arrays) or len(differ) > 1:
+        what = "[n, d] of one shape" if same_n else "two-dimensional, with one d"
+        raise ValueError(f"{names} must be {what}, got {shapes}")
     if not all(jnp.issubdtype(array.dtype, jnp.floating) for array in arrays):
         dtypes = ", ".join(str(array.dtype) for array in arrays)
         raise ValueError(f"{names} must be floating point, got {dtypes}")
@@ -67,17 +70,18 @@ def positive(**options: Any) -> None:
             raise ValueError(f"{name} must be positive, got {value}")
 
 
-def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`[n, d]` of each device to `[devices * n, d]` of all, in the devices' order."""
-    if axis_name is None:
-        return x
-    return jax.lax.all_gather(x, axis_name, axis=0, tiled=True)
+def not_negative(**options: Any) -> None:
+    """Raises ValueError for an option that is a plain number and negative."""
+    for name, value in options.items():
+        if isinstance(value, int | float) and not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
 
 
-def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The mean over devices.
-
-    It also ends losses whose value is the same on every device already: the mean leaves value and
-    gradient as they are under `pmap`, and tells `shard_map` that the result is replicated.
-    """
-    return value if axis_name is None else jax.lax.pmean(value, axis_name)
+def at_least(least: int, loss: str, what: str, x: jax.Array, axis_name: AxisName = None) -> int:
+    """The number of points on all devices, or ValueError if that is fewer than the loss needs."""
+    shape = jnp.shape(x)
+    n = shape[0] * (1 if axis_name is None else jax.lax.axis_size(axis_name)) if shape else 0
+    if n < least:
+        number = {1: "one", 2: "two"}[least]
+        raise ValueError(f"{loss} needs at least {number} {what}{'s'[: least - 1]}, got {shape}")
+    return n

@@ -1,13 +1,21 @@
-"""Contrastive losses over the pairs of a batch."""
+"""Contrastive losses of one view against the other: in-batch, and against shared negatives."""
 
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import AxisName, features, gather, global_mean, positive
+from hypersphere_jax.losses.common import at_least, features, positive
+from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.pairs import mean_log_sum_shared, mean_log_sums_between, plain_points
 
 
 def contrastive_loss(
-    x: jax.Array, y: jax.Array, tau: float = 0.5, *, axis_name: AxisName = None
+    x: jax.Array,
+    y: jax.Array,
+    tau: float = 0.5,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
 ) -> jax.Array:
     r"""The symmetric in-batch contrastive loss, the mean of 2n cross entropies.
 
@@ -24,6 +32,8 @@ def contrastive_loss(
       y: `[n, d]` features of the positives, in the order of `x`.
       tau: temperature, > 0.
       axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
       float32 scalar, at least 0; `log n` when all features coincide.
@@ -38,11 +48,109 @@ def contrastive_loss(
     """
     positive(tau=tau)
     x, y = features(x, y, names="x, y")
-    x, y = gather(x, axis_name), gather(y, axis_name)
-    if x.shape[0] == 0:
-        raise ValueError(f"contrastive_loss needs at least one pair, got {x.shape}, {y.shape}")
-    logits = jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST) / tau
-    positives = jnp.diagonal(logits)
-    x_anchors = jax.nn.logsumexp(logits, axis=1) - positives
-    y_anchors = jax.nn.logsumexp(logits, axis=0) - positives
-    return global_mean(jnp.mean(x_anchors + y_anchors) / 2, axis_name)
+    at_least(1, "contrastive_loss", "pair", x)
+    return _cross_entropies(x, y, tau, reach(block_size, axis_name, ring), exclude=0)
+
+
+def dcl_loss(
+    z1: jax.Array,
+    z2: jax.Array,
+    tau: float = 0.5,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""The contrastive loss whose denominator leaves out the positive, with cross-view negatives.
+
+    .. math::
+        -\frac{1}{n} \sum_i \log \frac{e^{z_i^\top z'_i / \tau}}{\sum_{j \ne i}
+        e^{z_i^\top z'_j / \tau}}
+
+    and the mean of that over both views as anchors (balanced paper, Eq. (14), with alpha =
+    1 / tau). It has no lower bound of zero: separated pairs make it negative.
+
+    Args:
+      z1: `[n, d]` features of the first view, unit norm in the paper.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      tau: temperature, > 0.
+      axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar; `log(n - 1)` when all features coincide.
+
+    Raises:
+      ValueError: for shapes that differ, fewer than two pairs, or tau that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> float(dcl_loss(z, z, tau=1.0))
+    -2.0
+    """
+    positive(tau=tau)
+    z1, z2 = features(z1, z2, names="z1, z2")
+    at_least(2, "dcl_loss", "pair", z1, axis_name=axis_name)
+    return _cross_entropies(z1, z2, tau, reach(block_size, axis_name, ring), exclude=1)
+
+
+def info_nce_loss(
+    query: jax.Array,
+    key: jax.Array,
+    negatives: jax.Array,
+    tau: float = 0.07,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+) -> jax.Array:
+    r"""InfoNCE with one positive key a query and negatives that all queries share.
+
+    .. math::
+        -\frac{1}{n} \sum_i \log \frac{e^{q_i^\top k_i / \tau}}
+        {e^{q_i^\top k_i / \tau} + \sum_j e^{q_i^\top k^-_j / \tau}}
+
+    (Wang & Isola, Eq. (1), with M = m negatives; MoCo's loss, whose negatives are its queue.)
+
+    Args:
+      query: `[n, d]` features, unit norm in the papers.
+      key: `[n, d]` features of the positives, in the order of `query`.
+      negatives: `[m, d]` features.
+      tau: temperature, > 0.
+      axis_name: a mapped axis: queries and keys are those of all devices. Each has the same
+        negatives.
+      block_size: points in a block, at most. None chooses.
+
+    Returns:
+      float32 scalar, at least 0; `log(m + 1)` when all features coincide.
+
+    Raises:
+      ValueError: for shapes that do not fit, no queries, no negatives, or tau that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> query, negatives = jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0], [0.0, -1.0]])
+    >>> round(float(info_nce_loss(query, query, negatives, tau=1.0)), 4)
+    0.5514
+    """
+    positive(tau=tau)
+    query, key = features(query, key, names="query, key")
+    query, negatives = features(query, negatives, names="query, negatives", same_n=False)
+    at_least(1, "info_nce_loss", "query", query)
+    at_least(1, "info_nce_loss", "negative", negatives)
+    query = query / tau
+    positives = jnp.sum(query * key, axis=-1)
+    sums = mean_log_sum_shared(
+        plain_points(query),
+        plain_points(negatives),
+        positives,
+        reach(block_size, axis_name),
+    )
+    return sums - global_mean(jnp.mean(positives), axis_name)
+
+
+def _cross_entropies(x, y, tau, to, exclude):
+    x = x / tau
+    sums = mean_log_sums_between(
+        plain_points(x), plain_points(y), to, columns=True, exclude=exclude
+    )
+    return sums - global_mean(jnp.mean(jnp.sum(x * y, axis=-1)), to.axis_name)

@@ -1,0 +1,181 @@
+"""The losses in all their forms, and the process that measures the memory of one of them.
+
+`python -m benchmarks.loss_forms LOSS FORM N D CALLS` prints the peak of its own memory. So this
+module imports only what the forms need: all else would count as their memory.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import hypersphere_jax
+
+OURS, DENSE, TORCH = "hypersphere_jax", "dense JAX", "PyTorch"
+TAU = 0.5
+
+# The losses as textbooks have them, with all n x n entries at once. "highest" is float32 itself,
+# as in the library and in PyTorch, also on devices that would round products to fewer bits.
+dot = functools.partial(jnp.matmul, precision="highest")
+
+
+def dense_uniform(x, t=2.0):
+    n = len(x)
+    norms = jnp.sum(x * x, axis=1)
+    squares = norms[:, None] + norms[None, :] - 2 * dot(x, x.T)
+    off_diagonal = jnp.where(jnp.eye(n, dtype=bool), -jnp.inf, -t * squares)
+    return jax.nn.logsumexp(off_diagonal) - jnp.log(n * (n - 1.0))
+
+
+def dense_contrastive(x, y):
+    logits = dot(x, y.T) / TAU
+    both = jax.nn.log_softmax(logits, axis=1) + jax.nn.log_softmax(logits, axis=0)
+    return -jnp.mean(jnp.diagonal(both)) / 2
+
+
+def dense_nt_xent(x, y):
+    z = jnp.concatenate([x, y])
+    logits = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, dot(z, z.T) / TAU)
+    rows = jnp.arange(len(z))
+    return -jnp.mean(jax.nn.log_softmax(logits)[rows, jnp.roll(rows, len(x))])
+
+
+def dense_info_nce(query, key, negatives):
+    positives = jnp.sum(query * key, axis=1, keepdims=True)
+    logits = jnp.concatenate([positives, dot(query, negatives.T)], axis=1) / TAU
+    return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+
+
+def torch_uniform(torch, x, t=2.0):
+    return torch.pdist(x).pow(2).mul(-t).exp().mean().log()
+
+
+def torch_contrastive(torch, x, y):
+    cross_entropy, rows = torch.nn.functional.cross_entropy, torch.arange(len(x), device=x.device)
+    logits = x @ y.T / TAU
+    return (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
+
+
+def torch_nt_xent(torch, x, y):
+    z = torch.cat([x, y])
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    logits = (z @ z.T / TAU).masked_fill(itself, -torch.inf)
+    positives = torch.arange(len(z), device=z.device).roll(len(x))
+    return torch.nn.functional.cross_entropy(logits, positives)
+
+
+def torch_info_nce(torch, query, key, negatives):
+    logits = torch.cat([(query * key).sum(1, keepdim=True), query @ negatives.T], dim=1) / TAU
+    first = torch.zeros(len(query), dtype=torch.long, device=query.device)
+    return torch.nn.functional.cross_entropy(logits, first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss in its forms, and the flops it needs, in products [n, d] x [d, n] of 2 n^2 d flops."""
+
+    ours: Callable
+    dense: Callable
+    torch: Callable
+    inputs: int  # arrays [n, d]
+    learned: int  # how many of these, from the first, have gradients
+    linear: float  # products with memory linear in n: softmax logits are computed twice
+    kept: float  # products where the n x n logits are kept between value and gradient
+
+
+# Of symmetric logits half is enough. Uniformity needs one pass: its sum scales all gradients alike.
+# NT-Xent is of 2n points, so that its products are four times as large; its points are of unit norm
+# already, and "dot" is the computation of the other forms.
+at_tau = functools.partial(functools.partial, tau=TAU)
+nt_xent = at_tau(hypersphere_jax.nt_xent_loss, similarity="dot")
+LOSSES = {
+    "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, torch_uniform, 1, 1, 1.5, 1.5),
+    "contrastive": Loss(
+        at_tau(hypersphere_jax.contrastive_loss), dense_contrastive, torch_contrastive, 2, 2, 4, 3
+    ),
+    "nt_xent": Loss(nt_xent, dense_nt_xent, torch_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
+    "info_nce": Loss(
+        at_tau(hypersphere_jax.info_nce_loss), dense_info_nce, torch_info_nce, 3, 1, 3, 2
+    ),
+}
+
+
+def unit_vectors(count: int, n: int, dim: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((n, dim), dtype=np.float32) for _ in range(count)]
+    for array in arrays:  # in place, as copies would count as memory of the loss
+        array /= np.sqrt(np.einsum("nd,nd->n", array, array))[:, None]
+    return arrays
+
+
+def make_form(loss: Loss, form: str, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:
+    """A call without arguments that waits for (value, gradients of the learned inputs)."""
+    if form == TORCH:
+        return _torch_form(loss, arrays)
+    inputs = jax.block_until_ready([jnp.asarray(array) for array in arrays])
+    function = loss.ours if form == OURS else loss.dense
+    compiled = jax.jit(jax.value_and_grad(function, argnums=tuple(range(loss.learned))))
+    return lambda: jax.block_until_ready(compiled(*inputs))
+
+
+def _torch_form(loss: Loss, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs = [torch.from_numpy(array).to(device) for array in arrays]
+    learned = [array.requires_grad_() for array in inputs[: loss.learned]]
+
+    def run():
+        value = loss.torch(torch, *inputs)
+        gradients = torch.autograd.grad(value, learned)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return value.detach(), gradients
+
+    return run
+
+
+def _work(name: str, form: str, n: str, dim: str, calls: str) -> None:
+    arrays = unit_vectors(LOSSES[name].inputs, int(n), int(dim))
+    call = make_form(LOSSES[name], form, arrays)
+    for _ in range(int(calls)):
+        call()
+    found = {"resident_mb": _resident_peak() / 1e6}
+    device_peak = _device_peak(form)
+    if device_peak is not None:
+        found["device_mb"] = device_peak / 1e6
+    print(json.dumps(found))
+
+
+def _resident_peak() -> int:
+    """Bytes of memory this process has held at most."""
+    # Linux hands getrusage's number of the parent, which is larger, on to the child.
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _device_peak(form: str) -> int | None:
+    """Bytes of the accelerator's memory this process has used at most; None on CPU."""
+    if form == TORCH:
+        import torch
+
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    stats = jax.devices()[0].memory_stats()
+    return stats["peak_bytes_in_use"] if stats else None
+
+
+if __name__ == "__main__":
+    _work(*sys.argv[1:])

@@ -1,0 +1,194 @@
+"""Sums of exponentials over pairs of points, block by block, in memory linear in their number.
+
+All pairwise losses are made of sums of `exp(l_ij)` over logits of one form,
+
+    l_ij = x_i . y_j + bias_i + bias_j
+
+with the temperature inside the points; `-t |x_i - y_j|^2` is of this form too. Two passes over the
+blocks of that matrix serve all of them: `log_sums` gives the log-sum-exp of its rows and columns,
+`pull` the products with exponentials of it that gradients are made of. A set of points against
+itself is symmetric: each two blocks meet once, and that counts for both.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# The logit of what is no pair. Finite: a difference of infinities would be no number.
+OFF = -1e30
+
+
+class Points(NamedTuple):
+    """`x [n, d]` and `bias [n]`."""
+
+    x: jax.Array
+    bias: jax.Array
+
+
+def log_sums(
+    a: Points, b: Points | None, *, exclude: int = 0, limit: int
+) -> tuple[jax.Array, jax.Array]:
+    """Log-sum-exp of each row `[n]` and of each column `[m]` of the logits.
+
+    Args:
+      a: the n points of the rows.
+      b: the m points of the columns; None for `a` itself, whose columns are as its rows.
+      exclude: 0 counts all pairs, 1 leaves out (i, i), 2 also (2i, 2i + 1) and (2i + 1, 2i).
+      limit: points in a block, at most.
+    """
+
+    def parts(logits, rows, columns):
+        return jax.nn.logsumexp(logits, 1), jax.nn.logsumexp(logits, 0)
+
+    rows, columns = _split((a,), limit, exclude), b and _split((b,), limit, exclude)
+    nothing = tuple(jnp.full_like(side[0].bias, OFF) for side in (rows, columns or rows))
+    sums, others = _sweep(parts, jnp.logaddexp, rows, columns, nothing, exclude)
+    if b is None:
+        sums = others = jnp.logaddexp(sums, others)
+    return _join(sums, len(a.bias)), _join(others, len((a if b is None else b).bias))
+
+
+def pull(
+    a: Points,
+    b: Points | None,
+    r: jax.Array | None,
+    c: jax.Array | None,
+    *,
+    exclude: int = 0,
+    limit: int,
+) -> tuple[Points, Points]:
+    """What all pairs pull at the points: `P b` and `P^T a`, and the sums of P's rows and columns.
+
+    The weights are `P_ij = exp(l_ij - r_i) + exp(l_ij - c_j)`, or one of these terms where the
+    other's shift is None, or `exp(l_ij)` where both are.
+
+    Args:
+      a: the n points of the rows.
+      b: the m points of the columns; None for `a` itself, and then c is r.
+      r: shifts of the rows, `[n]`, or None.
+      c: shifts of the columns, `[m]`, or None.
+      exclude: as in `log_sums`; what it leaves out has no weight.
+      limit: points in a block, at most.
+
+    Returns:
+      `Points(P b [n, d], sums of rows [n])` and `Points(P^T a [m, d], sums of columns [m])`.
+    """
+
+    def parts(logits, rows, columns):
+        (x, r), (y, c) = rows, columns
+        terms = [] if r is None else [logits - r[:, None]]
+        terms += [] if c is None else [logits - c[None, :]]
+        weights = sum(map(jnp.exp, terms or [logits]))
+        # The columns' products are kept transposed: transposing x costs less than the weights.
+        return (
+            Points(_product(weights, y.x), jnp.sum(weights, 1)),
+            Points(_product(x.x.T, weights), jnp.sum(weights, 0)),
+        )
+
+    rows, columns = _split((a, r), limit, exclude), b and _split((b, c), limit, exclude)
+    blocks = rows[0], columns[0] if columns else rows[0]
+    nothing = jax.tree.map(jnp.zeros_like, (blocks[0], blocks[1]._replace(x=blocks[1].x.mT)))
+    sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude)
+    others = others._replace(x=others.x.mT)
+    if b is None:
+        sums = others = jax.tree.map(jnp.add, sums, others)
+    return (
+        jax.tree.map(lambda total: _join(total, len(a.bias)), sums),
+        jax.tree.map(lambda total: _join(total, len((a if b is None else b).bias)), others),
+    )
+
+
+def _sweep(
+    parts: Callable, add: Callable, rows: tuple, columns: tuple | None, totals: tuple, exclude: int
+) -> tuple[Any, Any]:
+    """Adds up `parts(logits, row block, column block)` over all pairs of blocks.
+
+    Where the rows meet themselves, what one block gives to another as column is kept apart from
+    what it gets as row: both in one array would be copied in each step.
+
+    Args:
+      parts: gives what two blocks that meet add to the totals of the rows and of the columns.
+      add: adds a part to a total.
+      rows: points, and what else `parts` needs of them, as blocks.
+      columns: likewise, or None: the rows meet themselves.
+      totals: of the rows and of the columns, to start with.
+      exclude: which pairs to leave out; all of them stand in blocks of equal number.
+    """
+    symmetric = columns is None
+    columns = rows if symmetric else columns
+
+    def meet(i, j, totals, diagonal=False):
+        row, column = _at(rows, i), _at(columns, j)
+        logits = _logits(row[0], column[0], exclude if diagonal else 0)
+        mine, theirs = parts(logits, row, column)
+        totals, others = totals
+        totals = _add_at(add, totals, i, mine)
+        if not (symmetric and diagonal):
+            others = _add_at(add, others, j, theirs)
+        return totals, others
+
+    counts = len(rows[0].bias), len(columns[0].bias)
+    first, second = np.indices(counts).reshape(2, -1)
+    if symmetric or exclude:
+        totals = _loop(lambda i, totals: meet(i, i, totals, True), totals, np.arange(counts[0]))
+        apart = first < second if symmetric else first != second
+        first, second = first[apart], second[apart]
+    return _loop(meet, totals, first, second)
+
+
+def _loop(body: Callable, carry: Any, *indices: np.ndarray) -> Any:
+    """`carry = body(*index, carry)` for each index; without a loop where there is only one."""
+    steps = len(indices[0])
+    if steps <= 1:
+        return body(*(int(index[0]) for index in indices), carry) if steps else carry
+    indices = [jnp.asarray(index, jnp.int32) for index in indices]
+    return lax.fori_loop(0, steps, lambda s, c: body(*(index[s] for index in indices), c), carry)
+
+
+def _at(tree: Any, i: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def _add_at(add: Callable, totals: Any, i: Any, part: Any) -> Any:
+    return jax.tree.map(lambda total, p: total.at[i].set(add(total[i], p)), totals, part)
+
+
+def _logits(a: Points, b: Points, exclude: int) -> jax.Array:
+    logits = _product(a.x, b.x.T) + (a.bias[:, None] + b.bias[None, :])
+    if exclude:
+        group = np.arange(len(a.bias)) // exclude
+        logits = jnp.where(group[:, None] == group[None, :], OFF, logits)
+    return logits
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _split(side: tuple, limit: int, exclude: int) -> tuple:
+    """Arrays of n points to `[blocks, size, ...]`, filled up with points that form no pair."""
+    n = len(side[0].bias)
+    count = math.ceil(n / limit)
+    size = math.ceil(n / count)
+    size += size % max(exclude, 1)  # no block parts an excluded pair
+    count = math.ceil(n / size)
+    missing = count * size - n
+
+    def split(array: jax.Array, fill: float = 0.0) -> jax.Array:
+        if missing:
+            widths = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
+            array = jnp.pad(array, widths, constant_values=fill)
+        return array.reshape(count, size, *array.shape[1:])
+
+    points, *more = side
+    points = Points(split(points.x), split(points.bias, OFF))
+    return points, *(None if array is None else split(array) for array in more)
+
+
+def _join(blocks: jax.Array, n: int) -> jax.Array:
+    return blocks.reshape(-1, *blocks.shape[2:])[:n]

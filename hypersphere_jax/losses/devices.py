@@ -1,0 +1,115 @@
+"""All devices' points as one set: what is global about the losses."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+AxisName = str | tuple[str, ...] | None
+
+# Points in a block where the losses may choose: of points among themselves, and between two sets.
+# Measured on CPUs, see docs/performance.md; on accelerators a guess that keeps blocks small.
+AMONG, BETWEEN, ACCELERATOR = 1024, 2048, 4096
+
+
+class Reach(NamedTuple):
+    """Where the points are and how they meet.
+
+    Attributes:
+      block_size: points in a block, at most; None chooses.
+      axis_name: the mapped axis over which points are spread; None for one device.
+      ring: the devices' points travel around, one device's at a time, rather than being gathered.
+    """
+
+    block_size: int | None = None
+    axis_name: AxisName = None
+    ring: bool = False
+
+    @property
+    def among(self) -> int:
+        return self.block_size or (AMONG if jax.default_backend() == "cpu" else ACCELERATOR)
+
+    @property
+    def between(self) -> int:
+        return self.block_size or (BETWEEN if jax.default_backend() == "cpu" else ACCELERATOR)
+
+
+def reach(block_size: int | None = None, axis_name: AxisName = None, ring: bool = False) -> Reach:
+    """The options that the losses share, checked."""
+    if ring and axis_name is None:
+        raise ValueError("ring=True needs axis_name, the mapped axis that the ring goes around")
+    if block_size is not None and not (isinstance(block_size, int) and block_size >= 1):
+        raise ValueError(f"block_size must be None or an integer >= 1, got {block_size!r}")
+    return Reach(block_size, axis_name, ring)
+
+
+def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`[n, d]` of each device to `[devices * n, d]` of all, in the devices' order."""
+    if axis_name is None:
+        return x
+    return lax.all_gather(x, axis_name, axis=0, tiled=True)
+
+
+def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The mean over devices.
+
+    It also ends losses whose value is the same on every device already: the mean leaves value and
+    gradient as they are under `pmap`, and tells `shard_map` that the result is replicated.
+    """
+    return value if axis_name is None else lax.pmean(value, axis_name)
+
+
+def global_sum(value: jax.Array, axis_name: AxisName) -> jax.Array:
+    """The sum over devices."""
+    return value if axis_name is None else lax.psum(value, axis_name)
+
+
+def around(
+    meet: Callable, own: Any, start: tuple[Any, Any], combine: Callable, reach: Reach
+) -> tuple[Any, Any]:
+    """Meets every other device's arrays once, and adds up what that gives to each side.
+
+    Args:
+      meet: maps another device's arrays (or those of several, one after the other) to what they
+        give to this device and what this device gives to them, or None.
+      own: this device's arrays, for the others to meet.
+      start: what this device's own arrays give, and are given, at home.
+      combine: adds up along an axis: `combine(stacked, axis=0)`.
+      reach: gather all devices' arrays, or pass them along a ring.
+    """
+    axis_name = reach.axis_name
+    if axis_name is None:
+        return start
+    devices, me = lax.axis_size(axis_name), lax.axis_index(axis_name)
+
+    def add(*parts):
+        return jax.tree.map(lambda *leaves: combine(jnp.stack(leaves), axis=0), *parts)
+
+    if reach.ring:
+        onward = [(i, (i + 1) % devices) for i in range(devices)]
+
+        def step(_, carry):
+            mine, travelling = carry
+            theirs, visitors = lax.ppermute(travelling, axis_name, onward)
+            to_me, to_them = meet(visitors)
+            return add(mine, to_me), (add(theirs, to_them), visitors)
+
+        mine, (theirs, _) = lax.fori_loop(0, devices - 1, step, (start[0], (start[1], own)))
+        return mine, lax.ppermute(theirs, axis_name, onward)
+
+    def others(array):
+        everyone = lax.all_gather(array, axis_name, tiled=True)
+        return jnp.roll(everyone, -me * len(array), axis=0)[len(array) :]
+
+    def bring_home(at_home, given):
+        """Each device's share of what all devices give, from what this one gives to each."""
+        every = jnp.roll(jnp.concatenate([at_home, given]), me * len(at_home), axis=0)
+        every = every.reshape(devices, *at_home.shape)
+        return combine(lax.all_to_all(every, axis_name, 0, 0), axis=0)
+
+    if devices == 1:
+        return start
+    to_me, to_them = meet(jax.tree.map(others, own))
+    return add(start[0], to_me), jax.tree.map(bring_home, start[1], to_them)

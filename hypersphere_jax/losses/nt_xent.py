@@ -1,0 +1,243 @@
+"""NT-Xent and its relatives: each of the 2n views against all others.
+
+All are a weighted sum of the same two terms: the similarity of the positives, and the mean over
+views of the log-sum-exp of similarities to the others, with or without the positive among them.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative, positive
+from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
+
+Similarity = Literal["cosine", "dot", "neg_euclidean"]
+
+
+def nt_xent_loss(
+    z1: jax.Array,
+    z2: jax.Array,
+    tau: float = 0.5,
+    similarity: Similarity = "cosine",
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""NT-Xent, the loss of SimCLR: each view's positive against the 2n - 1 other views.
+
+    .. math::
+        -\frac{1}{2n} \sum_i \log \frac{e^{s(z_i, z_{p(i)}) / \tau}}
+        {\sum_{k \ne i} e^{s(z_i, z_k) / \tau}}
+
+    over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
+    (15) with alpha = 1 / tau; Chen et al., SimCLR, Eq. (1)).
+
+    Args:
+      z1: `[n, d]` features of the first view.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      tau: temperature, > 0.
+      similarity: "cosine" normalizes the features here; "dot" and "neg_euclidean", minus the
+        squared distance, take them as they are (balanced paper, Section 5.4 and its footnote).
+      axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar, at least 0; `log(2n - 1)` when all features coincide.
+
+    Raises:
+      ValueError: for shapes that differ, no pairs, a similarity of another name, or tau that is not
+        positive.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(nt_xent_loss(z, z, tau=1.0)), 4)
+    0.2395
+    """
+    positive(tau=tau)
+    z1, z2 = features(z1, z2, names="z1, z2")
+    at_least(1, "nt_xent_loss", "pair", z1)
+    if similarity == "cosine":
+        z1, z2 = l2_normalize(z1), l2_normalize(z2)
+    elif similarity not in ("dot", "neg_euclidean"):
+        raise ValueError(
+            f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
+        )
+    z = _views(z1, z2)
+    if similarity == "neg_euclidean":
+        points = gaussian_points(z, 1 / tau, axis_name)
+        positives = -jnp.mean(jnp.sum(jnp.square(z1 - z2), axis=-1))
+    else:
+        points = plain_points(z / jnp.sqrt(tau))
+        positives = jnp.mean(jnp.sum(z1 * z2, axis=-1))
+    repulsion = mean_log_sum(points, 1, reach(block_size, axis_name, ring))
+    return repulsion - global_mean(positives, axis_name) / tau
+
+
+def decoupled_nt_xent_loss(
+    z1: jax.Array,
+    z2: jax.Array,
+    tau: float = 1.0,
+    lam: float = 0.1,
+    *,
+    scaling: Literal["per_sample", "per_dimension"] = "per_sample",
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""NT-Xent with a weight of its own for the term that spreads the features.
+
+    .. math::
+        -\frac{1}{n} \sum_i z_i^\top z'_i +
+        \frac{\lambda}{2n} \sum_i \log \sum_{k \ne i} e^{z_i^\top z_k / \tau}
+
+    (Chen et al., Eq. (5), as the mean over all 2n views.) At lam = tau it is tau times NT-Xent.
+
+    Their numbers (Figure B.2, Table D.1) were made with another alignment term, half the mean over
+    n *and d* of the squared differences: `scaling="per_dimension"`. For unit features that is
+    `(1 - z_i . z'_i) / d`, so their lam is the lam of Eq. (5) divided by d, and their best
+    temperatures lie at `d lam = tau`.
+
+    Args:
+      z1: `[n, d]` features of the first view, unit norm in the paper.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      tau: temperature, > 0.
+      lam: weight of the second term, >= 0.
+      scaling: of the alignment term: "per_sample" as in Eq. (5), "per_dimension" as in the tables.
+      axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar.
+
+    Raises:
+      ValueError: for shapes that differ, no pairs, a scaling of another name, tau that is not
+        positive or lam that is negative.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(decoupled_nt_xent_loss(z, z, tau=1.0, lam=1.0)), 4)
+    0.2395
+    """
+    positive(tau=tau)
+    not_negative(lam=lam)
+    z1, z2 = features(z1, z2, names="z1, z2")
+    at_least(1, "decoupled_nt_xent_loss", "pair", z1)
+    z = _views(z1, z2) / jnp.sqrt(tau)
+    spread = mean_log_sum(plain_points(z), 1, reach(block_size, axis_name, ring))
+    return alignment(z1, z2, scaling, axis_name) + lam * spread
+
+
+def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
+    """The alignment term of Chen et al., in one of its two scalings."""
+    if scaling == "per_sample":
+        return -global_mean(jnp.mean(jnp.sum(z1 * z2, axis=-1)), axis_name)
+    if scaling == "per_dimension":
+        return global_mean(jnp.mean(jnp.square(z1 - z2)), axis_name) / 2
+    raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
+
+
+def balanced_contrastive_loss(
+    z1: jax.Array,
+    z2: jax.Array,
+    alpha: float = 4.0,
+    lam: float = 2.0,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""The balanced contrastive loss: the positive attracts, 2(n - 1) negatives repel.
+
+    .. math::
+        \frac{1}{2n} \sum_i \Big( -z_i^\top z_{p(i)} +
+        \frac{\lambda}{\alpha} \log \sum_{k \ne i, p(i)} e^{\alpha z_i^\top z_k} \Big)
+
+    over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
+    (17)). As alpha grows, the second term becomes lam times the similarity of the hardest negative.
+
+    Args:
+      z1: `[n, d]` features of the first view, unit norm in the paper.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      alpha: how much more the similar negatives repel, > 0; an inverse temperature.
+      lam: weight of the repulsion, >= 0.
+      axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar; `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
+
+    Raises:
+      ValueError: for shapes that differ, fewer than two pairs, alpha that is not positive or lam
+        that is negative.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(balanced_contrastive_loss(z, z, alpha=1.0, lam=1.0)), 4)
+    -1.3069
+    """
+    at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
+    return _attract_and_repel(z1, z2, alpha, lam, 2, axis_name, block_size, ring)
+
+
+def generalized_nt_xent_loss(
+    z1: jax.Array,
+    z2: jax.Array,
+    alpha: float = 2.0,
+    lam: float = 2.0,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""The balanced contrastive loss with the positive among those that repel.
+
+    .. math::
+        \frac{1}{2n} \sum_i \Big( -z_i^\top z_{p(i)} +
+        \frac{\lambda}{\alpha} \log \sum_{k \ne i} e^{\alpha z_i^\top z_k} \Big)
+
+    (Balanced paper, Section 6, after Eq. (18).) At lam = 1, alpha times the loss is NT-Xent at
+    tau = 1 / alpha.
+
+    Args:
+      z1: `[n, d]` features of the first view, unit norm in the paper.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      alpha: how much more the similar views repel, > 0; an inverse temperature.
+      lam: weight of the repulsion, >= 0.
+      axis_name: a mapped axis: the pairs are those of all devices.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar; `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
+
+    Raises:
+      ValueError: for shapes that differ, no pairs, alpha that is not positive or lam that is
+        negative.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(generalized_nt_xent_loss(z, z, alpha=1.0, lam=1.0)), 4)
+    0.2395
+    """
+    at_least(1, "generalized_nt_xent_loss", "pair", z1)
+    return _attract_and_repel(z1, z2, alpha, lam, 1, axis_name, block_size, ring)
+
+
+def _attract_and_repel(z1, z2, alpha, lam, exclude, axis_name, block_size, ring):
+    positive(alpha=alpha)
+    not_negative(lam=lam)
+    z1, z2 = features(z1, z2, names="z1, z2")
+    z = _views(z1, z2) * jnp.sqrt(alpha)
+    repulsion = mean_log_sum(plain_points(z), exclude, reach(block_size, axis_name, ring))
+    return lam / alpha * repulsion + alignment(z1, z2, "per_sample", axis_name)
+
+
+def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
+    """`[2n, d]`, the two views of an image side by side: no block parts them."""
+    return jnp.stack([z1, z2], axis=1).reshape(2 * len(z1), -1)

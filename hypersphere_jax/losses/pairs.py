@@ -1,0 +1,261 @@
+"""Global log-sum-exps over pairs of points, with gradients of their own.
+
+Four scalars of which the pairwise losses are made: the log of the sum over all pairs, of points
+among themselves or with others, and the mean over points of the log of the sum over their pairs.
+With `axis_name` points lie spread over devices. Value and gradient need memory linear in the number
+of points. The gradient is computed together with the value, when a derivative is asked for, in
+forward as in reverse mode.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+
+from hypersphere_jax.losses.blocks import Points, log_sums, pull
+from hypersphere_jax.losses.devices import AxisName, Reach, around, global_mean, global_sum
+
+# Where no logit lies outside, float32 holds their exponentials and sums of these as they are.
+LOWEST, HIGHEST = -85.0, 60.0
+
+
+def plain_points(x: jax.Array) -> Points:
+    """Points whose logits are inner products."""
+    return Points(x, jnp.zeros_like(x, shape=x.shape[:1]))
+
+
+def gaussian_points(
+    x: jax.Array, t: float, axis_name: AxisName = None, centre: jax.Array | None = None
+) -> Points:
+    """Points whose logits are `-t |x_i - x_j|^2`.
+
+    They are moved to a common centre first, the mean over devices where none is given: that changes
+    no distance, and spares the cancellation for points that lie close together.
+    """
+    if centre is None:
+        centre = lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))
+        centre = centre if axis_name is None else lax.pmean(centre, axis_name)
+    x = (x - centre) * jnp.sqrt(2 * t)
+    return Points(x, -jnp.sum(jnp.square(x), axis=-1) / 2)
+
+
+def log_total(points: Points, reach: Reach) -> jax.Array:
+    r"""`\log \sum_{i \ne j} e^{l_ij}` over the pairs of points, in one pass with the gradient."""
+
+    def value(points):
+        return _log_sum(_row_sums(points, 1, reach), reach.axis_name)
+
+    def value_and_gradients(points):
+        shift = _shift(value, points, None, reach.axis_name)
+        pulled = _pull_among(_lowered(points, shift / 2), None, 1, reach)
+        total = global_sum(jnp.sum(pulled.bias), reach.axis_name)
+        # Each point is in both places of its pairs.
+        return jnp.log(total) + shift, (jax.tree.map(lambda p: 2 * p / total, pulled),)
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(points)
+
+
+def log_total_with(points: Points, others: Points, reach: Reach) -> jax.Array:
+    r"""`\log \sum_{ij} e^{l_ij}` over points and others; every device has the same others."""
+
+    def value(points, others):
+        points, others = _alike(points, others)
+        rows, _ = log_sums(points, others, limit=reach.between)
+        return _log_sum(rows, reach.axis_name)
+
+    def value_and_gradients(points, others):
+        points, others = _alike(points, others)
+        shift = _shift(value, points, others, reach.axis_name)
+        pulled = pull(_lowered(points, shift), others, None, None, limit=reach.between)
+        total = global_sum(jnp.sum(pulled[0].bias), reach.axis_name)
+        return jnp.log(total) + shift, jax.tree.map(lambda p: p / total, pulled)
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(points, others)
+
+
+def mean_log_sum(points: Points, exclude: int, reach: Reach) -> jax.Array:
+    r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of points among themselves.
+
+    Args:
+      points: this device's n points.
+      exclude: 1 leaves out j = i, 2 also the other of (0, 1), (2, 3) and so on.
+      reach: see there.
+    """
+
+    def value(points):
+        return global_mean(jnp.mean(_row_sums(points, exclude, reach)), reach.axis_name)
+
+    def value_and_gradients(points):
+        sums = _row_sums(points, exclude, reach)
+        shifts = sums + jnp.log(_count(points, reach.axis_name))
+        pulled = _pull_among(points, shifts, exclude, reach)
+        return global_mean(jnp.mean(sums), reach.axis_name), (pulled,)
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(points)
+
+
+def mean_log_sums_between(
+    a: Points, b: Points, reach: Reach, *, columns: bool, exclude: int = 0
+) -> jax.Array:
+    r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of a with b, both spread over the devices.
+
+    Args:
+      a: this device's n points of the rows.
+      b: this device's n points of the columns.
+      reach: see there.
+      columns: half the mean over rows plus half that over columns, rather than rows alone.
+      exclude: 1 leaves out j = i.
+    """
+
+    def sums(a, b):
+        def meet(visitors, **options):
+            rows, theirs = log_sums(a, visitors, limit=reach.between, **options)
+            return rows, theirs if columns else None
+
+        return around(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, reach)
+
+    def mean(rows, columns):
+        both = [jnp.mean(side) for side in (rows, columns) if side is not None]
+        return global_mean(sum(both) / len(both), reach.axis_name)
+
+    def value(a, b):
+        return mean(*sums(a, b))
+
+    def value_and_gradients(a, b):
+        rows, theirs = sums(a, b)
+        log_weight = jnp.log(_count(a, reach.axis_name)) + (jnp.log(2.0) if columns else 0.0)
+        r, c = rows + log_weight, theirs + log_weight if columns else None
+
+        def meet(visitors, **options):
+            return pull(a, visitors[0], r, visitors[1], limit=reach.between, **options)
+
+        pulled = around(meet, (b, c), meet((b, c), exclude=exclude), jnp.sum, reach)
+        return mean(rows, theirs), pulled
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b)
+
+
+def mean_log_sum_shared(a: Points, b: Points, extra: jax.Array, reach: Reach) -> jax.Array:
+    r"""`\frac{1}{n} \sum_i \log(e^{extra_i} + \sum_j e^{l_ij})`; all devices have the same b."""
+
+    def sums(a, b, extra):
+        rows, _ = log_sums(*_alike(a, b), limit=reach.between)
+        return jnp.logaddexp(rows, extra)
+
+    def value(a, b, extra):
+        return global_mean(jnp.mean(sums(a, b, extra)), reach.axis_name)
+
+    def value_and_gradients(a, b, extra):
+        rows = sums(a, b, extra)
+        shifts = rows + jnp.log(_count(a, reach.axis_name))
+        pulled = pull(*_alike(a, b), shifts, None, limit=reach.between)
+        return global_mean(jnp.mean(rows), reach.axis_name), (*pulled, jnp.exp(extra - shifts))
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, extra)
+
+
+def _row_sums(points: Points, exclude: int, reach: Reach) -> jax.Array:
+    """Each point's log-sum-exp over all devices' points."""
+    own, _ = log_sums(points, None, exclude=exclude, limit=reach.among)
+
+    def meet(visitors):
+        return log_sums(points, visitors, limit=reach.between)[0], None
+
+    return around(meet, points, (own, None), jax.nn.logsumexp, reach)[0]
+
+
+def _pull_among(points: Points, shifts: jax.Array | None, exclude: int, reach: Reach) -> Points:
+    """`pull` on this device's points by all devices' points."""
+    own, _ = pull(points, None, shifts, shifts, exclude=exclude, limit=reach.among)
+
+    def meet(visitors):
+        return pull(points, visitors[0], shifts, visitors[1], limit=reach.between)[0], None
+
+    return around(meet, (points, shifts), (own, None), jnp.sum, reach)[0]
+
+
+def _differentiable(
+    value: Callable, value_and_gradients: Callable, axis_name: AxisName
+) -> Callable:
+    """A function with `value`, whose derivative uses `value_and_gradients`.
+
+    Gradients are those of the global value with respect to this device's arguments. As a rule for
+    the tangent it serves forward and reverse mode, and `psum` sees to it that the cotangents of
+    all devices arrive.
+    """
+
+    @jax.custom_jvp
+    def function(*arguments):
+        return value(*arguments)
+
+    def rule(primals, tangents):
+        found, gradients = value_and_gradients(*primals)
+        slope = sum(
+            jnp.sum(gradient * tangent)
+            for gradient, tangent in zip(*map(_leaves, (gradients, tangents)), strict=True)
+            if not isinstance(tangent, SymbolicZero)
+        )
+        return found, global_sum(slope, axis_name)
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, SymbolicZero))
+
+
+def _shift(value: Callable, a: Points, b: Points | None, axis_name: AxisName) -> jax.Array:
+    """What to subtract from logits so that no sum of exponentials under- or overflows.
+
+    Mostly 0, as the norms of the points tell; else the value itself, which takes another pass.
+    """
+    sides = [lax.stop_gradient(side) for side in (a, b) if side is not None]
+    norms, tops, bottoms = zip(
+        *((jnp.max(jnp.sum(jnp.square(x), 1)), jnp.max(bias), jnp.min(bias)) for x, bias in sides),
+        strict=True,
+    )
+    product = jnp.sqrt(norms[0] * norms[-1])
+    lowest, highest = bottoms[0] + bottoms[-1] - product, tops[0] + tops[-1] + product
+    fits = (lowest >= LOWEST) & (highest <= HIGHEST)
+    if axis_name is not None:
+        fits = lax.pmin(fits.astype(jnp.int32), axis_name)
+    zero = jnp.zeros_like(fits, jnp.float32)
+    return lax.cond(_everywhere(fits > 0), lambda: zero, lambda: value(*sides))
+
+
+def _lowered(points: Points, shift: jax.Array) -> Points:
+    return points._replace(bias=points.bias - shift)
+
+
+@custom_vmap
+def _everywhere(flag: jax.Array) -> jax.Array:
+    """The flag; under `vmap` one for the whole batch, so that a `cond` does not run both sides."""
+    return flag
+
+
+@_everywhere.def_vmap
+def _(axis_size: int, in_batched: list[bool], flag: jax.Array) -> tuple[jax.Array, bool]:
+    return _everywhere(jnp.all(flag)), False
+
+
+def _alike(a: Points, b: Points) -> tuple[Points, Points]:
+    """Both with the type that sums of them have: inside `shard_map` a type says what varies."""
+    zero = jnp.zeros_like(a.bias, shape=()) + jnp.zeros_like(b.bias, shape=())
+    return jax.tree.map(lambda array: array + zero, (a, b))
+
+
+def _count(points: Points, axis_name: AxisName) -> float:
+    return float(len(points.bias) * (1 if axis_name is None else lax.axis_size(axis_name)))
+
+
+def _log_sum(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Log-sum-exp of all devices' values."""
+    if axis_name is None:
+        return jax.nn.logsumexp(x)
+    top = lax.pmax(lax.stop_gradient(jnp.max(x)), axis_name)
+    return jnp.log(lax.psum(jnp.sum(jnp.exp(x - top)), axis_name)) + top

@@ -1,0 +1,123 @@
+"""Matching the features to a prior by the sliced Wasserstein distance (Chen, Luo & Li)."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative
+from hypersphere_jax.losses.devices import AxisName, gather, global_mean
+from hypersphere_jax.losses.nt_xent import alignment
+
+
+def sliced_wasserstein_loss(
+    h: jax.Array,
+    prior_samples: jax.Array,
+    directions: jax.Array,
+    *,
+    axis_name: AxisName = None,
+) -> jax.Array:
+    r"""Squared sliced Wasserstein distance between features and samples of a prior.
+
+    .. math:: \frac{1}{n d'} \sum_{j=1}^{d'} \| \mathrm{sort}(H w_j) - \mathrm{sort}(P w_j) \|_2^2
+
+    (Chen et al., Algorithm 1.) The mean over samples and directions, as in the authors' released
+    form; the printed algorithm divides the sum by `d d'` instead.
+
+    Args:
+      h: `[n, d]` features.
+      prior_samples: `[n, d]` samples of the prior; no gradient is needed, but given.
+      directions: `[d, d']` directions as columns, orthonormal in the paper.
+      axis_name: a mapped axis: features and samples are those of all devices; every device has the
+        same directions.
+
+    Returns:
+      float32 scalar, at least 0; 0 for a sample with itself in any order.
+
+    Raises:
+      ValueError: for shapes that do not fit, or no samples.
+
+    >>> import jax.numpy as jnp
+    >>> h = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> float(sliced_wasserstein_loss(h, h[::-1] + 2.0, jnp.eye(2)))
+    4.0
+    """
+    h, prior_samples = features(h, prior_samples, names="h, prior_samples")
+    h, along = features(h, jnp.transpose(directions), names="h, directions.T", same_n=False)
+    at_least(1, "sliced_wasserstein_loss", "sample", h)
+    at_least(1, "sliced_wasserstein_loss", "direction", along)
+    return _distance(gather(h, axis_name), gather(prior_samples, axis_name), along, axis_name)
+
+
+def generalized_contrastive_loss(
+    key: jax.Array,
+    z1: jax.Array,
+    z2: jax.Array,
+    prior: Literal["hypersphere", "hypercube", "normal"] = "hypersphere",
+    lam: float = 5.0,
+    *,
+    axis_name: AxisName = None,
+) -> jax.Array:
+    r"""Alignment plus lam times the sliced Wasserstein distance to a prior (Chen et al., Eq. (4)).
+
+    .. math::
+        \frac{1}{2 n d} \sum_i \|z_i - z'_i\|_2^2 + \lambda \, \mathrm{SWD}(\{z, z'\}, P)
+
+    The 2n views of both sides are matched with 2n fresh samples of the prior along d fresh
+    orthogonal directions. The alignment is half the mean over n *and d*, as the paper's numbers
+    were made; it trains with this loss times 1000 where the features are normalized.
+
+    Args:
+      key: random key of this step, the same on all devices.
+      z1: `[n, d]` features of the first view.
+      z2: `[n, d]` features of the second view, in the order of `z1`.
+      prior: "normal", standard; "hypercube", uniform in [-1, 1]^d; "hypersphere", uniform on the
+        unit sphere, for which the features are normalized here. The others take them as they are.
+      lam: weight of the distance, >= 0.
+      axis_name: a mapped axis: the pairs are those of all devices.
+
+    Returns:
+      float32 scalar, at least 0.
+
+    Raises:
+      ValueError: for shapes that differ, no pairs, a prior of another name, or lam that is
+        negative.
+
+    >>> import jax
+    >>> z = jax.random.normal(jax.random.key(0), (512, 4))
+    >>> bool(generalized_contrastive_loss(jax.random.key(1), z, z, prior="normal") < 0.1)
+    True
+    """
+    not_negative(lam=lam)
+    z1, z2 = features(z1, z2, names="z1, z2")
+    n = at_least(1, "generalized_contrastive_loss", "pair", z1, axis_name=axis_name)
+    if prior not in PRIORS:
+        raise ValueError(f"prior must be one of {', '.join(map(repr, PRIORS))}, got {prior!r}")
+    if prior == "hypersphere":
+        z1, z2 = l2_normalize(z1), l2_normalize(z2)
+    d = z1.shape[1]
+    key_samples, key_directions = jax.random.split(key)
+    # Every device draws the samples of the global batch: they are sorted, so their order is free.
+    samples = PRIORS[prior](key_samples, (2 * n, d))
+    directions = jax.random.orthogonal(key_directions, d)
+    h = gather(jnp.concatenate([z1, z2]), axis_name)
+    spread = _distance(h, samples, directions, axis_name)
+    return alignment(z1, z2, "per_dimension", axis_name) + lam * spread
+
+
+PRIORS = {
+    "hypersphere": lambda key, shape: l2_normalize(jax.random.normal(key, shape)),
+    "hypercube": lambda key, shape: jax.random.uniform(key, shape, minval=-1.0),
+    "normal": jax.random.normal,
+}
+
+
+def _distance(
+    h: jax.Array, samples: jax.Array, directions: jax.Array, axis_name: AxisName
+) -> jax.Array:
+    """The squared distance of all devices' features and samples along the rows of `directions`."""
+    ours, theirs = (
+        jnp.sort(jnp.matmul(directions, side.T, precision=jax.lax.Precision.HIGHEST), axis=1)
+        for side in (h, samples)
+    )
+    return global_mean(jnp.mean(jnp.square(ours - theirs)), axis_name)
