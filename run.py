@@ -47,21 +47,24 @@ def probe(parse: Callable) -> None:
 
 
 def metrics(parse: Callable) -> None:
-    """Alignment and uniformity of a checkpoint over a whole split."""
+    """Alignment and uniformity of a checkpoint over a split, or of features in an .npy file."""
     from hypersphere_jax.config import MetricsConfig
 
     config = parse(MetricsConfig)
     _virtual_devices(config.devices)
     from hypersphere_jax.evaluation.probe import measure
-    from hypersphere_jax.report import print_table
+    from hypersphere_jax.report import print_table, with_error
 
     found = measure(config)
+    where = {key: found[key] for key in ("split", "step") if key in found}
     print_table(
-        ["split", "n", "step", "d", "L_align", "alpha", "L_uniform", "t", "its optimum"],
+        [*where, "n", "d", "L_align", "alpha", "L_uniform", "t", "its optimum"],
         [
             [
-                *(found[key] for key in ("split", "n", "step", "d", "align", "align_alpha")),
-                *(found[key] for key in ("uniform", "uniform_t", "uniform_optimum")),
+                *(*where.values(), found["n"], found["d"]),
+                *(with_error(found["align"], found["align_standard_error"]), found["align_alpha"]),
+                with_error(found["uniform"], found["uniform_standard_error"]),
+                *(found["uniform_t"], f"{found['uniform_optimum']:.6f}"),
             ]
         ],
     )

@@ -7,6 +7,7 @@ continued with the same values.
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Fixed, Positional, arg
@@ -240,20 +241,28 @@ class ProbeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Alignment and uniformity of a run's encoder over a whole split."""
+    """Alignment and uniformity of a run's encoder over a whole split, or of anybody's features."""
 
-    run: Positional[str]
-    """The run: its folder, or its name under `runs/`."""
+    run: Annotated[Positional[str], arg(metavar="RUN|FILE.npy")]
+    """A run (its folder, or its name under `runs/`), or a file of features [n, d] of unit norm,
+    which may be larger than memory."""
+    pairs: Path | None = None
+    """Of a file: the features of its positives, row by row, in another .npy file. Without it there
+    is no alignment."""
+    normalize: bool = False
+    """Of a file: divide the features by their norm first."""
     split: Literal["test", "train"] = "test"
-    """Split of the data."""
+    """Of a run: split of the data."""
     alpha: float = 2.0
     """Power of the distance in the alignment."""
     t: float = 2.0
     """Scale of the Gaussian potential in the uniformity."""
     step: int | None = None
-    """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    """Of a run: checkpoint to take; None: the newest. 0 is the random initialization."""
     seed: int = 0
-    """Seed of the two views that make a positive pair."""
+    """Of a run: seed of the two views that make a positive pair."""
+    out: Path | None = None
+    """Of a file: also write the result there, as JSON. (That of a run goes into its folder.)"""
     devices: int | None = None
     """Local devices to use; None: all."""
 
@@ -262,6 +271,18 @@ class MetricsConfig:
         _positive("t", self.t)
         _at_least_one("devices", self.devices)
         _seed(self.seed)
+        standard = {field.name: field.default for field in dataclasses.fields(self)}
+        if self.of_file:
+            other, names = "a run", ("split", "step", "seed")
+        else:
+            other, names = "an .npy file", ("pairs", "normalize", "out")
+        for name in names:
+            given = getattr(self, name) != standard[name]
+            require(not given, f"--{name} is for {other}, and {self.run!r} is none")
+
+    @property
+    def of_file(self) -> bool:
+        return self.run.endswith(".npy")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

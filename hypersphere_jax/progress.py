@@ -2,9 +2,13 @@
 
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+Item = TypeVar("Item")
 
 # On no terminal, such as a log file, lines come at least this far apart.
 SECONDS_BETWEEN_LINES = 10.0
@@ -66,6 +70,23 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def track(items: Sequence[Item], name: str) -> Iterator[Item]:
+    """The items, while showing on stderr how far work on them is, if it takes a while."""
+    from rich.progress import track as bar
+
+    if sys.stderr.isatty():
+        yield from bar(items, f"{name} ", console=_stderr(), transient=True)
+        return
+    began = printed = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if done and now - printed >= SECONDS_BETWEEN_LINES:
+            left = (now - began) / done * (len(items) - done)
+            print(f"{name}: {done / len(items):.0%}, {left:.0f} s left", file=sys.stderr)
+            printed = now
+        yield item
 
 
 def _stderr():

@@ -77,6 +77,16 @@ def print_table(
     console.print(table)
 
 
+def with_error(value: float | None, standard_error: float | None) -> str:
+    """A measured value as text, such as `-3.697 ± 0.002`."""
+    if value is None:
+        return "-"
+    if not standard_error:
+        return f"{value:.4f}"
+    digits = min(6, max(2, 1 - math.floor(math.log10(standard_error))))
+    return f"{value:.{digits}f} ± {standard_error:.{digits}f}"
+
+
 def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
     """Write one self-contained HTML page; a page that is there stays whole until then.
 

@@ -1,29 +1,196 @@
-"""Alignment and uniformity of a whole split (Wang & Isola, Section 4.1)."""
+"""Alignment and uniformity of whole data sets, with their standard errors."""
 
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax.losses import align_loss, uniform_loss
-from hypersphere_jax.theory import uniformity_optimum
+from hypersphere_jax import sharding
+from hypersphere_jax.config import require
+from hypersphere_jax.losses.alignment_uniformity import distance_power
+from hypersphere_jax.losses.blocks import OFF, Points, log_sums
+from hypersphere_jax.losses.devices import reach
+from hypersphere_jax.progress import track
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
+
+# Rows that are on a device at once: features themselves may be larger than any memory.
+CHUNK = 16384
+
+
+class Estimate(NamedTuple):
+    """A value and the standard error that comes of the sample's size; NaN where n is too small."""
+
+    value: float
+    standard_error: float
+
+
+def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
+    """The mean of `|x_i - y_i|^alpha` over all pairs: `align_loss` of a data set.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
+      y: `[n, d]` features of the positives.
+      alpha: power of the distance.
+
+    Raises:
+      UserError: for shapes that differ or no pairs.
+    """
+    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
+    require(len(x) > 0, "alignment needs at least one pair")
+    powers = np.empty(len(x))
+    for rows in _chunks(len(x)):
+        sides = (np.asarray(side[rows], np.float32) for side in (x, y))
+        powers[rows] = _distance_powers(*sides, alpha)
+    error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
+    return Estimate(float(powers.mean()), float(error))
+
+
+def uniformity(
+    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK
+) -> Estimate:
+    """The log of the mean Gaussian potential of all pairs of points: `uniform_loss` of a data set.
+
+    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host, so that
+    n is limited by patience only: time grows with n^2, memory with n.
+
+    The standard error is that of a U-statistic (Hoeffding): the potentials of pairs that share a
+    point are correlated, and the mean potential of each point tells how much.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
+      t: scale of the potential.
+      devices: the pairs of chunks are dealt out to these; None: the first one.
+      chunk: rows of a chunk, at most.
+
+    Raises:
+      UserError: for fewer than two points.
+    """
+    n = len(x)
+    require(n >= 2, f"uniformity needs at least two points, got {n}")
+    devices = sharding.local_devices(1) if devices is None else list(devices)
+    chunks = _chunks(n, chunk)
+    size = chunks[0].stop
+    centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
+
+    def load(rows: slice) -> np.ndarray:
+        """A chunk `[size, d + 1]`; its last column is 1 for a point and 0 for none."""
+        points = np.zeros((size, x.shape[1] + 1), np.float32)
+        points[: rows.stop - rows.start, :-1] = np.asarray(x[rows], np.float64) - centre
+        points[: rows.stop - rows.start, -1] = 1
+        return points
+
+    # The log of each point's potential with all others, and of the square of that.
+    sums = np.full((2, len(chunks) * size), -np.inf)
+    scale = sharding.replicate(np.float32(t), devices)
+    alone = [(rows, rows) for rows in chunks]
+    for function, pairs in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
+        mapped = sharding.pmap(function, devices)
+        for dealt in track(list(_deal(pairs, len(devices))), "uniformity"):
+            missing = [dealt[0]] * (len(devices) - len(dealt))
+            sides = zip(
+                *([load(rows) for rows in pair] for pair in [*dealt, *missing]), strict=True
+            )
+            sides = [sharding.split(np.stack(side), devices) for side in sides]
+            found = jax.tree.map(np.asarray, mapped(scale, *sides))
+            for device, pair in enumerate(dealt):
+                for rows, parts in zip(pair, found, strict=False):
+                    rows = slice(rows.start, rows.start + size)
+                    sums[:, rows] = np.logaddexp(sums[:, rows], parts[device])
+    return _estimate(sums[0, :n], sums[1, :n])
+
+
+def _within(t: jax.Array, a: jax.Array, _: jax.Array) -> tuple[jax.Array]:
+    return (
+        jnp.stack([log_sums(p, None, exclude=1, limit=reach().among)[0] for p in _points(t, a)]),
+    )
+
+
+def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    pairs = zip(_points(t, a), _points(t, b), strict=True)
+    rows, columns = zip(*(log_sums(*pair, limit=reach().between) for pair in pairs), strict=True)
+    return jnp.stack(rows), jnp.stack(columns)
+
+
+def _points(t: jax.Array, chunk: jax.Array) -> list[Points]:
+    """Points whose logits are those of the potential, and of its square."""
+    points = []
+    for scale in (2 * t, 4 * t):
+        x = chunk[:, :-1] * jnp.sqrt(scale)
+        points.append(Points(x, jnp.where(chunk[:, -1] > 0, -jnp.sum(x * x, axis=1) / 2, OFF)))
+    return points
+
+
+def _estimate(sums: np.ndarray, squares: np.ndarray) -> Estimate:
+    """From the log-sums of the potentials of each point, and of their squares.
+
+    With potentials `theta + g_i + g_j + h_ij` of uncorrelated terms, the variance of their mean is
+    `(2 v + 4 (n - 2) var(g)) / (n (n - 1))`, where v is the variance of all potentials. That of the
+    points' mean potentials is a sum of v and var(g) too, and so gives var(g).
+    """
+    n = len(sums)
+    value = np.logaddexp.reduce(sums) - math.log(n * (n - 1))
+    if n < 5:
+        return Estimate(float(value), math.nan)
+    of_means = np.var(np.exp(sums - math.log(n - 1) - value), ddof=1)
+    of_all = math.expm1(np.logaddexp.reduce(squares) - math.log(n * (n - 1)) - 2 * value)
+    of_points = (of_means * (n - 1) ** 2 / (n - 2) - of_all) / (n - 4)
+    # Uniform points have no var(g), and its estimate may be below zero; not by much.
+    variance = max(2 * of_all + 4 * (n - 2) * of_points, of_all) / (n * (n - 1))
+    return Estimate(float(value), math.sqrt(max(variance, 0.0)))
 
 
 def summary(
-    x: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], alpha: float = 2.0, t: float = 2.0
-) -> dict[str, float]:
-    """Both metrics, with the optimum of uniformity for this dimension and t.
+    x: Any,
+    pairs: tuple[Any, Any] | None,
+    alpha: float = 2.0,
+    t: float = 2.0,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, Any]:
+    """Both metrics with their standard errors, and what uniformity can be at best.
 
     Args:
-      x: `[n, d]` unit features of the images as they are, for uniformity.
-      pairs: unit features `[n, d]` of two random views of each image, for alignment.
+      x: unit features `[n, d]`, for uniformity.
+      pairs: unit features `[m, d]` of the two sides of positive pairs, for alignment; None: there
+        is none.
       alpha: power of the distance.
       t: scale of the potential.
+      devices: to compute on; None: one.
     """
     n, d = x.shape
-    return {
-        "align": float(align_loss(*pairs, alpha)),
+    align = Estimate(math.nan, math.nan) if pairs is None else alignment(*pairs, alpha)
+    uniform = uniformity(x, t, devices=devices)
+    result = {
+        "align": align.value,
+        "align_standard_error": align.standard_error,
         "align_alpha": alpha,
-        "uniform": float(uniform_loss(x, t)),
+        "uniform": uniform.value,
+        "uniform_standard_error": uniform.standard_error,
         "uniform_t": t,
         "uniform_optimum": uniformity_optimum(d, t),
+        "uniform_lower_bound": uniformity_lower_bound(d, t, n),
         "d": d,
         "n": n,
     }
+    # What is not known is null in a JSON file.
+    return {key: None if value != value else value for key, value in result.items()}
+
+
+@jax.jit
+def _distance_powers(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
+    return distance_power(x, y, alpha)
+
+
+def _chunks(n: int, largest: int = CHUNK) -> list[slice]:
+    """Slices of n rows, of equal length but for the last."""
+    size = math.ceil(n / math.ceil(n / largest))
+    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+def _deal(items: Any, count: int) -> Any:
+    """Groups of `count` items, the last one perhaps smaller."""
+    items = iter(items)
+    return iter(lambda: list(itertools.islice(items, count)), [])

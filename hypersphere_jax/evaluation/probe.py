@@ -1,13 +1,16 @@
-"""From a run's checkpoint to its scores: features, probe, and a file in `eval/`."""
+"""From a run's checkpoint, or a file of features, to scores and a JSON file."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from hypersphere_jax import runs, sharding
-from hypersphere_jax.config import MetricsConfig, ProbeConfig
+from hypersphere_jax.config import MetricsConfig, ProbeConfig, require
 from hypersphere_jax.evaluation import knn, linear, metrics
 from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.files import FeatureFile
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -53,13 +56,16 @@ def probe(config: ProbeConfig) -> list[dict[str, Any]]:
 
 
 def measure(config: MetricsConfig) -> dict[str, Any]:
-    """Alignment and uniformity of a checkpoint's output over a split, as it stands in `eval/`.
+    """Alignment and uniformity: of a checkpoint's output over a split, or of a file's features.
 
-    Alignment is over pairs of random views of each image, uniformity over the images as they are.
+    Of a checkpoint, alignment is over pairs of random views of each image, uniformity over the
+    images as they are; the result also goes into the run's `eval/`.
     """
+    devices = sharding.local_devices(config.devices)
+    if config.of_file:
+        return _measure_file(config, devices)
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
-    devices = sharding.local_devices(config.devices)
     dataset = runs.load_data(folder)
     images = getattr(dataset, config.split).images
     x = split_features(encoder, images, "output", devices)
@@ -71,7 +77,7 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
         "split": config.split,
         "layer": "output",
         "protocol": "metrics",
-        **metrics.summary(x, pairs, config.alpha, config.t),
+        **metrics.summary(x, pairs, config.alpha, config.t, devices),
         "seed": config.seed,
     }
     standard = MetricsConfig(config.run)
@@ -81,6 +87,30 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
         if (value := getattr(config, key)) is not None
     }
     _save(folder, f"metrics-{config.split}", options, result)
+    return result
+
+
+def _measure_file(config: MetricsConfig, devices: list[jax.Device]) -> dict[str, Any]:
+    features = FeatureFile(config.run, config.normalize)
+    others = None if config.pairs is None else FeatureFile(config.pairs, config.normalize)
+    if others is not None:
+        require(
+            features.shape == others.shape,
+            f"pairs must have one shape, but {features.path} holds {features.shape} and "
+            f"{others.path} {others.shape}",
+        )
+        others.check_unit()
+    features.check_unit()
+    pairs = None if others is None else (features, others)
+    result = {
+        "features": str(config.run),
+        "pairs": None if others is None else str(config.pairs),
+        "normalized": config.normalize,
+        "protocol": "metrics",
+        **metrics.summary(features, pairs, config.alpha, config.t, devices),
+    }
+    if config.out is not None:
+        runs.write_json(config.out, result)
     return result
 
 
