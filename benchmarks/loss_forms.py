@@ -39,11 +39,25 @@ def dense_contrastive(x, y):
     return -jnp.mean(jnp.diagonal(both)) / 2
 
 
+def dense_dcl(x, y):
+    logits = dot(x, y.T) / TAU
+    others = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, logits)
+    both = jax.nn.logsumexp(others, axis=1) + jax.nn.logsumexp(others, axis=0)
+    return jnp.mean(both) / 2 - jnp.mean(jnp.diagonal(logits))
+
+
 def dense_nt_xent(x, y):
     z = jnp.concatenate([x, y])
     logits = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, dot(z, z.T) / TAU)
     rows = jnp.arange(len(z))
     return -jnp.mean(jax.nn.log_softmax(logits)[rows, jnp.roll(rows, len(x))])
+
+
+def dense_balanced(x, y, alpha=4.0, lam=2.0):
+    z, image = jnp.concatenate([x, y]), jnp.tile(jnp.arange(len(x)), 2)
+    negatives = jnp.where(image[:, None] == image[None, :], -jnp.inf, alpha * dot(z, z.T))
+    repulsion = jnp.mean(jax.nn.logsumexp(negatives, axis=1)) / alpha
+    return lam * repulsion - jnp.mean(jnp.sum(x * y, axis=1))
 
 
 def dense_info_nce(query, key, negatives):
@@ -60,6 +74,19 @@ def torch_contrastive(torch, x, y):
     cross_entropy, rows = torch.nn.functional.cross_entropy, torch.arange(len(x), device=x.device)
     logits = x @ y.T / TAU
     return (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
+
+
+def torch_dcl(torch, x, y):
+    logits = x @ y.T / TAU
+    others = logits.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), -torch.inf)
+    both = others.logsumexp(1) + others.logsumexp(0)
+    return both.mean() / 2 - logits.diagonal().mean()
+
+
+def torch_balanced(torch, x, y, alpha=4.0, lam=2.0):
+    z, image = torch.cat([x, y]), torch.arange(len(x), device=x.device).tile(2)
+    negatives = (alpha * z @ z.T).masked_fill(image[:, None] == image[None, :], -torch.inf)
+    return lam * negatives.logsumexp(1).mean() / alpha - (x * y).sum(1).mean()
 
 
 def torch_nt_xent(torch, x, y):
@@ -99,7 +126,17 @@ LOSSES = {
     "contrastive": Loss(
         at_tau(hypersphere_jax.contrastive_loss), dense_contrastive, torch_contrastive, 2, 2, 4, 3
     ),
+    "dcl": Loss(at_tau(hypersphere_jax.dcl_loss), dense_dcl, torch_dcl, 2, 2, 4, 3),
     "nt_xent": Loss(nt_xent, dense_nt_xent, torch_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
+    "balanced": Loss(
+        hypersphere_jax.balanced_contrastive_loss,
+        dense_balanced,
+        torch_balanced,
+        2,
+        2,
+        4 * 2,
+        4 * 1.5,
+    ),
     "info_nce": Loss(
         at_tau(hypersphere_jax.info_nce_loss), dense_info_nce, torch_info_nce, 3, 1, 3, 2
     ),

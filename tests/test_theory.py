@@ -70,7 +70,7 @@ def test_optimum_on_higher_spheres(d, t):
     np.testing.assert_allclose(uniformity_optimum(d, t), math.log(mean), rtol=1e-9)
 
 
-@pytest.mark.parametrize("t", [0.01, 0.5, 20.0, 500.0])
+@pytest.mark.parametrize("t", [0.01, 0.5, 20.0, 100.0])
 def test_optimum_in_closed_form(t):
     two_points = math.log((1 + math.exp(-4 * t)) / 2)
     np.testing.assert_allclose(uniformity_optimum(1, t), two_points, rtol=1e-12)

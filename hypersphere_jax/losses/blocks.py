@@ -80,14 +80,14 @@ def pull(
     """
 
     def parts(logits, rows, columns):
-        (x, r), (y, c) = rows, columns
-        terms = [] if r is None else [logits - r[:, None]]
-        terms += [] if c is None else [logits - c[None, :]]
+        (row_points, row_shift), (column_points, column_shift) = rows, columns
+        terms = [] if row_shift is None else [logits - row_shift[:, None]]
+        terms += [] if column_shift is None else [logits - column_shift[None, :]]
         weights = sum(map(jnp.exp, terms or [logits]))
-        # The columns' products are kept transposed: transposing x costs less than the weights.
+        # The columns' products are kept transposed: transposing points costs less than weights.
         return (
-            Points(_product(weights, y.x), jnp.sum(weights, 1)),
-            Points(_product(x.x.T, weights), jnp.sum(weights, 0)),
+            Points(_product(weights, column_points.x), jnp.sum(weights, 1)),
+            Points(_product(row_points.x.T, weights), jnp.sum(weights, 0)),
         )
 
     rows, columns = _split((a, r), limit, exclude), b and _split((b, c), limit, exclude)
@@ -161,7 +161,7 @@ def _add_at(add: Callable, totals: Any, i: Any, part: Any) -> Any:
 def _logits(a: Points, b: Points, exclude: int) -> jax.Array:
     logits = _product(a.x, b.x.T) + (a.bias[:, None] + b.bias[None, :])
     if exclude:
-        group = np.arange(len(a.bias)) // exclude
+        group = jnp.arange(len(a.bias)) // exclude
         logits = jnp.where(group[:, None] == group[None, :], OFF, logits)
     return logits
 

@@ -98,8 +98,8 @@ def decoupled_nt_xent_loss(
 
     Their numbers (Figure B.2, Table D.1) were made with another alignment term, half the mean over
     n *and d* of the squared differences: `scaling="per_dimension"`. For unit features that is
-    `(1 - z_i . z'_i) / d`, so their lam is the lam of Eq. (5) divided by d, and their best
-    temperatures lie at `d lam = tau`.
+    `(1 - z_i . z'_i) / d`, so their lam is the lam of Eq. (5) divided by d, and their grid contains
+    NT-Xent along `d lam = tau`.
 
     Args:
       z1: `[n, d]` features of the first view, unit norm in the paper.
