@@ -198,7 +198,8 @@ def test_the_fewest_points():
     ):
         with pytest.raises(ValueError, match=r"at least two (points|pairs|sentences)"):
             call()
-    for name, (loss, oracle, shapes, _) in CASES.items():
+    for name in ("uniform 2", "contrastive 0.5", "dcl 0.5", "nt_xent 0.005", "balanced"):
+        loss, oracle, shapes, _ = CASES[name]
         arrays = inputs(np.random.default_rng(1), shapes, n=2, m=2, d=3)
         value, grads = gradients(loss, arrays)
         np.testing.assert_allclose(value, oracle(*arrays), rtol=1e-5, atol=5e-5, err_msg=name)

@@ -49,7 +49,7 @@ def log_sums(
     nothing = tuple(jnp.full_like(side[0].bias, OFF) for side in (rows, columns or rows))
     sums, others = _sweep(parts, jnp.logaddexp, rows, columns, nothing, exclude)
     if b is None:
-        sums = others = jnp.logaddexp(sums, others)
+        sums = others = sums if others is None else jnp.logaddexp(sums, others)
     return _join(sums, len(a.bias)), _join(others, len((a if b is None else b).bias))
 
 
@@ -94,9 +94,9 @@ def pull(
     blocks = rows[0], columns[0] if columns else rows[0]
     nothing = jax.tree.map(jnp.zeros_like, (blocks[0], blocks[1]._replace(x=blocks[1].x.mT)))
     sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude)
-    others = others._replace(x=others.x.mT)
+    others = others and others._replace(x=others.x.mT)
     if b is None:
-        sums = others = jax.tree.map(jnp.add, sums, others)
+        sums = others = jax.tree.map(jnp.add, sums, others) if others else sums
     return (
         jax.tree.map(lambda total: _join(total, len(a.bias)), sums),
         jax.tree.map(lambda total: _join(total, len((a if b is None else b).bias)), others),
@@ -118,9 +118,17 @@ def _sweep(
       columns: likewise, or None: the rows meet themselves.
       totals: of the rows and of the columns, to start with.
       exclude: which pairs to leave out; all of them stand in blocks of equal number.
+
+    Returns:
+      The totals of rows and columns; None for those of columns if the one block met only itself.
     """
     symmetric = columns is None
     columns = rows if symmetric else columns
+    counts = len(rows[0].bias), len(columns[0].bias)
+    if counts == (1, 1):
+        row, column = _at(rows, 0), _at(columns, 0)
+        mine, theirs = parts(_logits(row[0], column[0], exclude), row, column)
+        return jax.tree.map(lambda part: part[None], (mine, None if symmetric else theirs))
 
     def meet(i, j, totals, diagonal=False):
         row, column = _at(rows, i), _at(columns, j)
@@ -132,7 +140,6 @@ def _sweep(
             others = _add_at(add, others, j, theirs)
         return totals, others
 
-    counts = len(rows[0].bias), len(columns[0].bias)
     first, second = np.indices(counts).reshape(2, -1)
     if symmetric or exclude:
         totals = _loop(lambda i, totals: meet(i, i, totals, True), totals, np.arange(counts[0]))
@@ -142,10 +149,8 @@ def _sweep(
 
 
 def _loop(body: Callable, carry: Any, *indices: np.ndarray) -> Any:
-    """`carry = body(*index, carry)` for each index; without a loop where there is only one."""
+    """`carry = body(*index, carry)` for each index."""
     steps = len(indices[0])
-    if steps <= 1:
-        return body(*(int(index[0]) for index in indices), carry) if steps else carry
     indices = [jnp.asarray(index, jnp.int32) for index in indices]
     return lax.fori_loop(0, steps, lambda s, c: body(*(index[s] for index in indices), c), carry)
 
@@ -161,7 +166,7 @@ def _add_at(add: Callable, totals: Any, i: Any, part: Any) -> Any:
 def _logits(a: Points, b: Points, exclude: int) -> jax.Array:
     logits = _product(a.x, b.x.T) + (a.bias[:, None] + b.bias[None, :])
     if exclude:
-        group = jnp.arange(len(a.bias)) // exclude
+        group = jnp.arange(len(a.bias)) >> (exclude - 1)
         logits = jnp.where(group[:, None] == group[None, :], OFF, logits)
     return logits
 
