@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
 from hypersphere_jax.losses.pairs import gaussian_points, log_total, log_total_with
 
 
@@ -37,7 +37,7 @@ def align_loss(
     >>> float(align_loss(x, y))
     1.0
     """
-    positive(alpha=alpha)
+    alpha = positive("alpha", alpha)
     x, y = features(x, y, names="x, y")
     at_least(1, "align_loss", "pair", x)
     return global_mean(jnp.mean(distance_power(x, y, alpha)), axis_name)
@@ -67,7 +67,8 @@ def uniform_loss(
 
     (Wang & Isola, Section 4.1.2 and B.1; estimator (9) of A.1.1.) `include_self` adds the pairs of
     a point with itself and divides by n^2 instead, which is estimator (8). Value and gradient take
-    one pass over half the pairs.
+    one pass over half the pairs (for unit features and t > 15 another one for the value comes
+    before; of points on two devices, both compute each pair).
 
     Args:
       x: `[n, d]` features, unit norm in the paper.
@@ -88,10 +89,10 @@ def uniform_loss(
     >>> float(uniform_loss(jnp.array([[1.0, 0.0], [-1.0, 0.0]])))
     -8.0
     """
-    positive(t=t)
+    t = positive("t", t)
     (x,) = features(x, names="x")
     n = at_least(1 if include_self else 2, "uniform_loss", "point", x, axis_name=axis_name)
-    to = reach(block_size, axis_name, ring)
+    to = checked_reach(block_size, axis_name, ring)
     if n == 1:
         return global_mean(jnp.sum(0 * x), axis_name)
     points = gaussian_points(x, t, axis_name)
@@ -140,11 +141,11 @@ def uniform_queue_loss(
     >>> round(float(uniform_queue_loss(jnp.array([[0.0, 1.0]]), queue, t=1.0)), 4)
     -2.0
     """
-    positive(t=t)
+    t = positive("t", t)
     query, queue = features(query, queue, names="query, queue", same_n=False)
     n = at_least(1, "uniform_queue_loss", "query", query, axis_name=axis_name)
     m = at_least(1, "uniform_queue_loss", "key in the queue", queue)
-    to = reach(block_size, axis_name, ring)
+    to = checked_reach(block_size, axis_name, ring)
     # Both around one centre, so that distances between them stay what they are.
     centre = jax.lax.stop_gradient(jnp.mean(queue, axis=0, keepdims=True))
     queries, keys = (gaussian_points(side, t, centre=centre) for side in (query, queue))

@@ -1,5 +1,7 @@
 """What every loss shares: checks of its inputs, and float32."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,18 +65,32 @@ def features(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Ar
     return [array.astype(jnp.float32) for array in arrays]
 
 
-def positive(**options: Any) -> None:
-    """Raises ValueError for an option that is a plain number and not positive."""
-    for name, value in options.items():
-        if isinstance(value, int | float) and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+def positive(name: str, value: Any) -> Any:
+    """An option that must be positive, as a float, or as a float32 scalar if it is an array.
+
+    An array can have a gradient. Under a transformation its value is not known and not checked.
+
+    Raises:
+      ValueError: for a value that is not positive and finite, or an array of several.
+    """
+    return _option(name, value, "positive", lambda v: v > 0)
 
 
-def not_negative(**options: Any) -> None:
-    """Raises ValueError for an option that is a plain number and negative."""
-    for name, value in options.items():
-        if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
+def not_negative(name: str, value: Any) -> Any:
+    """Likewise, for an option that may be zero too."""
+    return _option(name, value, "zero or positive", lambda v: v >= 0)
+
+
+def _option(name: str, value: Any, what: str, fits: Callable[[float], bool]) -> Any:
+    if jnp.size(value) != 1:
+        raise ValueError(f"{name} must be one number, got shape {jnp.shape(value)}")
+    if not isinstance(value, jax.core.Tracer):
+        number = float(jnp.reshape(value, ())) if jnp.ndim(value) else float(value)
+        if not (fits(number) and math.isfinite(number)):
+            raise ValueError(f"{name} must be {what} and finite, got {value}")
+        if not isinstance(value, jax.Array):
+            return number
+    return jnp.reshape(value, ()).astype(jnp.float32)
 
 
 def at_least(least: int, loss: str, what: str, x: jax.Array, axis_name: AxisName = None) -> int:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
 from hypersphere_jax.losses.pairs import mean_log_sum_shared, mean_log_sums_between, plain_points
 
 
@@ -46,10 +46,18 @@ def contrastive_loss(
     >>> round(float(contrastive_loss(x, x, tau=1.0)), 4)
     0.1269
     """
-    positive(tau=tau)
+    tau = positive("tau", tau)
     x, y = features(x, y, names="x, y")
     at_least(1, "contrastive_loss", "pair", x)
-    return _cross_entropies(x, y, tau, reach(block_size, axis_name, ring), exclude=0)
+    x = x / tau
+    return mean_log_sums_between(
+        plain_points(x),
+        plain_points(y),
+        checked_reach(block_size, axis_name, ring),
+        columns=True,
+        exclude=1,
+        positives=jnp.sum(x * y, axis=-1),
+    )
 
 
 def dcl_loss(
@@ -89,10 +97,18 @@ def dcl_loss(
     >>> float(dcl_loss(z, z, tau=1.0))
     -2.0
     """
-    positive(tau=tau)
+    tau = positive("tau", tau)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(2, "dcl_loss", "pair", z1, axis_name=axis_name)
-    return _cross_entropies(z1, z2, tau, reach(block_size, axis_name, ring), exclude=1)
+    z1 = z1 / tau
+    spread = mean_log_sums_between(
+        plain_points(z1),
+        plain_points(z2),
+        checked_reach(block_size, axis_name, ring),
+        columns=True,
+        exclude=1,
+    )
+    return spread - global_mean(jnp.mean(jnp.sum(z1 * z2, axis=-1)), axis_name)
 
 
 def info_nce_loss(
@@ -132,25 +148,15 @@ def info_nce_loss(
     >>> round(float(info_nce_loss(query, query, negatives, tau=1.0)), 4)
     0.5514
     """
-    positive(tau=tau)
+    tau = positive("tau", tau)
     query, key = features(query, key, names="query, key")
     query, negatives = features(query, negatives, names="query, negatives", same_n=False)
     at_least(1, "info_nce_loss", "query", query)
     at_least(1, "info_nce_loss", "negative", negatives)
     query = query / tau
-    positives = jnp.sum(query * key, axis=-1)
-    sums = mean_log_sum_shared(
+    return mean_log_sum_shared(
         plain_points(query),
         plain_points(negatives),
-        positives,
-        reach(block_size, axis_name),
+        jnp.sum(query * key, axis=-1),
+        checked_reach(block_size, axis_name),
     )
-    return sums - global_mean(jnp.mean(positives), axis_name)
-
-
-def _cross_entropies(x, y, tau, to, exclude):
-    x = x / tau
-    sums = mean_log_sums_between(
-        plain_points(x), plain_points(y), to, columns=True, exclude=exclude
-    )
-    return sums - global_mean(jnp.mean(jnp.sum(x * y, axis=-1)), to.axis_name)

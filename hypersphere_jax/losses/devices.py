@@ -1,5 +1,6 @@
 """All devices' points as one set: what is global about the losses."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,12 +37,17 @@ class Reach(NamedTuple):
         return self.block_size or (BETWEEN if jax.default_backend() == "cpu" else ACCELERATOR)
 
 
-def reach(block_size: int | None = None, axis_name: AxisName = None, ring: bool = False) -> Reach:
-    """The options that the losses share, checked."""
+def checked_reach(
+    block_size: int | None = None, axis_name: AxisName = None, ring: bool = False
+) -> Reach:
+    """The options that the losses share, or ValueError."""
     if ring and axis_name is None:
         raise ValueError("ring=True needs axis_name, the mapped axis that the ring goes around")
-    if block_size is not None and not (isinstance(block_size, int) and block_size >= 1):
-        raise ValueError(f"block_size must be None or an integer >= 1, got {block_size!r}")
+    if block_size is not None:
+        integer = hasattr(block_size, "__index__") and not isinstance(block_size, bool)
+        if not integer or operator.index(block_size) < 1:
+            raise ValueError(f"block_size must be None or an integer >= 1, got {block_size!r}")
+        block_size = operator.index(block_size)
     return Reach(block_size, axis_name, ring)
 
 
@@ -83,6 +89,9 @@ def around(
     if axis_name is None:
         return start
     devices, me = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    # Inside `shard_map` a type says what varies over the axis: so does all that devices exchange.
+    varying = 0.0 * me
+    own, start = jax.tree.map(lambda array: array + varying, (own, start))
 
     def add(*parts):
         return jax.tree.map(lambda *leaves: combine(jnp.stack(leaves), axis=0), *parts)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative, positive
-from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.devices import AxisName, Reach, checked_reach, global_mean
 from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
@@ -57,7 +57,7 @@ def nt_xent_loss(
     >>> round(float(nt_xent_loss(z, z, tau=1.0)), 4)
     0.2395
     """
-    positive(tau=tau)
+    tau = positive("tau", tau)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "nt_xent_loss", "pair", z1)
     if similarity == "cosine":
@@ -66,15 +66,12 @@ def nt_xent_loss(
         raise ValueError(
             f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
         )
-    z = _views(z1, z2)
+    options = checked_reach(block_size, axis_name, ring)
     if similarity == "neg_euclidean":
-        points = gaussian_points(z, 1 / tau, axis_name)
-        positives = -jnp.mean(jnp.sum(jnp.square(z1 - z2), axis=-1))
-    else:
-        points = plain_points(z / jnp.sqrt(tau))
-        positives = jnp.mean(jnp.sum(z1 * z2, axis=-1))
-    repulsion = mean_log_sum(points, 1, reach(block_size, axis_name, ring))
-    return repulsion - global_mean(positives, axis_name) / tau
+        points = gaussian_points(_views(z1, z2), 1 / tau, axis_name)
+        positives = -jnp.sum(jnp.square(z1 - z2), axis=-1) / tau
+        return mean_log_sum(points, 2, options, jnp.repeat(positives, 2))
+    return _nt_xent(z1, z2, 1 / tau, options)
 
 
 def decoupled_nt_xent_loss(
@@ -123,13 +120,14 @@ def decoupled_nt_xent_loss(
     >>> round(float(decoupled_nt_xent_loss(z, z, tau=1.0, lam=1.0)), 4)
     0.2395
     """
-    positive(tau=tau)
-    not_negative(lam=lam)
+    tau = positive("tau", tau)
+    lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "decoupled_nt_xent_loss", "pair", z1)
-    z = _views(z1, z2) / jnp.sqrt(tau)
-    spread = mean_log_sum(plain_points(z), 1, reach(block_size, axis_name, ring))
-    return alignment(z1, z2, scaling, axis_name) + lam * spread
+    attraction = alignment(z1, z2, scaling, axis_name)
+    nt_xent = _nt_xent(z1, z2, 1 / tau, checked_reach(block_size, axis_name, ring))
+    # The log-sum-exp is NT-Xent plus the positive's logit.
+    return attraction + lam * nt_xent - lam / tau * alignment(z1, z2, "per_sample", axis_name)
 
 
 def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
@@ -181,8 +179,13 @@ def balanced_contrastive_loss(
     >>> round(float(balanced_contrastive_loss(z, z, alpha=1.0, lam=1.0)), 4)
     -1.3069
     """
+    alpha = positive("alpha", alpha)
+    lam = not_negative("lam", lam)
+    z1, z2 = features(z1, z2, names="z1, z2")
     at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
-    return _attract_and_repel(z1, z2, alpha, lam, 2, axis_name, block_size, ring)
+    points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
+    repulsion = mean_log_sum(points, 2, checked_reach(block_size, axis_name, ring))
+    return lam / alpha * repulsion + alignment(z1, z2, "per_sample", axis_name)
 
 
 def generalized_nt_xent_loss(
@@ -225,17 +228,20 @@ def generalized_nt_xent_loss(
     >>> round(float(generalized_nt_xent_loss(z, z, alpha=1.0, lam=1.0)), 4)
     0.2395
     """
-    at_least(1, "generalized_nt_xent_loss", "pair", z1)
-    return _attract_and_repel(z1, z2, alpha, lam, 1, axis_name, block_size, ring)
-
-
-def _attract_and_repel(z1, z2, alpha, lam, exclude, axis_name, block_size, ring):
-    positive(alpha=alpha)
-    not_negative(lam=lam)
+    alpha = positive("alpha", alpha)
+    lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
-    z = _views(z1, z2) * jnp.sqrt(alpha)
-    repulsion = mean_log_sum(plain_points(z), exclude, reach(block_size, axis_name, ring))
-    return lam / alpha * repulsion + alignment(z1, z2, "per_sample", axis_name)
+    at_least(1, "generalized_nt_xent_loss", "pair", z1)
+    nt_xent = _nt_xent(z1, z2, alpha, checked_reach(block_size, axis_name, ring))
+    # The log-sum-exp is NT-Xent plus the positive's logit.
+    return lam / alpha * nt_xent + (1 - lam) * alignment(z1, z2, "per_sample", axis_name)
+
+
+def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: Reach) -> jax.Array:
+    """NT-Xent of inner products times alpha."""
+    positives = alpha * jnp.sum(z1 * z2, axis=-1)
+    points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
+    return mean_log_sum(points, 2, options, jnp.repeat(positives, 2))
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:

@@ -19,8 +19,9 @@ from jax.custom_derivatives import SymbolicZero
 from hypersphere_jax.losses.blocks import Points, log_sums, pull
 from hypersphere_jax.losses.devices import AxisName, Reach, around, global_mean, global_sum
 
-# Where no logit lies outside, float32 holds their exponentials and sums of these as they are.
-LOWEST, HIGHEST = -85.0, 60.0
+# Where no logit lies outside, float32 holds their exponentials, sums of these and products with
+# small coordinates as they are.
+LOWEST, HIGHEST = -60.0, 60.0
 
 
 def plain_points(x: jax.Array) -> Points:
@@ -77,29 +78,44 @@ def log_total_with(points: Points, others: Points, reach: Reach) -> jax.Array:
     return _differentiable(value, value_and_gradients, reach.axis_name)(points, others)
 
 
-def mean_log_sum(points: Points, exclude: int, reach: Reach) -> jax.Array:
+def mean_log_sum(
+    points: Points, exclude: int, reach: Reach, positives: jax.Array | None = None
+) -> jax.Array:
     r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of points among themselves.
+
+    With positives it is the mean of `\log(1 + \sum_j e^{l_ij - p_i})`, the cross entropy of the
+    logit p_i among itself and the others. It keeps its precision where it is near zero, which a
+    difference of two log-sum-exps would not.
 
     Args:
       points: this device's n points.
       exclude: 1 leaves out j = i, 2 also the other of (0, 1), (2, 3) and so on.
       reach: see there.
+      positives: logits `[n]`.
     """
 
-    def value(points):
-        return global_mean(jnp.mean(_row_sums(points, exclude, reach)), reach.axis_name)
-
-    def value_and_gradients(points):
+    def value(points, positives):
         sums = _row_sums(points, exclude, reach)
-        shifts = sums + jnp.log(_count(points, reach.axis_name))
-        pulled = _pull_among(points, shifts, exclude, reach)
-        return global_mean(jnp.mean(sums), reach.axis_name), (pulled,)
+        return global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(points)
+    def value_and_gradients(points, positives):
+        sums = _row_sums(points, exclude, reach)
+        shifts, slopes = _slopes(sums, positives)
+        pulled = _pull_among(points, shifts, exclude, reach)
+        found = global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
+        return found, _over(_count(points, reach.axis_name), (pulled, slopes))
+
+    return _differentiable(value, value_and_gradients, reach.axis_name)(points, positives)
 
 
 def mean_log_sums_between(
-    a: Points, b: Points, reach: Reach, *, columns: bool, exclude: int = 0
+    a: Points,
+    b: Points,
+    reach: Reach,
+    *,
+    columns: bool,
+    exclude: int = 0,
+    positives: jax.Array | None = None,
 ) -> jax.Array:
     r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of a with b, both spread over the devices.
 
@@ -109,6 +125,7 @@ def mean_log_sums_between(
       reach: see there.
       columns: half the mean over rows plus half that over columns, rather than rows alone.
       exclude: 1 leaves out j = i.
+      positives: logits `[n]`, as in `mean_log_sum`.
     """
 
     def sums(a, b):
@@ -116,46 +133,63 @@ def mean_log_sums_between(
             rows, theirs = log_sums(a, visitors, limit=reach.between, **options)
             return rows, theirs if columns else None
 
-        return around(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, reach)
+        found = around(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, reach)
+        return found if columns else found[:1]
 
-    def mean(rows, columns):
-        both = [jnp.mean(side) for side in (rows, columns) if side is not None]
-        return global_mean(sum(both) / len(both), reach.axis_name)
+    def mean(sides, positives):
+        means = [jnp.mean(_entropies(side, positives)) for side in sides]
+        return global_mean(sum(means) / len(means), reach.axis_name)
 
-    def value(a, b):
-        return mean(*sums(a, b))
+    def value(a, b, positives):
+        return mean(sums(*_alike(a, b)), positives)
 
-    def value_and_gradients(a, b):
-        rows, theirs = sums(a, b)
-        log_weight = jnp.log(_count(a, reach.axis_name)) + (jnp.log(2.0) if columns else 0.0)
-        r, c = rows + log_weight, theirs + log_weight if columns else None
+    def value_and_gradients(a, b, positives):
+        a, b = _alike(a, b)
+        sides = sums(a, b)
+        shifts, slopes = zip(*(_slopes(side, positives) for side in sides), strict=True)
+        r, c = (*shifts, None)[:2]
 
         def meet(visitors, **options):
             return pull(a, visitors[0], r, visitors[1], limit=reach.between, **options)
 
         pulled = around(meet, (b, c), meet((b, c), exclude=exclude), jnp.sum, reach)
-        return mean(rows, theirs), pulled
+        slope = None if positives is None else sum(slopes)
+        count = len(sides) * _count(a, reach.axis_name)
+        return mean(sides, positives), _over(count, (*pulled, slope))
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b)
+    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, positives)
 
 
-def mean_log_sum_shared(a: Points, b: Points, extra: jax.Array, reach: Reach) -> jax.Array:
-    r"""`\frac{1}{n} \sum_i \log(e^{extra_i} + \sum_j e^{l_ij})`; all devices have the same b."""
+def mean_log_sum_shared(a: Points, b: Points, positives: jax.Array, reach: Reach) -> jax.Array:
+    """As `mean_log_sum` with positives, of a with b; every device has the same b."""
 
-    def sums(a, b, extra):
-        rows, _ = log_sums(*_alike(a, b), limit=reach.between)
-        return jnp.logaddexp(rows, extra)
+    def value(a, b, positives):
+        sums, _ = log_sums(*_alike(a, b), limit=reach.between)
+        return global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
 
-    def value(a, b, extra):
-        return global_mean(jnp.mean(sums(a, b, extra)), reach.axis_name)
-
-    def value_and_gradients(a, b, extra):
-        rows = sums(a, b, extra)
-        shifts = rows + jnp.log(_count(a, reach.axis_name))
+    def value_and_gradients(a, b, positives):
+        sums, _ = log_sums(*_alike(a, b), limit=reach.between)
+        shifts, slopes = _slopes(sums, positives)
         pulled = pull(*_alike(a, b), shifts, None, limit=reach.between)
-        return global_mean(jnp.mean(rows), reach.axis_name), (*pulled, jnp.exp(extra - shifts))
+        found = global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
+        return found, _over(_count(a, reach.axis_name), (*pulled, slopes))
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, extra)
+    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, positives)
+
+
+def _entropies(sums: jax.Array, positives: jax.Array | None) -> jax.Array:
+    return sums if positives is None else jax.nn.softplus(sums - positives)
+
+
+def _slopes(sums: jax.Array, positives: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+    """What to subtract from logits to have their weights, and the slope of each positive."""
+    if positives is None:
+        return sums, None
+    return jnp.logaddexp(sums, positives), -jax.nn.sigmoid(sums - positives)
+
+
+def _over(count: float, gradients: Any) -> Any:
+    return jax.tree.map(lambda gradient: gradient / count, gradients)
 
 
 def _row_sums(points: Points, exclude: int, reach: Reach) -> jax.Array:
@@ -223,9 +257,9 @@ def _shift(value: Callable, a: Points, b: Points | None, axis_name: AxisName) ->
     lowest, highest = bottoms[0] + bottoms[-1] - product, tops[0] + tops[-1] + product
     fits = (lowest >= LOWEST) & (highest <= HIGHEST)
     if axis_name is not None:
-        fits = lax.pmin(fits.astype(jnp.int32), axis_name)
+        fits = lax.pmin(fits.astype(jnp.int32), axis_name) > 0
     zero = jnp.zeros_like(fits, jnp.float32)
-    return lax.cond(_everywhere(fits > 0), lambda: zero, lambda: value(*sides))
+    return lax.cond(_everywhere(fits), lambda: zero, lambda: value(*sides))
 
 
 def _lowered(points: Points, shift: jax.Array) -> Points:

@@ -11,7 +11,7 @@ from jax import lax
 
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, global_mean, reach
+from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
 from hypersphere_jax.losses.pairs import mean_log_sums_between, plain_points
 
 
@@ -52,10 +52,10 @@ def quick_thought_contrastive_loss(
     >>> round(float(quick_thought_contrastive_loss(f, f[::-1], tau=1.0)), 4)
     0.3133
     """
-    positive(tau=tau)
+    tau = positive("tau", tau)
     f, g = _sentences(f, g, "quick_thought_contrastive_loss", axis_name)
     f = f / tau
-    to = reach(block_size, axis_name, ring)
+    to = checked_reach(block_size, axis_name, ring)
     sums = mean_log_sums_between(plain_points(f), plain_points(g), to, columns=False)
     similarities = (
         weight * jnp.sum(f * neighbour, axis=-1) for neighbour, weight in _neighbours(g, axis_name)
@@ -90,7 +90,7 @@ def quick_thought_align_loss(
     >>> float(quick_thought_align_loss(f, f))
     2.0
     """
-    positive(alpha=alpha)
+    alpha = positive("alpha", alpha)
     f, g = _sentences(f, g, "quick_thought_align_loss", axis_name)
     distances = (
         weight * distance_power(f, neighbour, alpha)

@@ -88,7 +88,7 @@ def generalized_contrastive_loss(
     >>> bool(generalized_contrastive_loss(jax.random.key(1), z, z, prior="normal") < 0.1)
     True
     """
-    not_negative(lam=lam)
+    lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     n = at_least(1, "generalized_contrastive_loss", "pair", z1, axis_name=axis_name)
     if prior not in PRIORS:
@@ -99,16 +99,16 @@ def generalized_contrastive_loss(
     key_samples, key_directions = jax.random.split(key)
     # Every device draws the samples of the global batch: they are sorted, so their order is free.
     samples = PRIORS[prior](key_samples, (2 * n, d))
-    directions = jax.random.orthogonal(key_directions, d)
+    directions = jax.random.orthogonal(key_directions, d, dtype=jnp.float32)
     h = gather(jnp.concatenate([z1, z2]), axis_name)
     spread = _distance(h, samples, directions, axis_name)
     return alignment(z1, z2, "per_dimension", axis_name) + lam * spread
 
 
 PRIORS = {
-    "hypersphere": lambda key, shape: l2_normalize(jax.random.normal(key, shape)),
-    "hypercube": lambda key, shape: jax.random.uniform(key, shape, minval=-1.0),
-    "normal": jax.random.normal,
+    "hypersphere": lambda key, shape: l2_normalize(jax.random.normal(key, shape, jnp.float32)),
+    "hypercube": lambda key, shape: jax.random.uniform(key, shape, jnp.float32, minval=-1.0),
+    "normal": lambda key, shape: jax.random.normal(key, shape, jnp.float32),
 }
 
 
