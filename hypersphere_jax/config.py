@@ -271,6 +271,11 @@ class MetricsConfig:
         _positive("t", self.t)
         _at_least_one("devices", self.devices)
         _seed(self.seed)
+        require(self.t <= 1e6, f"--t {self.t}: at most 1e6")
+        require(
+            self.out is None or self.out.suffix.lower() != ".npy",
+            f"--out {self.out}: would be JSON in a file for arrays; name it .json",
+        )
         standard = {field.name: field.default for field in dataclasses.fields(self)}
         if self.of_file:
             other, names = "a run", ("split", "step", "seed")
@@ -282,7 +287,7 @@ class MetricsConfig:
 
     @property
     def of_file(self) -> bool:
-        return self.run.endswith(".npy")
+        return self.run.lower().endswith((".npy", ".npz")) and not Path(self.run).is_dir()
 
 
 def to_dict(config: Any) -> dict[str, Any]:

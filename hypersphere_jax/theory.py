@@ -29,13 +29,13 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
       The optimum, in the units of `uniform_loss`.
 
     Raises:
-      ValueError: for d < 1 or t that is not positive and finite.
+      ValueError: for d < 1, or t that is not positive or beyond 1e6.
 
     >>> round(uniformity_optimum(32, 2.0), 4)
     -3.7518
     """
-    if d < 1 or not 0 < t < math.inf:
-        raise ValueError(f"uniformity_optimum needs d >= 1 and finite t > 0, got d={d}, t={t}")
+    if d < 1 or not 0 < t <= 1e6:
+        raise ValueError(f"uniformity_optimum needs d >= 1 and 0 < t <= 1e6, got d={d}, t={t}")
     return _log_0f1_scaled(d / 2, t)
 
 
@@ -204,14 +204,14 @@ def vmf_log_normalizer(d: int, kappa: float) -> float:
       The log of the normalizer.
 
     Raises:
-      ValueError: for d < 1 or kappa that is not positive and finite.
+      ValueError: for d < 1, or kappa that is not positive or beyond 1e6.
 
     >>> round(vmf_log_normalizer(3, 2.0) - math.log(4 * math.pi * math.sinh(2.0) / 2.0), 12)
     0.0
     """
-    if d < 1 or not 0 < kappa < math.inf:
+    if d < 1 or not 0 < kappa <= 1e6:
         raise ValueError(
-            f"vmf_log_normalizer needs d >= 1 and finite kappa > 0, got d={d}, kappa={kappa}"
+            f"vmf_log_normalizer needs d >= 1 and 0 < kappa <= 1e6, got d={d}, kappa={kappa}"
         )
     return sphere_log_area(d) + kappa + _log_0f1_scaled(d / 2, kappa / 2)
 

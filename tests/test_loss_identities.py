@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import sphere
+from jax.sharding import Mesh, PartitionSpec
 from loss_cases import inputs
 
 from hypersphere_jax import (
@@ -214,3 +215,13 @@ def test_generalized_contrastive_loss_over_devices(rng):
     np.testing.assert_allclose(values, np.repeat(value, 4), rtol=1e-5)
     # Four devices, each with a loss: the sum of four gradients, which pmean makes one.
     np.testing.assert_allclose(grads.reshape(16, 4) / 4, expected, rtol=1e-4, atol=1e-7)
+    sharded = jax.shard_map(
+        step,
+        mesh=Mesh(np.array(jax.devices()[:4]), ("data",)),
+        in_specs=PartitionSpec("data"),
+        out_specs=(PartitionSpec(), PartitionSpec("data")),
+    )
+    found = jax.jit(sharded)(z1, z2)
+    np.testing.assert_allclose(found[0], value, rtol=1e-5)
+    # Here types tell that the loss is one for all.
+    np.testing.assert_allclose(found[1], expected, rtol=1e-4, atol=1e-7)

@@ -36,6 +36,15 @@ def test_gradient_by_differences(name, rng):
     expected = oracles.numeric_slope(oracle, arrays, towards)
     np.testing.assert_allclose(slope, expected, rtol=2e-4, atol=1e-5)
     np.testing.assert_allclose(forward, expected, rtol=2e-4, atol=1e-4)
+    # And entry by entry, for some.
+    for k in range(len(arrays)):
+        for entry in rng.integers(0, arrays[k].shape, (4, 2)):
+            one = [np.zeros(a.shape) for a in arrays]
+            one[k][tuple(entry)] = 1
+            expected = oracles.numeric_slope(oracle, arrays, one)
+            scale = float(np.abs(grads[k]).max())
+            found = grads[k][tuple(entry)]
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5 * scale + 1e-8)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,20 @@ def test_metrics_of_files(files, capsys):
         np.testing.assert_allclose(found["uniform"], saved["uniform"], rtol=1e-4)
 
 
+def test_any_length_can_be_normalized(files, rng):
+    x = np.load(files / "x.npy")
+    expected = metrics.uniformity(x).value
+    for name, scale in (("huge", 1e200), ("tiny", 1e-200)):
+        np.save(files / f"{name}.npy", scale * x.astype(np.float64))
+        found = measure(MetricsConfig(str(files / f"{name}.npy"), normalize=True))
+        np.testing.assert_allclose(found["uniform"], expected, rtol=1e-6)
+
+
+def test_equal_points_have_no_spread():
+    for x in (np.eye(8), np.tile(np.eye(4)[:1], (50, 1))):
+        assert metrics.uniformity(x).standard_error == 0.0
+
+
 def test_a_file_is_read_in_slices(files):
     features = FeatureFile(files / "long.npy", normalize=True)
     assert isinstance(features._rows, np.memmap)
@@ -119,14 +133,21 @@ def test_mistakes_in_files(files, capsys):
     zero[7], bad[3, 1] = 0, np.nan
     np.save(files / "zero.npy", zero)
     np.save(files / "bad.npy", bad)
+    np.savez(files / "several.npz", a=zero, b=bad)
+    np.save(files / "brain.npy", zero.astype(jax.numpy.bfloat16))
     (files / "junk.npy").write_bytes(b"no array")
     x = str(files / "x.npy")
     for arguments, said in (
         (["long.npy"], "norms go from 3 to 3 (mean 3;"),
         (["zero.npy"], "norms go from 0 to 1"),
         (["zero.npy", "--normalize"], "row 7 is all zeros"),
-        (["bad.npy"], "1 of 90 rows hold NaN or infinity (rows 3)"),
-        (["flat.npy"], "expected real features of shape [n, d], got (5,)"),
+        (["bad.npy"], "row 3 holds NaN or infinity"),
+        (["bad.npy", "--normalize"], "row 3 holds NaN or infinity"),
+        (["x.npy", "--pairs", "several.npz"], "holds several arrays"),
+        (["brain.npy"], "got |V2 (bfloat16? save it as float32)"),
+        (["x.npy", "--out", "x.npy"], "JSON in a file for arrays"),
+        (["x.npy", "--t", "1e30"], "at most 1e6"),
+        (["flat.npy"], "expected real features of shape [n, d], got shape (5,)"),
         (["text.npy"], "expected real features of shape [n, d], got <U1"),
         (["junk.npy"], "cannot be read as an .npy array"),
         (["none.npy"], "there is no such file"),
@@ -135,7 +156,7 @@ def test_mistakes_in_files(files, capsys):
         (["x.npy", "--split", "train"], "--split is for a run"),
         (["x.npy", "--t", "0"], "--t 0.0: must be finite and positive"),
     ):
-        arguments = [str(files / a) if a.endswith(".npy") else a for a in arguments]
+        arguments = [str(files / a) if ".np" in a else a for a in arguments]
         assert command_line.main(["metrics", *arguments]) == 2
         error = capsys.readouterr().err
         assert said in error and error.count("\n") == 1, error

@@ -435,7 +435,7 @@ def test_ranges():
         (lambda: uniformity_lower_bound(3, 2.0, 0, include_self=True), "n=0"),
         (lambda: uniformity_without_self(-1.0, 1), "n=1"),
         (lambda: uniformity_with_self(-1.0, 1), "n=1"),
-        (lambda: contrastive_limit(x, x, 0.0), "tau must be positive, got 0.0"),
+        (lambda: contrastive_limit(x, x, 0.0), "tau must be positive and finite, got 0.0"),
         (lambda: contrastive_limit(x, x[:1]), r"\(2, 3\), \(1, 3\)"),
         (lambda: contrastive_limit(nothing, nothing), r"\(0, 3\)"),
         (lambda: sphere_log_area(0), "d=0"),

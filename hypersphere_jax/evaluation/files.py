@@ -27,25 +27,28 @@ class FeatureFile:
         self.path, self.normalize = Path(path), normalize
         require(self.path.is_file(), f"{path}: there is no such file")
         try:
-            self._rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError) as error:
             raise UserError(f"{path} cannot be read as an .npy array: {error}") from error
-        self.shape = self._rows.shape
+        require(isinstance(rows, np.ndarray), f"{path} holds several arrays: save one as .npy")
         expected = "expected real features of shape [n, d]"
-        require(
-            len(self.shape) == 2 and min(self.shape) > 0, f"{path}: {expected}, got {self.shape}"
-        )
-        require(self._rows.dtype.kind in "fiu", f"{path}: {expected}, got {self._rows.dtype}")
+        require(rows.ndim == 2 and rows.size > 0, f"{path}: {expected}, got shape {rows.shape}")
+        hint = " (bfloat16? save it as float32)" if rows.dtype.kind == "V" else ""
+        require(rows.dtype.kind in "fiu", f"{path}: {expected}, got {rows.dtype}{hint}")
+        self._rows, self.shape = rows, rows.shape
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """float32 `[m, d]`."""
-        x = check_features(str(self.path), self._rows[rows])
+        x = self._rows[rows]
         if self.normalize:
-            x = x / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
-        return x.astype(np.float32)
+            x = x.astype(np.float64)
+            # By the largest entry first: the squares of others may not fit.
+            x = x / np.abs(x).max(axis=1, keepdims=True)
+            x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        return check_features(str(self.path), x)
 
     def check_unit(self) -> None:
         """Raises UserError, naming the norms, unless all rows have (or are given) unit norm.
@@ -55,8 +58,16 @@ class FeatureFile:
         norms = np.empty(len(self))
         for begin in range(0, len(self), ROWS):
             rows = slice(begin, begin + ROWS)
-            x = check_features(str(self.path), self._rows[rows])
-            norms[rows] = np.linalg.norm(x.astype(np.float64), axis=1)
+            x = self._rows[rows].astype(np.float64)
+            bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+            if bad.size:  # named by its row in the file
+                where = f"row {begin + bad[0]}"
+                raise UserError(
+                    f"{self.path}: {where} holds NaN or infinity; did training diverge?"
+                )
+            largest = np.abs(x).max(axis=1)
+            scaled = x / np.where(largest > 0, largest, 1.0)[:, None]
+            norms[rows] = largest * np.linalg.norm(scaled, axis=1)
         if self.normalize:
             zero = np.flatnonzero(norms == 0)
             rows = f"row {zero[0]}" if zero.size else ""

@@ -126,8 +126,11 @@ def decoupled_nt_xent_loss(
     at_least(1, "decoupled_nt_xent_loss", "pair", z1)
     attraction = alignment(z1, z2, scaling, axis_name)
     nt_xent = _nt_xent(z1, z2, 1 / tau, checked_reach(block_size, axis_name, ring))
-    # The log-sum-exp is NT-Xent plus the positive's logit.
-    return attraction + lam * nt_xent - lam / tau * alignment(z1, z2, "per_sample", axis_name)
+    # The log-sum-exp is NT-Xent plus the positive's logit. In one factor with the attraction that
+    # leaves nothing of it at lam = tau, not even rounding.
+    if scaling == "per_sample":
+        return (1 - lam / tau) * attraction + lam * nt_xent
+    return attraction - lam / tau * alignment(z1, z2, "per_sample", axis_name) + lam * nt_xent
 
 
 def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
