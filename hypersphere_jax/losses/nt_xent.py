@@ -70,7 +70,7 @@ def nt_xent_loss(
     if similarity == "neg_euclidean":
         points = gaussian_points(_views(z1, z2), 1 / tau, axis_name)
         positives = -jnp.sum(jnp.square(z1 - z2), axis=-1) / tau
-        return mean_log_sum(points, 2, options, jnp.repeat(positives, 2))
+        return mean_log_sum(points, 2, options, _views(positives, positives))
     return _nt_xent(z1, z2, 1 / tau, options)
 
 
@@ -244,9 +244,9 @@ def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: Reach) -> jax.
     """NT-Xent of inner products times alpha."""
     positives = alpha * jnp.sum(z1 * z2, axis=-1)
     points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
-    return mean_log_sum(points, 2, options, jnp.repeat(positives, 2))
+    return mean_log_sum(points, 2, options, _views(positives, positives))
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
-    """`[2n, d]`, the two views of an image side by side: no block parts them."""
-    return jnp.stack([z1, z2], axis=1).reshape(2 * len(z1), -1)
+    """`[2n, ...]`, the two views of an image one after the other: no block parts them."""
+    return jnp.stack([z1, z2], axis=1).reshape(2 * len(z1), *z1.shape[1:])
