@@ -1,6 +1,6 @@
 """Global log-sum-exps over pairs of points, with gradients of their own.
 
-Four scalars of which the pairwise losses are made: the log of the sum over all pairs, of points
+Five scalars of which the pairwise losses are made: the log of the sum over all pairs, of points
 among themselves or with others, and the mean over points of the log of the sum over their pairs.
 With `axis_name` points lie spread over devices. Value and gradient need memory linear in the number
 of points. The gradient is computed together with the value, when a derivative is asked for, in
