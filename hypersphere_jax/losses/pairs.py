@@ -185,7 +185,7 @@ def _slopes(sums: jax.Array, positives: jax.Array | None) -> tuple[jax.Array, ja
     """What to subtract from logits to have their weights, and the slope of each positive."""
     if positives is None:
         return sums, None
-    return jnp.logaddexp(sums, positives), -jax.nn.sigmoid(sums - positives)
+    return positives + jax.nn.softplus(sums - positives), -jax.nn.sigmoid(sums - positives)
 
 
 def _over(count: float, gradients: Any) -> Any:
