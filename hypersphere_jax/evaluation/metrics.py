@@ -14,6 +14,7 @@ from hypersphere_jax.config import require
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums
 from hypersphere_jax.losses.devices import Reach
+from hypersphere_jax.losses.pairs import gaussian_points
 from hypersphere_jax.progress import track
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 
@@ -119,11 +120,8 @@ def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.A
 
 def _points(t: jax.Array, chunk: jax.Array) -> list[Points]:
     """Points whose logits are those of the potential, and of its square."""
-    points = []
-    for scale in (2 * t, 4 * t):
-        x = chunk[:, :-1] * jnp.sqrt(scale)
-        points.append(Points(x, jnp.where(chunk[:, -1] > 0, -jnp.sum(x * x, axis=1) / 2, OFF)))
-    return points
+    points = (gaussian_points(chunk[:, :-1], scale, centre=0.0) for scale in (t, 2 * t))
+    return [p._replace(bias=jnp.where(chunk[:, -1] > 0, p.bias, OFF)) for p in points]
 
 
 def _estimate(sums: np.ndarray, squares: np.ndarray) -> Estimate:

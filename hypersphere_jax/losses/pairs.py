@@ -30,7 +30,7 @@ def plain_points(x: jax.Array) -> Points:
 
 
 def gaussian_points(
-    x: jax.Array, t: float, axis_name: AxisName = None, centre: jax.Array | None = None
+    x: jax.Array, t: float, axis_name: AxisName = None, centre: jax.Array | float | None = None
 ) -> Points:
     """Points whose logits are `-t |x_i - x_j|^2`.
 
