@@ -59,7 +59,7 @@ def test_identities_name_their_tests():
     named = set(re.findall(r"`(test_\w+)`", section))
     tests = {
         path: set(re.findall(r"^def (test_\w+)", (ROOT / "tests" / path).read_text(), re.MULTILINE))
-        for path in ("test_loss_identities.py", "test_theory.py")
+        for path in ("test_loss_identities.py", "test_theory.py", "test_theory_features.py")
     }
     assert named <= set.union(*tests.values())
     # The page leaves out none of the identities; what is tested over devices is none.
