@@ -84,17 +84,14 @@ def pull(
         terms = [] if row_shift is None else [logits - row_shift[:, None]]
         terms += [] if column_shift is None else [logits - column_shift[None, :]]
         weights = sum(map(jnp.exp, terms or [logits]))
-        # The columns' products are kept transposed: transposing points costs less than weights.
         return (
             Points(_product(weights, column_points.x), jnp.sum(weights, 1)),
-            Points(_product(row_points.x.T, weights), jnp.sum(weights, 0)),
+            Points(_product(weights.T, row_points.x), jnp.sum(weights, 0)),
         )
 
     rows, columns = _split((a, r), limit, exclude), b and _split((b, c), limit, exclude)
-    blocks = rows[0], columns[0] if columns else rows[0]
-    nothing = jax.tree.map(jnp.zeros_like, (blocks[0], blocks[1]._replace(x=blocks[1].x.mT)))
+    nothing = jax.tree.map(jnp.zeros_like, (rows[0], (columns or rows)[0]))
     sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude)
-    others = others and others._replace(x=others.x.mT)
     if b is None:
         sums = others = jax.tree.map(jnp.add, sums, others) if others else sums
     return (
