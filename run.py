@@ -4,6 +4,7 @@
 import contextlib
 import difflib
 import io
+import os
 import shlex
 import signal
 import sys
@@ -24,8 +25,9 @@ def pretrain(parse: Callable) -> None:
 
     config = parse(PretrainConfig)
     _virtual_devices(config.runtime.devices)
-    from hypersphere_jax import report, training
+    from hypersphere_jax import report, sharding, training
 
+    sharding.keep_compiled(config.runtime.cache_dir)
     folder = training.train(config, command=_command())
     page = report.run_report(folder)
     print(f"trained: {folder} ({page})\nevaluate: python run.py probe {shlex.quote(str(folder))}")
@@ -70,6 +72,14 @@ def metrics(parse: Callable) -> None:
     )
 
 
+def data(parse: Callable) -> None:
+    """Data sets: list and prepare them, inspect one, show a sheet of its augmented views."""
+    from hypersphere_jax import datasheet
+
+    verbs = (datasheet.prepare, datasheet.inspect, datasheet.show)
+    parse({"list": datasheet.known} | {verb.__name__: verb for verb in verbs})
+
+
 def report(parse: Callable) -> None:
     """Write the page of one run, or one page of several."""
     from tyro.conf import Positional
@@ -94,13 +104,23 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the training step, of the convolution, and of the losses, with their memory."""
-    from benchmarks import convolution, losses, train_step
+    """Speed of the training step and its parts: data, augmentation, convolution, losses."""
+    from benchmarks import augment, convolution, data, losses, train_step
 
-    parse({"step": train_step.step, "convolution": convolution.layers, "losses": losses.scaling})
+    parse(
+        {
+            "step": train_step.step,
+            "convolution": convolution.layers,
+            "augment": augment.augment,
+            "data": data.pipelines,
+            "losses": losses.scaling,
+        }
+    )
 
 
-VERBS = {verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, report, bench)}
+VERBS = {
+    verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, data, report, bench)
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -137,6 +157,8 @@ def _call(verb: str, arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as by `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         what = "mend that and run the same command again; what was saved is kept"
@@ -166,7 +188,7 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
             )
     except SystemExit as stop:
-        if not stop.code:
+        if not stop.code or not box.getvalue():  # help, or a pipe that nobody reads
             raise
         # tyro draws a box of many lines around what it has to say, or on a plain terminal a title
         # between rules: here it becomes one line.

@@ -14,6 +14,7 @@ import numpy as np
 
 from hypersphere_jax import data, plots, report, runs, sharding, training
 from hypersphere_jax.config import (
+    DataConfig,
     MetricsConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -84,7 +85,8 @@ def _draw(folder: Path, folders: dict[str, Path], rows: list[list]) -> dict[str,
     encoders = [dict(zip(keys, row, strict=True)) for row in rows]
     plots.alignment_uniformity_plane(encoders, encoders[0]["optimum"], files["plane"])
     circles = [_circle(name, folders[run], step) for name, (run, step) in CIRCLES.items()]
-    plots.circle_figure(circles, files["circle"], data.digits().class_names, CIRCLE_CLASSES)
+    names = data.load(DataConfig()).class_names
+    plots.circle_figure(circles, files["circle"], names, CIRCLE_CLASSES)
     curves = {name: runs.read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])
     return files
@@ -165,10 +167,10 @@ def _circle(name: str, folder: Path, step: int | None) -> dict[str, Any]:
     encoder = runs.load_encoder(folder, step)
     devices = sharding.local_devices()
     test = data.load(encoder.config.data).test
-    x, y = pair_features(encoder, test.images, devices)
+    x, y = pair_features(encoder, test, devices)
     return {
         "name": name,
-        "features": split_features(encoder, test.images, "output", devices),
+        "features": split_features(encoder, test, "output", devices).x,
         "labels": test.labels,
         "pair_distances": np.linalg.norm(x - y, axis=1),
     }

@@ -5,7 +5,10 @@ its help. Everything but `RuntimeConfig` shapes the numbers of a run, so a run f
 continued with the same values.
 """
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,23 +39,102 @@ def _at_least_one(flag: str, value: int | None) -> None:
     require(value is None or value >= 1, f"--{flag.replace('_', '-')} {value}: must be at least 1")
 
 
-def _seed(seed: int) -> None:
-    require(0 <= seed < 2**32, f"--seed {seed}: must be from 0 to 2^32 - 1")
+def _seed(seed: int, flag: str = "seed") -> None:
+    require(0 <= seed < 2**32, f"--{flag} {seed}: must be from 0 to 2^32 - 1")
 
 
-@dataclasses.dataclass(frozen=True)
+def _config(cls: type) -> type:
+    """A frozen dataclass; the text below each field is its help, in one line."""
+    made = dataclasses.dataclass(frozen=True)(cls)
+    (definition,) = ast.parse(inspect.getsource(cls)).body
+    for field, text in itertools.pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            # Otherwise tyro would break lines where the source does.
+            help_text = " ".join(text.value.value.split())
+            made.__dataclass_fields__[field.target.id].metadata = {"help": help_text}
+    return made
+
+
+@_config
 class DataConfig:
     """The images, and how two views are made of each."""
 
     name: Annotated[str, arg(name="data")] = "digits"
-    """`digits` (embedded), or an .npz file with train_images, train_labels, test_images,
-    test_labels (uint8 [n, h, w, c] and integers [n])."""
+    """`digits` (embedded); a folder or .zip of images in SPLIT/CLASS/file; an .npz file, or a
+    folder of .npy files, with train_images, train_labels, test_images, test_labels (uint8
+    [n, h, w, c] and integers [n]); an .npy file of images alone; `random_bits`; or a data set of
+    TensorFlow Datasets by name: cifar10, stl10, … (`run.py data list`)."""
+    data_dir: str | None = None
+    """Where a data set with a name lies: the folder it was prepared in, or a folder or .zip of its
+    images. None: TensorFlow Datasets' own folder."""
     recipe: str | None = None
     """Augmentation recipe: `digits`, `stl10` (photographs), or `none` (both views are the image
     itself). None: the one that suits the data."""
+    classes: str | None = None
+    """A file with the names of the classes to keep, one a line."""
+    subset: Literal["all", "long_tailed", "uniform"] = "all"
+    """Training images to keep: all; long-tailed over the classes as in ImageNet-LT (Pareto, alpha
+    6, 1280 to 5 a class); or equally many of each class."""
+    subset_size: int | None = None
+    """How many images a `long_tailed` or `uniform` subset has. None: as the former gives."""
+    fraction: float = 1.0
+    """Share of the training images to keep, of each class alike."""
+    folds: int = 1
+    """Above 1, the training images are cut in as many folds, and one of them takes the place of
+    the test split."""
+    fold: int = 0
+    """Which one, counted from 0."""
+    bits: int = 0
+    """Random bits of each image: those of `random_bits`, or as channels added to other data (Chen
+    et al., C and E)."""
+    subset_seed: int = 0
+    """Seed of subset, fraction, folds and bits."""
+    bad_images: Literal["error", "skip"] = "error"
+    """What to do with an image that cannot be read: stop, or count it and take the next one in
+    training, none in evaluation."""
+
+    def __post_init__(self):
+        require(0 < self.fraction <= 1, f"--fraction {self.fraction}: must be in (0, 1]")
+        _at_least_one("subset_size", self.subset_size)
+        require(
+            self.subset_size is None or self.subset != "all",
+            "--subset-size needs --subset long_tailed or uniform",
+        )
+        require(
+            self.folds >= 1 and 0 <= self.fold < self.folds,
+            f"--fold {self.fold} of --folds {self.folds}: folds are counted from 0",
+        )
+        require(0 <= self.bits <= 256, f"--bits {self.bits}: must be from 0 to 256")
+        require(
+            self.name != "random_bits" or self.bits > 0, "--data random_bits needs --bits above 0"
+        )
+        _seed(self.subset_seed, "subset-seed")
+
+    @property
+    def extra_channels(self) -> int:
+        """Channels that `bits` adds to images of something else."""
+        return 0 if self.name == "random_bits" else self.bits
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
+class LookedAt(DataConfig):
+    """Data to look at; the name stands by itself."""
+
+    name: Annotated[Positional[str], arg(metavar="NAME|PATH")] = "digits"
+    """As `--data` of `pretrain`: the name of a data set, or a folder or file."""
+
+
+@_config
+class PrepareConfig:
+    """Data to download and prepare."""
+
+    name: Positional[str]
+    """A data set of TensorFlow Datasets: cifar10, stl10, imagenet2012, nyu_depth_v2, …"""
+    data_dir: str | None = None
+    """Folder to put it in; None: TensorFlow Datasets' own."""
+
+
+@_config
 class ModelConfig:
     """The encoder."""
 
@@ -81,7 +163,7 @@ class ModelConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class ObjectiveConfig:
     """The loss: a weighted sum, as in Tables 8 and 9 of Wang & Isola."""
 
@@ -116,7 +198,7 @@ class ObjectiveConfig:
             _positive(flag, value)
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class OptimizerConfig:
     """SGD with momentum, as in Wang & Isola B.1."""
 
@@ -156,7 +238,7 @@ class OptimizerConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class RuntimeConfig:
     """How the run is carried out: may differ when it is continued.
 
@@ -168,6 +250,13 @@ class RuntimeConfig:
     """Local devices to use; None: all. On CPU this many virtual devices are made."""
     resume: Literal["auto", "never"] = "auto"
     """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
+    pipeline: Literal["auto", "resident", "streaming"] = "auto"
+    """Where the training images are: `resident` decodes all of them once and keeps them on the
+    devices; `streaming` reads them from batch to batch. `auto`: resident if they fit."""
+    workers: int = 0
+    """Processes that read images while streaming; 0: threads of this process."""
+    cache_dir: str = "~/.cache/hypersphere_jax"
+    """Where decoded images and compiled programs are kept for the next run."""
     log_every_steps: int = 10
     """Steps between two lines of metrics."""
     checkpoint_every_steps: int = 100
@@ -180,6 +269,7 @@ class RuntimeConfig:
     def __post_init__(self):
         for flag in ("devices", "log_every_steps", "checkpoint_every_steps", "keep_every_steps"):
             _at_least_one(flag, getattr(self, flag))
+        require(0 <= self.workers <= 1024, f"--workers {self.workers}: must be from 0 to 1024")
         require(
             self.keep_last >= 2,
             f"--keep-last {self.keep_last}: at least 2, so that a damaged newest checkpoint "
@@ -187,7 +277,7 @@ class RuntimeConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class PretrainConfig:
     """All of a training run."""
 
@@ -213,7 +303,7 @@ class PretrainConfig:
         _seed(self.seed)
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class ProbeConfig:
     """Linear probe and k-NN on the frozen features of a run's checkpoint."""
 
@@ -228,6 +318,8 @@ class ProbeConfig:
     """Neighbours of the k-NN classifier."""
     step: int | None = None
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    data_dir: str | None = None
+    """Where the run's data are now, if they were moved."""
     seed: int = 0
     """Seed of the held-out part and of Adam's batches."""
     devices: int | None = None
@@ -239,7 +331,7 @@ class ProbeConfig:
         _seed(self.seed)
 
 
-@dataclasses.dataclass(frozen=True)
+@_config
 class MetricsConfig:
     """Alignment and uniformity of a run's encoder over a whole split, or of anybody's features."""
 
@@ -259,6 +351,8 @@ class MetricsConfig:
     """Scale of the Gaussian potential in the uniformity."""
     step: int | None = None
     """Of a run: checkpoint to take; None: the newest. 0 is the random initialization."""
+    data_dir: str | None = None
+    """Of a run: where its data are now, if they were moved."""
     seed: int = 0
     """Of a run: seed of the two views that make a positive pair."""
     out: Path | None = None
@@ -278,12 +372,14 @@ class MetricsConfig:
         )
         standard = {field.name: field.default for field in dataclasses.fields(self)}
         if self.of_file:
-            other, names = "a run", ("split", "step", "seed")
+            other, names = "a run", ("split", "step", "seed", "data_dir")
         else:
             other, names = "an .npy file", ("pairs", "normalize", "out")
         for name in names:
             given = getattr(self, name) != standard[name]
-            require(not given, f"--{name} is for {other}, and {self.run!r} is none")
+            require(
+                not given, f"--{name.replace('_', '-')} is for {other}, and {self.run!r} is none"
+            )
 
     @property
     def of_file(self) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -72,19 +72,26 @@ class Progress:
             self._bar.stop()
 
 
-def track(items: Sequence[Item], name: str) -> Iterator[Item]:
-    """The items, while showing on stderr how far work on them is, if it takes a while."""
+def track(items: Iterable[Item], name: str, count: int | None = None) -> Iterator[Item]:
+    """The items, while showing on stderr how far work on them is, if it takes a while.
+
+    Args:
+      items: to go through.
+      name: of the work.
+      count: how many items there are, where they have no length.
+    """
     from rich.progress import track as bar
 
+    count = len(items) if count is None else count
     if sys.stderr.isatty():
-        yield from bar(items, f"{name} ", console=_stderr(), transient=True)
+        yield from bar(items, f"{name} ", count, console=_stderr(), transient=True)
         return
     began = printed = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
         if done and now - printed >= SECONDS_BETWEEN_LINES:
-            left = (now - began) / done * (len(items) - done)
-            print(f"{name}: {done / len(items):.0%}, {left:.0f} s left", file=sys.stderr)
+            left = (now - began) / done * (count - done)
+            print(f"{name}: {done / count:.0%}, {left:.0f} s left", file=sys.stderr)
             printed = now
         yield item
 

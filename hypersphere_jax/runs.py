@@ -1,6 +1,7 @@
 """A run's folder: its config, its metrics, its encoder. The layout stands in docs/runs.md."""
 
 import contextlib
+import dataclasses
 import difflib
 import fcntl
 import json
@@ -24,7 +25,7 @@ from hypersphere_jax.config import (
     to_dict,
 )
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 # Where a run lies and how it is carried out, which shapes no number.
 IDENTITY = ("name", "runs_dir", "runtime")
 
@@ -135,13 +136,21 @@ def read_config(folder: Path) -> PretrainConfig:
     return from_dict(PretrainConfig, _read_record(folder / "config.json")["config"])
 
 
-def load_data(folder: Path) -> data.Dataset:
+def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """The data of the run in a folder.
+
+    Args:
+      folder: of the run.
+      data_dir: where the data are now, if they were moved.
 
     Raises:
       UserError: when it is not there, or has changed since.
     """
-    dataset = data.load(read_config(folder).data)
+    config = read_config(folder).data
+    if data_dir is not None:
+        moved = {"name": data_dir} if config.data_dir is None and "/" in config.name else {}
+        config = dataclasses.replace(config, **(moved or {"data_dir": data_dir}))
+    dataset = data.load(config)
     require(
         dataset.digest() == _read_record(folder / "config.json")["data_digest"],
         f"the images or labels of {dataset.origin} are no longer those that {folder} was trained "
@@ -275,7 +284,9 @@ class MetricsWriter:
 
 def _shaping(config: dict[str, Any]) -> dict[str, Any]:
     """What must not change between two sessions of a run."""
-    return {key: value for key, value in config.items() if key not in IDENTITY}
+    kept = {key: value for key, value in config.items() if key not in IDENTITY}
+    # Where the data lie shapes nothing: their digest is compared.
+    return kept | {"data": kept["data"] | {"data_dir": None}}
 
 
 def _runs_in(folder: Path) -> list[Path]:

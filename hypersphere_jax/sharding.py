@@ -5,7 +5,11 @@ knows only the name of the axis, so the same function runs under `pmap`, under `
 with no axis, on one device.
 """
 
+import os
+import platform
+import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +29,15 @@ def use_virtual_cpu_devices(count: int) -> None:
         return
 
 
+def keep_compiled(folder: str | Path) -> None:
+    """Keeps compiled programs in a folder for the next process, unless JAX was told where."""
+    if jax.config.jax_compilation_cache_dir is None:
+        # Programs for one processor may not run on another one that shares the folder.
+        kind = f"{platform.machine()}-{zlib.crc32(_processor().encode()):08x}"
+        where = Path(folder).expanduser() / "compiled" / kind
+        jax.config.update("jax_compilation_cache_dir", str(where))
+
+
 def local_devices(count: int | None = None) -> list[jax.Device]:
     """This host's devices, or the first `count` of them.
 
@@ -41,6 +54,12 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
         f"--devices {count}: this host has {len(devices)} {devices[0].platform} device(s)",
     )
     return devices[:count]
+
+
+def memory(device: jax.Device) -> int:
+    """Bytes of memory of a device; of a CPU, those of the machine."""
+    stats = device.memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
@@ -91,6 +110,13 @@ def unreplicate(tree: Any) -> Any:
     Reading one device's shard needs no communication, where `x[0]` would run a program on all.
     """
     return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
+
+
+def _processor() -> str:
+    """The instructions that this host's processor knows, on Linux."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _rows(devices: Sequence[jax.Device]) -> NamedSharding:

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
-from hypersphere_jax.config import DataConfig, PretrainConfig, Stopped, UserError
+from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
 from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.feed import feed
 from hypersphere_jax.progress import Progress
 from hypersphere_jax.train_step import (
     TrainState,
@@ -32,16 +33,24 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     A file is named by its whole path, so that the run can be evaluated from any folder.
     """
     recipe = config.data.recipe or dataset.recipe
-    size = config.model.image_size or max(dataset.train.images.shape[1:3])
-    image = jax.ShapeDtypeStruct(dataset.train.images.shape[1:], np.uint8)
+    shape, size = dataset.pretrain.image_shape, config.model.image_size
+    require(
+        bool(shape or size),
+        f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
+        "enter the network, such as --image-size 224",
+    )
+    size = size or max(shape[:2])
+    extra = config.data.extra_channels
+    image = jax.ShapeDtypeStruct(shape or (size, size, 3 + extra), np.uint8)
     try:
-        view = jax.eval_shape(augment.make_evaluate(recipe, size), image)
+        evaluate = augment.make_evaluate(recipe, size, extra_channels=extra)
+        view = jax.eval_shape(evaluate, image)
     except ValueError as error:
-        raise UserError(f"--recipe {recipe} does not suit the images: {error}") from error
+        raise UserError(f"--recipe {recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0
     return dataclasses.replace(
         config,
-        data=DataConfig(name=data.full_name(config.data), recipe=recipe),
+        data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
         model=dataclasses.replace(
             config.model,
             image_size=size,
@@ -75,10 +84,10 @@ def _train(
     config: PretrainConfig, command: str, stop: "_StopSignals", held: contextlib.ExitStack
 ) -> Path:
     devices = sharding.local_devices(config.runtime.devices)
-    per_device = sharding.share(config.optimizer.batch_size, devices)
+    sharding.share(config.optimizer.batch_size, devices)
     dataset = data.load(config.data)
     config = resolve(config, dataset)
-    sampler = Sampler(len(dataset.train.images), config.optimizer.batch_size, config.seed)
+    sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
     total = config.optimizer.epochs * sampler.steps_per_epoch
     schedule = make_schedule(config.optimizer, total)
     optimizer = make_optimizer(config.optimizer, schedule)
@@ -108,7 +117,12 @@ def _train(
             apply,
             make_objective(config.objective),
             optimizer,
-            augment.make_augment(config.data.recipe, config.model.image_size),
+            augment.make_augment(
+                config.data.recipe,
+                config.model.image_size,
+                cropped=dataset.pretrain.image_shape is None,
+                extra_channels=config.data.extra_channels,
+            ),
             axis_name=sharding.AXIS,
             sync_batch_norm=config.model.sync_batch_norm,
         ),
@@ -116,7 +130,7 @@ def _train(
         donate=(0,),
     )
     state = sharding.replicate(state, devices)
-    images, labels = sharding.replicate(tuple(dataset.train), devices)
+    batches = feed(config, dataset, sampler, range(start, total), devices)
     key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
 
     unchecked: list[tuple[int, Any]] = []
@@ -136,9 +150,8 @@ def _train(
                     f"to go on: {command}"
                 )
             with meter:
-                indices = sampler(step - 1).reshape(len(devices), per_device)
-                indices = sharding.split(indices, devices)
-            state, metrics = step_fn(state, images, labels, indices, key)
+                batch = next(batches)
+            state, metrics = step_fn(state, *batch, key)
             meter.step_done()
             unchecked.append((step, metrics))
             if step % runtime.log_every_steps == 0 or step == total:

@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,25 @@ def test_from_training_to_report(capsys, tmp_path):
     line = fails(capsys, "pretrain", "--name", "a", *runs_dir, *TINY, "--seed", "1")
     assert "seed: 0 -> 1" in line and "--name a-2" in line
     assert np.isfinite(found["align"])
+
+
+@pytest.mark.parametrize("part", ["list", "prepare", "inspect", "show"])
+def test_help_of_data(part, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_py.main(["data", part, "--help"])
+    assert stop.value.code == 0 and f"run.py data {part}" in capsys.readouterr().out
+
+
+def test_mistakes_about_data(capsys, tmp_path):
+    assert "did you mean 'cifar10'" in fails(capsys, "data", "inspect", "cifar01")
+    assert "no file or folder" in fails(capsys, "data", "show", str(tmp_path / "nothing"))
+    assert "--bits" in fails(capsys, "data", "inspect", "random_bits")
+    assert "--fraction 2" in fails(capsys, "pretrain", "--fraction", "2")
+    (tmp_path / "cut.zip").write_bytes(b"PK cut short")
+    assert "cut.zip" in fails(capsys, "pretrain", "--data", str(tmp_path / "cut.zip"))
+
+
+def test_a_pipe_that_nobody_reads():
+    command = f"{sys.executable} {ROOT / 'run.py'} data inspect digits | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.startswith("train:") and not done.stderr

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hypersphere_jax
 from hypersphere_jax import theory
 
@@ -35,6 +37,14 @@ def test_snippets_print_what_stands_beside_them():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected
+
+
+@pytest.mark.parametrize("page", ["data", "augmentation"])
+def test_snippets_run(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert code
+    subprocess.run([sys.executable, "-c", PREAMBLE + code], cwd=ROOT, check=True, timeout=300)
 
 
 def test_every_loss_stands_in_the_table():

@@ -9,8 +9,9 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from hypersphere_jax import augment, data, models
+from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
+from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.train_step import (
     init_state,
     make_objective,
@@ -36,7 +37,8 @@ def parts():
 
 
 def batches():
-    images, labels = data.digits().train
+    train, _ = digits()
+    images, labels = train.images, train.labels
     order = np.random.default_rng(0).permutation(200)[: 12 * 16].reshape(12, 16)
     indices = np.concatenate([order, order])[:STEPS]
     return images[:200], labels[:200], indices

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypersphere_jax import checkpoint, data, models, runs, training
+from hypersphere_jax import checkpoint, models, runs, training
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -28,6 +28,7 @@ from hypersphere_jax.config import (
     Stopped,
     UserError,
 )
+from hypersphere_jax.data import arrays
 from hypersphere_jax.train_step import init_state, make_optimizer, make_schedule
 
 ROOT = Path(__file__).parent.parent
@@ -288,9 +289,9 @@ def test_stop_at_the_very_end(tmp_path, monkeypatch):
 
 
 def test_changed_data(finished, tmp_path, monkeypatch):
-    digits = data.digits()
-    digits.train.images[0, 0, 0] ^= 1
-    monkeypatch.setitem(data.SOURCES, "digits", lambda: digits)
+    train, test = arrays.digits()
+    train.images[0, 0, 0] ^= 1
+    monkeypatch.setattr(arrays, "digits", lambda: (train, test))
     with pytest.raises(UserError, match="no longer those"):
         training.train(config(finished.parent))
     with pytest.raises(UserError, match="no longer those"):

@@ -1,118 +1,150 @@
-"""Images with labels, in memory, with a fixed train/test split."""
+"""Data sets: sources of images with labels, by number, and the batches that are made of them.
+
+`load` opens what a config names. The sources stand in `arrays`, `files` (folders and zips of
+images), `tfds_source` and `synthetic`; `views` makes parts of a source; `pipeline` makes batches.
+"""
 
 import difflib
-import hashlib
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
+from hypersphere_jax.config import DataConfig, require
+from hypersphere_jax.data import arrays, files, synthetic, tfds_source, views
+from hypersphere_jax.data.source import Arrays, Source
 
-from hypersphere_jax.config import DataConfig, UserError, require
+__all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located"]
 
-MAX_CLASSES = 1_000_000  # more are surely no class labels
-
-
-class Split(NamedTuple):
-    """Part of a data set: `images` uint8 `[n, h, w, c]`, `labels` int32 `[n]`."""
-
-    images: np.ndarray
-    labels: np.ndarray
+# Data sets with a name, and the augmentation recipe that suits them. Any other name is asked of
+# TensorFlow Datasets.
+NAMED = {
+    "digits": "digits",
+    "random_bits": "none",
+    "cifar10": "cifar10",
+    "cifar100": "cifar10",
+    "stl10": "stl10",
+    "imagenet2012": "moco_v2",
+    "nyu_depth_v2": "nyu_depth",
+}
+EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
+# Of random_bits: the size and number of CIFAR-10's training images.
+BITS_SIZE, BITS_COUNT = 32, 50_000
 
 
 class Dataset(NamedTuple):
-    """A data set; `origin` says where it came from, `recipe` how to augment it by default."""
+    """A data set: what encoders are evaluated on, and perhaps more to train them on."""
 
-    train: Split
-    test: Split
-    class_names: tuple[str, ...]
-    origin: str
-    recipe: str
+    train: Source  # with labels: for probes
+    test: Source | None
+    pretrain: Source  # for encoders: the training split, or that and more without labels
+    recipe: str  # of augmentation, by default
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.train.class_names
+
+    @property
+    def origin(self) -> str:
+        return self.train.origin
 
     def digest(self) -> str:
         """Changes with any image or label."""
-        digest = hashlib.sha256()
-        for array in (*self.train, *self.test):
-            digest.update(np.ascontiguousarray(array).view(np.uint8))
-        return digest.hexdigest()[:16]
+        sources = (self.train, self.test, self.pretrain)
+        different = dict.fromkeys(source.digest for source in sources if source is not None)
+        return "-".join(different)
 
 
 def load(config: DataConfig) -> Dataset:
-    """The data set that a config names.
+    """The data set that a config describes, with its subset, fold and bits.
 
     Raises:
-      UserError: for an unknown name, or a file that is not as described there.
+      UserError: for an unknown name, or data that are not there or not as described there.
     """
-    if config.name.endswith(".npz"):
-        return from_npz(Path(config.name))
-    if config.name not in SOURCES:
-        near = difflib.get_close_matches(config.name, SOURCES, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UserError(
-            f"unknown data {config.name!r}{meant}: known are {', '.join(SOURCES)}, "
-            "or the path of an .npz file"
+    train, test, pretrain, recipe = _open(config)
+    part = _of_classes(train, config)
+    if config.folds > 1:
+        part, test = views.fold(part, config.folds, config.fold, config.subset_seed)
+    elif test is not None:
+        test = _of_classes(test, config)
+    part = _subset(part, config)
+    if part is not train or pretrain is None:
+        pretrain = part
+    if config.extra_channels:
+        same = pretrain is part
+        part, test, pretrain = (
+            source and synthetic.BitChannels(source, config.bits, config.subset_seed + number)
+            for number, source in enumerate((part, test, pretrain))
         )
-    return SOURCES[config.name]()
+        pretrain = part if same else pretrain
+    return Dataset(part, test, pretrain, recipe)
 
 
-def full_name(config: DataConfig) -> str:
-    """The name of a data set, or the whole path of a file."""
-    return str(Path(config.name).resolve()) if config.name.endswith(".npz") else config.name
+def located(config: DataConfig) -> dict[str, str | None]:
+    """Name and folder of the data by whole paths, for use from any folder."""
+
+    def whole(path: str | None) -> str | None:
+        return None if path is None else str(_path(path).resolve())
+
+    name = whole(config.name) if _is_path(config.name) else config.name
+    return {"name": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
 
 
-def digits() -> Dataset:
-    """The handwritten digits that come with scikit-learn: 1,797 grey images of 8x8 pixels.
-
-    1,400 of them, drawn once and for all, are the training split and the other 397 the test split.
-    """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
-    # A legacy generator: NumPy guarantees its stream, so the split is the same for ever.
-    order = np.random.RandomState(0).permutation(len(images))
-    splits = (
-        Split(images[part], bunch.target[part].astype(np.int32))
-        for part in (order[:1400], order[1400:])
-    )
-    names = tuple(str(name) for name in bunch.target_names)
-    return Dataset(*splits, names, "scikit-learn's load_digits", "digits")
+def _of_classes(source: Source, config: DataConfig) -> Source:
+    if config.classes is None or isinstance(source, files.ImageFiles):  # it has only these already
+        return source
+    return views.by_class(source, files.read_classes(Path(config.classes)))
 
 
-def from_npz(path: Path) -> Dataset:
-    """A data set from arrays train_images, train_labels, test_images, test_labels of a file."""
-    require(path.is_file(), f"no file {path}: --data takes `digits` or an .npz file that exists")
-    names = ("train_images", "train_labels", "test_images", "test_labels")
-    try:
-        with open(path, "rb") as stream, np.load(stream) as file:
-            missing = [name for name in names if name not in file]
-            require(not missing, f"{path} lacks {', '.join(missing)}")
-            arrays = [file[name] for name in names]
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a readable .npz file: {error}") from error
-    for part, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        require(
-            images.dtype == np.uint8 and images.ndim == 4 and len(images) > 0,
-            f"{path}: {part}_images must be uint8 [n, h, w, c], not {images.dtype} {images.shape}",
+def _subset(source: Source, config: DataConfig) -> Source:
+    seed, size = config.subset_seed, config.subset_size
+    if config.subset == "long_tailed":
+        source = views.long_tailed(source, seed, size)
+    elif config.subset == "uniform":
+        size = size or len(views.long_tailed(source, seed))
+        source = views.uniform(source, seed, size)
+    return source if config.fraction == 1 else views.fraction(source, config.fraction, seed)
+
+
+def _open(config: DataConfig) -> tuple[Source, Source | None, Source | None, str]:
+    """Train, test, pretraining split (None: as train), and the recipe."""
+    name, where = config.name, _path(config.data_dir)
+    if name == "digits":
+        return *arrays.digits(), None, NAMED[name]
+    if name == "random_bits":
+        train, test = (
+            synthetic.RandomBits(BITS_COUNT, config.bits, BITS_SIZE, config.subset_seed + number)
+            for number in (0, 1)
         )
-        require(
-            labels.shape == (len(images),)
-            and np.issubdtype(labels.dtype, np.integer)
-            and labels.min() >= 0
-            and labels.max() < MAX_CLASSES,
-            f"{path}: {part}_labels must be {len(images)} integers from 0 to {MAX_CLASSES - 1}, "
-            f"not {labels.dtype} {labels.shape}",
-        )
-    train = Split(arrays[0], arrays[1].astype(np.int32))
-    test = Split(arrays[2], arrays[3].astype(np.int32))
+        return train, test, None, NAMED[name]
+    if _is_path(name):
+        return *_open_path(_path(name), config), None, "stl10"
+    recipe = NAMED.get(name, "stl10")
+    if where is not None and (where.suffix or files.is_image_tree(where)):
+        return *_open_path(where, config), None, recipe
+    near = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.75)
     require(
-        train.images.shape[1:] == test.images.shape[1:],
-        f"{path}: train and test images differ in shape: {train.images.shape[1:]}, "
-        f"{test.images.shape[1:]}",
+        name in NAMED or not near or (tfds_source.data_root(where) / name).exists(),
+        f"no data set {name!r}: did you mean {near and near[0]!r}? See python run.py data list",
     )
-    classes = int(max(train.labels.max(), test.labels.max())) + 1
-    class_names = tuple(str(label) for label in range(classes))
-    return Dataset(train, test, class_names, str(path), "stl10")
+    return *tfds_source.open_tfds(name, where), recipe
 
 
-SOURCES = {"digits": digits}
+def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
+    require(path.exists(), f"no file or folder {path}: --data takes a name, or one that exists")
+    if path.suffix == ".npz":
+        return arrays.from_npz(path)
+    if path.suffix == ".npy":
+        return arrays.from_npy(path), None
+    if (path / "train_images.npy").is_file():
+        return arrays.from_npy_folder(path)
+    names = None if config.classes is None else files.read_classes(_path(config.classes))
+    return files.open_image_files(path, names, config.bad_images)
+
+
+def _is_path(name: str) -> bool:
+    """Whether this is a file or folder rather than a name; TFDS has names with a slash, too."""
+    looks = name.endswith((".npz", ".npy", ".zip")) or name.startswith((".", "~", "/"))
+    return name not in NAMED and (looks or Path(name).exists())
+
+
+def _path(path: str | None) -> Path | None:
+    return None if path is None else Path(path).expanduser()

@@ -20,13 +20,16 @@ class Sampler:
         )
         self.batch_size = batch_size
         self.steps_per_epoch = n // batch_size
-        # Two epochs are held at most: the running one, and the next at its border.
-        self._order = functools.lru_cache(maxsize=2)(
-            lambda epoch: np.random.default_rng([seed, epoch]).permutation(n).astype(np.int32)
-        )
+        self._n, self._seed = n, seed
 
     def __call__(self, step: int) -> np.ndarray:
         """Indices int32 `[batch_size]` of the global batch of a step (counted from 0)."""
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.batch_size
-        return self._order(epoch)[start : start + self.batch_size]
+        return _order(self._n, self._seed, epoch)[start : start + self.batch_size]
+
+
+# Few epochs are held at a time: the running one, and the next at its border.
+@functools.lru_cache(maxsize=4)
+def _order(n: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(n).astype(np.int32)

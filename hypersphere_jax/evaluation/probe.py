@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from hypersphere_jax import runs, sharding
+from hypersphere_jax import data, runs, sharding
 from hypersphere_jax.config import MetricsConfig, ProbeConfig, require
 from hypersphere_jax.evaluation import knn, linear, metrics
 from hypersphere_jax.evaluation.features import pair_features, split_features
@@ -26,12 +26,15 @@ def probe(config: ProbeConfig) -> list[dict[str, Any]]:
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
     devices = sharding.local_devices(config.devices)
-    dataset = runs.load_data(folder)
-    sides = [
-        (split_features(encoder, split.images, config.layer, devices), split.labels)
-        for split in (dataset.train, dataset.test)
-    ]
-    (train_x, train_y), (test_x, test_y) = sides
+    dataset = runs.load_data(folder, config.data_dir)
+    test = _test_split(dataset)
+    require(
+        bool(dataset.class_names),
+        f"the images of {dataset.origin} have no labels, which a probe needs",
+    )
+    (train_x, train_y), (test_x, test_y) = (
+        split_features(encoder, source, config.layer, devices) for source in (dataset.train, test)
+    )
     arrays = (train_x, train_y, test_x, test_y)
     classes = len(dataset.class_names)
     about = {
@@ -66,10 +69,10 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
         return _measure_file(config, devices)
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
-    dataset = runs.load_data(folder)
-    images = getattr(dataset, config.split).images
-    x = split_features(encoder, images, "output", devices)
-    pairs = pair_features(encoder, images, devices, config.seed)
+    dataset = runs.load_data(folder, config.data_dir)
+    source = _test_split(dataset) if config.split == "test" else dataset.train
+    x = split_features(encoder, source, "output", devices).x
+    pairs = pair_features(encoder, source, devices, config.seed)
     result = {
         "run": folder.name,
         "step": encoder.step,
@@ -88,6 +91,11 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
     }
     _save(folder, f"metrics-{config.split}", options, result)
     return result
+
+
+def _test_split(dataset: data.Dataset) -> data.Source:
+    require(dataset.test is not None, f"{dataset.origin} has no test split")
+    return dataset.test
 
 
 def _measure_file(config: MetricsConfig, devices: list[jax.Device]) -> dict[str, Any]:

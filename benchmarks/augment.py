@@ -1,0 +1,193 @@
+"""Augmentation: images a second, beside the same recipe in Pillow and NumPy, and its memory."""
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import PIL
+
+from benchmarks.augment_pillow import PILLOW, pillow_views
+from benchmarks.timing import take_turns
+from hypersphere_jax import runs
+from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
+from hypersphere_jax.config import UserError
+from hypersphere_jax.report import print_table
+
+OURS, PILLOWS = "ours", "Pillow"
+ROUND_S = 0.3  # short calls are repeated until a round takes this long
+NOTE = """
+us of a core: processor time of the whole process, threads and all, for one view; × ours: the
+median over the rounds of its ratio. Pillow runs in one thread.
+share: of the time that the recipe takes, how much is saved by leaving the operation out.
+""".strip()
+
+
+def augment(
+    recipe: str = "simclr_cifar",
+    sizes: tuple[int, ...] = (32, 64),
+    images: int = 256,
+    rounds: int = 5,
+    epoch: int = 50_000,
+    out: Path = Path("runs/bench/augment"),
+) -> None:
+    """Time a recipe against the same one in Pillow and NumPy, and see whether memory grows.
+
+    Two views of each image; all numbers are of one view. Images are random, uint8, as large as the
+    views. All forms take turns in every round, ours with
+    each operation left out among them; ratios are medians over the rounds. On an accelerator the
+    processor's time says nothing of it, so there the times are the clock's.
+
+    Args:
+        recipe: Name of the recipe.
+        sizes: Sides of the images, pixels.
+        images: Images in a batch.
+        rounds: Rounds that count, after one that compiles.
+        epoch: Images whose views are made while the memory is watched.
+        out: Folder of the results: augment.json.
+    """
+    if recipe not in RECIPES:
+        raise UserError(f"no recipe {recipe!r}: the recipes are {', '.join(RECIPES)}")
+    foreign = [name for name, _ in RECIPES[recipe].train if name not in PILLOW]
+    if foreign:
+        raise UserError(f"--recipe {recipe}: {', '.join(foreign)} is not written in Pillow")
+    if min(sizes, default=0) < 8 or min(images, rounds, epoch) < 1:
+        raise UserError("--sizes must be at least 8, --images, --rounds and --epoch at least 1")
+    protocol = {
+        "command": shlex.join(["python", *sys.argv]),
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "pillow": PIL.__version__,
+        "recipe": recipe,
+        "images": images,
+        "rounds": rounds,
+        "epoch": epoch,
+    }
+    records = []
+    for size in sizes:
+        records.append(measure(RECIPES[recipe], size, images, rounds, epoch))
+        runs.write_json(out / "augment.json", protocol | {"records": records})
+    for record in records:
+        _print(
+            record, f"\n{recipe}, {record['size']} pixels, {images} images, {protocol['device']}"
+        )
+    print(f"{NOTE}\nwritten: {out / 'augment.json'}")
+
+
+def measure(recipe: Recipe, size: int, images: int, rounds: int, epoch: int) -> dict:
+    """Speed of a recipe's train part and of Pillow's, the share of each operation, and memory."""
+    batch = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), np.uint8)
+    ours = _ours(recipe, size, batch)
+    memory = memory_over(ours, math.ceil(epoch / images))
+    left_out = {
+        name: Recipe(tuple(step for step in recipe.train if step[0] != name), ())
+        for name, _ in recipe.train
+        if name != "rgb"  # which passes images in colour
+    }
+    calls = {OURS: ours} | {name: _ours(less, size, batch) for name, less in left_out.items()}
+    rng = np.random.default_rng(1)
+
+    def pillow():
+        return [pillow_views(rng, recipe.train, size, batch) for _ in range(2)]
+
+    calls[PILLOWS] = pillow
+    on_cpu = jax.default_backend() == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    spent, walls = processor_rounds(calls, rounds, clock)
+    return {
+        "size": size,
+        "clock": "processor" if on_cpu else "wall",
+        "us": {
+            form: 1e6 * float(np.median(spent[form])) / (2 * images) for form in (OURS, PILLOWS)
+        },
+        "views_per_s": {
+            form: 2 * images / float(np.median(walls[form])) for form in (OURS, PILLOWS)
+        },
+        "ratio": float(np.median(spent[PILLOWS] / spent[OURS])),
+        "share": {name: 1 - float(np.median(spent[name] / spent[OURS])) for name in left_out},
+        "seconds": {form: seconds.tolist() for form, seconds in spent.items()},
+        "wall_seconds": {form: seconds.tolist() for form, seconds in walls.items()},
+        **memory,
+    }
+
+
+def _ours(recipe: Recipe, size: int, batch: np.ndarray) -> Callable:
+    views = jax.jit(partial(two_views, make_augment(recipe, size)))
+    arguments = jax.device_put((jax.random.key(0), batch, np.arange(len(batch))))
+    return lambda: jax.block_until_ready(views(*arguments))
+
+
+def processor_rounds(
+    calls: Mapping[str, Callable], rounds: int, clock: Callable[[], float]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Seconds of a call of each form in each round: by the clock given, and by the wall's."""
+    repeats, spent = {}, {form: [] for form in calls}
+    for form, call in calls.items():
+        call()  # compiles
+        began = time.perf_counter()
+        call()
+        repeats[form] = math.ceil(ROUND_S / (time.perf_counter() - began))
+
+    def repeated(form):
+        began = clock()
+        for _ in range(repeats[form]):
+            calls[form]()
+        spent[form].append((clock() - began) / repeats[form])
+
+    walls = take_turns({form: partial(repeated, form) for form in calls}, rounds)
+    return (
+        {form: np.array(seconds[1:]) for form, seconds in spent.items()},
+        {form: seconds / repeats[form] for form, seconds in walls.items()},
+    )
+
+
+def memory_over(call: Callable, calls: int) -> dict:
+    """MB (of 10^6 bytes) that the process and the accelerator hold before and after many calls."""
+    for _ in range(5):
+        call()
+    before = _held()
+    for _ in range(calls):
+        call()
+    after = _held()
+    return {"calls": calls, "before_mb": before, "after_mb": after}
+
+
+def _held() -> dict:
+    statm = Path("/proc/self/statm")
+    resident = None
+    if statm.exists():
+        resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    device = jax.devices()[0].memory_stats() or {}
+    in_use, peak = (device.get(key) for key in ("bytes_in_use", "peak_bytes_in_use"))
+    return {
+        "resident": resident,
+        "device": in_use and in_use / 1e6,
+        "device_peak": peak and peak / 1e6,
+    }
+
+
+def _print(record: Mapping, title: str) -> None:
+    time_of = "us of a core" if record["clock"] == "processor" else "us"
+    rows = [
+        [form, us, record["views_per_s"][form], 1e6 / us, ratio]
+        for form, ratio in ((OURS, 1.0), (PILLOWS, record["ratio"]))
+        for us in [record["us"][form]]
+    ]
+    print_table(
+        ["form", f"{time_of} a view", "views/s", "views/s of a core", "× ours"], rows, title=title
+    )
+    shares = sorted(record["share"].items(), key=lambda item: -item[1])
+    print_table(["operation", "share"], [[name, f"{share:.0%}"] for name, share in shares])
+    held = [
+        [what, record["before_mb"][what], record["after_mb"][what]]
+        for what in ("resident", "device", "device_peak")
+        if record["after_mb"][what] is not None
+    ]
+    print_table(["memory", "MB before", f"MB after {record['calls']} batches"], held)

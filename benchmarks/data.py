@@ -1,0 +1,112 @@
+"""What data cost a training step: resident images, and streamed ones."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.timing import take_turns
+from hypersphere_jax import augment, data, feed, models, sharding, training
+from hypersphere_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+)
+from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.report import print_table
+from hypersphere_jax.train_step import init_state, make_objective, make_optimizer, make_step
+
+WARM_UP = 3  # steps that compile, and fill what is read ahead
+
+
+def pipelines(
+    config: DataConfig,
+    image_size: int | None = 32,
+    batch_size: int = 64,
+    steps: int = 20,
+    workers: tuple[int, ...] = (0, 2),
+) -> None:
+    """The share of a SmallAlexNet step (one device) that is data, with each pipeline.
+
+    "wait" is how long the loop waits for a batch; "gather" how long the device takes to gather the
+    batch from the resident images, which is part of the step.
+
+    Args:
+        config: The data.
+        image_size: Side of the images that enter the network, pixels.
+        batch_size: Positive pairs in a step.
+        steps: Steps that count, after a few that do not.
+        workers: Processes that read while streaming; 0: threads. Each is measured.
+    """
+    whole = PretrainConfig(
+        data=config,
+        model=ModelConfig("small_alexnet", dim=128, image_size=image_size),
+        optimizer=OptimizerConfig(batch_size=batch_size),
+    )
+    dataset = data.load(config)
+    whole = training.resolve(whole, dataset)
+    sampler = Sampler(len(dataset.pretrain), batch_size, 0)
+    devices = sharding.local_devices(1)
+    runtimes = {
+        f"streaming, {w} workers": RuntimeConfig(pipeline="streaming", workers=w) for w in workers
+    }
+    if dataset.pretrain.image_shape is not None:
+        runtimes = {"resident": RuntimeConfig(pipeline="resident")} | runtimes
+    run = _step(whole, dataset, devices)
+    rows = []
+    for name, runtime in runtimes.items():
+        fed = dataclasses.replace(whole, runtime=runtime)
+        batches = feed.feed(fed, dataset, sampler, range(WARM_UP + steps), devices)
+        seconds, waits = _loop(run, batches)
+        gather = _gather(fed, dataset, sampler, devices) if name == "resident" else 0.0
+        share = 100 * (waits + gather) / seconds
+        rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
+    columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
+    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.name}"
+    print_table(columns, rows, title=f"{title}, {devices[0].device_kind}")
+
+
+def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Callable:
+    apply, params, stats = models.create(config.model, jax.random.key(0))
+    optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
+    transform = augment.make_augment(
+        config.data.recipe,
+        config.model.image_size,
+        cropped=dataset.pretrain.image_shape is None,
+        extra_channels=config.data.extra_channels,
+    )
+    objective = make_objective(config.objective)
+    step = make_step(apply, objective, optimizer, transform, axis_name=sharding.AXIS)
+    mapped = sharding.pmap(step, devices)
+    state = sharding.replicate(init_state(params, stats, optimizer), devices)
+    key = sharding.replicate(jax.random.key(0), devices)
+    return lambda batch: jax.block_until_ready(mapped(state, *batch, key))
+
+
+def _loop(run: Callable, batches: Iterator) -> tuple[float, float]:
+    """Mean seconds of a step, and of these the seconds of waiting for its batch."""
+    seconds, waits = [], []
+    while True:
+        began = time.perf_counter()
+        batch: Any = next(batches, None)
+        waits.append(time.perf_counter() - began)
+        if batch is None:
+            break
+        run(batch)
+        seconds.append(time.perf_counter() - began)
+    return float(np.mean(seconds[WARM_UP:])), float(np.mean(waits[WARM_UP:-1]))
+
+
+def _gather(
+    config: PretrainConfig, dataset: data.Dataset, sampler: Sampler, devices: list
+) -> float:
+    """Median seconds of gathering a batch of resident images."""
+    images, labels, indices = next(feed.feed(config, dataset, sampler, range(1), devices))
+    gather = jax.jit(lambda images, labels, indices: (images[0][indices[0]], labels[0][indices[0]]))
+    form = lambda: jax.block_until_ready(gather(images, labels, indices))  # noqa: E731
+    return float(np.median(take_turns({"gather": form}, 20)["gather"]))

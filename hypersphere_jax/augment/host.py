@@ -1,0 +1,122 @@
+"""Crops on the host, for images of different sizes: NumPy and Pillow, in the data's workers.
+
+A batch on a device has one shape. So where images differ in size, the worker that decodes one also
+crops it as the recipe would (the same distribution of boxes, the same resampling, rounded to 8
+bits), and `make_augment(..., cropped=True)` does the rest of the recipe.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from hypersphere_jax.augment.recipes import Recipe, find
+from hypersphere_jax.augment.shapes import RATIO, SCALE, centre, largest_box, resized_shape
+
+
+def draw_box(
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random box; see `crop_box`, which has the same law."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 1 <= box_height <= height and 1 <= box_width <= width:
+            top = int(rng.integers(height - box_height + 1))
+            left = int(rng.integers(width - box_width + 1))
+            return top, left, box_height, box_width
+    box_height, box_width = largest_box(height, width, ratio)
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Antialiased bilinear resizing of uint8 [h, w, c]."""
+    if image.shape[:2] == (height, width):
+        return image
+    if image.shape[-1] == 3:
+        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
+    # Pillow would take a second or fourth channel for transparency, so these go one by one.
+    resized = [
+        Image.fromarray(channel).resize((width, height), Image.Resampling.BILINEAR)
+        for channel in np.moveaxis(image, -1, 0)
+    ]
+    return np.stack(resized, axis=-1)
+
+
+@dataclass(frozen=True)
+class TrainCrop:
+    """A random box of an image, resized: (rng, uint8 [h, w, c]) -> uint8 [size, size, c]."""
+
+    size: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+
+    def __call__(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        top, left, height, width = draw_box(rng, *image.shape[:2], self.scale, self.ratio)
+        # Cut out first: Pillow's `resize(box=...)` also weighs pixels around the box.
+        return _resize(image[top : top + height, left : left + width], self.size, self.size)
+
+
+@dataclass(frozen=True)
+class EvaluateCrop:
+    """The middle of an image, resized: uint8 [h, w, c] -> uint8 [size, size, c]."""
+
+    size: int
+    factor: float
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        image = _resize(image, *resized_shape(*image.shape[:2], self.size, self.factor))
+        top, left = centre(*image.shape[:2], self.size)
+        return image[top : top + self.size, left : left + self.size]
+
+
+@dataclass(frozen=True)
+class StillCrop:
+    """An evaluate crop in the place of a train crop: it takes an rng and draws nothing."""
+
+    crop: EvaluateCrop
+
+    def __call__(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        return self.crop(image)
+
+
+def host_crops(
+    recipe: str | Recipe, size: int
+) -> tuple[Callable[[np.random.Generator, np.ndarray], np.ndarray], EvaluateCrop]:
+    """What a recipe does about the size of images, as functions for the host; both can be pickled.
+
+    Args:
+      recipe: a name in `RECIPES`, or a `Recipe`.
+      size: side of the crops, pixels.
+
+    Returns:
+      (train_crop, evaluate_crop): (rng, uint8 [h, w, c]) -> uint8 [size, size, c] with the law of
+      the recipe's random_resized_crop, and uint8 [h, w, c] -> uint8 [size, size, c], its resize
+      and center_crop. A recipe without a random crop ("digits", "none") has the evaluate crop for
+      both: its random operations then start from that square.
+
+    Raises:
+      ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
+        do the same after it.
+    """
+    train, evaluate = find(recipe)
+    for steps, crop in ((train, "random_resized_crop"), (evaluate, "center_crop")):
+        names = [name for name, _ in steps]
+        # Of the rest, "rgb" alone does not mind whether it comes before a crop or after it.
+        before = set(names[: names.index(crop)]) - {"rgb", "resize"} if crop in names else set()
+        if before:
+            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
+    if "center_crop" not in dict(evaluate):
+        raise ValueError(f"a recipe for the host needs a center_crop for evaluation: {evaluate}")
+    middle = EvaluateCrop(size, dict(evaluate).get("resize", {}).get("factor", 1.0))
+    if "random_resized_crop" not in dict(train):
+        return StillCrop(middle), middle
+    params = dict(train)["random_resized_crop"]
+    return TrainCrop(size, params.get("scale", SCALE), params.get("ratio", RATIO)), middle

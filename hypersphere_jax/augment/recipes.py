@@ -1,0 +1,127 @@
+"""The recipes of the experiments, as data. No jax here.
+
+A step is (name of an operation, its parameters); `docs/augmentation.md` has the sources in a table.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Steps = tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+class Recipe(NamedTuple):
+    """What makes a training view and an evaluation image: (operation, parameters) in order."""
+
+    train: Steps
+    evaluate: Steps
+
+
+# Means and standard deviations of the training images' channels, values from 0 to 1. ImageNet's are
+# those of torchvision's models, which the balanced paper prints also for CIFAR-10.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET = ("normalize", {"mean": IMAGENET_MEAN, "std": (0.229, 0.224, 0.225)})
+_STL10 = ("normalize", {"mean": (0.4409, 0.4279, 0.3868), "std": (0.2683, 0.2610, 0.2687)})
+_CIFAR10 = ("normalize", {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)})
+_DIGITS = ("normalize", {"mean": (0.3053,), "std": (0.3760,)})
+
+_RGB = ("rgb", {})
+_FLIP = ("random_horizontal_flip", {"p": 0.5})
+_GRAY = ("random_grayscale", {"p": 0.2})
+_BLUR = ("gaussian_blur", {"sigma": (0.1, 2.0), "p": 0.5})
+
+
+def _crop(smallest):
+    return "random_resized_crop", {"scale": (smallest, 1.0), "ratio": (3 / 4, 4 / 3)}
+
+
+def _jitter(brightness, contrast, saturation, hue, p=1.0):
+    strengths = {"brightness": brightness, "contrast": contrast}
+    return "color_jitter", {**strengths, "saturation": saturation, "hue": hue, "p": p}
+
+
+def _fit(factor=1.0) -> Steps:
+    return ("resize", {"factor": factor}), ("center_crop", {})
+
+
+def _wang_isola(normalization, factor=1.0) -> Recipe:
+    """Wang & Isola B.1 after Tian et al. (2019)."""
+    jitter = _jitter(0.4, 0.4, 0.4, 0.4)
+    return Recipe(
+        train=(_RGB, _crop(0.08), _FLIP, jitter, _GRAY, normalization),
+        evaluate=(_RGB, *_fit(factor), normalization),
+    )
+
+
+def _imagenet(*train) -> Recipe:
+    """With the usual evaluation of ImageNet: 224 pixels from the middle of 256."""
+    return Recipe((_RGB, *train, _IMAGENET), (_RGB, *_fit(256 / 224), _IMAGENET))
+
+
+_BALANCED_JITTER = _jitter(0.4, 0.4, 0.4, 0.1, p=0.8)
+_BALANCED = (_crop(0.2), _BALANCED_JITTER, _GRAY, _BLUR, _FLIP)
+# The paper says neither sizes nor chances of these two, so they are those of their sources: squares
+# of half the side (DeVries & Taylor, 2017), quarter turns (Gidaris et al., 2018, and SimCLR's).
+# Filled with the mean, the square is 0 once normalized.
+_CUTOUT = ("cutout", {"side": 0.5, "value": IMAGENET_MEAN})
+_ROTATION = ("random_rotation", {})
+
+RECIPES: dict[str, Recipe] = {
+    "stl10": _wang_isola(_STL10, factor=70 / 64),
+    "cifar10": _wang_isola(_CIFAR10),
+    "nyu_depth": _wang_isola(_IMAGENET),
+    # Wang & Isola B.2.1, after Tian (2019) and He et al. (2019).
+    "moco": _imagenet(_crop(0.2), _GRAY, _jitter(0.4, 0.4, 0.4, 0.4), _FLIP),
+    # Wang & Isola B.2.2, after Chen, Fan et al. (2020).
+    "moco_v2": _imagenet(_crop(0.2), _jitter(0.4, 0.4, 0.4, 0.1, p=0.8), _GRAY, _BLUR, _FLIP),
+    # Chen, Luo & Li (2021) follow SimCLR, which normalizes nothing; at the size of CIFAR-10 it
+    # halves the jitter and does not blur.
+    "simclr_imagenet": Recipe(
+        train=(
+            *(_RGB, _crop(0.08), _FLIP, _jitter(0.8, 0.8, 0.8, 0.2, p=0.8), _GRAY),
+            ("gaussian_blur", {"sigma": (0.1, 2.0), "p": 0.5, "kernel": 0.1}),
+        ),
+        evaluate=(_RGB, *_fit(256 / 224)),
+    ),
+    "simclr_cifar": Recipe(
+        train=(_RGB, _crop(0.08), _FLIP, _jitter(0.4, 0.4, 0.4, 0.1, p=0.8), _GRAY),
+        evaluate=(_RGB, *_fit()),
+    ),
+    # The balanced paper, A.3.1 (the same steps as MoCo v2's) and A.4.1.
+    "balanced_imagenet": _imagenet(*_BALANCED),
+    "balanced_cifar": Recipe(
+        train=(_RGB, _crop(0.08), _FLIP, _BALANCED_JITTER, _GRAY, _IMAGENET),
+        evaluate=(_RGB, *_fit(), _IMAGENET),
+    ),
+    # Its Figure 3: "balanced_imagenet" with a step more, or one or two fewer.
+    "balanced_no_blur": _imagenet(_crop(0.2), _BALANCED_JITTER, _GRAY, _FLIP),
+    "balanced_no_color": _imagenet(_crop(0.2), _BLUR, _FLIP),
+    "balanced_cutout": _imagenet(*_BALANCED, _CUTOUT),
+    "balanced_rotation": _imagenet(*_BALANCED, _ROTATION),
+    # Small enough changes that a digit stays the digit it is: no flips, a shift of 1 pixel in 8.
+    "digits": Recipe(
+        train=(
+            ("random_affine", {"degrees": 15.0, "scale": (0.85, 1.15), "shift": 0.125}),
+            ("random_intensity", {"scale": (0.7, 1.3)}),
+            _DIGITS,
+        ),
+        evaluate=(*_fit(), _DIGITS),
+    ),
+    # Nothing random: both views are the image itself.
+    "none": Recipe(train=_fit(), evaluate=_fit()),
+}
+
+
+def find(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name; one that is no name passes.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        near = difflib.get_close_matches(recipe, RECIPES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown recipe {recipe!r}, known: {', '.join(RECIPES)}{hint}")
+    return RECIPES[recipe]

@@ -1,0 +1,148 @@
+"""From a recipe to the functions that make views: chained, on the device, for `jit` and `vmap`."""
+
+import math
+import zlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from hypersphere_jax.augment import blur, colour, geometry
+from hypersphere_jax.augment.recipes import Recipe, Steps, find
+
+OPERATIONS: dict[str, Callable] = {
+    op.__name__: op
+    for op in (
+        colour.rgb,
+        geometry.random_resized_crop,
+        geometry.resize,
+        geometry.center_crop,
+        geometry.random_horizontal_flip,
+        geometry.random_rotation,
+        geometry.random_affine,
+        geometry.cutout,
+        colour.color_jitter,
+        colour.random_grayscale,
+        colour.random_intensity,
+        blur.gaussian_blur,
+        colour.normalize,
+    )
+}
+CACHE_BYTES = 2**21  # of float32 images at once, on CPU
+CROPS = ("random_resized_crop", "resize", "center_crop")  # what `host_crops` does instead
+
+
+def _chain(
+    steps: Steps, size: int, dtype: DTypeLike, cropped: bool, extra_channels: int
+) -> Callable:
+    """One function (key, uint8 image) -> image that applies the steps in order."""
+    if len(dict(steps)) < len(steps):
+        raise ValueError(f"an operation names its random stream, so it may stand once: {steps}")
+    unknown = [name for name, _ in steps if name not in OPERATIONS]
+    if unknown:
+        raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
+    if cropped:
+        steps = tuple(step for step in steps if step[0] not in CROPS)
+
+    def apply(key, image):
+        if image.dtype != jnp.uint8 or image.ndim != 3:
+            raise ValueError(f"expected uint8 [h, w, c], got {image.dtype} {list(image.shape)}")
+        if cropped and image.shape[:2] != (size, size):
+            raise ValueError(f"expected images cropped to {size} pixels, got {list(image.shape)}")
+        image = image.astype(jnp.float32) / 255.0
+        image, extra = jnp.split(image, [image.shape[-1] - extra_channels], axis=-1)
+        for name, params in steps:
+            # A stream by name: inserting an operation leaves the others' randomness as it was.
+            stream = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            image = OPERATIONS[name](stream, image, size=size, **params)
+        if extra_channels:
+            extra = jnp.broadcast_to(extra[:1, :1], (size, size, extra_channels))
+            image = jnp.concatenate([image, extra], axis=-1)
+        return image.astype(dtype)
+
+    return apply
+
+
+def make_augment(
+    recipe: str | Recipe,
+    size: int,
+    dtype: DTypeLike = jnp.float32,
+    cropped: bool = False,
+    extra_channels: int = 0,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Make the random function that turns an image into a training view.
+
+    Args:
+      recipe: a name in `RECIPES`, or a `Recipe`.
+      size: side of the view, pixels.
+      dtype: of the view; all is computed in float32 and rounded at the end.
+      cropped: whether images come as [size, size, c] from the train crop of `host_crops`: the
+        recipe's own crop is then left out. The other operations draw the same numbers either way.
+      extra_channels: how many last channels hold one value at all pixels and are not for
+        augmentation, as the bits of `data.synthetic.BitChannels`: the views get them as they are,
+        as 0 to 1.
+
+    Returns:
+      (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
+      It raises ValueError for another dtype, rank or (if cropped) size.
+
+    Raises:
+      ValueError: for an unknown recipe, or one with an unknown or repeated operation.
+
+    >>> augment = make_augment("digits", 16)
+    >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
+    (16, 16, 1)
+    """
+    return _chain(find(recipe).train, size, dtype, cropped, extra_channels)
+
+
+def make_evaluate(
+    recipe: str | Recipe,
+    size: int,
+    dtype: DTypeLike = jnp.float32,
+    cropped: bool = False,
+    extra_channels: int = 0,
+) -> Callable[[jax.Array], jax.Array]:
+    """Make the function that turns an image into the input of an evaluation: nothing is random.
+
+    Takes and raises the same as `make_augment` (images come from the evaluate crop, if cropped);
+    the function returned has no key: image uint8 [h, w, c] -> dtype [size, size, c'].
+    """
+    apply = _chain(find(recipe).evaluate, size, dtype, cropped, extra_channels)
+    return lambda image: apply(jax.random.key(0), image)
+
+
+def two_views(augment, key, images, positions):
+    """Two random views of each image; the same for any number of devices.
+
+    What is random about a view depends on the key, the sample's position and the view alone.
+
+    Args:
+      augment: (key, image) -> view, see `make_augment`.
+      key: random key, the same on all devices, another one each step.
+      images: uint8 [n, h, w, c]; or [n, 2, size, size, c], two crops that the host made of each.
+      positions: integers [n], the places of these samples in the global batch.
+
+    Returns:
+      (view1, view2), each [n, size, size, c'].
+
+    Raises:
+      ValueError: where there is not one position for each image, or not two crops.
+    """
+    if positions.shape != images.shape[:1]:
+        raise ValueError(f"images {images.shape} need one position each, got {positions.shape}")
+    if images.ndim == 5 and images.shape[1] != 2:
+        raise ValueError(f"crops must be uint8 [n, 2, size, size, c], got {images.shape}")
+
+    def views(position, image):
+        crops = image if images.ndim == 5 else (image, image)
+        sample_key = jax.random.fold_in(key, position)
+        return tuple(augment(jax.random.fold_in(sample_key, view), crops[view]) for view in (0, 1))
+
+    if jax.default_backend() != "cpu":
+        return jax.vmap(views)(positions, images)
+    # Block by block, so that what goes from one operation to the next stays in the cache.
+    block = max(1, CACHE_BYTES // (4 * math.prod(images.shape[-3:])))
+    block = 2 ** math.floor(math.log2(block))  # most batches are whole multiples then
+    return jax.lax.map(lambda sample: views(*sample), (positions, images), batch_size=block)

@@ -1,0 +1,146 @@
+"""What a training step is fed with: images on the devices, all of them or those of the step.
+
+The step takes `(images, labels, indices)` and gathers its part of the batch itself, so resident
+and streamed images pass through the same step: of streamed ones it takes all, in their order.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment, sharding
+from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.data import Dataset, Source
+from hypersphere_jax.data.pipeline import Bad, Batch, TwoCrops, in_memory, stream
+from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.progress import track
+
+# `auto` keeps images resident if they take at most this share of a device's memory.
+RESIDENT_SHARE = 0.25
+# Batches that are on the devices before the step that takes them.
+AHEAD = 2
+
+
+def feed(
+    config: PretrainConfig,
+    dataset: Dataset,
+    sampler: Sampler,
+    steps: range,
+    devices: Sequence[jax.Device],
+) -> Iterator[tuple[Any, Any, Any]]:
+    """`(images, labels, indices)` of each step, as `train_step.make_step` takes them.
+
+    Args:
+      config: of the run, with all sizes filled in.
+      dataset: of which `pretrain` is read.
+      sampler: which images stand in the batch of a step.
+      steps: counted from 0.
+      devices: to put them on.
+
+    Raises:
+      UserError: for images that cannot be read, or that do not fit the way that was asked for.
+    """
+    source, runtime = dataset.pretrain, config.runtime
+    bad = Bad(source, config.data.bad_images)
+    if is_resident(source, runtime.pipeline, devices):
+        arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+        images, labels = sharding.replicate((arrays.images, arrays.labels), devices)
+        return ((images, labels, _rows(sampler(step), devices)) for step in steps)
+    batches = stream(
+        source,
+        sampler,
+        steps,
+        bad,
+        prepare=two_crops(source, config.data.recipe, config.model.image_size, config.seed),
+        workers=runtime.workers,
+    )
+    every = _rows(np.tile(np.arange(sampler.batch_size // len(devices)), len(devices)), devices)
+    return _ahead(
+        (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
+    )
+
+
+def in_order(
+    config: PretrainConfig,
+    source: Source,
+    size: int,
+    devices: Sequence[jax.Device],
+    prepare: Callable | None = None,
+) -> Iterator[Batch]:
+    """All images of a source in batches, on the host; an unreadable one has the index -1.
+
+    Args:
+      config: of the run whose encoder will see them.
+      source: of the images.
+      size: of a batch; the last one may be shorter.
+      devices: their memory decides whether the images are decoded once and kept.
+      prepare: as in `data.pipeline.stream`, for images that differ in size.
+    """
+    bad = Bad(source, config.data.bad_images)
+    n = len(source)
+    if not is_resident(source, "auto", devices):
+        steps = range(-(-n // size))
+        order = functools.partial(_consecutive, n, size)
+        workers = config.runtime.workers
+        yield from stream(
+            source, order, steps, bad, prepare=prepare, replace=False, workers=workers
+        )
+        return
+    arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+    indices = np.arange(n, dtype=np.int32)
+    indices[list(bad.found)] = -1
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
+
+
+def _consecutive(n: int, size: int, step: int) -> np.ndarray:
+    return np.arange(step * size, min(n, (step + 1) * size))
+
+
+def _cache(config: PretrainConfig) -> Path:
+    return Path(config.runtime.cache_dir).expanduser() / "images"
+
+
+def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
+    """Whether all images stay on the devices."""
+    if pipeline == "auto":
+        limit = RESIDENT_SHARE * sharding.memory(devices[0])
+        return source.image_shape is not None and _size(source) <= limit
+    require(
+        pipeline != "resident" or source.image_shape is not None,
+        f"--pipeline resident: the images of {source.origin} differ in size, so they cannot stay "
+        "in memory as one array; take --pipeline streaming",
+    )
+    return pipeline == "resident"
+
+
+def two_crops(source: Source, recipe: str, size: int, seed: int) -> TwoCrops | None:
+    """How the host crops images that differ in size; None where the devices crop."""
+    if source.image_shape is not None:
+        return None
+    return TwoCrops(augment.host_crops(recipe, size)[0], seed)
+
+
+def _size(source: Source) -> int:
+    return len(source) * int(np.prod(source.image_shape))
+
+
+def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
+    """An array `[n, …]` cut into equal parts for the devices."""
+    return sharding.split(batch.reshape(len(devices), -1, *batch.shape[1:]), devices)
+
+
+def _ahead(items: Iterable) -> Iterator:
+    """The same items, made a few earlier: transfers run while the devices compute."""
+    ready: deque = deque()
+    for item in items:
+        ready.append(item)
+        if len(ready) > AHEAD:
+            yield ready.popleft()
+    yield from ready

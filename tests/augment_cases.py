@@ -1,0 +1,58 @@
+"""Images, keys and distribution tests that the tests of augmentation share."""
+
+import math
+
+import jax
+import numpy as np
+from PIL import Image
+from scipy import stats
+
+ONE_LEVEL = 1 / 255
+
+
+def random_image(height, width, channels=3, seed=0):
+    """A uint8 image with structure (few, large patches of colour) and noise."""
+    rng = np.random.default_rng(seed)
+    patches = rng.integers(0, 256, (3, 3, channels))
+    image = patches[np.arange(height) * 3 // height][:, np.arange(width) * 3 // width]
+    noise = rng.integers(-40, 40, (height, width, channels))
+    return np.clip(image + noise, 0, 255).astype(np.uint8)
+
+
+def to_float(image):
+    return image.astype(np.float32) / 255
+
+
+def planes(image, transform):
+    """Apply a function of a float Pillow image to each channel of [h, w, c]."""
+    channels = np.moveaxis(image, -1, 0)
+    return np.stack([np.asarray(transform(Image.fromarray(c))) for c in channels], axis=-1)
+
+
+def keys(n, seed=0):
+    return jax.random.split(jax.random.key(seed), n)
+
+
+def assert_uniform(sample, low, high):
+    assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01
+
+
+def assert_independent(*samples):
+    """No correlation beyond four standard errors."""
+    correlations = np.corrcoef(samples) - np.eye(len(samples))
+    assert np.abs(correlations).max() < 4 / math.sqrt(len(samples[0]))
+
+
+def assert_probability(happened, p):
+    """Booleans that are true with probability p, to four standard errors."""
+    assert abs(np.mean(happened) - p) < 4 * math.sqrt(p * (1 - p) / len(happened))
+
+
+def torchvision_box(rng, height, width, scale, ratio):
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
+    return None

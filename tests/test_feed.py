@@ -1,0 +1,164 @@
+"""Runs on streamed images: as those on resident ones, for any number of workers and devices."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypersphere_jax import runs, sharding, training
+from hypersphere_jax.config import (
+    DataConfig,
+    MetricsConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    ProbeConfig,
+    RuntimeConfig,
+    Stopped,
+    UserError,
+)
+from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.evaluation import probe
+from hypersphere_jax.feed import is_resident
+
+RUNTIME = RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=100)
+CLASSES = 3
+
+
+def train(folder, name, **changes):
+    base = PretrainConfig(
+        name=name,
+        runs_dir=str(folder),
+        model=ModelConfig(dim=3, width=0.1),
+        optimizer=OptimizerConfig(epochs=2, batch_size=280),
+        runtime=RUNTIME,
+    )
+    return training.train(dataclasses.replace(base, **changes))
+
+
+def losses(folder):
+    return [record["loss"] for record in runs.read_metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """20 images of each class in 7 sizes; one of them cut short."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for label in range(CLASSES):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(20):
+                height, width = 12 + number % 7, 12 + number % 5
+                pixels = rng.integers(0, 120, (height, width, 3), dtype=np.uint8)
+                pixels[..., label] += 130
+                Image.fromarray(pixels).save(folder / f"{number:02}.png")
+        cut = root / split / "class1" / "05.png"
+        cut.write_bytes(cut.read_bytes()[:300])
+    return root
+
+
+@pytest.fixture(scope="module")
+def of_many_sizes(images):
+    """Settings of a run on these images."""
+    return {
+        "data": DataConfig(name=str(images), bad_images="skip"),
+        "model": ModelConfig(dim=3, width=0.2, image_size=8),
+        "optimizer": OptimizerConfig(epochs=2, batch_size=20),
+    }
+
+
+@pytest.fixture(scope="module")
+def varied(of_many_sizes, tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs"), "varied", **of_many_sizes)
+
+
+def test_streaming_is_resident_to_the_bit(tmp_path):
+    resident = train(tmp_path, "resident")
+    for workers in (0, 2):
+        runtime = dataclasses.replace(RUNTIME, pipeline="streaming", workers=workers)
+        assert losses(train(tmp_path, f"{workers}", runtime=runtime)) == losses(resident)
+    assert len(losses(resident)) == 10
+
+
+def test_images_of_many_sizes(varied, of_many_sizes, tmp_path, caplog):
+    assert len(losses(varied)) == 6
+    with caplog.at_level(logging.WARNING, "hypersphere_jax"):
+        workers = dataclasses.replace(RUNTIME, workers=2)
+        assert losses(train(tmp_path, "w", runtime=workers, **of_many_sizes)) == losses(varied)
+    assert "class1/05.png" in caplog.text
+    other = dataclasses.replace(RUNTIME, devices=4)
+    four = train(tmp_path, "four", runtime=other, **of_many_sizes)
+    np.testing.assert_allclose(losses(four), losses(varied), rtol=1e-4)
+
+
+def test_a_stopped_stream_goes_on_as_if_it_had_not(varied, of_many_sizes, tmp_path, monkeypatch):
+    original = runs.MetricsWriter.write
+
+    def write(self, record):
+        original(self, record)
+        if record["step"] == 3:
+            raise Stopped("as by a signal")
+
+    runtime = dataclasses.replace(RUNTIME, checkpoint_every_steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.MetricsWriter, "write", write)
+        with pytest.raises(Stopped):
+            train(tmp_path, "again", runtime=runtime, **of_many_sizes)
+    assert losses(train(tmp_path, "again", runtime=runtime, **of_many_sizes)) == losses(varied)
+
+
+def test_evaluation_leaves_bad_images_out(varied):
+    linear, _ = probe.probe(ProbeConfig(run=str(varied), devices=2))
+    assert linear["n"] == 20 * CLASSES - 1
+    assert linear["top1"] > 60  # the classes differ in colour
+    found = probe.measure(MetricsConfig(run=str(varied), devices=2))
+    assert found["n"] == 20 * CLASSES - 1 and 0 < found["align"] < 4
+
+
+def test_bad_images_are_errors_unless_skipped(images, of_many_sizes, tmp_path):
+    strict = of_many_sizes | {"data": DataConfig(name=str(images))}
+    with pytest.raises(UserError, match=r"class1/05\.png.*--bad-images skip"):
+        train(tmp_path, "strict", **strict)
+
+
+def test_size_must_be_given_where_sizes_differ(images, of_many_sizes, tmp_path):
+    without = of_many_sizes | {"model": ModelConfig(dim=3, width=0.2)}
+    with pytest.raises(UserError, match=r"differ in size.*--image-size"):
+        train(tmp_path, "run", **without)
+    resident = dataclasses.replace(RUNTIME, pipeline="resident")
+    with pytest.raises(UserError, match=r"--pipeline resident.*differ in size"):
+        train(tmp_path, "run", runtime=resident, **of_many_sizes)
+
+
+def test_moved_data(varied, images, tmp_path):
+    (tmp_path / "elsewhere").symlink_to(images)
+    moved = str(tmp_path / "elsewhere")
+    assert runs.load_data(varied, moved).digest() == runs.load_data(varied).digest()
+
+
+def test_what_fits_is_resident(monkeypatch):
+    source = Arrays(np.zeros((100, 8, 8, 3), np.uint8), np.zeros(100, int), ("a",), "zeros")
+    devices = jax.devices()[:1]
+    for memory, expected in ((4 * source.images.size, True), (4 * source.images.size - 4, False)):
+        monkeypatch.setattr(sharding, "memory", lambda device, memory=memory: memory)
+        assert is_resident(source, "auto", devices) is expected
+    assert not is_resident(source, "streaming", devices)
+    monkeypatch.undo()
+    assert 2**28 < sharding.memory(devices[0]) < 2**50
+
+
+def test_compiled_programs_are_kept_where_jax_was_not_told(tmp_path):
+    told = jax.config.jax_compilation_cache_dir
+    sharding.keep_compiled(tmp_path)
+    assert jax.config.jax_compilation_cache_dir == told
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        sharding.keep_compiled(tmp_path)
+        assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path / "compiled"))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", told)

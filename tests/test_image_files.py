@@ -1,0 +1,653 @@
+"""Image files: their pixels against Pillow's, damaged ones, folders and zip files, safe names."""
+
+import io
+import logging
+import os
+import pickle
+import shutil
+import stat
+import sys
+import warnings
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hypersphere_jax.config import UserError
+from hypersphere_jax.data.decode import decode, image_size
+from hypersphere_jax.data.files import (
+    ImageFiles,
+    NoSplit,
+    is_image_tree,
+    open_image_files,
+    read_classes,
+)
+from hypersphere_jax.data.source import UnreadableImage
+
+ROOT = Path(__file__).parents[1]
+CIFAR10 = Path(__file__).parents[2] / "shared/data/cifar10"
+
+
+def encoded(image, kind="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def picture(rng, h=9, w=12, mode="RGB"):
+    smooth = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    return Image.fromarray(smooth).resize((w, h), Image.Resampling.BICUBIC).convert(mode)
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP"])
+def test_every_format_has_pillows_pixels(rng, kind):
+    data = encoded(picture(rng), kind)
+    found = decode(data, "x")
+    assert found.dtype == np.uint8 and found.shape == (9, 12, 3) and found.flags.writeable
+    with Image.open(io.BytesIO(data)) as image:
+        np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))
+    assert image_size(io.BytesIO(data), "x") == (9, 12)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("1", "PNG"),
+        ("L", "PNG"),
+        ("L", "JPEG"),
+        ("P", "PNG"),
+        ("P", "BMP"),
+        ("CMYK", "TIFF"),
+    ],
+)
+def test_every_mode_becomes_rgb(rng, mode, kind):
+    image = picture(rng, mode=mode)
+    data = encoded(image, kind)
+    with Image.open(io.BytesIO(data)) as again:
+        assert again.mode == mode
+        expected = np.asarray(again.convert("RGB"))
+    np.testing.assert_array_equal(decode(data, "x"), expected)
+    if mode in ("1", "L"):
+        assert (expected == expected[..., :1]).all()
+
+
+def test_cmyk_of_adobe_is_inverted_back(rng):
+    image = picture(rng, 16, 16)
+    data = encoded(image.convert("CMYK"), "JPEG", quality=100, subsampling=0)
+    assert b"Adobe" in data
+    difference = decode(data, "x").astype(int) - np.asarray(image)
+    assert np.abs(difference).max() < 30  # inverted ones would differ by up to 255
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_dropped(rng, mode):
+    image = picture(rng).convert("L").convert("RGB")
+    expected = np.asarray(image)
+    image = image.convert(mode)
+    image.putalpha(Image.fromarray(rng.integers(0, 256, (9, 12), dtype=np.uint8)))
+    np.testing.assert_array_equal(decode(encoded(image), "x"), expected)
+
+
+def test_transparent_palette(rng):
+    image = picture(rng, mode="P")
+    expected = np.asarray(image.convert("RGB"))
+    data = encoded(image, transparency=bytes(range(256)))  # Pillow warns of these
+    np.testing.assert_array_equal(decode(data, "x"), expected)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "<u2"), ("PPM", "<u2"), ("TIFF", ">u2")])
+def test_16_bit_grey_is_scaled(kind, mode):
+    values = np.arange(65536).reshape(256, 256)
+    data = encoded(Image.fromarray(values.astype(mode)), kind)
+    expected = np.round(values / 257).astype(np.uint8)
+    np.testing.assert_array_equal(decode(data, "x"), np.stack([expected] * 3, axis=2))
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_that_are_no_colours_are_refused(mode):
+    with pytest.raises(UnreadableImage, match=rf"^a/b\.tif: has pixels of Pillow's mode '{mode}'"):
+        decode(encoded(Image.new(mode, (3, 3)), "TIFF"), "a/b.tif")
+
+
+def test_first_frame_and_orientation(rng):
+    first, second = picture(rng), picture(rng)
+    data = encoded(first, "PNG", save_all=True, append_images=[second])
+    np.testing.assert_array_equal(decode(data, "x"), np.asarray(first))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    data = encoded(first, "PNG", exif=exif)
+    np.testing.assert_array_equal(decode(data, "x"), np.asarray(first))
+
+
+def test_huge_images_are_refused_by_their_header():
+    data = encoded(Image.new("1", (16000, 10000)))
+    header = bytearray(encoded(Image.new("L", (1, 1))))
+    header[16:24] = (2**31 - 1).to_bytes(4, "big") * 2
+    for bomb in (data, bytes(header)):
+        for read in (lambda b: decode(b, "x"), lambda b: image_size(io.BytesIO(b), "x")):
+            with pytest.raises(UnreadableImage, match="x: "):
+                read(bomb)
+
+
+def test_pillows_warnings_stay_inside(rng, capfd):
+    exif = Image.Exif()
+    exif[0x010E] = "a text" * 10
+    data = bytearray(encoded(picture(rng), "JPEG", exif=exif))
+    start = data.index(b"MM\0*")
+    data[start + 14 : start + 18] = b"\xff\xff\xff\xff"  # more entries than there are bytes
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decode(bytes(data), "x")
+    assert not caught and capfd.readouterr() == ("", "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode(bytes(data), "x").shape == (9, 12, 3)
+
+
+# Damage
+
+
+def damaged(rng):
+    """A hundred and more files: truncated, with wrong bytes, empty, or no images at all."""
+    for kind in ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP"):
+        options = {"compression": "tiff_lzw"} if kind == "TIFF" else {}
+        data = encoded(picture(rng, 24, 31), kind, **options)
+        for cut in rng.integers(1, len(data), 8):
+            yield data[:cut]
+        for spots, where in ((2, 64), (4, len(data))):
+            for _ in range(8):
+                wrong = np.frombuffer(data, np.uint8).copy()
+                wrong[rng.integers(0, min(where, len(wrong)), spots)] = rng.integers(0, 256, spots)
+                yield wrong.tobytes()
+        yield data[:12] + rng.bytes(300)
+        yield data[: len(data) // 2] + bytes(len(data) // 2)
+        yield data[100:]
+    for length in (1, 10, 1000):
+        yield rng.bytes(length)
+        yield bytes(length)
+    yield b""
+    yield b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
+    yield b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+
+
+def test_damaged_images_are_refused_or_as_in_pillow(rng, capfd):
+    refused = decoded = 0
+    files = list(damaged(rng))
+    for number, data in enumerate(files):
+        try:
+            expected = None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(io.BytesIO(data)) as image:
+                    expected = np.asarray(image.convert("RGB"))
+        except Exception:
+            expected = None
+        try:
+            found = decode(data, f"{number}.jpg")
+        except UnreadableImage as error:
+            refused += 1
+            assert str(error).startswith(f"{number}.jpg: ") and "\n" not in str(error)
+            assert "object at" not in str(error)
+        else:
+            decoded += 1
+            assert expected is not None
+            np.testing.assert_array_equal(found, expected)
+        try:
+            image_size(io.BytesIO(data), "x")
+        except UnreadableImage:
+            assert expected is None
+        # The library that reads TIFF writes there itself.
+        assert capfd.readouterr() == ("", "") or data[:2] in (b"II", b"MM")
+    assert len(files) > 150 and refused > 80 and decoded > 10
+
+
+def test_truncated_images_are_errors(rng):
+    image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    for kind in ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP"):
+        data = encoded(image, kind)
+        for share in (0.3, 0.6, 0.9):
+            with pytest.raises(UnreadableImage):
+                decode(data[: int(share * len(data))], "x")
+
+
+# Folders and zip files
+
+
+def write(root, files):
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def zipped(path, files, method=zipfile.ZIP_STORED):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def same(a, b):
+    assert len(a) == len(b) and a.class_names == b.class_names
+    np.testing.assert_array_equal(a.labels, b.labels)
+    for i in range(len(a)):
+        x, y = a[i], b[i]
+        np.testing.assert_array_equal(x["image"], y["image"])
+        assert x["label"] == y["label"] == a.labels[i]
+
+
+@pytest.fixture
+def tree(rng):
+    """Files of two splits, three classes, one of them with an inner folder."""
+    names = ["train/cat/b.jpg", "train/cat/a.PNG", "train/cat/z/c.png", "train/dog/0.jpeg"]
+    names += ["train/ant/1.webp", "test/cat/a.png", "test/dog/a.png", "test/ant/a.bmp"]
+    kinds = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP"}
+    return {name: encoded(picture(rng), kinds[name.rpartition(".")[2].lower()]) for name in names}
+
+
+@pytest.fixture
+def folder(tmp_path, tree):
+    return write(tmp_path / "set", tree)
+
+
+def test_folder_is_read_as_an_image_folder(folder, tree):
+    train, test = open_image_files(folder)
+    assert train.class_names == test.class_names == ("ant", "cat", "dog")
+    assert train.labels.dtype == np.int32 and train.labels.tolist() == [0, 1, 1, 1, 2]
+    order = ["ant/1.webp", "cat/a.PNG", "cat/b.jpg", "cat/z/c.png", "dog/0.jpeg"]
+    for i, name in enumerate(order):
+        np.testing.assert_array_equal(train[i]["image"], decode(tree[f"train/{name}"], name))
+    assert test.labels.tolist() == [0, 1, 2] and train.origin == str(folder / "train")
+    assert train.image_shape == (9, 12, 3)
+    with pytest.raises(IndexError):
+        train[5]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("form", ["one", "below a folder", "one a split", "plain, one a split"])
+def test_zips_are_as_folders(tmp_path, folder, tree, form, method):
+    if form == "one":
+        root = zipped(tmp_path / "set.zip", tree, method)
+    elif form == "below a folder":
+        files = {f"images/{name}": data for name, data in tree.items()}
+        root = zipped(tmp_path / "set.zip", {"README": b"", "__MACOSX/._x": b"", **files}, method)
+    else:
+        root = tmp_path / "zips"
+        for split in ("train", "test"):
+            files = {name: data for name, data in tree.items() if name.startswith(split)}
+            if form == "plain, one a split":
+                files = {name.partition("/")[2]: data for name, data in files.items()}
+            zipped(root / f"{split}.zip", files, method)
+    assert is_image_tree(root) and is_image_tree(folder)
+    for a, b in zip(open_image_files(root), open_image_files(folder), strict=True):
+        same(a, b)
+        assert a.image_shape == b.image_shape == (9, 12, 3)
+
+
+def test_sizes_that_differ(tmp_path, folder, rng):
+    write(folder, {"train/dog/last.png": encoded(picture(rng, 10, 12))})
+    train = ImageFiles(folder, "train")
+    assert train.image_shape is None
+    assert {train[i]["image"].shape for i in range(len(train))} == {(9, 12, 3), (10, 12, 3)}
+
+
+def test_size_stands_behind_a_long_header(tmp_path, rng):
+    data = encoded(picture(rng), "JPEG", comment=b"x" * 60000, icc_profile=rng.bytes(90000))
+    root = zipped(tmp_path / "a.zip", {"train/a/1.jpg": data}, zipfile.ZIP_DEFLATED)
+    assert ImageFiles(root, "train").image_shape == (9, 12, 3)
+
+
+def test_an_image_that_changes_its_shape_is_refused(folder, rng):
+    train = ImageFiles(folder, "train")
+    assert train.image_shape == (9, 12, 3)
+    path = folder / "train/dog/0.jpeg"
+    length = path.stat().st_size
+    other = encoded(picture(rng, 8, 8), "GIF")
+    path.write_bytes(other + bytes(length - len(other)))
+    with pytest.raises(UnreadableImage, match=r"shape \(8, 8, 3\), all others \(9, 12, 3\)"):
+        train[4]
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_other_names_of_the_test_split(folder, name):
+    (folder / "test").rename(folder / name)
+    assert len(ImageFiles(folder, "test")) == len(ImageFiles(folder, "val")) == 3
+    assert open_image_files(folder)[1].origin == str(folder / name)
+
+
+def test_which_split_is_asked_for(folder):
+    shutil.copytree(folder / "test", folder / "val")
+    assert ImageFiles(folder, "test").origin == str(folder / "test")
+    assert ImageFiles(folder, "val").origin == str(folder / "val")
+    (folder / "test").rename(folder / "validation")
+    with pytest.raises(UserError, match="holds val and validation: which one is the split 'test'"):
+        ImageFiles(folder, "test")
+    zipped(folder / "train.zip", {"cat/a.png": b"x"})
+    with pytest.raises(UserError, match=r"holds train and train\.zip"):
+        ImageFiles(folder, "train")
+
+
+def test_no_split(tmp_path, folder):
+    with pytest.raises(NoSplit, match=r"no split 'train'.*'ant', 'cat', 'dog'; if these are the"):
+        ImageFiles(folder / "train", "train")
+    with pytest.raises(UserError, match="no file or folder"):
+        ImageFiles(tmp_path / "nothing", "train")
+    shutil.rmtree(folder / "test")
+    assert open_image_files(folder)[1] is None
+    assert not is_image_tree(folder / "train") and not is_image_tree(tmp_path / "no.zip")
+
+
+def test_only_some_classes(folder, tmp_path):
+    train, test = open_image_files(folder, ("dog", "ant"))
+    assert train.class_names == test.class_names == ("ant", "dog")
+    assert train.labels.tolist() == [0, 1] and test.labels.tolist() == [0, 1]
+    with pytest.raises(
+        UserError, match=r"lacks classes .*1 of 2\): 'dgo' \(did you mean 'dog'\?\)"
+    ):
+        ImageFiles(folder, "train", ("cat", "dgo"))
+
+
+def test_classes_of_the_splits_have_to_agree(folder, caplog):
+    shutil.rmtree(folder / "test/cat")
+    assert open_image_files(folder)[1].labels.tolist() == [0, 2]
+    assert "no folder for some classes (1 of 3): 'cat'" in caplog.text
+    (folder / "test/dog").rename(folder / "test/cow")
+    with pytest.raises(UserError, match=r"classes that .* lacks \(1\): 'cow'"):
+        open_image_files(folder)
+
+
+def test_an_empty_class(folder, tmp_path, caplog):
+    (folder / "train/bee").mkdir()
+    with pytest.raises(UserError, match=r"without an image \(1\): 'bee'.*--bad-images skip"):
+        ImageFiles(folder, "train")
+    train = ImageFiles(folder, "train", on_bad="skip")
+    assert train.class_names == ("ant", "bee", "cat", "dog")
+    assert train.labels.tolist() == [0, 2, 2, 2, 3]
+    assert "classes without an image (1): 'bee'" in caplog.text
+    root = zipped(tmp_path / "a.zip", {"train/a/": b"", "train/b/0.png": b"x"})
+    with pytest.raises(UserError, match=r"without an image \(1\): 'a';"):
+        ImageFiles(root, "train")
+
+
+def test_other_files_are_left_out_and_told(folder, caplog):
+    junk = ["Thumbs.db", ".DS_Store", "cat/._a.png", "cat/.hidden/a.png", ".checkpoints/a.png"]
+    write(folder / "train", dict.fromkeys(junk, b"x"))
+    assert len(ImageFiles(folder, "train")) == 5 and not caplog.text
+    write(folder / "train", {"cat/notes.txt": b"x", "stray.png": b"x"})
+    assert len(ImageFiles(folder, "train")) == 5
+    assert "left out files that are no images in a class folder (2): cat/notes.txt" in caplog.text
+    assert "stray.png" in caplog.text
+
+
+def test_faults_that_show_at_the_start(folder, caplog):
+    write(folder, {"train/dog/empty.png": b"", "train/ant/zero.png": b""})
+    os.symlink("nowhere.png", folder / "train/cat/link.png")
+    os.mkfifo(folder / "train/cat/pipe.png")
+    with pytest.raises(
+        UserError, match=r"\(4\): ant/zero\.png is empty, .*pipe\.png is no file, .* 1 more"
+    ):
+        ImageFiles(folder, "train")
+    train = ImageFiles(folder, "train", on_bad="skip")
+    assert "images that cannot be read (4)" in caplog.text and train.image_shape == (9, 12, 3)
+    unreadable = []
+    for i in range(len(train)):
+        try:
+            train[i]
+        except UnreadableImage as error:
+            unreadable.append(str(error))
+    assert len(train) == 9 and len(unreadable) == 4
+    assert all(str(folder) in text for text in unreadable)
+
+
+def test_files_that_vanish_or_change(folder):
+    train = ImageFiles(folder, "train")
+    (folder / "train/ant/1.webp").unlink()
+    (folder / "train/dog/0.jpeg").write_bytes(b"short")
+    with pytest.raises(UnreadableImage, match=r"ant/1\.webp: No such file"):
+        train[0]
+    with pytest.raises(UnreadableImage, match=r"dog/0\.jpeg: is no longer the \d+ bytes"):
+        train[4]
+    train[1]
+
+
+def test_digest(tmp_path, folder, tree):
+    digest = ImageFiles(folder, "train").digest
+    assert len(digest) == 16 and ImageFiles(folder, "test").digest != digest
+    moved = folder.rename(tmp_path / "moved")
+    assert ImageFiles(moved, "train").digest == digest
+    os.utime(moved / "train/cat/b.jpg", (1, 1))
+    changed = ImageFiles(moved, "train").digest
+    (moved / "train/cat/b.jpg").rename(moved / "train/cat/bb.jpg")
+    assert len({digest, changed, ImageFiles(moved, "train").digest}) == 3
+    archives = [zipped(tmp_path / f"{name}.zip", tree) for name in "ab"]
+    one, two = (ImageFiles(archive, "train").digest for archive in archives)
+    tree["train/cat/b.jpg"] = tree["train/cat/b.jpg"][:-1] + b"?"
+    other = ImageFiles(zipped(tmp_path / "c.zip", tree), "train").digest
+    assert one == two != other
+
+
+@pytest.mark.parametrize("form", ["folder", "zip"])
+def test_pickles_and_threads(tmp_path, folder, tree, form):
+    root = folder if form == "folder" else zipped(tmp_path / "a.zip", tree)
+    train = ImageFiles(root, "train")
+    train[0]
+    copy = pickle.loads(pickle.dumps(train))
+    same(train, copy)
+    assert copy.digest == train.digest
+    expected = [train[i]["image"].sum() for i in range(5)]
+    numbers = np.random.default_rng(0).integers(0, 5, 400)
+    with ThreadPoolExecutor(8) as pool:
+        sums = list(pool.map(lambda i: copy[i]["image"].sum(), numbers))
+    assert sums == [expected[i] for i in numbers]
+
+
+# Zip files that are damaged or hostile
+
+
+def test_zips_that_are_cut_short(tmp_path, tree):
+    data = zipped(tmp_path / "whole.zip", tree).read_bytes()
+    cut = tmp_path / "cut.zip"
+    for end in [0, 10, *range(100, len(data), 97), len(data) - 1]:
+        cut.write_bytes(data[:end])
+        with pytest.raises(UserError, match=r"cut\.zip is no whole zip file"):
+            ImageFiles(cut, "train")
+
+
+def test_zips_with_damage_inside(tmp_path, tree, rng):
+    data = zipped(tmp_path / "whole.zip", tree).read_bytes()
+    whole = ImageFiles(tmp_path / "whole.zip", "train")
+    path = tmp_path / "damaged.zip"
+    refused = 0
+    for _ in range(100):
+        wrong = np.frombuffer(data, np.uint8).copy()
+        part = wrong[rng.integers(0, len(wrong)) :][:5]
+        part ^= rng.integers(1, 256, len(part), dtype=np.uint8)
+        path.write_bytes(wrong.tobytes())
+        try:
+            train = ImageFiles(path, "train", on_bad="skip")
+        except UserError:
+            refused += 1
+            continue
+        for i in range(len(train)):
+            try:
+                image = train[i]["image"]
+            except UnreadableImage:
+                refused += 1
+            else:
+                assert any(np.array_equal(image, whole[k]["image"]) for k in range(len(whole)))
+    assert refused > 50
+    path.write_bytes(data[:50] + data[150:])  # a piece is missing, the directory is whole
+    with pytest.raises(UserError):
+        ImageFiles(path, "train")
+
+
+def test_a_zip_that_shrinks_or_vanishes(tmp_path, tree):
+    path = zipped(tmp_path / "a.zip", tree)
+    train = ImageFiles(path, "train")
+    train[0]
+    data = path.read_bytes()
+    copy = pickle.loads(pickle.dumps(train))
+    with open(path, "r+b") as stream:
+        stream.truncate(20)
+    with pytest.raises(UnreadableImage, match=r"a\.zip: train/ant/1\.webp: .*cut short"):
+        train[0]
+    path.unlink()
+    with pytest.raises(UnreadableImage, match="No such file"):
+        copy[0]
+    path.write_bytes(data)
+    same(copy, ImageFiles(path, "train"))
+
+
+def test_members_that_cannot_be_read(tmp_path, tree, caplog):
+    path = zipped(tmp_path / "a.zip", {**tree, "train/dog/none.png": b""})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("train/dog/x.png", tree["train/cat/a.PNG"])
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"train/cat/a.PNG") - 46
+    data[entry + 8] |= 1  # encrypted
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"read \(3\): cat/a\.PNG is encrypted, dog/none\.png is"):
+        ImageFiles(path, "train")
+    train = ImageFiles(path, "train", on_bad="skip")
+    for i, why in ((1, "encrypted"), (5, "is empty"), (6, "method 14")):
+        with pytest.raises(UnreadableImage, match=why):
+            train[i]
+    assert train[2]["label"] == 1 and "be read (3)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.png",
+        "train/../../evil.png",
+        "train/cat/../../../evil.png",
+        "/etc/evil.png",
+        "C:/evil.png",
+        "c:evil.png",
+        "train\\cat\\evil.png",
+        "train/cat/..",
+        "train//evil.png",
+        "./train/cat/a.png",
+        "train/cat/a\0.png",
+        "//server/share/evil.png",
+    ],
+)
+def test_names_that_escape_a_zip(tmp_path, tree, name):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in tree.items():
+            archive.writestr(member, data)
+        info = zipfile.ZipInfo("placeholder")
+        info.filename = name
+        archive.writestr(info, b"x")
+    with pytest.raises(UserError, match=r"links or no plain names below it \(1\)"):
+        ImageFiles(path, "train")
+
+
+def test_links_and_doubles_in_a_zip(tmp_path, tree):
+    path = zipped(tmp_path / "a.zip", tree)
+    with zipfile.ZipFile(path, "a") as archive:
+        info = zipfile.ZipInfo("train/cat/link.png")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(UserError, match=r"links or no plain names.*'train/cat/link\.png'"):
+        ImageFiles(path, "train")
+    path = zipped(tmp_path / "b.zip", tree)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("train/cat/b.jpg", b"x")
+    with pytest.raises(UserError, match=r"members twice \(1\): 'train/cat/b\.jpg'"):
+        ImageFiles(path, "train")
+
+
+@pytest.mark.parametrize("link", ["train/cat/x.png", "train/cat/x", "train/cow", "val"])
+def test_links_that_lead_out_of_a_folder(tmp_path, folder, tree, link):
+    outside = write(tmp_path / "set2", tree)
+    target = outside / "train/cat/a.PNG" if link.endswith("png") else outside / "train"
+    os.symlink(target, folder / link)
+    with pytest.raises(UserError, match=r"links that lead out of it .*\(1\): .*set2"):
+        ImageFiles(folder, link.partition("/")[0])
+
+
+def test_links_inside_a_folder(tmp_path, folder):
+    os.symlink("b.jpg", folder / "train/cat/linked.jpg")
+    os.symlink("../test/dog", folder / "train/puppy")
+    os.symlink(folder, tmp_path / "elsewhere")
+    train = ImageFiles(tmp_path / "elsewhere", "train")
+    assert train.class_names == ("ant", "cat", "dog", "puppy") and len(train) == 7
+    same(train, ImageFiles(folder, "train"))
+    os.symlink("..", folder / "train/cat/up")
+    with pytest.raises(UserError, match=r"in a circle \(1\): cat/up"):
+        ImageFiles(folder, "train")
+
+
+def test_a_zip_behind_a_link(tmp_path, tree):
+    zipped(tmp_path / "real.zip", tree)
+    (tmp_path / "set").mkdir()
+    os.symlink(tmp_path / "real.zip", tmp_path / "set/train.zip")
+    with pytest.raises(UserError, match="is a link that leads out of"):
+        ImageFiles(tmp_path / "set", "train")
+    os.symlink(tmp_path / "real.zip", tmp_path / "mine.zip")
+    assert len(ImageFiles(tmp_path / "mine.zip", "train")) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_names_that_are_no_text(folder, tree):
+    name = os.fsencode(folder) + b"/train/cat/\xff\n\x1b.png"
+    with open(name, "wb") as stream:
+        stream.write(b"no image")
+    train = pickle.loads(pickle.dumps(ImageFiles(folder, "train")))
+    assert len(train.digest) == 16
+    with pytest.raises(UnreadableImage) as caught:
+        train[3]
+    assert str(caught.value).isprintable()
+
+
+# Lists of classes
+
+
+def test_read_classes(tmp_path):
+    path = tmp_path / "classes.txt"
+    path.write_bytes(b'\xef\xbb\xbf# a comment\r\nn02\r\n\r\n n01 # a dog\r\n"n03",three,3\n')
+    assert read_classes(path) == ("n02", "n01", "n03")
+    for text, message in (
+        (b"# nothing\n", "has no name in it"),
+        (b"a\nb\na\n", "has a more than once"),
+        (b"\xff\xfe\0", r"is no text \(UTF-8\)"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(UserError, match=message):
+            read_classes(path)
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_classes(tmp_path / "nothing")
+
+
+def test_imagenet100():
+    names = read_classes(ROOT / "experiments/imagenet100_classes.txt")
+    assert len(set(names)) == 100 and names[0] == "n02869837" and names[-1] == "n02090622"
+    assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for name in names)
+
+
+# Real data
+
+
+@pytest.mark.skipif(not CIFAR10.is_dir(), reason="no CIFAR-10 here")
+def test_cifar10(caplog):
+    caplog.set_level(logging.INFO)
+    train, test = open_image_files(CIFAR10)
+    assert np.bincount(train.labels).tolist() == [5000] * 10
+    assert np.bincount(test.labels).tolist() == [1000] * 10
+    assert train.class_names[:2] == ("airplane", "automobile") and len(train.class_names) == 10
+    assert test.image_shape == (32, 32, 3) and not caplog.text
+    with zipfile.ZipFile(CIFAR10 / "train.zip") as archive:
+        data = archive.read("train/cat/0007.jpg")
+    i = 3 * 5000 + 7
+    np.testing.assert_array_equal(train[i]["image"], decode(data, "x"))
+    assert train[i]["label"] == 3
