@@ -68,7 +68,9 @@ class DataConfig:
     """Where a data set with a name lies: the folder it was prepared in, or a folder or .zip of its
     images. None: TensorFlow Datasets' own folder."""
     recipe: str | None = None
-    """Augmentation recipe: `digits`, `stl10` (photographs), or `none` (both views are the image
+    """Augmentation recipe: `digits`; for photographs `stl10`, `cifar10`, `nyu_depth`, `moco`,
+    `moco_v2`, `simclr_cifar`, `simclr_imagenet`, `balanced_cifar`, `balanced_imagenet` (and
+    `balanced_no_blur`, `_no_color`, `_cutout`, `_rotation`); or `none` (both views are the image
     itself). None: the one that suits the data."""
     classes: str | None = None
     """A file with the names of the classes to keep, one a line."""
