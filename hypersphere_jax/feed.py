@@ -6,7 +6,7 @@ and streamed images pass through the same step: of streamed ones it takes all, i
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def feed(
     sampler: Sampler,
     steps: range,
     devices: Sequence[jax.Device],
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> Generator[tuple[Any, Any, Any]]:
     """`(images, labels, indices)` of each step, as `train_step.make_step` takes them.
 
     Args:
@@ -136,7 +136,7 @@ def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
     return sharding.split(batch.reshape(len(devices), -1, *batch.shape[1:]), devices)
 
 
-def _ahead(items: Iterable) -> Iterator:
+def _ahead(items: Iterable) -> Generator:
     """The same items, made a few earlier: transfers run while the devices compute."""
     ready: deque = deque()
     for item in items:

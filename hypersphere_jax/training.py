@@ -182,6 +182,7 @@ def _train(
             checkpoints.close()
         raise
     finally:
+        batches.close()
         progress.close()
         writer.close()
     return folder

@@ -1,6 +1,7 @@
 """Batches from memory and from a stream: the same for any number of workers, with bad images."""
 
 import logging
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -144,6 +145,18 @@ def test_a_bad_image_is_an_error(workers):
         batches(Numbered(bad=(50,)), "error", workers=workers)
     with pytest.raises(UserError, match="image 50 is cut short"):
         in_memory(Numbered(bad=(50,)), Bad(Numbered(), "error"))
+
+
+def test_a_lost_process_is_a_clear_error():
+    source = Numbered()
+    found = stream(source, Sampler(N, BATCH, 1), range(100000), Bad(source, "error"), workers=1)
+    before = {child.pid for child in multiprocessing.active_children()}
+    next(found)
+    (reader,) = (c for c in multiprocessing.active_children() if c.pid not in before)
+    reader.kill()
+    with pytest.raises(UserError, match=r"was lost.*--workers"):
+        for _ in found:
+            pass
 
 
 def test_too_many_bad_images_are_no_accident():

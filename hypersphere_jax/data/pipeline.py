@@ -6,6 +6,7 @@ and what the host draws for a sample depends on the seed, the step and its place
 
 import concurrent.futures
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 
 logger = logging.getLogger("hypersphere_jax")
@@ -134,10 +135,25 @@ def stream(
         )
     else:
         batches = batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2))
-    for batch, found in batches:
-        bad.report(dict(found))
-        # What workers send lies in shared memory, which Grain takes back.
-        yield Batch(*(map(np.array, batch) if workers else batch))
+    iterator = iter(batches)
+    try:
+        for batch, found in iterator:
+            bad.report(dict(found))
+            # What workers send lies in shared memory, which Grain takes back.
+            copied = Batch(*(map(np.array, batch) if workers else batch))
+            del batch
+            yield copied
+    except RuntimeError as error:
+        if "Worker process" not in str(error):
+            raise
+        raise UserError(
+            "a process that reads images was lost, perhaps for lack of memory: the same command "
+            "goes on from the last checkpoint, if need be with fewer --workers"
+        ) from error
+    finally:
+        iterator.close()
+        del iterator
+        gc.collect()  # it is part of a cycle, with the last batches of shared memory
 
 
 def in_memory(
