@@ -118,7 +118,7 @@ def show(
         bad.report(missing)
         images.append(sample["image"])
         label = sample["label"]
-        names.append(source.class_names[label] if label >= 0 else f"image {index}")
+        names.append(source.class_names[label] if label >= 0 else f"image {sample['index']}")
     size = image_size or max(max(image.shape[:2]) for image in images)
     try:
         views = _views(source, images, recipe, size, seed, config.extra_channels)

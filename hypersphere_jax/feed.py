@@ -32,6 +32,7 @@ def feed(
     sampler: Sampler,
     steps: range,
     devices: Sequence[jax.Device],
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
     """`(images, labels, indices)` of each step, as `train_step.make_step` takes them.
 
@@ -41,6 +42,7 @@ def feed(
       sampler: which images stand in the batch of a step.
       steps: counted from 0.
       devices: to put them on.
+      track: shows how far decoding is, where all images are decoded first.
 
     Raises:
       UserError: for images that cannot be read, or that do not fit the way that was asked for.
@@ -48,7 +50,7 @@ def feed(
     source, runtime = dataset.pretrain, config.runtime
     bad = Bad(source, config.data.bad_images)
     if is_resident(source, runtime.pipeline, devices):
-        arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+        arrays = in_memory(source, bad, _cache(config), track)
         images, labels = sharding.replicate((arrays.images, arrays.labels), devices)
         return ((images, labels, _rows(sampler(step), devices)) for step in steps)
     batches = stream(
@@ -83,7 +85,8 @@ def in_order(
     """
     bad = Bad(source, config.data.bad_images)
     n = len(source)
-    if not is_resident(source, "auto", devices):
+    asked = config.runtime.pipeline if source.image_shape is not None else "auto"
+    if not is_resident(source, asked, devices):
         steps = range(-(-n // size))
         order = functools.partial(_consecutive, n, size)
         workers = config.runtime.workers
@@ -110,7 +113,7 @@ def _cache(config: PretrainConfig) -> Path:
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
     """Whether all images stay on the devices."""
     if pipeline == "auto":
-        limit = RESIDENT_SHARE * sharding.memory(devices[0])
+        limit = RESIDENT_SHARE * sharding.memory(devices)
         return source.image_shape is not None and _size(source) <= limit
     require(
         pipeline != "resident" or source.image_shape is not None,
@@ -137,7 +140,7 @@ def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
 
 
 def _ahead(items: Iterable) -> Generator:
-    """The same items, made a few earlier: transfers run while the devices compute."""
+    """The same items, each made a few steps before its turn: it is on its way meanwhile."""
     ready: deque = deque()
     for item in items:
         ready.append(item)

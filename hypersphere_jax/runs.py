@@ -114,6 +114,7 @@ def open_folder(
             f"their number shapes it: continue it with --devices {count}",
         )
     folder.mkdir(parents=True, exist_ok=True)
+    record["config"]["data"] = to_dict(config)["data"]  # which may have moved
     record["sessions"].append(
         {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -147,10 +148,15 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
       UserError: when it is not there, or has changed since.
     """
     config = read_config(folder).data
-    if data_dir is not None:
-        moved = {"name": data_dir} if config.data_dir is None and "/" in config.name else {}
-        config = dataclasses.replace(config, **(moved or {"data_dir": data_dir}))
-    dataset = data.load(config)
+    if data_dir is not None and Path(config.name).is_absolute():
+        config = dataclasses.replace(config, name=data_dir)
+    elif data_dir is not None:
+        config = dataclasses.replace(config, data_dir=data_dir)
+    try:
+        dataset = data.load(config)
+    except UserError as error:
+        hint = "; if the data of this run were moved, say where with --data-dir"
+        raise UserError(f"{error}{hint}") from error
     require(
         dataset.digest() == _read_record(folder / "config.json")["data_digest"],
         f"the images or labels of {dataset.origin} are no longer those that {folder} was trained "
@@ -285,8 +291,12 @@ class MetricsWriter:
 def _shaping(config: dict[str, Any]) -> dict[str, Any]:
     """What must not change between two sessions of a run."""
     kept = {key: value for key, value in config.items() if key not in IDENTITY}
-    # Where the data lie shapes nothing: their digest is compared.
-    return kept | {"data": kept["data"] | {"data_dir": None}}
+    # Of the data their digest is compared: where they lie shapes nothing, nor does skipping images
+    # that a run so far would have ended at.
+    places = {"data_dir": None, "classes": None, "bad_images": None}
+    if "/" in kept["data"]["name"]:
+        places["name"] = "a path"
+    return kept | {"data": kept["data"] | places}
 
 
 def _runs_in(folder: Path) -> list[Path]:

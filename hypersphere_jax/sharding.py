@@ -5,6 +5,7 @@ knows only the name of the axis, so the same function runs under `pmap`, under `
 with no axis, on one device.
 """
 
+import contextlib
 import os
 import platform
 import zlib
@@ -56,10 +57,13 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
     return devices[:count]
 
 
-def memory(device: jax.Device) -> int:
-    """Bytes of memory of a device; of a CPU, those of the machine."""
-    stats = device.memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory(devices: Sequence[jax.Device]) -> int:
+    """Bytes that each of the devices may hold; those of a CPU share the memory of this process."""
+    host = _host_memory()
+    if devices[0].platform == "cpu":
+        return host // len(devices)
+    stats = devices[0].memory_stats() or {}
+    return min(host, stats.get("bytes_limit", host))
 
 
 def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
@@ -110,6 +114,15 @@ def unreplicate(tree: Any) -> Any:
     Reading one device's shard needs no communication, where `x[0]` would run a program on all.
     """
     return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
+
+
+def _host_memory() -> int:
+    """Bytes of the machine, or of the container that this process runs in."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
+    return min(limits)
 
 
 def _processor() -> str:

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.feed import feed
-from hypersphere_jax.progress import Progress
+from hypersphere_jax.progress import Progress, track
 from hypersphere_jax.train_step import (
     TrainState,
     init_state,
@@ -130,7 +132,9 @@ def _train(
         donate=(0,),
     )
     state = sharding.replicate(state, devices)
-    batches = feed(config, dataset, sampler, range(start, total), devices)
+    batches = feed(
+        config, dataset, sampler, range(start, total), devices, functools.partial(_decoding, stop)
+    )
     key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
 
     unchecked: list[tuple[int, Any]] = []
@@ -149,8 +153,14 @@ def _train(
                     f"stopped and saved at step {step - 1} of {total} in {folder}; "
                     f"to go on: {command}"
                 )
-            with meter:
-                batch = next(batches)
+            try:
+                with meter:
+                    batch = next(batches)
+            except UserError:  # an image that cannot be read, or a process that is lost
+                if saved < step - 1:
+                    _check(unchecked)
+                    checkpoints.save(step - 1, _finite(state, step - 1))
+                raise
             state, metrics = step_fn(state, *batch, key)
             meter.step_done()
             unchecked.append((step, metrics))
@@ -186,6 +196,13 @@ def _train(
         progress.close()
         writer.close()
     return folder
+
+
+def _decoding(stop: "_StopSignals", items: Sequence[int]) -> Iterator[int]:
+    for item in track(items, "decoding"):
+        if stop.asked:
+            raise Stopped("stopped while decoding the images; nothing was trained yet")
+        yield item
 
 
 def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:

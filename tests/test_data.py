@@ -128,6 +128,20 @@ def test_classes(tmp_path):
         assert set(part.labels) == {0, 1} and part[0]["label"] == part.labels[0]
 
 
+def test_a_part_may_not_be_empty(tmp_path, arrays):
+    arrays |= {"test_labels": np.array([1, 1])}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    (tmp_path / "some.txt").write_text("0\n2\n")
+    with pytest.raises(UserError, match="no test image is left"):
+        data.load(DataConfig(name=str(tmp_path / "mine.npz"), classes=str(tmp_path / "some.txt")))
+
+
+def test_a_folder_is_for_names(tmp_path):
+    for name in ("digits", str(tmp_path / "mine.npz")):
+        with pytest.raises(UserError, match="--data-dir says where"):
+            data.load(DataConfig(name=name, data_dir=str(tmp_path)))
+
+
 def test_bits_are_more_channels():
     plain, added = data.load(DataConfig()), data.load(DataConfig(bits=5))
     assert added.train.image_shape == (8, 8, 6) and added.pretrain is added.train
@@ -137,7 +151,13 @@ def test_bits_are_more_channels():
     assert added.digest() != plain.digest()
     random = data.load(DataConfig(name="random_bits", bits=9))
     assert random.train.image_shape == (32, 32, 9) and random.recipe == "none"
-    assert random.train.digest != random.test.digest
+    # No seed makes the test split of another one's training split.
+    digests = {
+        split.digest
+        for seed in range(3)
+        for split in data.load(DataConfig(name="random_bits", bits=9, subset_seed=seed))[:2]
+    }
+    assert len(digests) == 6
 
 
 def test_names_and_folders(tmp_path, monkeypatch):

@@ -2,13 +2,20 @@
 
 import dataclasses
 import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from PIL import Image
 
-from hypersphere_jax import runs, sharding, training
+from hypersphere_jax import checkpoint, runs, sharding, training
 from hypersphere_jax.config import (
     DataConfig,
     MetricsConfig,
@@ -20,10 +27,12 @@ from hypersphere_jax.config import (
     Stopped,
     UserError,
 )
+from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluation import probe
 from hypersphere_jax.feed import is_resident
 
+ROOT = Path(__file__).parent.parent
 RUNTIME = RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=100)
 CLASSES = 3
 
@@ -135,21 +144,58 @@ def test_size_must_be_given_where_sizes_differ(images, of_many_sizes, tmp_path):
         train(tmp_path, "run", runtime=resident, **of_many_sizes)
 
 
-def test_moved_data(varied, images, tmp_path):
-    (tmp_path / "elsewhere").symlink_to(images)
-    moved = str(tmp_path / "elsewhere")
+def test_moved_data(varied, images, of_many_sizes, tmp_path):
+    moved = str(shutil.copytree(images, tmp_path / "elsewhere"))
     assert runs.load_data(varied, moved).digest() == runs.load_data(varied).digest()
+    with pytest.raises(UserError, match=r"not exist.*--data-dir|no file.*--data-dir"):
+        runs.load_data(varied, str(tmp_path / "nowhere"))
+    # The run itself goes on there, and remembers.
+    there = of_many_sizes | {"data": dataclasses.replace(of_many_sizes["data"], name=moved)}
+    folder = shutil.copytree(varied, tmp_path / "varied")
+    assert losses(train(tmp_path, "varied", **there)) == losses(varied)
+    assert runs.read_config(folder).data.name == moved
+
+
+def test_what_ends_reading_loses_no_step(varied, images, of_many_sizes, tmp_path):
+    """A run ends at the first bad image with all its steps saved, and goes on when told to skip."""
+    strict = of_many_sizes | {"data": DataConfig(name=str(images))}
+    with pytest.raises(UserError, match=r"05\.png"):
+        train(tmp_path, "run", **strict)
+    done = checkpoint.steps(tmp_path / "run" / "checkpoints")[-1]
+    order = Sampler(20 * CLASSES, 20, 0)
+    first = next(step for step in range(6) if 25 in order(step))
+    assert done <= first
+    assert losses(train(tmp_path, "run", **of_many_sizes)) == losses(varied)
+
+
+def test_ctrl_c_with_workers_saves(images, tmp_path):
+    """A terminal sends the signal to the readers, too."""
+    command = [sys.executable, "run.py", "pretrain", "--data", str(images), "--bad-images", "skip"]
+    command += ["--image-size", "8", "--width", "0.1", "--dim", "3", "--batch-size", "20"]
+    command += ["--epochs", "100000", "--workers", "2", "--devices", "1", "--name", "run"]
+    command += ["--log-every-steps", "1", "--runs-dir", str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > 1000):
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 0 and "stopped and saved" in text, text
+    assert "Traceback" not in text and "leaked" not in text, text
 
 
 def test_what_fits_is_resident(monkeypatch):
     source = Arrays(np.zeros((100, 8, 8, 3), np.uint8), np.zeros(100, int), ("a",), "zeros")
     devices = jax.devices()[:1]
     for memory, expected in ((4 * source.images.size, True), (4 * source.images.size - 4, False)):
-        monkeypatch.setattr(sharding, "memory", lambda device, memory=memory: memory)
+        monkeypatch.setattr(sharding, "memory", lambda devices, memory=memory: memory)
         assert is_resident(source, "auto", devices) is expected
     assert not is_resident(source, "streaming", devices)
     monkeypatch.undo()
-    assert 2**28 < sharding.memory(devices[0]) < 2**50
+    assert 2**28 < sharding.memory(devices) < 2**50
+    assert sharding.memory(jax.devices()) == sharding.memory(devices) // 8  # they share it
 
 
 def test_compiled_programs_are_kept_where_jax_was_not_told(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from hypersphere_jax.config import UserError
+from hypersphere_jax.data import files
 from hypersphere_jax.data.decode import decode, image_size
 from hypersphere_jax.data.files import (
     ImageFiles,
@@ -423,6 +424,11 @@ def test_digest(tmp_path, folder, tree):
     assert len(digest) == 16 and ImageFiles(folder, "test").digest != digest
     moved = folder.rename(tmp_path / "moved")
     assert ImageFiles(moved, "train").digest == digest
+    # Contents count, not their times: an image of the same length is another data set.
+    os.utime(moved / "train/cat/b.jpg", (1, 1))
+    assert ImageFiles(moved, "train").digest == digest
+    content = (moved / "train/cat/b.jpg").read_bytes()
+    (moved / "train/cat/b.jpg").write_bytes(content[:-3] + bytes(3))
     os.utime(moved / "train/cat/b.jpg", (1, 1))
     changed = ImageFiles(moved, "train").digest
     (moved / "train/cat/b.jpg").rename(moved / "train/cat/bb.jpg")
@@ -651,3 +657,21 @@ def test_cifar10(caplog):
     i = 3 * 5000 + 7
     np.testing.assert_array_equal(train[i]["image"], decode(data, "x"))
     assert train[i]["label"] == 3
+
+
+def test_digest_of_a_large_folder_takes_times_and_some_contents(folder, monkeypatch):
+    monkeypatch.setattr(files, "DIGEST_BYTES", 0)
+    monkeypatch.setattr(files, "DIGEST_FILES", 1)
+    digest = ImageFiles(folder, "train").digest
+    assert ImageFiles(folder, "train").digest == digest
+    os.utime(folder / "train/cat/b.jpg", (1, 1))
+    assert ImageFiles(folder, "train").digest != digest
+
+
+def test_imagenet_has_a_flat_test_folder(tmp_path, folder):
+    """Its labels are secret, so that `val` is the split to test on."""
+    folder.joinpath("test").rename(folder / "val")
+    (folder / "test").mkdir()
+    image = next((folder / "val").rglob("*.*"))
+    shutil.copy(image, folder / "test" / "1.png")
+    assert ImageFiles(folder, "test").origin.endswith("val")

@@ -8,6 +8,8 @@ import difflib
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from hypersphere_jax.config import DataConfig, require
 from hypersphere_jax.data import arrays, files, synthetic, tfds_source, views
 from hypersphere_jax.data.source import Arrays, Source
@@ -66,12 +68,17 @@ def load(config: DataConfig) -> Dataset:
     elif test is not None:
         test = _of_classes(test, config)
     part = _subset(part, config)
-    if part is not train or pretrain is None:
+    for split, source in (("training", part), ("test", test)):
+        require(source is None or len(source) > 0, f"no {split} image is left of {train.origin}")
+    if pretrain is None or pretrain is train or config.classes is not None:
         pretrain = part
+    elif part is not train:  # the part, and all images that have no label
+        unlabelled = np.flatnonzero(pretrain.labels < 0)
+        pretrain = views.Concatenated([part, views.Subset(pretrain, unlabelled, "unlabelled")])
     if config.extra_channels:
         same = pretrain is part
         part, test, pretrain = (
-            source and synthetic.BitChannels(source, config.bits, config.subset_seed + number)
+            source and synthetic.BitChannels(source, config.bits, config.subset_seed, number)
             for number, source in enumerate((part, test, pretrain))
         )
         pretrain = part if same else pretrain
@@ -91,7 +98,7 @@ def located(config: DataConfig) -> dict[str, str | None]:
 def _of_classes(source: Source, config: DataConfig) -> Source:
     if config.classes is None or isinstance(source, files.ImageFiles):  # it has only these already
         return source
-    return views.by_class(source, files.read_classes(Path(config.classes)))
+    return views.by_class(source, files.read_classes(_path(config.classes)))
 
 
 def _subset(source: Source, config: DataConfig) -> Source:
@@ -107,11 +114,15 @@ def _subset(source: Source, config: DataConfig) -> Source:
 def _open(config: DataConfig) -> tuple[Source, Source | None, Source | None, str]:
     """Train, test, pretraining split (None: as train), and the recipe."""
     name, where = config.name, _path(config.data_dir)
+    require(
+        where is None or not (name in EMBEDDED or _is_path(name)),
+        f"--data-dir says where a data set with a name lies, and {name} says that itself",
+    )
     if name == "digits":
         return *arrays.digits(), None, NAMED[name]
     if name == "random_bits":
         train, test = (
-            synthetic.RandomBits(BITS_COUNT, config.bits, BITS_SIZE, config.subset_seed + number)
+            synthetic.RandomBits(BITS_COUNT, config.bits, BITS_SIZE, config.subset_seed, number)
             for number in (0, 1)
         )
         return train, test, None, NAMED[name]

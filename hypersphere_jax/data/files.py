@@ -32,6 +32,9 @@ EXTENSIONS = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tiff", "
 # What a split may be called, besides its own name.
 SYNONYMS = {"test": ("val", "validation"), "val": ("validation", "test")}
 HEADERS = 64  # are read by a thread at a time
+# Contents of a folder that its digest reads in whole: as many bytes at most; else so many files.
+DIGEST_BYTES = 2**28
+DIGEST_FILES = 500
 
 
 class NoSplit(UserError):
@@ -129,14 +132,33 @@ class ImageFiles:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of names and sizes, and the files' times of change or the CRCs in a zip file.
+        """Of names, sizes and contents; it does not depend on where the files lie.
 
-        It does not depend on where the files lie; copying a folder has to keep the times.
+        A zip file gives the CRC of each content. Of a large folder only some contents are read,
+        evenly spread, and the files' times of change stand for the rest: copying it has to keep
+        the times.
         """
         digest = hashlib.sha256(repr(self.class_names).encode())
-        for name, (size, stamp) in zip(self._names, self._numbers[:, :2].tolist(), strict=True):
+        sizes, stamps = self._numbers[:, 0], self._numbers[:, 1]
+        in_part = self._reader.stamps_are_times and np.maximum(sizes, 0).sum() > DIGEST_BYTES
+        for name, size, stamp in zip(self._names, sizes.tolist(), stamps.tolist(), strict=True):
+            stamp = 0 if self._reader.stamps_are_times and not in_part else stamp
             digest.update(f"{name}\0{size}\0{stamp}\0".encode(errors="surrogateescape"))
+        if self._reader.stamps_are_times:
+            step = max(1, len(self) // DIGEST_FILES) if in_part else 1
+            with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+                for content in pool.map(self._content, range(0, len(self), step)):
+                    digest.update(content)
         return digest.hexdigest()[:16]
+
+    def _content(self, i: int) -> bytes:
+        """A digest of a file; of one that cannot be read, nothing."""
+        try:
+            return hashlib.sha256(
+                self._reader.read(self._names[i], self._numbers[i].tolist())
+            ).digest()
+        except UnreadableImage:
+            return b""
 
     def _sizes(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """Sizes of some images, without those that cannot be read."""
@@ -259,6 +281,8 @@ def _listing(root: Path, split: str) -> FolderListing | ZipListing:
         names = sorted(os.listdir(root)) if root.is_dir() else []
         places = [root / name for part in splits for name in (part, f"{part}.zip")]
         found = [p.name for p in places if (p.is_file() if p.suffix else p.is_dir())]
+        # ImageNet's own `test` has no classes, as its labels are secret: `val` is the one to use.
+        found = [f for f in found if f.endswith(".zip") or _has_folders(root / f)] or found
     except OSError as error:
         raise UserError(f"{root} cannot be listed: {error.strerror}") from error
     if root.is_file():
@@ -271,6 +295,11 @@ def _listing(root: Path, split: str) -> FolderListing | ZipListing:
         return FolderListing(root, path)
     require(is_inside(root, path), f"{path} is a link that leads out of {root}: pass its target")
     return _zip_listing(path, split, splits)
+
+
+def _has_folders(path: Path) -> bool:
+    with os.scandir(path) as entries:
+        return any(entry.is_dir() and not is_junk(entry.name) for entry in entries)
 
 
 def _zip_listing(path: Path, split: str, splits: Sequence[str]) -> ZipListing:

@@ -7,10 +7,10 @@ and what the host draws for a sample depends on the seed, the step and its place
 import concurrent.futures
 import dataclasses
 import gc
-import json
 import logging
 import os
-import tempfile
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +26,8 @@ logger = logging.getLogger("hypersphere_jax")
 OnBad = Literal["error", "skip"]
 # Of a split, more unreadable images than this share are no accident.
 MOST_BAD = 0.1
+# Changes with what `decode` makes of a file: kept images of another version are not read.
+DECODER = "v1"
 # Images whose decoding took longer are kept on disk.
 SLOW_SECONDS = 1.0
 
@@ -131,7 +133,8 @@ def stream(
         if not flags.FLAGS.is_parsed():  # Grain's processes ask for flags, which absl's apps parse
             flags.FLAGS.mark_as_parsed()
         batches = batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2),
+            worker_init_fn=_follow_parent,
         )
     else:
         batches = batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2))
@@ -179,7 +182,7 @@ def in_memory(
         f"the images of {source.origin} differ in size, so they cannot stay in memory as one "
         "array: take --pipeline streaming",
     )
-    file = None if cache_dir is None else cache_dir / f"{source.digest}.npy"
+    file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
     found = None if file is None else _cached(file)
     began = time.monotonic()
     if found is None:
@@ -200,11 +203,11 @@ def in_memory(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        if file is not None and time.monotonic() - began > SLOW_SECONDS:
-            _keep(file, images, labels, unreadable)
+        # What could not be read today may be readable tomorrow.
+        if file is not None and not unreadable and time.monotonic() - began > SLOW_SECONDS:
+            _keep(file, images, labels)
     else:
-        images, labels, unreadable = found
-        bad.report(unreadable)
+        images, labels = found
     return Arrays(images, labels, source.class_names, source.origin)
 
 
@@ -256,38 +259,57 @@ class _Load:
             images.append(image)
             labels.append(sample.get("label", -1))
             indices.append(sample.get("index", -1))
-        blank = np.zeros_like(next((image for image in images if image is not None), self._blank()))
+        read_ones = [image for image in images if image is not None]
+        blank = np.zeros_like(read_ones[0] if read_ones else self._blank())
         images = np.stack([blank if image is None else image for image in images])
         found = Batch(images, np.array(labels, np.int32), np.array(indices, np.int32))
         return tuple(found), tuple(bad.items())
 
     def _blank(self) -> np.ndarray:
-        shape = self._source.image_shape or (8, 8, 3)
+        shape = self._source.image_shape or (64, 64, 3)
         blank = np.zeros(shape, np.uint8)
         return blank if self._prepare is None else self._prepare(blank, 0, 0)
 
 
-def _cached(file: Path) -> tuple[np.ndarray, np.ndarray, dict[int, str]] | None:
-    """Images, labels and unreadable ones of an earlier time; None if they are not there whole."""
+def _follow_parent(index: int, count: int) -> None:
+    """Leaves Ctrl-C, which a terminal sends to all, to the parent process; ends when that does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _cached(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images and labels of an earlier time; None if they are not there whole."""
     try:
-        about = json.loads(file.with_suffix(".json").read_text())
+        labels = np.load(_labels_file(file))
         images = np.load(file, mmap_mode="r")
-        labels = np.array(about["labels"], np.int32)
-        bad = {int(index): why for index, why in about["bad"].items()}
-    except (OSError, ValueError, EOFError, KeyError, TypeError):
+    except (OSError, ValueError, EOFError):
         return None
     whole = images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(labels)
-    return (images, labels, bad) if whole else None
+    return (images, labels) if whole else None
 
 
-def _keep(file: Path, images: np.ndarray, labels: np.ndarray, bad: dict[int, str]) -> None:
+def _keep(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        about = {"labels": labels.tolist(), "bad": bad}
-        file.with_suffix(".json").write_text(json.dumps(about))
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as stream:
-            np.save(stream, images)
-        os.replace(stream.name, file)  # only whole files bear the name
+        for path, array in ((_labels_file(file), labels), (file, images)):
+            part = path.with_suffix(f".{os.getpid()}.part")
+            try:
+                with open(part, "wb") as stream:
+                    np.save(stream, array)
+                os.replace(part, path)  # only whole files bear the name
+            finally:
+                part.unlink(missing_ok=True)
         logger.info("decoded images are kept in %s", file)
     except OSError as error:
         logger.warning("decoded images are not kept for the next time: %s", error)
+
+
+def _labels_file(file: Path) -> Path:
+    return file.with_name(f"{file.stem}-labels.npy")

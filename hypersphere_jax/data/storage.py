@@ -133,6 +133,8 @@ def _stat(entry: os.DirEntry) -> tuple[int, int]:
 class FolderReader:
     """Reads files of a folder; numbers are size and time of the last change."""
 
+    stamps_are_times = True
+
     def __init__(self, path: str):
         self._path = path
 
@@ -272,6 +274,8 @@ class ZipReader:
 
     Numbers are size, CRC, offset, size in the zip file, and compression method.
     """
+
+    stamps_are_times = False
 
     def __init__(self, path: str, start: str):
         self._path = path

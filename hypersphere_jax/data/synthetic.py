@@ -12,8 +12,9 @@ from hypersphere_jax.config import require
 from hypersphere_jax.data.source import Sample, Source
 
 MAX_BITS = 256  # what one step of the generator's counter gives
-# The same seed gives other bits in the one and in the other class.
+# The same seed gives other bits in the one and in the other class, and in each part of the data.
 ALONE, ADDED = 0, 1
+KINDS = 2
 
 
 class RandomBits:
@@ -26,17 +27,18 @@ class RandomBits:
       n: number of images.
       k: bits, and channels.
       image_size: side, pixels.
-      seed: of the bits; another one for a test split.
+      seed: of the bits.
+      part: of the data: each part has bits of its own, as a test split needs them.
 
     Source: Chen et al., Section C ("k binary channels (instead of RGB channels), and all pixels at
     different locations of a 32x32 image share the same value").
     """
 
-    def __init__(self, n: int, k: int, image_size: int = 32, seed: int = 0):
+    def __init__(self, n: int, k: int, image_size: int = 32, seed: int = 0, part: int = 0):
         require(n >= 1, f"{n} images of random bits: at least 1")
         require(image_size >= 1, f"images of {image_size} pixels: at least 1")
         _check(k, seed)
-        self._n, self._k, self._seed = n, k, seed
+        self._n, self._k, self._seed, self._stream = n, k, seed, KINDS * part + ALONE
         self.class_names: tuple[str, ...] = ()
         self.origin = f"{n} images of {k} random bits, seed {seed}"
         self.image_shape = (image_size, image_size, k)
@@ -46,13 +48,13 @@ class RandomBits:
 
     def __getitem__(self, i: int) -> Sample:
         i = range(self._n)[i]
-        image = _planes(bits_of(self._seed, ALONE, i, self._k), self.image_shape)
+        image = _planes(bits_of(self._seed, self._stream, i, self._k), self.image_shape)
         return {"image": image, "label": -1}
 
     @property
     def bits(self) -> np.ndarray:
         """Of all images, bool `[n, k]`."""
-        return all_bits(self._seed, ALONE, self._n, self._k)
+        return all_bits(self._seed, self._stream, self._n, self._k)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
@@ -62,7 +64,7 @@ class RandomBits:
     @property
     def digest(self) -> str:
         """Of the arguments."""
-        return _digest(f"bits {self._n} {self.image_shape} {self._seed}")
+        return _digest(f"bits {self._n} {self.image_shape} {self._seed} {self._stream}")
 
 
 class BitChannels:
@@ -77,17 +79,18 @@ class BitChannels:
     Args:
       source: of any images; CIFAR-10 in the paper.
       bits: k; with 0 the images stay as they are.
-      seed: of the bits; another one for the test split.
+      seed: of the bits.
+      part: of the data: each part has bits of its own, as a test split needs them.
 
     Source: Chen et al., Section E.
     """
 
-    def __init__(self, source: Source, bits: int, seed: int = 0):
+    def __init__(self, source: Source, bits: int, seed: int = 0, part: int = 0):
         if bits:
             _check(bits, seed)
         self.source = source
         self.extra_channels = bits
-        self._seed = seed
+        self._seed, self._stream = seed, KINDS * part + ADDED
         self.class_names = source.class_names
         self.origin = f"{source.origin} with {bits} random bits, seed {seed}"
         shape = source.image_shape
@@ -100,14 +103,14 @@ class BitChannels:
         i = range(len(self))[i]
         sample = self.source[i]
         image = sample["image"]
-        bits = bits_of(self._seed, ADDED, i, self.extra_channels)
+        bits = bits_of(self._seed, self._stream, i, self.extra_channels)
         planes = _planes(bits, (*image.shape[:2], self.extra_channels))
         return {**sample, "image": np.concatenate([image, planes], axis=2)}
 
     @property
     def bits(self) -> np.ndarray:
         """Of all images, bool `[n, k]`."""
-        return all_bits(self._seed, ADDED, len(self), self.extra_channels)
+        return all_bits(self._seed, self._stream, len(self), self.extra_channels)
 
     @property
     def labels(self) -> np.ndarray:
@@ -117,7 +120,7 @@ class BitChannels:
     @property
     def digest(self) -> str:
         """Of the source and the arguments."""
-        return _digest(f"{self.source.digest} {self.extra_channels} {self._seed}")
+        return _digest(f"{self.source.digest} {self.extra_channels} {self._seed} {self._stream}")
 
 
 def bits_of(seed: int, stream: int, i: int, k: int) -> np.ndarray:

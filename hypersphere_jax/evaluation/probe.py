@@ -9,7 +9,7 @@ import jax
 from hypersphere_jax import data, runs, sharding
 from hypersphere_jax.config import MetricsConfig, ProbeConfig, require
 from hypersphere_jax.evaluation import knn, linear, metrics
-from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.features import Features, pair_features, split_features
 from hypersphere_jax.evaluation.files import FeatureFile
 
 logger = logging.getLogger("hypersphere_jax")
@@ -27,13 +27,13 @@ def probe(config: ProbeConfig) -> list[dict[str, Any]]:
     encoder = runs.load_encoder(folder, config.step)
     devices = sharding.local_devices(config.devices)
     dataset = runs.load_data(folder, config.data_dir)
-    test = _test_split(dataset)
     require(
         bool(dataset.class_names),
         f"the images of {dataset.origin} have no labels, which a probe needs",
     )
     (train_x, train_y), (test_x, test_y) = (
-        split_features(encoder, source, config.layer, devices) for source in (dataset.train, test)
+        _labelled(split_features(encoder, source, config.layer, devices))
+        for source in (dataset.train, _test_split(dataset))
     )
     arrays = (train_x, train_y, test_x, test_y)
     classes = len(dataset.class_names)
@@ -94,8 +94,17 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
 
 
 def _test_split(dataset: data.Dataset) -> data.Source:
-    require(dataset.test is not None, f"{dataset.origin} has no test split")
+    require(
+        dataset.test is not None,
+        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
+        "holds a part of the training images out",
+    )
     return dataset.test
+
+
+def _labelled(features: Features) -> Features:
+    known = features.labels >= 0
+    return Features(features.x[known], features.labels[known])
 
 
 def _measure_file(config: MetricsConfig, devices: list[jax.Device]) -> dict[str, Any]:
