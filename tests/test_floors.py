@@ -98,7 +98,7 @@ import jax, jax.numpy, numpy
 began = time.perf_counter()
 before = set(sys.modules)
 import hypersphere_jax
-from hypersphere_jax import theory
+from hypersphere_jax import moco, theory
 took = time.perf_counter() - began
 new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 assert new == {"hypersphere_jax"}, new
