@@ -20,6 +20,7 @@ FLOORS = {
     "sharding": 2,
     "progress": 2,
     "train_step": 3,
+    "optimizers": 3,
     "checkpoint": 3,
     "runs": 3,
     "feed": 3,
