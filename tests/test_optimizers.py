@@ -204,11 +204,13 @@ def test_weights_by_name_and_by_dimension():
     params = {
         "attention": {"kernel": np.zeros((4, 2, 2)), "bias": np.zeros((2, 2))},
         "scale": {"kernel": np.zeros((2, 2)), "slope": np.zeros(2), "tau": np.zeros(())},
+        "groups": {"scale": np.zeros((2, 2))},
         "layers": [np.zeros((2, 2)), np.zeros(2)],
     }
     assert weight_mask(params) == {
         "attention": {"kernel": True, "bias": False},
         "scale": {"kernel": True, "slope": False, "tau": False},
+        "groups": {"scale": False},
         "layers": [True, False],
     }
     assert weight_mask(np.zeros(3)) is False and weight_mask(np.zeros((3, 3))) is True
@@ -280,6 +282,13 @@ def test_scaling(batch):
     np.testing.assert_allclose(peak("linear", 0.3), 0.3 * batch / 256, rtol=1e-6)
     np.testing.assert_allclose(peak("sqrt", 1.2), 0.075 * batch**0.5, rtol=1e-6)
     np.testing.assert_allclose(peak("none", 0.03), 0.03, rtol=1e-6)
+
+
+def test_defaults_are_the_authors():
+    config = OptimizerConfig()
+    # Kingma & Ba's for Adam; for LARS, SimCLR's.
+    assert (config.adam_betas, config.adam_eps) == ((0.9, 0.999), 1e-8)
+    assert config.lars_trust == 0.001
 
 
 def test_defaults_are_three_plain_rules():
