@@ -93,6 +93,8 @@ def test_keys_take_the_type_of_the_queue():
     queue = KeyQueue(np.zeros((4, DIM), np.float32), np.int32(3))
     queue = queue_push(queue, jnp.ones((2, DIM), jnp.bfloat16))
     assert_same(queue, (np.array([[1] * 3, [0] * 3, [0] * 3, [1] * 3], np.float32), 1))
+    half = KeyQueue(jnp.zeros((4, DIM), jnp.bfloat16), jnp.int32(0))
+    assert queue_push(half, np.ones((2, DIM), np.float32)).keys.dtype == jnp.bfloat16
 
 
 def test_queue_is_a_pytree():
@@ -229,18 +231,17 @@ def test_ema_is_a_geometric_series(rng):
     np.testing.assert_allclose(average, expected, rtol=1e-5)
 
 
-def test_ema_keeps_types_and_copies_counts():
+def test_ema_keeps_types_and_copies_counts(rng):
     target = {"w": jnp.zeros(3, jnp.bfloat16), "n": jnp.int32(1), "on": jnp.array(False)}
     online = {"w": jnp.full(3, 8.0), "n": jnp.int32(7), "on": jnp.array(True)}
     found = ema_update(target, online, 0.75)
     assert found["w"].dtype == jnp.bfloat16 and found["n"].dtype == jnp.int32
     np.testing.assert_array_equal(found["w"].astype(jnp.float32), 2)
     assert int(found["n"]) == 7 and bool(found["on"])
-    # 0.99 and 8 have no exact average in bfloat16: rounded once, after the average in float32.
-    half = jnp.asarray([1.01, 8.0], jnp.bfloat16)
-    found = ema_update(half[:1], half[1:], 0.99)
-    expected = 0.99 * np.float32(half[0]) + 0.01 * 8.0
-    np.testing.assert_array_equal(found, jnp.asarray([expected], jnp.bfloat16))
+    # Rounded once, after the average in float32.
+    old, new = (jnp.asarray(rng.standard_normal(100), jnp.bfloat16) for _ in range(2))
+    expected = 0.99 * old.astype(jnp.float32) + (1 - 0.99) * new.astype(jnp.float32)
+    np.testing.assert_array_equal(ema_update(old, new, 0.99), expected.astype(jnp.bfloat16))
 
 
 def test_ema_ends():
