@@ -18,8 +18,9 @@ from hypersphere_jax.config import (
     RuntimeConfig,
 )
 from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.optimizers import make_optimizer
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train_step import init_state, make_objective, make_optimizer, make_step
+from hypersphere_jax.train_step import init_state, make_objective, make_step
 
 WARM_UP = 3  # steps that compile, and fill what is read ahead
 

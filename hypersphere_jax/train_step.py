@@ -1,4 +1,4 @@
-"""One training step as a pure function of one device: objective, optimizer, state, update.
+"""One training step as a pure function of one device: objective, state, update.
 
 The step knows devices only as the name of an axis: it runs under `pmap`, under `shard_map`, and,
 with `axis_name=None`, on a single device, with the same numbers.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from hypersphere_jax.augment import two_views
-from hypersphere_jax.config import ObjectiveConfig, OptimizerConfig
+from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.losses import align_loss, contrastive_loss, uniform_loss
 
 Metrics = dict[str, jax.Array]
@@ -63,29 +63,6 @@ def make_objective(config: ObjectiveConfig) -> Objective:
     return objective
 
 
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Learning rate at each step of a run, scaled linearly with the batch (per 256 pairs)."""
-    peak = config.learning_rate * config.batch_size / 256
-    if config.schedule == "cosine":
-        return optax.cosine_decay_schedule(peak, steps)
-    boundaries: dict[int, float] = {}
-    for share in config.decay_at:  # in a short run two decays may fall on one step
-        step = round(share * steps)
-        boundaries[step] = boundaries.get(step, 1.0) * config.decay_factor
-    return optax.piecewise_constant_schedule(peak, boundaries)
-
-
-def make_optimizer(
-    config: OptimizerConfig, schedule: optax.Schedule
-) -> optax.GradientTransformation:
-    """SGD as PyTorch has it: weight decay goes into the gradient, before momentum."""
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay),
-        optax.trace(decay=config.momentum),
-        optax.scale_by_learning_rate(schedule),
-    )
-
-
 def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), params, stats, optimizer.init(params))
@@ -105,7 +82,7 @@ def make_step(
     Args:
       apply: the network, see `models.create`.
       objective: the global loss of two views, see `make_objective`.
-      optimizer: an optax transformation.
+      optimizer: an optax transformation, see `optimizers.make_optimizer`.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: the mapped axis, or None on a single device.
       sync_batch_norm: batch statistics of the global batch, or of this device's part.

@@ -18,15 +18,9 @@ from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.feed import feed
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import Progress, track
-from hypersphere_jax.train_step import (
-    TrainState,
-    init_state,
-    make_objective,
-    make_optimizer,
-    make_schedule,
-    make_step,
-)
+from hypersphere_jax.train_step import TrainState, init_state, make_objective, make_step
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:

@@ -20,6 +20,7 @@ FLOORS = {
     "sharding": 2,
     "progress": 2,
     "train_step": 3,
+    "optimizers": 3,
     "checkpoint": 3,
     "runs": 3,
     "feed": 3,
@@ -98,7 +99,7 @@ import jax, jax.numpy, numpy
 began = time.perf_counter()
 before = set(sys.modules)
 import hypersphere_jax
-from hypersphere_jax import theory
+from hypersphere_jax import moco, theory
 took = time.perf_counter() - began
 new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 assert new == {"hypersphere_jax"}, new

@@ -1,24 +1,17 @@
-"""The step: PyTorch's SGD in NumPy, schedules, and the same numbers on any number of devices."""
+"""The step: its objective, and the same numbers on any number of devices."""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.train_step import (
-    init_state,
-    make_objective,
-    make_optimizer,
-    make_schedule,
-    make_step,
-)
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train_step import init_state, make_objective, make_step
 
 MODEL = ModelConfig(image_size=8, channels=1, width=0.125, dim=4, num_classes=10)
 OBJECTIVE = ObjectiveConfig(contrastive_weight=0.5, supervised_weight=0.3)
@@ -127,38 +120,6 @@ def test_augmentation_depends_on_position_and_step():
     _, later = compiled(state._replace(step=state.step + 1), images, labels, indices[0], key)
     _, other = compiled(state, images, labels, indices[0], jax.random.key(3))
     assert first["loss"] != later["loss"] and first["loss"] != other["loss"]
-
-
-def test_sgd_is_pytorchs(rng):
-    config = OptimizerConfig(
-        batch_size=512, learning_rate=0.1, momentum=0.8, weight_decay=0.01, decay_at=(0.5,)
-    )
-    optimizer = make_optimizer(config, make_schedule(config, steps=6))
-    weights = velocity = 0.0
-    expected = weights = rng.standard_normal(5)
-    params = jnp.asarray(weights, jnp.float32)
-    state = optimizer.init(params)
-    for number in range(6):
-        gradient = rng.standard_normal(5)
-        # torch.optim.SGD: decay into the gradient, momentum, then the rate.
-        velocity = 0.8 * velocity + gradient + 0.01 * expected
-        expected = expected - (0.2 if number < 3 else 0.02) * velocity
-        updates, state = optimizer.update(jnp.asarray(gradient, jnp.float32), state, params)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(params, expected, rtol=1e-5)
-
-
-def test_schedules():
-    # The papers' 200 epochs: 0.12 per 256, times 0.1 from epochs 155, 170 and 185 on.
-    config = OptimizerConfig(batch_size=768)
-    schedule = make_schedule(config, 200 * 130)
-    for epoch, rate in ((0, 0.36), (154.99, 0.36), (155, 0.036), (170, 0.0036), (199, 0.00036)):
-        np.testing.assert_allclose(schedule(int(epoch * 130)), rate, rtol=1e-5)
-    # In 10 steps the first two decays fall on one step: both count.
-    short = make_schedule(OptimizerConfig(), 10)
-    np.testing.assert_allclose([short(7), short(8), short(9)], [0.12, 0.0012, 0.00012], rtol=1e-5)
-    cosine = make_schedule(OptimizerConfig(schedule="cosine"), 100)
-    np.testing.assert_allclose([cosine(s) for s in (0, 50, 100)], [0.12, 0.06, 0], atol=1e-7)
 
 
 def test_objective_is_the_weighted_sum(rng):

@@ -29,7 +29,8 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.data import arrays
-from hypersphere_jax.train_step import init_state, make_optimizer, make_schedule
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train_step import init_state
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3)

@@ -1,0 +1,114 @@
+"""Optimizers and learning rate schedules of the papers, made of optax.
+
+Which flags give which paper's settings stands in docs/optimizers.md.
+"""
+
+import math
+from typing import Any
+
+import jax
+import optax
+
+from hypersphere_jax.config import OptimizerConfig
+
+
+def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    r"""Learning rate at each step of a run.
+
+    The peak is the config's rate r for 256 pairs, scaled to a batch of b:
+
+    .. math:: r b / 256, \qquad r \sqrt{b / 256}, \qquad r
+
+    (Goyal et al., 2017; SimCLR, B.1, with r = 1.2.) Over the first w steps the rate is s / w of it.
+    Then follow the decays, at shares of the whole run; or a cosine over the S - w steps that
+    remain (as in SimCLR), :math:`(1 + \cos(\pi (s - w) / (S - w))) / 2` of the peak.
+
+    Args:
+      config: of the optimizer; its epochs are the unit of the warm-up.
+      steps: steps of the run S, >= 1.
+
+    Returns:
+      A function of the number of steps done.
+    """
+    peak = _peak(config)
+    warmup = min(round(config.warmup_epochs * steps / config.epochs), steps - 1)
+    if config.schedule == "cosine":
+        decay = optax.cosine_decay_schedule(peak, steps - warmup)
+    else:
+        boundaries: dict[int, float] = {}
+        for share in config.decay_at:  # in a short run two decays may fall on one step
+            step = round(share * steps) - warmup
+            boundaries[step] = boundaries.get(step, 1.0) * config.decay_factor
+        decay = optax.piecewise_constant_schedule(peak, boundaries)
+    if warmup == 0:
+        return decay
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
+
+
+def make_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+    r"""SGD, LARS or Adam; weight decay goes into the gradient g before all else but clipping.
+
+    SGD and Adam are PyTorch's. LARS is SimCLR's (after You et al., 2017): momentum accumulates the
+    update of each layer with its rate,
+
+    .. math::
+        v \leftarrow m v + r \frac{\eta \|w\|}{\|g + \lambda w\|} (g + \lambda w),
+        \qquad w \leftarrow w - v
+
+    where the fraction is 1 if one of the norms is 0, and for biases and the parameters of
+    normalization, which have no decay either.
+
+    Args:
+      config: of the optimizer.
+      schedule: learning rate r at each step, see `make_schedule`.
+    """
+    weights = weight_mask if config.exclude_norm_and_bias else None
+    decay = optax.add_decayed_weights(config.weight_decay, weights)
+    rate = optax.scale_by_learning_rate(schedule)
+    if config.optimizer == "adam":
+        rules = [decay, optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps), rate]
+    elif config.optimizer == "lars":
+        lars = optax.lars(
+            schedule,
+            config.weight_decay,
+            weight_decay_mask=weight_mask,
+            trust_coefficient=config.lars_trust,
+            trust_ratio_mask=weight_mask,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+        )
+        rules = [lars]
+    else:
+        rules = [decay, optax.trace(config.momentum, config.nesterov), rate]
+    if config.clip_norm is not None:
+        rules = [optax.clip_by_global_norm(config.clip_norm), *rules]
+    return optax.chain(*rules)
+
+
+def weight_mask(params: Any) -> Any:
+    """True for weights; False for biases and the parameters of normalization.
+
+    These are named "bias" or "scale", or have fewer than two dimensions.
+
+    Args:
+      params: nested dict of arrays, see `models.create`.
+
+    Returns:
+      Nested dict of the same structure, of booleans.
+    """
+
+    def is_weight(path, array):
+        name = getattr(path[-1], "key", None) if path else None
+        return name not in ("bias", "scale") and array.ndim >= 2
+
+    return jax.tree_util.tree_map_with_path(is_weight, params)
+
+
+def _peak(config: OptimizerConfig) -> float:
+    if config.scaling == "linear":
+        return config.learning_rate * config.batch_size / 256
+    if config.scaling == "sqrt":
+        return config.learning_rate * math.sqrt(config.batch_size / 256)
+    return config.learning_rate
