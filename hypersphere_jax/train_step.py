@@ -83,7 +83,7 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
     Returns:
       `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
       `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
-      with the queue.
+      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
     """
 
     def objective(query, key, queue, axis_name):
@@ -104,6 +104,7 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
         similarities = {
             "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
             "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
+            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
         }
         return loss, metrics | jax.lax.stop_gradient(similarities)
 
@@ -154,7 +155,6 @@ def make_step(
     augment: Callable,
     *,
     axis_name: str | None,
-    sync_batch_norm: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """A training step of one device, in which both views pass through one network.
 
@@ -164,25 +164,24 @@ def make_step(
       optimizer: an optax transformation.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: the mapped axis, or None on a single device.
-      sync_batch_norm: batch statistics of the global batch, or of this device's part.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
       `[m, h, w, c]` uint8 and `labels` `[m]` are the whole training split, `indices` `[n]` this
       device's part of the batch, and `key` the run's random key.
     """
-    norm_axis = axis_name if sync_batch_norm else None
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
-        views = _views(augment, axis_name, images, indices, key)
-        n = len(indices)
+        # Both views pass through the network at once, so batch norm sees them together; side by
+        # side, so that its groups are the same images' on any number of devices.
+        views = jnp.stack(_views(augment, axis_name, images, indices, key), axis=1)
+        views = views.reshape(-1, *views.shape[2:])
 
         def loss_of(params):
-            # Both views pass through the network at once, so batch norm sees them together.
-            outputs, stats = apply(params, state.stats, jnp.concatenate(views), True, norm_axis)
-            first = {name: layer[:n] for name, layer in outputs.items()}
-            second = {name: layer[n:] for name, layer in outputs.items()}
+            outputs, stats = apply(params, state.stats, views, True, axis_name)
+            first = {name: layer[0::2] for name, layer in outputs.items()}
+            second = {name: layer[1::2] for name, layer in outputs.items()}
             loss, metrics = objective(first, second, labels[indices], axis_name)
             return loss, (stats, metrics)
 
@@ -198,8 +197,7 @@ def make_moco_step(
     augment: Callable,
     *,
     axis_name: str | None,
-    sync_batch_norm: bool = False,
-    groups: int = 1,
+    separate: Callable | None = None,
     decay: Callable[[jax.Array], jax.Array] = lambda step: 0.999,
     own_stats: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -215,9 +213,8 @@ def make_moco_step(
       optimizer: an optax transformation.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: the mapped axis, or None on a single device.
-      sync_batch_norm: batch statistics of the global batch. Else keys are normalized in other
-        company than their queries, see `shuffle`.
-      groups: of samples that batch normalization takes together on one device.
+      separate: (samples, random key) -> samples, undo: puts the samples of the keys into other
+        groups of batch norm than those of their queries, such as `shuffle`; None: they stay.
       decay: of the momentum encoder's parameters, at a step.
       own_stats: the momentum encoder's running statistics are those of the keys, as in MoCo's
         code; else they are averaged as its parameters are.
@@ -227,7 +224,6 @@ def make_moco_step(
 
     Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
     """
-    norm_axis = axis_name if sync_batch_norm else None
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
@@ -236,7 +232,7 @@ def make_moco_step(
         keys, target_stats = _keys(target, view2, key)
 
         def loss_of(params):
-            outputs, stats = apply(params, state.stats, view1, True, norm_axis)
+            outputs, stats = apply(params, state.stats, view1, True, axis_name)
             loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
             return loss, (stats, metrics)
 
@@ -254,14 +250,13 @@ def make_moco_step(
         return state._replace(momentum=momentum), metrics
 
     def _keys(target, view, key):
-        if sync_batch_norm:
-            outputs, stats = apply(target.params, target.stats, view, True, norm_axis)
-            return jax.lax.stop_gradient(outputs["output"]), stats
-        stream = jax.random.fold_in(key, zlib.crc32(b"shuffle"))
-        view, undo = shuffle(view, stream, axis_name, groups)
-        outputs, stats = apply(target.params, target.stats, view, True, norm_axis)
+        undo = None
+        if separate is not None:
+            view, undo = separate(view, jax.random.fold_in(key, zlib.crc32(b"separate")))
+        outputs, stats = apply(target.params, target.stats, view, True, axis_name)
         stats = stats if axis_name is None else jax.lax.pmean(stats, axis_name)
-        return jax.lax.stop_gradient(undo(outputs["output"])), stats
+        keys = outputs["output"] if undo is None else undo(outputs["output"])
+        return jax.lax.stop_gradient(keys), stats
 
     return step
 
@@ -278,7 +273,7 @@ def _updated(state, loss_of, optimizer, axis_name):
     (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     if axis_name is not None:
         # The loss is the global one on every device, so the mean of gradients is its gradient;
-        # statistics of unsynchronized batch norm become one, as the state is one.
+        # statistics of parts of the batch become one, as the state is one.
         grads, stats = jax.lax.pmean((grads, stats), axis_name)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
