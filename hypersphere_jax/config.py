@@ -181,6 +181,8 @@ class ObjectiveConfig:
     """Weight of the uniformity loss."""
     uniform_t: float = 2.0
     """Scale t of the Gaussian potential in the uniformity loss (and in the logged `uniform`)."""
+    uniform_intra_batch: bool = True
+    """With a queue: whether pairs inside the batch count in the uniformity, too."""
     supervised_weight: float = 0.0
     """Weight of the cross entropy of a linear classifier on the output, trained along."""
 
@@ -285,6 +287,26 @@ class OptimizerConfig:
 
 
 @_config
+class MocoConfig:
+    """Momentum Contrast: keys by a slowly moving encoder, kept in a queue."""
+
+    queue_size: int = 0
+    """Keys in the queue; 0: no queue and no momentum encoder. With a queue, contrastive weighs
+    InfoNCE, and uniformity is that of the queries and the queue."""
+    ema_decay: float = 0.999
+    """Decay of the momentum encoder's parameters."""
+    ema_schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine`: the decay goes to 1 over the run."""
+    ema_stats: Literal["own", "averaged"] = "own"
+    """Running statistics of the momentum encoder's batch norm: those of the keys, as in MoCo's
+    code, or averaged like the parameters."""
+
+    def __post_init__(self):
+        require(self.queue_size >= 0, f"--queue-size {self.queue_size}: must be at least 0")
+        require(0 <= self.ema_decay <= 1, f"--ema-decay {self.ema_decay}: must be in [0, 1]")
+
+
+@_config
 class RuntimeConfig:
     """How the run is carried out: may differ when it is continued.
 
@@ -338,6 +360,7 @@ class PretrainConfig:
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    moco: MocoConfig = MocoConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
@@ -345,6 +368,10 @@ class PretrainConfig:
         require(
             bool(self.name) and self.name not in (".", "..") and "/" not in self.name,
             f"--name {self.name!r}: must be a plain folder name",
+        )
+        require(
+            not (self.moco.queue_size and self.objective.supervised_weight),
+            "--queue-size and --supervised-weight do not go together: the queue has no labels",
         )
         _seed(self.seed)
 

@@ -4,6 +4,7 @@ The step knows devices only as the name of an axis: it runs under `pmap`, under 
 with `axis_name=None`, on a single device, with the same numbers.
 """
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,11 +14,26 @@ import optax
 
 from hypersphere_jax.augment import two_views
 from hypersphere_jax.config import ObjectiveConfig
-from hypersphere_jax.losses import align_loss, contrastive_loss, uniform_loss
+from hypersphere_jax.losses import (
+    align_loss,
+    contrastive_loss,
+    info_nce_loss,
+    uniform_loss,
+    uniform_queue_loss,
+)
+from hypersphere_jax.moco import KeyQueue, ema_update, queue_push, queue_statistics
 
 Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name) -> (loss, metrics)
 Objective = Callable[[dict, dict, jax.Array, str | None], tuple[jax.Array, Metrics]]
+
+
+class Momentum(NamedTuple):
+    """Momentum Contrast: the encoder of the keys, and the keys themselves."""
+
+    params: Any
+    stats: Any
+    queue: KeyQueue
 
 
 class TrainState(NamedTuple):
@@ -27,6 +43,7 @@ class TrainState(NamedTuple):
     params: Any
     stats: Any
     opt_state: Any
+    momentum: Momentum | None = None  # None without a queue
 
 
 def make_objective(config: ObjectiveConfig) -> Objective:
@@ -52,15 +69,55 @@ def make_objective(config: ObjectiveConfig) -> Objective:
             )
         if config.supervised_weight:
             metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
-        # A term without weight stays out: zero times its infinity would not be zero.
-        loss = sum(
-            weight * metrics[name]
-            for name in ("contrastive", "align", "uniform", "supervised")
-            if (weight := getattr(config, f"{name}_weight"))
-        )
-        return loss, metrics
+        return _weighted(config, metrics), metrics
 
     return objective
+
+
+def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum against a queue of keys (Wang & Isola B.2).
+
+    Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
+    uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
+
+    Returns:
+      `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
+      `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
+      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
+    """
+
+    def objective(query, key, queue, axis_name):
+        def mean(x):
+            return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+        metrics = {
+            "align": align_loss(query, key, config.align_alpha, axis_name=axis_name),
+            "uniform": uniform_queue_loss(
+                query, queue, config.uniform_t, config.uniform_intra_batch, axis_name=axis_name
+            ),
+        }
+        if config.contrastive_weight:
+            metrics["contrastive"] = info_nce_loss(
+                query, key, queue, config.contrastive_tau, axis_name=axis_name
+            )
+        loss = _weighted(config, metrics)
+        similarities = {
+            "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
+            "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
+            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
+        }
+        return loss, metrics | jax.lax.stop_gradient(similarities)
+
+    return objective
+
+
+def _weighted(config: ObjectiveConfig, metrics: Metrics) -> jax.Array:
+    # A term without weight stays out: zero times its infinity would not be zero.
+    return sum(
+        weight * metrics[name]
+        for name in ("contrastive", "align", "uniform", "supervised")
+        if (weight := getattr(config, f"{name}_weight"))
+    )
 
 
 def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
@@ -75,9 +132,8 @@ def make_step(
     augment: Callable,
     *,
     axis_name: str | None,
-    sync_batch_norm: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A training step of one device.
+    """A training step of one device, in which both views pass through one network.
 
     Args:
       apply: the network, see `models.create`.
@@ -85,7 +141,6 @@ def make_step(
       optimizer: an optax transformation, see `optimizers.make_optimizer`.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: the mapped axis, or None on a single device.
-      sync_batch_norm: batch statistics of the global batch, or of this device's part.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
@@ -94,38 +149,113 @@ def make_step(
     """
 
     def step(state, images, labels, indices, key):
-        views, batch_labels = _batch(state.step, images, labels, indices, key)
+        key = jax.random.fold_in(key, state.step)
+        # Both views pass through the network at once, so batch norm sees them together; side by
+        # side, so that its groups are the same images' on any number of devices.
+        views = jnp.stack(_views(augment, axis_name, images, indices, key), axis=1)
+        views = views.reshape(-1, *views.shape[2:])
 
         def loss_of(params):
-            outputs, stats = apply(
-                params, state.stats, views, True, axis_name if sync_batch_norm else None
-            )
-            n = len(indices)
-            first = {name: layer[:n] for name, layer in outputs.items()}
-            second = {name: layer[n:] for name, layer in outputs.items()}
-            loss, metrics = objective(first, second, batch_labels, axis_name)
+            outputs, stats = apply(params, state.stats, views, True, axis_name)
+            first = {name: layer[0::2] for name, layer in outputs.items()}
+            second = {name: layer[1::2] for name, layer in outputs.items()}
+            loss, metrics = objective(first, second, labels[indices], axis_name)
             return loss, (stats, metrics)
 
-        gradient = jax.value_and_grad(loss_of, has_aux=True)
-        (loss, (stats, metrics)), grads = gradient(state.params)
-        if axis_name is not None:
-            # The loss is the global one on every device, so the mean of gradients is its gradient;
-            # statistics of unsynchronized batch norm become one, as the state is one.
-            grads, stats = jax.lax.pmean((grads, stats), axis_name)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, stats, opt_state), metrics
-
-    def _batch(step, images, labels, indices, key):
-        n = len(indices)
-        device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-        positions = device * n + jnp.arange(n)
-        views = two_views(augment, jax.random.fold_in(key, step), images[indices], positions)
-        # Both views pass through the network at once, so batch norm sees them together.
-        return jnp.concatenate(views), labels[indices]
+        return _updated(state, loss_of, optimizer, axis_name)
 
     return step
+
+
+def make_moco_step(
+    apply: Callable,
+    objective: Callable,
+    optimizer: optax.GradientTransformation,
+    augment: Callable,
+    *,
+    axis_name: str | None,
+    separate: Callable | None = None,
+    decay: Callable[[jax.Array], jax.Array] = lambda step: 0.999,
+    own_stats: bool = True,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A training step of Momentum Contrast, on one device.
+
+    In the order of MoCo's Algorithm 1: keys of the second view by the momentum encoder, loss of the
+    queries against the queue as it was, update of the encoder, then of the momentum encoder, and
+    the keys enter the queue.
+
+    Args:
+      apply: the network, see `models.create`.
+      objective: the global loss of queries, keys and queue, see `make_queue_objective`.
+      optimizer: an optax transformation.
+      augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
+      axis_name: the mapped axis, or None on a single device.
+      separate: (samples, random key) -> samples, undo: puts the samples of the keys into other
+        groups of batch norm than those of their queries, such as `shuffle`; None: they stay.
+      decay: of the momentum encoder's parameters, at a step.
+      own_stats: the momentum encoder's running statistics are those of the keys, as in MoCo's
+        code; else they are averaged as its parameters are.
+
+    Returns:
+      As `make_step`; the state needs its `momentum`.
+
+    Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
+    """
+
+    def step(state, images, labels, indices, key):
+        key = jax.random.fold_in(key, state.step)
+        view1, view2 = _views(augment, axis_name, images, indices, key)
+        target = state.momentum
+        keys, target_stats = _keys(target, view2, key)
+
+        def loss_of(params):
+            outputs, stats = apply(params, state.stats, view1, True, axis_name)
+            loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
+            return loss, (stats, metrics)
+
+        state, metrics = _updated(state, loss_of, optimizer, axis_name)
+        m = decay(state.step - 1)
+        if not own_stats:
+            target_stats = ema_update(target.stats, state.stats, m)
+        momentum = Momentum(
+            ema_update(target.params, state.params, m),
+            target_stats,
+            queue_push(target.queue, keys, axis_name=axis_name),
+        )
+        batch = len(indices) * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+        metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
+        return state._replace(momentum=momentum), metrics
+
+    def _keys(target, view, key):
+        undo = None
+        if separate is not None:
+            view, undo = separate(view, jax.random.fold_in(key, zlib.crc32(b"separate")))
+        outputs, stats = apply(target.params, target.stats, view, True, axis_name)
+        stats = stats if axis_name is None else jax.lax.pmean(stats, axis_name)
+        keys = outputs["output"] if undo is None else undo(outputs["output"])
+        return jax.lax.stop_gradient(keys), stats
+
+    return step
+
+
+def _views(augment, axis_name, images, indices, key):
+    n = len(indices)
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    positions = device * n + jnp.arange(n)
+    return two_views(augment, key, images[indices], positions)
+
+
+def _updated(state, loss_of, optimizer, axis_name):
+    """The state after a step down the gradient of `loss_of(params) -> loss, (stats, metrics)`."""
+    (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    if axis_name is not None:
+        # The loss is the global one on every device, so the mean of gradients is its gradient;
+        # statistics of parts of the batch become one, as the state is one.
+        grads, stats = jax.lax.pmean((grads, stats), axis_name)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, stats, opt_state, state.momentum), metrics
 
 
 def _cross_entropy(view1, view2, labels, axis_name):

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,18 @@ from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.feed import feed
+from hypersphere_jax.moco import momentum_schedule, queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import Progress, track
-from hypersphere_jax.train_step import TrainState, init_state, make_objective, make_step
+from hypersphere_jax.train_step import (
+    Momentum,
+    TrainState,
+    init_state,
+    make_moco_step,
+    make_objective,
+    make_queue_objective,
+    make_step,
+)
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
@@ -93,6 +102,9 @@ def _train(
     if config.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
         params, stats = _from_run(config, params, stats)
     state = init_state(params, stats, optimizer)
+    if config.moco.queue_size:
+        queue = queue_init(jax.random.fold_in(run_key, 2), config.moco.queue_size, config.model.dim)
+        state = state._replace(momentum=Momentum(params, stats, queue))
 
     digest = dataset.digest()
     held.enter_context(runs.lock(folder))
@@ -100,35 +112,18 @@ def _train(
     checkpoints = checkpoint.Checkpoints(
         folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
     )
-    restored = checkpoints.restore_newest(state._asdict())
+    restored = checkpoints.restore_newest(_tree(state))
     if restored is None:
         start = 0
-        checkpoints.save(0, jax.tree.map(np.array, state._asdict()))
+        checkpoints.save(0, jax.tree.map(np.array, _tree(state)))
     else:
         start, tree = restored
         state = TrainState(**tree)
 
     step_fn = sharding.pmap(
-        make_step(
-            apply,
-            make_objective(config.objective),
-            optimizer,
-            augment.make_augment(
-                config.data.recipe,
-                config.model.image_size,
-                cropped=dataset.pretrain.image_shape is None,
-                extra_channels=config.data.extra_channels,
-            ),
-            axis_name=sharding.AXIS,
-            sync_batch_norm=config.model.sync_batch_norm,
-        ),
-        devices,
-        donate=(0,),
+        _make_step(config, apply, optimizer, dataset, total), devices, donate=(0,)
     )
     state = sharding.replicate(state, devices)
-    batches = feed(
-        config, dataset, sampler, range(start, total), devices, functools.partial(_decoding, stop)
-    )
     key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
 
     unchecked: list[tuple[int, Any]] = []
@@ -137,6 +132,9 @@ def _train(
     writer = runs.MetricsWriter(folder, start)
     progress = Progress(config.name, start, total)
     try:
+        track = functools.partial(_decoding, stop)
+        batches = feed(config, dataset, sampler, range(start, total), devices, track)
+        held.enter_context(contextlib.closing(batches))
         for step in range(start + 1, total + 1):
             if stop.asked:
                 if saved < step - 1:
@@ -186,10 +184,39 @@ def _train(
             checkpoints.close()
         raise
     finally:
-        batches.close()
         progress.close()
         writer.close()
     return folder
+
+
+def _make_step(
+    config: PretrainConfig,
+    apply: Callable,
+    optimizer: Any,
+    dataset: data.Dataset,
+    total: int,
+) -> Callable:
+    """The step of one device that a config describes, with a queue or without."""
+    transform = augment.make_augment(
+        config.data.recipe,
+        config.model.image_size,
+        cropped=dataset.pretrain.image_shape is None,
+        extra_channels=config.data.extra_channels,
+    )
+    options = {"axis_name": sharding.AXIS}
+    if not config.moco.queue_size:
+        objective = make_objective(config.objective)
+        return make_step(apply, objective, optimizer, transform, **options)
+    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
+    return make_moco_step(
+        apply,
+        make_queue_objective(config.objective),
+        optimizer,
+        transform,
+        decay=momentum_schedule(config.moco.ema_decay, final, total),
+        own_stats=config.moco.ema_stats == "own",
+        **options,
+    )
 
 
 def _decoding(stop: "_StopSignals", items: Sequence[int]) -> Iterator[int]:
@@ -233,9 +260,14 @@ def _check(unchecked: list[tuple[int, Any]]) -> dict[str, float]:
     return values
 
 
+def _tree(state: TrainState) -> dict[str, Any]:
+    """What a checkpoint holds of a state."""
+    return {name: part for name, part in state._asdict().items() if part is not None}
+
+
 def _finite(state: TrainState, step: int) -> dict[str, Any]:
     """The replicated state as a tree to save, when every number in it is finite."""
-    tree = sharding.unreplicate(state)._asdict()
+    tree = _tree(sharding.unreplicate(state))
     for leaf in jax.tree.leaves(tree):
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
             raise _Diverged(f"parameters or optimizer state that are not finite at step {step}")
