@@ -98,7 +98,6 @@ def make_step(
     augment: Callable,
     *,
     axis_name: str | None,
-    sync_batch_norm: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """A training step of one device.
 
@@ -108,7 +107,6 @@ def make_step(
       optimizer: an optax transformation.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
       axis_name: the mapped axis, or None on a single device.
-      sync_batch_norm: batch statistics of the global batch, or of this device's part.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
@@ -120,12 +118,9 @@ def make_step(
         views, batch_labels = _batch(state.step, images, labels, indices, key)
 
         def loss_of(params):
-            outputs, stats = apply(
-                params, state.stats, views, True, axis_name if sync_batch_norm else None
-            )
-            n = len(indices)
-            first = {name: layer[:n] for name, layer in outputs.items()}
-            second = {name: layer[n:] for name, layer in outputs.items()}
+            outputs, stats = apply(params, state.stats, views, True, axis_name)
+            first = {name: layer[0::2] for name, layer in outputs.items()}
+            second = {name: layer[1::2] for name, layer in outputs.items()}
             loss, metrics = objective(first, second, batch_labels, axis_name)
             return loss, (stats, metrics)
 
@@ -133,7 +128,7 @@ def make_step(
         (loss, (stats, metrics)), grads = gradient(state.params)
         if axis_name is not None:
             # The loss is the global one on every device, so the mean of gradients is its gradient;
-            # statistics of unsynchronized batch norm become one, as the state is one.
+            # statistics of parts of the batch become one, as the state is one.
             grads, stats = jax.lax.pmean((grads, stats), axis_name)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
@@ -145,8 +140,10 @@ def make_step(
         device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
         positions = device * n + jnp.arange(n)
         views = two_views(augment, jax.random.fold_in(key, step), images[indices], positions)
-        # Both views pass through the network at once, so batch norm sees them together.
-        return jnp.concatenate(views), labels[indices]
+        # Both views pass through the network at once, so batch norm sees them together; side by
+        # side, so that its groups are the same images' on any number of devices.
+        both = jnp.stack(views, axis=1)
+        return both.reshape(2 * n, *both.shape[2:]), labels[indices]
 
     return step
 

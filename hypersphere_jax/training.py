@@ -51,11 +51,13 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
-        model=dataclasses.replace(
-            config.model,
-            image_size=size,
-            channels=view.shape[-1],
-            num_classes=len(dataset.class_names) if supervised else 0,
+        model=models.resolved(
+            dataclasses.replace(
+                config.model,
+                image_size=size,
+                channels=view.shape[-1],
+                num_classes=len(dataset.class_names) if supervised else 0,
+            )
         ),
     )
 
@@ -85,6 +87,7 @@ def _train(
 ) -> Path:
     devices = sharding.local_devices(config.runtime.devices)
     sharding.share(config.optimizer.batch_size, devices)
+    _check_groups(config, len(devices))
     dataset = data.load(config.data)
     config = resolve(config, dataset)
     sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
@@ -124,7 +127,6 @@ def _train(
                 extra_channels=config.data.extra_channels,
             ),
             axis_name=sharding.AXIS,
-            sync_batch_norm=config.model.sync_batch_norm,
         ),
         devices,
         donate=(0,),
@@ -185,6 +187,17 @@ def _train(
         progress.close()
         writer.close()
     return folder
+
+
+def _check_groups(config: PretrainConfig, devices: int) -> None:
+    """Refuses batch norm's groups before a folder is made, where the step would only later."""
+    groups, batch_size = config.model.bn_groups, config.optimizer.batch_size
+    if config.model.batch_norm == "split":
+        require(
+            groups % devices == 0 and batch_size % groups == 0,
+            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
+            f"--batch-size {batch_size}",
+        )
 
 
 def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from hypersphere_jax.shuffle import permutation as uncompiled
 from hypersphere_jax.shuffle import shuffle
 
 permutation = jax.jit(uncompiled, static_argnums=(1, 2))
-SIZES = [(4, 2), (6, 2), (6, 3), (12, 3), (8, 8), (16, 4), (20, 5), (24, 8), (32, 4), (64, 8)]
+SIZES = [(4, 2), (6, 2), (6, 3), (8, 8), (20, 5), (24, 8), (32, 4), (64, 8)]
 
 
 def meetings(order, groups):
@@ -37,7 +37,7 @@ def test_key_and_query_share_no_group(n, groups):
 
 
 def test_with_many_groups_no_two_samples_meet_again():
-    for n, groups in ((20, 5), (56, 8), (240, 16)):
+    for n, groups in ((20, 5), (24, 8), (240, 16)):
         order = np.asarray(permutation(jax.random.key(1), n, groups))
         size = n // groups
         before = np.arange(n) // size
@@ -80,7 +80,7 @@ def step(x, key, groups=None):
     return mine, undo(mine**2)
 
 
-@pytest.mark.parametrize(("devices", "groups"), [(2, None), (2, 6), (4, None), (4, 8), (8, None)])
+@pytest.mark.parametrize(("devices", "groups"), [(2, None), (4, 8), (8, None)])
 def test_pmap(devices, groups):
     x = jnp.arange(48.0)[:, None]
     key = jax.random.key(3)
