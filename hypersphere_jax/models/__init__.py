@@ -54,6 +54,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
     """
+    config = resolved(config)
     apply, _, _ = abstract(config)
 
     @jax.jit
@@ -66,7 +67,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
 
 def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
-    _check(config)
+    config = resolved(config)
 
     @functools.cache
     def definition(groups, axis_name):
@@ -93,7 +94,11 @@ def resolved(config: ModelConfig) -> ModelConfig:
     """The config with what it leaves to the model filled in: a ResNet's stem.
 
     Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 places.
+
+    Raises:
+      UserError: for an unknown model, or an image size that is too small for it.
     """
+    _check(config)
     if config.stem is None and issubclass(MODELS[config.name], ResNet):
         stem = "cifar" if config.image_size < 64 else "imagenet"
         return dataclasses.replace(config, stem=stem)
@@ -144,7 +149,7 @@ def _groups(config: ModelConfig, axis_name: str | None) -> int:
 
 
 def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
-    return MODELS[config.name](resolved(config), norm=norm, rngs=nnx.Rngs(key))
+    return MODELS[config.name](config, norm=norm, rngs=nnx.Rngs(key))
 
 
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.models import heads
 
 NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 LINEAR = {"kernel": "weight", "bias": "bias"}
@@ -151,7 +152,7 @@ def _head(sequence: str, single: str, parts: list[str], config: ModelConfig) -> 
         return f"classifier.{LINEAR[rest[0]]}"
     if config.head == "linear":
         return f"{single}.{LINEAR[rest[0]]}"
-    hidden = models.heads.FORMS[config.head].hidden
+    hidden = heads.FORMS[config.head].hidden
     number = hidden if name == "output" else int(name[-1]) - 1
     if len(rest) == 1:  # linear layer and ReLU in turns
         return f"{sequence}.{2 * number}.{LINEAR[rest[0]]}"
