@@ -308,7 +308,7 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(tmp_path):
 
 
 def test_groups_of_batch_norm_must_fit(tmp_path):
-    for groups, devices in ((3, 2), (1, 2), (5, 1)):
+    for groups, devices in ((3, 2), (1, 2), (6, 1)):
         model = ModelConfig(batch_norm="split", bn_groups=groups)
         runtime = dataclasses.replace(RUNTIME, devices=devices)
         with pytest.raises(UserError, match=rf"--bn-groups {groups}: .* {devices} device"):
