@@ -10,16 +10,24 @@ from benchmarks.timing import take_turns
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.report import print_table
 
-# Side, input and output channels, stride: SmallAlexNet's layers at 32 pixels, SmallCNN's at 8.
+# Side, input and output channels, stride, side of the kernel: SmallAlexNet's layers at 32 pixels,
+# SmallCNN's at 8, and the kinds that ResNets have, with the CIFAR stem at 32 pixels.
 LAYERS = {
-    "alexnet conv1": (32, 3, 96, 1),
-    "alexnet conv2": (15, 96, 192, 1),
-    "alexnet conv3": (7, 192, 384, 1),
-    "alexnet conv4": (7, 384, 384, 1),
-    "alexnet conv5": (7, 384, 192, 1),
-    "cnn conv1": (8, 1, 32, 1),
-    "cnn conv2": (8, 32, 64, 2),
-    "cnn conv3": (4, 64, 128, 2),
+    "alexnet conv1": (32, 3, 96, 1, 3),
+    "alexnet conv2": (15, 96, 192, 1, 3),
+    "alexnet conv3": (7, 192, 384, 1, 3),
+    "alexnet conv4": (7, 384, 384, 1, 3),
+    "alexnet conv5": (7, 384, 192, 1, 3),
+    "cnn conv1": (8, 1, 32, 1, 3),
+    "cnn conv2": (8, 32, 64, 2, 3),
+    "cnn conv3": (4, 64, 128, 2, 3),
+    "resnet18 layer1": (32, 64, 64, 1, 3),
+    "resnet18 layer2": (32, 64, 128, 2, 3),
+    "resnet18 layer4": (4, 512, 512, 1, 3),
+    "resnet50 1x1 in": (32, 256, 64, 1, 1),
+    "resnet50 1x1 out": (32, 64, 256, 1, 1),
+    "resnet50 shortcut": (32, 256, 512, 2, 1),
+    "ImageNet stem": (64, 3, 64, 2, 7),
 }
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -41,10 +49,10 @@ def layers(batch_size: int = 128, rounds: int = 5) -> None:
     times = take_turns(forms, rounds)
     peak = 2 * 2048**3 / np.median(times["product"])
     rows = []
-    for name, (side, inputs, outputs, stride) in LAYERS.items():
+    for name, (side, inputs, outputs, stride, kernel) in LAYERS.items():
         ours, xlas = times[f"{name}, ours"], times[f"{name}, XLA's"]
         # Three products: the value, and the gradients of the kernel and of the input.
-        flops = 3 * 2 * 9 * inputs * outputs * batch_size * (-(-side // stride)) ** 2
+        flops = 3 * 2 * kernel**2 * inputs * outputs * batch_size * (-(-side // stride)) ** 2
         rows.append(
             [
                 name,
@@ -59,12 +67,14 @@ def layers(batch_size: int = 128, rounds: int = 5) -> None:
     print_table(columns, rows, title=title)
 
 
-def _form(conv: Callable, n: int, side: int, inputs: int, outputs: int, stride: int) -> Callable:
+def _form(
+    conv: Callable, n: int, side: int, inputs: int, outputs: int, stride: int, width: int
+) -> Callable:
     x = jax.random.normal(jax.random.key(0), (n, side, side, inputs))
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, inputs, outputs))
+    kernel = jax.random.normal(jax.random.key(1), (width, width, inputs, outputs))
 
     def loss(x, kernel):
-        window = ((stride, stride), ((1, 1), (1, 1)))
+        window = ((stride, stride), ((width // 2, width // 2),) * 2)
         return jnp.sum(jnp.sin(conv(x, kernel, *window, dimension_numbers=DIMENSIONS)))
 
     compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))

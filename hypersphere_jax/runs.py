@@ -109,8 +109,8 @@ def open_folder(
         )
         count = record["sessions"][0]["device"]["count"]
         require(
-            config.model.sync_batch_norm or count == len(devices),
-            f"{folder} was begun on {count} device(s) without synchronized batch norm, so that "
+            config.model.batch_norm != "local" or count == len(devices),
+            f"{folder} was begun on {count} device(s) with --batch-norm local, so that "
             f"their number shapes it: continue it with --devices {count}",
         )
     folder.mkdir(parents=True, exist_ok=True)

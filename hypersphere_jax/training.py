@@ -21,6 +21,7 @@ from hypersphere_jax.feed import feed
 from hypersphere_jax.moco import momentum_schedule, queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import Progress, track
+from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train_step import (
     Momentum,
     TrainState,
@@ -56,11 +57,13 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
-        model=dataclasses.replace(
-            config.model,
-            image_size=size,
-            channels=view.shape[-1],
-            num_classes=len(dataset.class_names) if supervised else 0,
+        model=models.resolved(
+            dataclasses.replace(
+                config.model,
+                image_size=size,
+                channels=view.shape[-1],
+                num_classes=len(dataset.class_names) if supervised else 0,
+            )
         ),
     )
 
@@ -90,6 +93,7 @@ def _train(
 ) -> Path:
     devices = sharding.local_devices(config.runtime.devices)
     sharding.share(config.optimizer.batch_size, devices)
+    _check_groups(config, len(devices))
     dataset = data.load(config.data)
     config = resolve(config, dataset)
     sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
@@ -215,7 +219,33 @@ def _make_step(
         transform,
         decay=momentum_schedule(config.moco.ema_decay, final, total),
         own_stats=config.moco.ema_stats == "own",
+        separate=_separate(config),
         **options,
+    )
+
+
+def _separate(config: PretrainConfig) -> Callable | None:
+    """Puts keys into other groups of batch norm than their queries, where there are groups."""
+    if config.model.batch_norm == "sync":
+        return None
+    groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+    return functools.partial(shuffle, groups=groups, axis_name=sharding.AXIS)
+
+
+def _check_groups(config: PretrainConfig, devices: int) -> None:
+    """Refuses batch norm's groups before a folder is made, where the step would only later."""
+    groups, batch_size = config.model.bn_groups, config.optimizer.batch_size
+    if config.model.batch_norm == "split":
+        require(
+            groups % devices == 0 and batch_size % groups == 0,
+            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
+            f"--batch-size {batch_size}",
+        )
+    parts = {"sync": 2, "local": devices, "split": groups}[config.model.batch_norm]
+    require(
+        not config.moco.queue_size or parts > 1,
+        "keys and queries would share their batch statistics, which give the positives away: with "
+        "a queue on one device take --batch-norm split with several --bn-groups, or sync",
     )
 
 

@@ -14,6 +14,7 @@ FLOORS = {
     "losses": 1,
     "moco": 1,
     "theory": 1,
+    "shuffle": 1,
     "models": 2,
     "data": 2,
     "augment": 2,

@@ -1,5 +1,6 @@
 """The step: its objective, and the same numbers on any number of devices."""
 
+import dataclasses
 import functools
 
 import jax
@@ -20,8 +21,8 @@ STEPS = 20
 
 
 @functools.cache
-def parts():
-    apply, params, stats = models.create(MODEL, jax.random.key(1))
+def parts(model=MODEL):
+    apply, params, stats = models.create(model, jax.random.key(1))
     optimizer = make_optimizer(OPTIMIZER, make_schedule(OPTIMIZER, STEPS))
     step = functools.partial(
         make_step, apply, make_objective(OBJECTIVE), optimizer, augment.make_augment("digits", 8)
@@ -94,9 +95,9 @@ def test_shard_map_gives_the_same_run(check_vma):
 
 
 def test_unsynchronized_batch_norm_keeps_one_state():
-    step, state = parts()
+    step, state = parts(dataclasses.replace(MODEL, batch_norm="local"))
     mapped = jax.pmap(
-        step(axis_name="data", sync_batch_norm=False),
+        step(axis_name="data"),
         axis_name="data",
         in_axes=(None, None, None, 0, None),
         devices=jax.devices()[:4],
@@ -107,6 +108,25 @@ def test_unsynchronized_batch_norm_keeps_one_state():
         for device in range(1, 4):
             np.testing.assert_array_equal(leaf[device], leaf[0])
     assert abs(float(metrics["loss"][0]) - on_one_device()[0][0]) > 1e-4
+
+
+def test_groups_of_batch_norm_hold_the_same_images_on_any_number_of_devices():
+    step, state = parts(dataclasses.replace(MODEL, batch_norm="split", bn_groups=4))
+    images, labels, indices = batches()
+    losses = []
+    for devices in (1, 2, 4):
+        mapped = jax.pmap(
+            step(axis_name="data"),
+            axis_name="data",
+            in_axes=(None, None, None, 0, None),
+            out_axes=None,
+            devices=jax.devices()[:devices],
+        )
+        parted = indices[0].reshape(devices, -1)
+        new, metrics = mapped(state, images, labels, parted, jax.random.key(2))
+        losses.append([*metrics.values(), new.stats["conv3"]["norm"]["var"][0]])
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-4)
+    assert abs(losses[0][0] - on_one_device()[0][0]) > 1e-4
 
 
 def test_augmentation_depends_on_position_and_step():

@@ -300,12 +300,21 @@ def test_changed_data(finished, tmp_path, monkeypatch):
 
 
 def test_without_synchronized_batch_norm_devices_shape_the_run(tmp_path):
-    model = ModelConfig(dim=3, width=0.1, sync_batch_norm=False)
+    model = ModelConfig(dim=3, width=0.1, batch_norm="local")
     stop_at(tmp_path, 3, model=model)
     with pytest.raises(UserError, match=r"begun on 2 device.*--devices 2"):
         training.train(
             config(tmp_path, model=model, runtime=dataclasses.replace(RUNTIME, devices=4))
         )
+
+
+def test_groups_of_batch_norm_must_fit(tmp_path):
+    for groups, devices in ((3, 2), (1, 2), (6, 1)):
+        model = ModelConfig(batch_norm="split", bn_groups=groups)
+        runtime = dataclasses.replace(RUNTIME, devices=devices)
+        with pytest.raises(UserError, match=rf"--bn-groups {groups}: .* {devices} device"):
+            training.train(config(tmp_path, model=model, runtime=runtime))
+    assert not (tmp_path / "run").exists()
 
 
 def test_npz_through_small_alexnet(tmp_path, rng):

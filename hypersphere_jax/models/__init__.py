@@ -3,6 +3,7 @@
 `create` gives plain dicts of arrays and a function. Nothing outside sees an NNX object.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.models.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
 
-MODELS = {"small_cnn": SmallCNN, "small_alexnet": SmallAlexNet}
+MODELS = {
+    "small_cnn": SmallCNN,
+    "small_alexnet": SmallAlexNet,
+    "resnet18": ResNet18,
+    "resnet34": ResNet34,
+    "resnet50": ResNet50,
+}
 
 Params = dict[str, Any]
 Stats = dict[str, Any]
@@ -32,21 +41,25 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
 
     Returns:
       apply: `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)`, with `x`
-        float32 `[n, image_size, image_size, channels]` and `outputs` a dict of the named layers;
-        `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses the
-        statistics of the batch (with `axis_name` those of the global batch), and the running ones
-        come back updated; else they come back as they are.
+        float32 `[n, image_size, image_size, channels]` and `outputs` a dict of the named layers,
+        float32; `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses
+        the statistics of the batch, and the running ones come back updated; else they come back
+        as they are. Which batch is the config's choice, where `axis_name` is the mapped axis over
+        which the global batch lies: all of it ("sync"), this device's part ("local"), or each of
+        `bn_groups` equal parts of the global one, consecutive samples in the devices' order
+        ("split"; the running statistics that come back are those of this device's groups).
       params: nested dict of float32 arrays.
       stats: running statistics of batch normalization, nested dict of float32 arrays.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
     """
+    config = resolved(config)
     apply, _, _ = abstract(config)
 
     @jax.jit
     def initial(key):
-        _, params, stats = _split(_build(config, None, key))
+        _, params, stats = _split(_build(config, BatchNorm, key))
         return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
     return apply, *initial(key)
@@ -54,23 +67,42 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
 
 def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
-    _check(config)
+    config = resolved(config)
 
     @functools.cache
-    def definition(axis_name):
-        return _split(nnx.eval_shape(lambda: _build(config, axis_name, jax.random.key(0))))
+    def definition(groups, axis_name):
+        norm = functools.partial(BatchNorm, groups=groups, axis_name=axis_name)
+        return _split(nnx.eval_shape(lambda: _build(config, norm, jax.random.key(0))))
 
     def apply(params, stats, x, train, axis_name=None):
-        graphdef, param_state, stat_state = definition(axis_name)
+        synchronized = config.batch_norm == "sync"
+        graphdef, param_state, stat_state = definition(
+            _groups(config, axis_name) if train else 1, axis_name if synchronized else None
+        )
         # Copies: without them NNX refuses to update statistics across trace levels.
         model = nnx.merge(
             graphdef, _filled(param_state, params), _filled(stat_state, stats), copy=True
         )
-        outputs = model(x, train)
+        outputs = {name: layer.astype(jnp.float32) for name, layer in model(x, train).items()}
         return outputs, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
-    _, params, stats = definition(None)
+    _, params, stats = definition(1, None)
     return apply, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
+
+
+def resolved(config: ModelConfig) -> ModelConfig:
+    """The config with what it leaves to the model filled in: a ResNet's stem.
+
+    Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 places.
+
+    Raises:
+      UserError: for an unknown model, or an image size that is too small for it.
+    """
+    _check(config)
+    if config.stem is None and issubclass(MODELS[config.name], ResNet):
+        stem = "cifar" if config.image_size < 64 else "imagenet"
+        return dataclasses.replace(config, stem=stem)
+    return config
 
 
 def with_classifier(params: Params, other: Params) -> Params:
@@ -104,8 +136,20 @@ def _check(config: ModelConfig) -> None:
     )
 
 
-def _build(config: ModelConfig, axis_name: str | None, key: jax.Array) -> nnx.Module:
-    return MODELS[config.name](config, axis_name=axis_name, rngs=nnx.Rngs(key))
+def _groups(config: ModelConfig, axis_name: str | None) -> int:
+    """Groups of this device's part of the batch."""
+    if config.batch_norm != "split":
+        return 1
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    require(
+        config.bn_groups % devices == 0,
+        f"--bn-groups {config.bn_groups} does not divide over {devices} devices",
+    )
+    return config.bn_groups // devices
+
+
+def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
+    return MODELS[config.name](config, norm=norm, rngs=nnx.Rngs(key))
 
 
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

@@ -1,79 +1,89 @@
 """The blocks that the encoders are built of."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig
-from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.models.convolution import convolution
 
 # He et al.: the variance that keeps activations constant through ReLU.
 he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
+# The same for gradients: PyTorch's for ResNets.
+he_normal_out = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Normed(nnx.Module):
-    """A convolution or dense layer without bias, then batch normalization, then an activation.
+    """A convolution or dense layer without bias, then batch normalization, then an activation."""
 
-    Momentum (0.9 of the old statistics) and epsilon are PyTorch's defaults, which the papers used.
-    """
-
-    def __init__(
-        self, layer: nnx.Module, features: int, *, activation=nnx.relu, axis_name, rngs: nnx.Rngs
-    ):
+    def __init__(self, layer: nnx.Module, norm: nnx.Module, activation: Callable = nnx.relu):
         self.layer = layer
+        self.norm = norm
         self.activation = activation
-        # The variance in two passes: E[x^2] - E[x]^2 cancels in channels that hardly vary, and
-        # then rounding, which differs with the number of devices, is blown up by the division.
-        self.norm = nnx.BatchNorm(
-            features,
-            momentum=0.9,
-            epsilon=1e-5,
-            use_fast_variance=False,
-            axis_name=axis_name,
-            rngs=rngs,
-        )
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return self.activation(self.norm(self.layer(x), use_running_average=not train))
+        return self.activation(self.norm(self.layer(x), train))
 
 
-def conv(inputs: int, outputs: int, *, strides: int = 1, rngs: nnx.Rngs, **options) -> Normed:
-    """A 3x3 convolution with zero padding 1, with `Normed`'s options."""
+def conv(
+    inputs: int,
+    outputs: int,
+    *,
+    side: int = 3,
+    strides: int = 1,
+    init: Callable = he_normal,
+    activation: Callable = nnx.relu,
+    norm: Callable,
+    dtype: str,
+    rngs: nnx.Rngs,
+    **options,
+) -> Normed:
+    """A convolution of odd side, padded with zeros so that stride 1 keeps the size.
+
+    Args:
+      inputs: channels that enter.
+      outputs: channels that leave.
+      side: of the kernel.
+      strides: in both directions.
+      init: of the kernel.
+      activation: after batch normalization.
+      norm: makes the normalization of so many channels, with `options`; see `norm.BatchNorm`.
+      dtype: to compute in.
+      rngs: of the initialization.
+      **options: of the normalization.
+    """
     layer = nnx.Conv(
         inputs,
         outputs,
-        (3, 3),
+        (side, side),
         strides=strides,
-        padding=1,
+        padding=side // 2,
         use_bias=False,
-        kernel_init=he_normal,
+        kernel_init=init,
         conv_general_dilated=convolution,
+        dtype=dtype,
         rngs=rngs,
     )
-    return Normed(layer, outputs, rngs=rngs, **options)
+    return Normed(layer, norm(outputs, **options), activation)
 
 
-def dense(inputs: int, outputs: int, *, rngs: nnx.Rngs, **options) -> Normed:
-    """A fully connected layer, with `Normed`'s options."""
-    layer = nnx.Linear(inputs, outputs, use_bias=False, kernel_init=he_normal, rngs=rngs)
-    return Normed(layer, outputs, rngs=rngs, **options)
-
-
-class Head(nnx.Module):
-    """The linear map to the hypersphere, and a linear classifier on it when there are classes."""
-
-    def __init__(self, inputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.output = nnx.Linear(inputs, config.dim, rngs=rngs)
-        if config.num_classes:
-            self.classifier = nnx.Linear(config.dim, config.num_classes, rngs=rngs)
-        self.supervised = bool(config.num_classes)
-
-    def __call__(self, x: jax.Array) -> dict[str, jax.Array]:
-        output = l2_normalize(self.output(x))
-        if self.supervised:
-            return {"output": output, "logits": self.classifier(output)}
-        return {"output": output}
+def dense(
+    inputs: int,
+    outputs: int,
+    *,
+    activation: Callable = nnx.relu,
+    norm: Callable,
+    dtype: str,
+    rngs: nnx.Rngs,
+    **options,
+) -> Normed:
+    """A fully connected layer, with the options of `conv`."""
+    layer = nnx.Linear(
+        inputs, outputs, use_bias=False, kernel_init=he_normal, dtype=dtype, rngs=rngs
+    )
+    return Normed(layer, norm(outputs, **options), activation)
 
 
 def channels(base: int, config: ModelConfig) -> int:
@@ -81,9 +91,9 @@ def channels(base: int, config: ModelConfig) -> int:
     return max(1, round(base * config.width))
 
 
-def max_pool(x: jax.Array) -> jax.Array:
-    """Maximum over 3x3 windows with stride 2, without padding: side s becomes (s - 1) // 2."""
-    return nnx.max_pool(x, (3, 3), strides=(2, 2))
+def max_pool(x: jax.Array, padding: int = 0) -> jax.Array:
+    """Maximum over 3x3 windows with stride 2; without padding side s becomes (s - 1) // 2."""
+    return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((padding, padding),) * 2)
 
 
 def flatten(x: jax.Array) -> jax.Array:

@@ -1,10 +1,13 @@
 """The small AlexNet of Wang & Isola's STL-10 and CIFAR-10 experiments."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig
-from hypersphere_jax.models.blocks import Head, channels, conv, dense, flatten, max_pool
+from hypersphere_jax.models import heads
+from hypersphere_jax.models.blocks import channels, conv, dense, flatten, max_pool
 
 
 class SmallAlexNet(nnx.Module):
@@ -16,23 +19,23 @@ class SmallAlexNet(nnx.Module):
     """
 
     min_image_size = 15
-    layers = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "output", "logits")
+    layers = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", *heads.LAYERS)
 
-    def __init__(self, config: ModelConfig, *, axis_name: str | None, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, norm: Callable, rngs: nnx.Rngs):
         c1, c2, c3, c4, c5 = (channels(base, config) for base in (96, 192, 384, 384, 192))
         hidden = channels(4096, config)
-        named = {"axis_name": axis_name, "rngs": rngs}
-        self.conv1 = conv(config.channels, c1, **named)
-        self.conv2 = conv(c1, c2, **named)
-        self.conv3 = conv(c2, c3, **named)
-        self.conv4 = conv(c3, c4, **named)
-        self.conv5 = conv(c4, c5, **named)
+        common = {"norm": norm, "dtype": config.dtype, "rngs": rngs}
+        self.conv1 = conv(config.channels, c1, **common)
+        self.conv2 = conv(c1, c2, **common)
+        self.conv3 = conv(c2, c3, **common)
+        self.conv4 = conv(c3, c4, **common)
+        self.conv5 = conv(c4, c5, **common)
         side = config.image_size
         for _ in range(3):
             side = (side - 1) // 2
-        self.fc6 = dense(side * side * c5, hidden, **named)
-        self.fc7 = dense(hidden, hidden, **named)
-        self.head = Head(hidden, config, rngs=rngs)
+        self.fc6 = dense(side * side * c5, hidden, **common)
+        self.fc7 = dense(hidden, hidden, **common)
+        self.head = heads.Head(hidden, config, **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}
@@ -43,4 +46,4 @@ class SmallAlexNet(nnx.Module):
         outputs["conv5"] = x = max_pool(self.conv5(x, train))
         outputs["fc6"] = x = self.fc6(flatten(x), train)
         outputs["fc7"] = x = self.fc7(x, train)
-        return {**outputs, **self.head(x)}
+        return {**outputs, **self.head(x, train)}

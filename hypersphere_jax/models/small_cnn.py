@@ -1,10 +1,13 @@
 """A small convolutional network for images of 8 to 16 pixels."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig
-from hypersphere_jax.models.blocks import Head, channels, conv, flatten
+from hypersphere_jax.models import heads
+from hypersphere_jax.models.blocks import channels, conv, flatten
 
 
 class SmallCNN(nnx.Module):
@@ -15,20 +18,20 @@ class SmallCNN(nnx.Module):
     """
 
     min_image_size = 4
-    layers = ("conv1", "conv2", "conv3", "backbone", "output", "logits")
+    layers = ("conv1", "conv2", "conv3", "backbone", *heads.LAYERS)
 
-    def __init__(self, config: ModelConfig, *, axis_name: str | None, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, norm: Callable, rngs: nnx.Rngs):
         c1, c2, c3 = (channels(base, config) for base in (32, 64, 128))
-        named = {"activation": nnx.gelu, "axis_name": axis_name, "rngs": rngs}
-        self.conv1 = conv(config.channels, c1, **named)
-        self.conv2 = conv(c1, c2, strides=2, **named)
-        self.conv3 = conv(c2, c3, strides=2, **named)
+        common = {"norm": norm, "dtype": config.dtype, "rngs": rngs}
+        self.conv1 = conv(config.channels, c1, activation=nnx.gelu, **common)
+        self.conv2 = conv(c1, c2, strides=2, activation=nnx.gelu, **common)
+        self.conv3 = conv(c2, c3, strides=2, activation=nnx.gelu, **common)
         side = -(-config.image_size // 4)
-        self.head = Head(side * side * c3, config, rngs=rngs)
+        self.head = heads.Head(side * side * c3, config, **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}
         for name in ("conv1", "conv2", "conv3"):
             outputs[name] = x = getattr(self, name)(x, train)
         outputs["backbone"] = flatten(x)
-        return {**outputs, **self.head(outputs["backbone"])}
+        return {**outputs, **self.head(outputs["backbone"], train)}

@@ -1,0 +1,92 @@
+"""From the backbone's features to the hypersphere: linear, and the papers' projections."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.losses import l2_normalize
+from hypersphere_jax.models.blocks import dense
+
+LAYERS = ("projection1", "projection2", "output", "logits")
+
+
+class Form(NamedTuple):
+    """What a head is made of.
+
+    Attributes:
+      hidden: hidden layers, each with ReLU.
+      normed: batch norm after every layer, the last one too; else every layer has a bias.
+      last_bias: whether the last batch norm has a bias.
+      width: of the hidden layers, by default; None: that of the features that enter.
+    """
+
+    hidden: int
+    normed: bool
+    last_bias: bool = True
+    width: int | None = None
+
+
+FORMS = {
+    "linear": Form(0, normed=False),
+    # Chen et al. 2020, "Improved baselines with momentum contrastive learning".
+    "moco_v2": Form(1, normed=False),
+    # SimCLR and SimCLR v2, which "Intriguing properties of contrastive losses" follows: as in the
+    # authors' code, where the last batch norm only scales.
+    "simclr2": Form(1, normed=True, last_bias=False),
+    "simclr3": Form(2, normed=True, last_bias=False),
+    # The balanced contrastive loss's A.3.1: batch norm on all three layers, ReLU on the first two.
+    "balanced": Form(2, normed=True, width=2048),
+}
+
+
+class Head(nnx.Module):
+    """The map to the hypersphere, and a linear classifier on it when there are classes.
+
+    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm.
+    """
+
+    def __init__(
+        self, inputs: int, config: ModelConfig, *, norm: Callable, dtype: str, rngs: nnx.Rngs
+    ):
+        form = FORMS[config.head]
+        self.hidden = tuple(f"projection{number + 1}" for number in range(form.hidden))
+        self.normed = form.normed
+        common = {"dtype": dtype, "rngs": rngs}
+        normed = {"norm": norm, "activation": jax.nn.identity, **common}
+        for name in self.hidden:
+            width = config.head_hidden or form.width or inputs
+            layer = (
+                dense(inputs, width, **normed)
+                if form.normed
+                else nnx.Linear(inputs, width, **common)
+            )
+            setattr(self, name, layer)
+            inputs = width
+        if form.normed:
+            self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
+        else:
+            # Summed in float32, as nothing follows that would hide the rounding.
+            self.output = nnx.Linear(
+                inputs, config.dim, preferred_element_type=jnp.float32, **common
+            )
+        if config.num_classes:
+            self.classifier = nnx.Linear(config.dim, config.num_classes, rngs=rngs)
+        self.supervised = bool(config.num_classes)
+
+    def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
+        outputs = {}
+        for name in self.hidden:
+            outputs[name] = x = nnx.relu(self._through(name, x, train))
+        output = self._through("output", x, train).astype(jnp.float32)
+        outputs["output"] = l2_normalize(output)
+        if self.supervised:
+            outputs["logits"] = self.classifier(outputs["output"])
+        return outputs
+
+    def _through(self, name, x, train):
+        layer = getattr(self, name)
+        return layer(x, train) if self.normed else layer(x)
