@@ -18,6 +18,7 @@ FLOORS = {
     "data": 2,
     "augment": 2,
     "sharding": 2,
+    "hosts": 2,
     "progress": 2,
     "train_step": 3,
     "checkpoint": 3,
