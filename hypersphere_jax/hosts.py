@@ -179,29 +179,34 @@ class _Group:
         self._failing = True
         interrupted = isinstance(error, KeyboardInterrupt)
         text = "it was stopped at once" if interrupted else str(error) or type(error).__name__
-        self._farewell(f"host {self.index} ended: {text}")
+        self._farewell(f"host {self.index} ended: {text}", others=self.count - 1)
         atexit.unregister(self._leave)
         atexit.register(_exit, 0 if interrupted else 2)
 
     def _watch(self) -> None:
-        """The thread that counts up this host's beat and reads what the others tell."""
+        """The thread that counts up this host's beat and reads what the others tell.
+
+        It ends the process by itself, as the main thread may wait for a lost host for ever.
+        """
         beats: dict[int, tuple[str, float]] = {}
         while not self._all_left.is_set():
             try:
                 self._tell("beat", str(time.monotonic()))
                 told = self._read("")
             except jax.errors.JaxRuntimeError:
-                self._end(_lost(0, self.count))
+                self._aborts.end(_lost(0, self.count))
             self._polled = now = time.monotonic()
             left = {host for host in range(self.count) if f"left/{host}" in told}
             for host in set(range(self.count)) - {self.index}:
                 if f"failed/{host}" in told and not self._failing:
-                    self._end(told[f"failed/{host}"])
+                    self._tell("left", "1")
+                    self._aborts.end(told[f"failed/{host}"])
                 beat = told.get(f"beat/{host}", "")
                 if beats.get(host, ("none", 0.0))[0] != beat:
                     beats[host] = beat, now
                 elif host not in left and now - beats[host][1] > LOST_SECONDS:
-                    self._end(_lost(host, self.count), tell=True)
+                    self._farewell(_lost(host, self.count), others=self.count - 2)
+                    self._aborts.end(_lost(host, self.count))
             if any(key.startswith("stop/") for key in told):
                 self._find_last_step(told)
             if len(left) == self.count:
@@ -212,7 +217,7 @@ class _Group:
         """The thread that notices when `_watch` gets no answer."""
         while not self._all_left.wait(POLL_SECONDS):
             if time.monotonic() - self._polled > LOST_SECONDS:
-                self._end(_lost(0, self.count))
+                self._aborts.end(_lost(0, self.count))
 
     def _find_last_step(self, told: dict[str, str]) -> None:
         """Holds this host before its next step until it is known how far all are.
@@ -235,22 +240,13 @@ class _Group:
             thread.join()
         self._aborts.close()
 
-    def _end(self, text: str, tell: bool = False) -> NoReturn:
-        """Ends this process from a thread, as the main one may wait for a lost host for ever."""
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            if tell:
-                self._farewell(text)
-            elif self.index:
-                self._tell("left", "1")
-        self._aborts.end(text)
-
-    def _farewell(self, text: str) -> None:
-        """Says why this host ends; the coordinator waits until the others know."""
+    def _farewell(self, text: str, others: int) -> None:
+        """Says why this host ends; the coordinator waits until so many others know."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._tell("failed", text)
             until = time.monotonic() + FAREWELL_SECONDS
             while self.index == 0 and time.monotonic() < until:
-                if len(self._read("left/")) == self.count - 1:
+                if len(self._read("left/")) >= others:
                     return
                 time.sleep(0.1)
 
