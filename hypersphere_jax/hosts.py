@@ -13,23 +13,22 @@ On one host all of this does nothing.
 
 import atexit
 import contextlib
-import ctypes
 import json
-import os
-import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
+from hypersphere_jax.aborts import Aborts, leave_now
 from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
 
 # Hosts may start this far apart.
 JOIN_SECONDS = 300
+WAITING_SECONDS = 5.0
 POLL_SECONDS = 1.0
 # A host whose beat stands still for so long is gone.
 LOST_SECONDS = 20.0
@@ -38,8 +37,6 @@ FAREWELL_SECONDS = 5.0
 # JAX's own watch must come after the one here: it ends a process with a stack trace.
 JAX_SECONDS = 600
 PREFIX = "hypersphere/"
-# What JAX says before it aborts since the coordinator, or a host at the start, is missing.
-ABORTS = re.compile(rb"coordination_service|JAX distributed service")
 
 _group: "_Group | None" = None
 
@@ -53,16 +50,20 @@ def join(runtime: RuntimeConfig) -> None:
     global _group
     if not runtime.has_hosts or _group is not None:
         return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would catch SIGTERM, which the training loop does.
     jax.config.update("jax_enable_preemption_service", False)
-    with _Aborts(f"not all hosts could be reached within {JOIN_SECONDS} s") as aborts:
+    missing = (
+        f"not all hosts could be reached within {JOIN_SECONDS} s: start the same command on all"
+    )
+    with Aborts(missing) as aborts, _waiting():
         try:
             _initialize(runtime)
         except (ValueError, RuntimeError) as error:
             why = str(error).splitlines()[0]
             if runtime.hosts == "auto" and "should be defined" in why:
                 why = "JAX finds no cluster here; name it: --coordinator, --num-hosts, --host-index"
+            if "RPC server" in why:
+                why += f"; is the port of {runtime.coordinator or 'host 0'} free?"
             raise UserError(f"could not join the other hosts: {why}") from error
     _group = _Group(aborts)
 
@@ -80,6 +81,24 @@ def _initialize(runtime: RuntimeConfig) -> None:
         heartbeat_timeout_seconds=JAX_SECONDS,
         shutdown_timeout_seconds=JAX_SECONDS,
     )
+
+
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Says so when the others are not there; signals end the process, as nothing can be lost."""
+    line = "waiting for the other hosts to start\n"
+    timer = threading.Timer(WAITING_SECONDS, lambda: sys.stderr.write(line))
+    timer.start()
+    # Python's handlers would not run: native code waits.
+    main = threading.current_thread() is threading.main_thread()
+    stops = (signal.SIGTERM, signal.SIGINT) if main else ()
+    before = [signal.signal(number, signal.SIG_DFL) for number in stops]
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in zip(stops, before, strict=True):
+            signal.signal(number, handler)
 
 
 def is_first() -> bool:
@@ -125,14 +144,14 @@ def ending_together() -> Iterator[None]:
 class _Group:
     """This host among the others."""
 
-    def __init__(self, aborts: "_Aborts"):
+    def __init__(self, aborts: Aborts):
         # There is no public way to the store; Orbax and Flax take this one.
         from jax._src import distributed
 
         self._client = distributed.global_state.client
         self.index, self.count = jax.process_index(), jax.process_count()
         self._aborts = aborts
-        aborts.text = _lost(0, self.count)
+        aborts.text = _lost(0, self.count) if self.index else _met_twice(self.count)
         self._changed = threading.Condition()
         self._begun, self._frozen, self._told = 0, False, False
         self._last: int | None = None  # the step after which all stop
@@ -179,9 +198,9 @@ class _Group:
         self._failing = True
         interrupted = isinstance(error, KeyboardInterrupt)
         text = "it was stopped at once" if interrupted else str(error) or type(error).__name__
-        self._farewell(f"host {self.index} ended: {text}", others=self.count - 1)
+        self._farewell(f"host {self.index} ended: {text}", listeners=self.count)
         atexit.unregister(self._leave)
-        atexit.register(_exit, 0 if interrupted else 2)
+        atexit.register(leave_now, 0 if interrupted else 2)
 
     def _watch(self) -> None:
         """The thread that counts up this host's beat and reads what the others tell.
@@ -189,29 +208,32 @@ class _Group:
         It ends the process by itself, as the main thread may wait for a lost host for ever.
         """
         beats: dict[int, tuple[str, float]] = {}
-        while not self._all_left.is_set():
+        while not self._all_left.wait(POLL_SECONDS):
             try:
                 self._tell("beat", str(time.monotonic()))
-                told = self._read("")
+                self._look(self._read(""), beats)
             except jax.errors.JaxRuntimeError:
                 self._aborts.end(_lost(0, self.count))
-            self._polled = now = time.monotonic()
-            left = {host for host in range(self.count) if f"left/{host}" in told}
-            for host in set(range(self.count)) - {self.index}:
-                if f"failed/{host}" in told and not self._failing:
-                    self._tell("left", "1")
-                    self._aborts.end(told[f"failed/{host}"])
-                beat = told.get(f"beat/{host}", "")
-                if beats.get(host, ("none", 0.0))[0] != beat:
-                    beats[host] = beat, now
-                elif host not in left and now - beats[host][1] > LOST_SECONDS:
-                    self._farewell(_lost(host, self.count), others=self.count - 2)
-                    self._aborts.end(_lost(host, self.count))
-            if any(key.startswith("stop/") for key in told):
-                self._find_last_step(told)
-            if len(left) == self.count:
-                self._all_left.set()
-            self._all_left.wait(POLL_SECONDS)
+            self._polled = time.monotonic()
+
+    def _look(self, told: dict[str, str], beats: dict[int, tuple[str, float]]) -> None:
+        """Acts on what all hosts told; `beats` has each host's newest one and when it came."""
+        now = time.monotonic()
+        left = {host for host in range(self.count) if f"left/{host}" in told}
+        for host in set(range(self.count)) - {self.index}:
+            if f"failed/{host}" in told and not self._failing:
+                self._tell("left", "1")
+                self._aborts.end(told[f"failed/{host}"])
+            beat = told.get(f"beat/{host}", "")
+            if beats.get(host, ("none", 0.0))[0] != beat:
+                beats[host] = beat, now
+            elif host not in left and now - beats[host][1] > LOST_SECONDS:
+                self._farewell(_lost(host, self.count), listeners=self.count - 1)
+                self._aborts.end(_lost(host, self.count))
+        if any(key.startswith("stop/") for key in told):
+            self._find_last_step(told)
+        if len(left) == self.count:
+            self._all_left.set()
 
     def _judge(self) -> None:
         """The thread that notices when `_watch` gets no answer."""
@@ -235,18 +257,20 @@ class _Group:
 
     def _leave(self) -> None:
         """At the end of the process: all wait for the last, still watching."""
-        self._tell("left", "1")
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_watch` meets it as well
+            self._tell("left", "1")
         for thread in self._threads:
             thread.join()
         self._aborts.close()
 
-    def _farewell(self, text: str, others: int) -> None:
-        """Says why this host ends; the coordinator waits until so many others know."""
+    def _farewell(self, text: str, listeners: int) -> None:
+        """Says why this host ends; the coordinator waits until so many hosts know."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._tell("failed", text)
+            self._tell("left", "1")
             until = time.monotonic() + FAREWELL_SECONDS
             while self.index == 0 and time.monotonic() < until:
-                if len(self._read("left/")) >= others:
+                if len(self._read("left/")) >= listeners:
                     return
                 time.sleep(0.1)
 
@@ -258,71 +282,6 @@ class _Group:
         return {key.removeprefix(PREFIX): value for key, value in entries}
 
 
-class _Aborts:
-    """Gives one line and status 2 where JAX's runtime aborts the process with a stack trace.
-
-    It does so when the coordinator is gone, and offers no other way. So what native code writes to
-    stderr passes through here on its way, and the signal of the abort is caught: nothing but this
-    thread of native code is interrupted by it, so that Python may run then.
-    """
-
-    def __init__(self, text: str):
-        self.text = text
-        self._ending = threading.Lock()
-
-    def __enter__(self) -> "_Aborts":
-        sys.stderr.flush()
-        self._stderr = os.dup(2)
-        self._before = sys.stderr
-        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
-        source, sink = os.pipe()
-        os.dup2(sink, 2)
-        os.close(sink)
-        self._held = False
-        self._thread = threading.Thread(target=self._forward, args=(source,), daemon=True)
-        self._thread.start()
-        self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._aborted)
-        self._signal(signal.SIGABRT, self._handler)
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind is not None:
-            self.close()
-
-    def close(self) -> None:
-        """Puts everything back as it was."""
-        self._signal(signal.SIGABRT, None)
-        sys.stderr.flush()
-        os.dup2(self._stderr, 2)  # closes the pipe, whereupon the thread ends
-        self._thread.join(1)
-        sys.stderr = self._before
-
-    def end(self, text: str) -> NoReturn:
-        """Writes one line and ends the process; of two that call it the first is heard."""
-        if not self._ending.acquire(blocking=False):
-            time.sleep(60)
-        _show_cursor()
-        os.write(self._stderr, f"error: {text}\n".encode())
-        os._exit(2)
-
-    def _forward(self, source: int) -> None:
-        with open(source, "rb") as lines:
-            for line in lines:
-                self._held = self._held or ABORTS.search(line) is not None
-                if not self._held:
-                    os.write(self._stderr, line)
-
-    def _aborted(self, _: int) -> None:
-        time.sleep(0.2)  # for `_forward` to see the last line
-        if self._held:
-            self.end(self.text)
-        self._signal(signal.SIGABRT, None)  # some other mishap: aborts as it would have
-
-    @staticmethod
-    def _signal(number: int, handler: Any) -> None:
-        ctypes.CDLL(None).signal(number, handler)
-
-
 def _lost(host: int, count: int) -> str:
     return (
         f"host {host} of {count} is gone (it died, or its network did): the run is kept as of its "
@@ -330,13 +289,8 @@ def _lost(host: int, count: int) -> str:
     )
 
 
-def _show_cursor() -> None:
-    """Undoes what a progress bar did to the terminal."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\x1b[?25h\n")
-
-
-def _exit(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def _met_twice(count: int) -> str:
+    return (
+        f"JAX's coordinator ended the run of {count} hosts: has each an index of its own, and is "
+        "every process of an earlier start gone?"
+    )
