@@ -25,10 +25,12 @@ def pretrain(parse: Callable) -> None:
 
     config = parse(PretrainConfig)
     _virtual_devices(config.runtime.devices)
-    from hypersphere_jax import report, sharding, training
+    from hypersphere_jax import hosts, report, sharding, training
 
     sharding.keep_compiled(config.runtime.cache_dir)
     folder = training.train(config, command=_command())
+    if not hosts.is_first():
+        return
     page = report.run_report(folder)
     print(f"trained: {folder} ({page})\nevaluate: python run.py probe {shlex.quote(str(folder))}")
 

@@ -1,5 +1,8 @@
 """Saving and strictly restoring trees of arrays: the only place that knows Orbax.
 
+The process that calls does all by itself. Among many hosts that is the first one: the state is the
+same on all of them, and only one needs the folder.
+
 A checkpoint holds the tree and its table of contents: path, dtype, shape and checksum of every
 array. Restoring compares both with what the caller expects, so that neither a renamed entry nor a
 damaged file passes unnoticed.
@@ -50,6 +53,7 @@ class Checkpoints:
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
+        self.folder.mkdir(parents=True, exist_ok=True)
         kept = [policies.LatestN(self._keep_last), policies.CustomSteps([0])]
         if self._keep_every:
             kept.append(policies.EveryNSteps(self._keep_every))
@@ -58,6 +62,8 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policies.AnyPreservationPolicy(kept),
                 cleanup_tmp_directories=True,
+                create=False,  # which Orbax refuses to a process by itself
+                multiprocessing_options=_alone(),
             ),
         )
 
@@ -162,9 +168,11 @@ def _newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
 
 
 def _read(path: Path, like: Tree) -> Tree:
-    handler = ocp.CompositeCheckpointHandler()
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=_alone())
+    )
     restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-    with _quiet(), ocp.Checkpointer(handler) as reader:
+    with _quiet(), ocp.Checkpointer(handler, multiprocessing_options=_alone()) as reader:
         try:
             args = ocp.args.Composite(contents=ocp.args.JsonRestore())
             contents = reader.restore(path.resolve(), args=args).contents
@@ -188,6 +196,12 @@ def _read(path: Path, like: Tree) -> Tree:
     if bad:
         raise Damaged(f"checksums differ for {', '.join(bad[:3])}")
     return tree
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Lets Orbax wait for no other host."""
+    here = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
 
 
 def _compare(path: Path, saved: dict[str, tuple], like: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def feed(
       dataset: of which `pretrain` is read.
       sampler: which images stand in the batch of a step.
       steps: counted from 0.
-      devices: to put them on.
+      devices: of all hosts; each host reads the rows of its own.
       track: shows how far decoding is, where all images are decoded first.
 
     Raises:
@@ -49,19 +49,22 @@ def feed(
     """
     source, runtime = dataset.pretrain, config.runtime
     bad = Bad(source, config.data.bad_images)
+    rows = sharding.rows_here(sampler.batch_size, devices)
     if is_resident(source, runtime.pipeline, devices):
         arrays = in_memory(source, bad, _cache(config), track)
         images, labels = sharding.replicate((arrays.images, arrays.labels), devices)
-        return ((images, labels, _rows(sampler(step), devices)) for step in steps)
+        return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
     batches = stream(
         source,
         sampler,
         steps,
         bad,
         prepare=two_crops(source, config.data.recipe, config.model.image_size, config.seed),
+        rows=rows,
         workers=runtime.workers,
     )
-    every = _rows(np.tile(np.arange(sampler.batch_size // len(devices)), len(devices)), devices)
+    each = np.arange(sampler.batch_size // len(devices))
+    every = _rows(np.tile(each, len(sharding.here(devices))), devices)
     return _ahead(
         (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
     )
@@ -113,7 +116,7 @@ def _cache(config: PretrainConfig) -> Path:
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
     """Whether all images stay on the devices."""
     if pipeline == "auto":
-        limit = RESIDENT_SHARE * sharding.memory(devices)
+        limit = RESIDENT_SHARE * sharding.memory(sharding.here(devices))
         return source.image_shape is not None and _size(source) <= limit
     require(
         pipeline != "resident" or source.image_shape is not None,
@@ -135,8 +138,9 @@ def _size(source: Source) -> int:
 
 
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
-    """An array `[n, …]` cut into equal parts for the devices."""
-    return sharding.split(batch.reshape(len(devices), -1, *batch.shape[1:]), devices)
+    """This host's rows `[n, …]` cut into equal parts for its devices."""
+    parts = len(sharding.here(devices))
+    return sharding.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
 
 
 def _ahead(items: Iterable) -> Generator:

@@ -96,7 +96,7 @@ def open_folder(
             "or --resume auto to continue it",
         )
         record = _read_record(file)
-        changed = differences(_shaping(record["config"]), _shaping(to_dict(config)))
+        changed = differences(_shaping(record["config"]), shaping(config))
         require(
             not changed,
             f"{folder} holds a run with another config ({'; '.join(changed)}): choose another "
@@ -163,6 +163,11 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
         "on: restore them",
     )
     return dataset
+
+
+def shaping(config: PretrainConfig) -> dict[str, Any]:
+    """What of a config shapes the numbers of its run."""
+    return _shaping(to_dict(config))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Devices: the only place that knows `pmap` and how arrays lie on devices.
 
-Arrays that enter a mapped function have a leading axis of local devices. A function that is mapped
-knows only the name of the axis, so the same function runs under `pmap`, under `shard_map`, and,
-with no axis, on one device.
+Arrays that enter a mapped function have a leading axis of this host's devices. A function that is
+mapped knows only the name of the axis, so the same function runs under `pmap`, under `shard_map`,
+and, with no axis, on one device. `devices` are those of all hosts, in the same order everywhere.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax.config import UserError, require
@@ -57,6 +58,26 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
     return devices[:count]
 
 
+def everywhere(count: int | None = None) -> list[jax.Device]:
+    """The devices of all hosts, host by host, or the first `count` of each; see `local_devices`."""
+    here = len(local_devices(count))
+    return [
+        device for host in range(jax.process_count()) for device in jax.local_devices(host)[:here]
+    ]
+
+
+def here(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of the devices that are this host's."""
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def rows_here(n: int, devices: Sequence[jax.Device]) -> slice:
+    """The rows of a global batch of `n` that this host's devices take."""
+    first = [device.process_index for device in devices].index(jax.process_index())
+    each = n // len(devices)
+    return slice(first * each, (first + len(here(devices))) * each)
+
+
 def memory(devices: Sequence[jax.Device]) -> int:
     """Bytes that each of the devices may hold; those of a CPU share the memory of this process."""
     host = _host_memory()
@@ -85,17 +106,17 @@ def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
 def pmap(
     function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()
 ) -> Callable[..., Any]:
-    """Maps a per-device function over the axis `AXIS`; every argument has a leading device axis."""
+    """Maps a per-device function over the axis `AXIS`, a leading one of local devices."""
     return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Host arrays `[devices, ...]` put so that each device holds its own row."""
+    """Host arrays `[local devices, ...]` put so that each device holds its own row."""
     return jax.device_put(tree, _rows(devices))
 
 
 def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """A copy of every array on each device, under a leading axis of devices."""
+    """A copy of every array on each device, under a leading axis of local devices."""
     rows = _rows(devices)
 
     def copies(x):
@@ -103,7 +124,7 @@ def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
             return jax.random.wrap_key_data(copies(jax.random.key_data(x)))
         x = np.asarray(x)
         row = x[None]
-        return jax.make_array_from_callback((len(devices), *x.shape), rows, lambda _: row)
+        return jax.make_array_from_callback((rows.num_devices, *x.shape), rows, lambda _: row)
 
     return jax.tree.map(copies, tree)
 
@@ -114,6 +135,19 @@ def unreplicate(tree: Any) -> Any:
     Reading one device's shard needs no communication, where `x[0]` would run a program on all.
     """
     return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
+
+
+def from_first_host(tree: Any) -> Any:
+    """The first host's arrays, to the bit; those of the others give the shapes."""
+    if jax.process_count() == 1:
+        return tree
+    tree = jax.tree.map(np.asarray, tree)
+    # As bytes, since hosts' arrays are summed: -0.0 would become 0.0.
+    raw = jax.tree.map(lambda x: np.frombuffer(x.tobytes(), np.uint8), tree)
+    sent = multihost_utils.broadcast_one_to_all(raw)
+    return jax.tree.map(
+        lambda x, b: np.frombuffer(np.asarray(b).tobytes(), x.dtype).reshape(x.shape), tree, sent
+    )
 
 
 def _host_memory() -> int:
@@ -133,4 +167,4 @@ def _processor() -> str:
 
 
 def _rows(devices: Sequence[jax.Device]) -> NamedSharding:
-    return NamedSharding(Mesh(np.asarray(devices), (AXIS,)), PartitionSpec(AXIS))
+    return NamedSharding(Mesh(np.asarray(here(devices)), (AXIS,)), PartitionSpec(AXIS))

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
+from hypersphere_jax import augment, checkpoint, data, hosts, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
 from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.feed import feed
+from hypersphere_jax.feed import feed, is_resident
 from hypersphere_jax.moco import momentum_schedule, queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import Progress, track
@@ -81,9 +81,10 @@ def train(config: PretrainConfig, command: str = "") -> Path:
     Raises:
       UserError: for a mistake in the config, a folder that cannot be written, a loss that is not
         finite.
-      Stopped: after SIGTERM or SIGINT, once the state is saved.
+      Stopped: after SIGTERM or SIGINT (on any host), once the state is saved.
     """
-    with contextlib.ExitStack() as held:
+    hosts.join(config.runtime)
+    with hosts.ending_together(), contextlib.ExitStack() as held:
         stop = held.enter_context(_StopSignals())
         return _train(config, command or "the same command", stop, held)
 
@@ -91,7 +92,7 @@ def train(config: PretrainConfig, command: str = "") -> Path:
 def _train(
     config: PretrainConfig, command: str, stop: "_StopSignals", held: contextlib.ExitStack
 ) -> Path:
-    devices = sharding.local_devices(config.runtime.devices)
+    devices = sharding.everywhere(config.runtime.devices)
     sharding.share(config.optimizer.batch_size, devices)
     _check_groups(config, len(devices))
     dataset = data.load(config.data)
@@ -103,7 +104,8 @@ def _train(
     run_key = jax.random.key(config.seed)
     apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
     folder, runtime = runs.folder_of(config), config.runtime
-    if config.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
+    first = hosts.is_first()
+    if first and config.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
         params, stats = _from_run(config, params, stats)
     state = init_state(params, stats, optimizer)
     if config.moco.queue_size:
@@ -111,18 +113,28 @@ def _train(
         state = state._replace(momentum=Momentum(params, stats, queue))
 
     digest = dataset.digest()
-    held.enter_context(runs.lock(folder))
-    runs.open_folder(config, devices, digest, command)
-    checkpoints = checkpoint.Checkpoints(
-        folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
+    hosts.agree(
+        {
+            "config": runs.shaping(config),
+            "data": digest,
+            "devices": len(sharding.here(devices)),
+            "resident": is_resident(dataset.pretrain, runtime.pipeline, devices),
+        }
     )
-    restored = checkpoints.restore_newest(_tree(state))
-    if restored is None:
-        start = 0
-        checkpoints.save(0, jax.tree.map(np.array, _tree(state)))
-    else:
-        start, tree = restored
-        state = TrainState(**tree)
+    checkpoints: Any = _Elsewhere()
+    if first:
+        held.enter_context(runs.lock(folder))
+        runs.open_folder(config, devices, digest, command)
+        checkpoints = checkpoint.Checkpoints(
+            folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
+        )
+        restored = checkpoints.restore_newest(_tree(state))
+        if restored is None:
+            checkpoints.save(0, jax.tree.map(np.array, _tree(state)))
+        else:
+            state = TrainState(**restored[1])
+    state = sharding.from_first_host(state)
+    start = int(state.step)
 
     step_fn = sharding.pmap(
         _make_step(config, apply, optimizer, dataset, total), devices, donate=(0,)
@@ -133,14 +145,14 @@ def _train(
     unchecked: list[tuple[int, Any]] = []
     saved = start
     meter = _Meter(config.optimizer.batch_size)
-    writer = runs.MetricsWriter(folder, start)
-    progress = Progress(config.name, start, total)
+    writer: Any = runs.MetricsWriter(folder, start) if first else _Elsewhere()
+    progress: Any = Progress(config.name, start, total) if first else _Elsewhere()
     try:
         track = functools.partial(_decoding, stop)
         batches = feed(config, dataset, sampler, range(start, total), devices, track)
         held.enter_context(contextlib.closing(batches))
         for step in range(start + 1, total + 1):
-            if stop.asked:
+            if hosts.stops(stop.asked, step - 1):
                 if saved < step - 1:
                     _check(unchecked)
                     checkpoints.save(step - 1, _finite(state, step - 1))
@@ -178,9 +190,8 @@ def _train(
             )
     except _Diverged as error:
         checkpoints.close()
-        last = checkpoint.steps(folder / "checkpoints")[-1]
         raise UserError(
-            f"the run diverged: {error}; the checkpoint of step {last} is kept in {folder}: "
+            f"the run diverged: {error}; the checkpoint of step {saved} is kept in {folder}: "
             "choose another --name with a lower --learning-rate or smaller loss weights"
         ) from error
     except BaseException:
@@ -268,6 +279,13 @@ def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any
     if source.num_classes != config.model.num_classes:
         tree["params"] = models.with_classifier(tree["params"], params)
     return tree["params"], tree["stats"]
+
+
+class _Elsewhere:
+    """What only the first host writes, on the others: every method does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
 
 
 class _Diverged(Exception):

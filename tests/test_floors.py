@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hypersphere_jax"
 FLOORS = {
     "config": 0,
+    "aborts": 1,
     "losses": 1,
     "moco": 1,
     "theory": 1,
@@ -19,6 +20,7 @@ FLOORS = {
     "data": 2,
     "augment": 2,
     "sharding": 2,
+    "hosts": 2,
     "progress": 2,
     "train_step": 3,
     "optimizers": 3,
@@ -91,6 +93,11 @@ def test_only_sharding_says_pmap():
         }
         assert "jax" not in said or part(path) == "sharding", path
         assert "jax.pmap" not in imports(path), path
+
+
+def test_only_hosts_says_distributed():
+    for path in FILES:
+        assert part(path) in ("hosts", "aborts") or "distributed" not in path.read_text(), path
 
 
 def test_import_is_light():
