@@ -232,7 +232,7 @@ def _print_predictions(records: Sequence[Mapping]) -> None:
                 forms = [by_form[form, count] for form in FORMS]
                 ms = {part: 1e3 * s for part, s in predicted(link, *forms).items()}
                 share = ms["compute"] / (ms["compute"] + ms["gradients"] + ms["gathered"])
-                rows.append([name, link.chip, count, *ms.values(), round(100 * share, 1)])
+                rows.append([name, link.chip, count, *ms.values(), round(100 * share)])
     columns = ["interconnect", "chip", "devices", "compute ms", "all-reduce ms"]
     columns += ["features gathered ms", "by ring ms", "% computing"]
     title = f"\nstep, predicted: bytes over nominal bandwidth, flops over {AT_PEAK:.0%} of the peak"
