@@ -106,8 +106,8 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the training step and its parts: data, augmentation, convolution, losses."""
-    from benchmarks import augment, convolution, data, losses, train_step
+    """Speed of the step and its parts (data, augmentation, losses), and its traffic by devices."""
+    from benchmarks import augment, convolution, data, losses, scaling, train_step
 
     parse(
         {
@@ -116,6 +116,7 @@ def bench(parse: Callable) -> None:
             "augment": augment.augment,
             "data": data.pipelines,
             "losses": losses.scaling,
+            "scaling": scaling.scaling,
         }
     )
 

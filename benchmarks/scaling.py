@@ -1,0 +1,263 @@
+"""What many devices send each other and hold, read from the programs compiled for them.
+
+`python -m benchmarks.scaling '{"devices": 8, …}'` is the process that compiles for one number of
+virtual CPU devices; nothing is run, so a laptop compiles for hundreds.
+"""
+
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.collectives import RECEIVED, traffic
+from hypersphere_jax import align_loss, augment, contrastive_loss, models, sharding, uniform_loss
+from hypersphere_jax.config import ModelConfig, OptimizerConfig, UserError
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.report import print_table
+from hypersphere_jax.runs import write_json
+from hypersphere_jax.train_step import init_state, make_step
+
+ROOT = Path(__file__).parent.parent
+FORMS = {"gathered": False, "ring": True}
+STEP = "step"
+AT_PEAK = 0.4  # of a chip's peak that convolutions are assumed to reach
+
+
+class Link(NamedTuple):
+    """Nominal figures of an interconnect and the chips on it, in one direction.
+
+    Attributes:
+      devices: the most devices that it joins.
+      bytes_s: into a device, from all others.
+      neighbour_bytes_s: into a device, from one other.
+      chip: whose peak is `peak_flops_s`, in bfloat16 without sparsity.
+    """
+
+    devices: int
+    bytes_s: float
+    neighbour_bytes_s: float
+    chip: str
+    peak_flops_s: float
+
+
+LINKS = {
+    "NVLink 4": Link(8, 450e9, 450e9, "H100", 989e12),
+    "InfiniBand 400 Gb/s": Link(4096, 50e9, 50e9, "H100", 989e12),
+    "PCIe 4.0 x16": Link(8, 32e9, 32e9, "A100", 312e12),
+    "InfiniBand 100 Gb/s": Link(4096, 12.5e9, 12.5e9, "A100", 312e12),
+    "ICI of TPU v4": Link(4096, 300e9, 50e9, "TPU v4", 275e12),
+    "ICI of TPU v5e": Link(256, 200e9, 50e9, "TPU v5e", 197e12),
+}
+
+
+def scaling(
+    devices: tuple[int, ...] = (1, 8, 64, 256),
+    batch_per_device: int = 32,
+    dim: int = 128,
+    model: str = "resnet50",
+    image_size: int = 224,
+    step: bool = True,
+    out: Path = Path("runs/bench/scaling"),
+) -> None:
+    """Count what devices send each other and hold, in programs compiled for 1 to 256 of them.
+
+    For losses alone (value and gradient) and for the whole align+uniform step, with features
+    gathered and with features along a ring. The programs are XLA's for virtual CPU devices: a GPU's
+    or TPU's send the same arrays, but lay out their memory otherwise. Then bytes over nominal
+    bandwidths, beside the time that the step computes.
+
+    Args:
+        devices: Numbers of devices.
+        batch_per_device: Positive pairs of each device.
+        dim: Dimension of the features.
+        model: The encoder.
+        image_size: Side of the images, pixels.
+        step: Compile the whole step too, which takes up to a minute for each number and form.
+        out: Folder of the results, scaling.json.
+    """
+    if min(devices, default=0) < 1 or batch_per_device < 2:
+        raise UserError("--devices must be at least 1, --batch-per-device at least 2")
+    options = {
+        "batch_per_device": batch_per_device,
+        "dim": dim,
+        "model": model,
+        "image_size": image_size,
+        "step": step,
+    }
+    command = shlex.join(["python", *sys.argv])
+    results: dict[str, Any] = {"command": command, "jax": jax.__version__, **options, "records": []}
+    for count in devices:
+        began = time.perf_counter()
+        results["records"] += _worker({"devices": count, **options})
+        write_json(out / "scaling.json", results)
+        print(f"{count} devices: {time.perf_counter() - began:.0f} s", flush=True)
+    records = results["records"]
+    for what in dict.fromkeys(record["what"] for record in records):
+        _print_counts(what, [record for record in records if record["what"] == what])
+    if step:
+        _print_predictions([record for record in records if record["what"] == STEP])
+    print(f"written: {out}")
+
+
+def compiled_records(
+    devices: int, batch_per_device: int, dim: int, model: str, image_size: int, step: bool
+) -> list[dict]:
+    """One record for each program and form; this process must have that many devices."""
+    programs: dict[str, Callable] = {
+        "align+uniform": _align_uniform_loss,
+        "contrastive": contrastive_loss,
+    }
+    features = jax.ShapeDtypeStruct((batch_per_device, dim), jnp.float32)
+    records = []
+    for form, ring in FORMS.items():
+        for what, loss in programs.items():
+            of_one = functools.partial(loss, axis_name=sharding.AXIS, ring=ring)
+            program = jax.value_and_grad(of_one, argnums=(0, 1))
+            found = compiled_record(program, (features, features), devices)
+            records.append({"what": what, "form": form, **found})
+        if step:
+            program, arguments = _step(batch_per_device, dim, model, image_size, ring)
+            found = compiled_record(program, arguments, devices, donate=(0,))
+            parameters = sum(leaf.size for leaf in jax.tree.leaves(arguments[0].params))
+            records.append({"what": STEP, "form": form, "parameters": parameters, **found})
+    return records
+
+
+def compiled_record(
+    program: Callable, arguments: Sequence[Any], devices: int, donate: Sequence[int] = ()
+) -> dict:
+    """Traffic and memory of a per-device program, compiled for the first devices and not run.
+
+    Args:
+      program: a function of one device, which knows the axis by its name.
+      arguments: their shapes on one device.
+      devices: how many.
+      donate: arguments whose memory the results take over.
+
+    Returns:
+      The number of devices; for each kind of collective its count and the bytes that a device
+      receives; the bytes a device holds as arguments, results besides those in place of donated
+      arguments, and temporaries; and the floating point operations of a device.
+    """
+    many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype), arguments)
+    lowered = sharding.pmap(program, sharding.local_devices(devices), donate).lower(*many)
+    compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    found = traffic(compiled.as_text(), devices)
+    return {
+        "devices": devices,
+        "collectives": {kind: through._asdict() for kind, through in found.items()},
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "flops": lowered.cost_analysis()["flops"],
+    }
+
+
+def predicted(link: Link, gathered: Mapping, ring: Mapping) -> dict[str, float]:
+    """Seconds of a step's parts, from the records of its two forms: bytes over bandwidth."""
+
+    def seconds(record, kind):
+        bandwidth = link.neighbour_bytes_s if kind == "collective-permute" else link.bytes_s
+        return record["collectives"].get(kind, {"received": 0})["received"] / bandwidth
+
+    reduced = seconds(gathered, "all-reduce")
+    return {
+        "compute": gathered["flops"] / (AT_PEAK * link.peak_flops_s),
+        "gradients": reduced,
+        "gathered": sum(seconds(gathered, kind) for kind in RECEIVED) - reduced,
+        "ring": sum(seconds(ring, kind) for kind in RECEIVED) - seconds(ring, "all-reduce"),
+    }
+
+
+def _align_uniform_loss(x: jax.Array, y: jax.Array, *, axis_name: str, ring: bool) -> jax.Array:
+    apart = [uniform_loss(side, axis_name=axis_name, ring=ring) for side in (x, y)]
+    return align_loss(x, y, axis_name=axis_name) + sum(apart) / 2
+
+
+def _step(
+    batch_per_device: int, dim: int, model: str, image_size: int, ring: bool
+) -> tuple[Callable, tuple]:
+    """The step of training on batches that stream, and the shapes of its arguments."""
+    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3)
+    apply, params, stats = models.abstract(config)
+    optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
+
+    def objective(view1, view2, labels, axis_name):
+        x, y = view1["output"], view2["output"]
+        return _align_uniform_loss(x, y, axis_name=axis_name, ring=ring), {}
+
+    program = make_step(
+        apply,
+        objective,
+        optimizer,
+        augment.make_augment("stl10", image_size),
+        axis_name=sharding.AXIS,
+    )
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    images = jax.ShapeDtypeStruct((batch_per_device, image_size, image_size, 3), jnp.uint8)
+    integers = jax.ShapeDtypeStruct((batch_per_device,), jnp.int32)
+    return program, (state, images, integers, integers, jax.eval_shape(jax.random.key, 0))
+
+
+def _print_counts(what: str, records: Sequence[Mapping]) -> None:
+    kinds = sorted({kind for record in records for kind in record["collectives"]})
+    rows = []
+    for record in sorted(records, key=lambda record: record["form"]):
+        found = record["collectives"]
+        through = [found[kind]["received"] / 1e6 if kind in found else None for kind in kinds]
+        held = [record[f"{part}_bytes"] / 1e6 for part in ("argument", "output", "temporary")]
+        number = sum(collective["count"] for collective in found.values())
+        rows.append([record["form"], record["devices"], number, *through, *held])
+    columns = ["form", "devices", "collectives", *kinds, "arguments", "results", "temporaries"]
+    title = f"\n{what}: MB (10^6 bytes) that each device receives by each collective, and holds"
+    print_table(columns, rows, title=title)
+
+
+def _print_predictions(records: Sequence[Mapping]) -> None:
+    rows = []
+    by_form = {(record["form"], record["devices"]): record for record in records}
+    for name, link in LINKS.items():
+        for count in sorted({record["devices"] for record in records}):
+            if 1 < count <= link.devices:
+                forms = [by_form[form, count] for form in FORMS]
+                ms = {part: 1e3 * s for part, s in predicted(link, *forms).items()}
+                share = ms["compute"] / (ms["compute"] + ms["gradients"] + ms["gathered"])
+                rows.append([name, link.chip, count, *ms.values(), round(100 * share)])
+    columns = ["interconnect", "chip", "devices", "compute ms", "all-reduce ms"]
+    columns += ["features gathered ms", "by ring ms", "% computing"]
+    title = f"\nstep, predicted: bytes over nominal bandwidth, flops over {AT_PEAK:.0%} of the peak"
+    print_table(columns, rows, title=title)
+
+
+def _worker(options: Mapping) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scaling", json.dumps(options)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        raise UserError(f"compiling for {options['devices']} devices failed: {why}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _work(options: str) -> None:
+    settings = json.loads(options)
+    sharding.use_virtual_cpu_devices(settings["devices"])
+    print(json.dumps(compiled_records(**settings)))
+
+
+if __name__ == "__main__":
+    _work(*sys.argv[1:])
