@@ -51,7 +51,7 @@ def probe(parse: Callable) -> None:
 
 
 def metrics(parse: Callable) -> None:
-    """Alignment and uniformity of a checkpoint over a split, or of features in an .npy file."""
+    """Alignment and uniformity of a checkpoint over a split, or of the features in a file."""
     from hypersphere_jax.config import MetricsConfig
 
     config = parse(MetricsConfig)
@@ -72,6 +72,28 @@ def metrics(parse: Callable) -> None:
             ]
         ],
     )
+
+
+def import_torch(parse: Callable) -> None:
+    """Make a run of an encoder that was trained in PyTorch, to probe it."""
+    from hypersphere_jax.config import ImportConfig
+
+    config = parse(ImportConfig)
+    from hypersphere_jax import interchange
+
+    folder = interchange.import_torch(config, command=_command())
+    layer = " --layer LAYER" if config.fresh_head else ""
+    print(f"imported: {folder}\nevaluate: python run.py probe {shlex.quote(str(folder))}{layer}")
+
+
+def export_npz(parse: Callable) -> None:
+    """Write the encoder of a run under PyTorch's names, for `load_state_dict`."""
+    from hypersphere_jax.config import ExportConfig
+
+    config = parse(ExportConfig)
+    from hypersphere_jax import interchange
+
+    print(interchange.export_npz(config))
 
 
 def data(parse: Callable) -> None:
@@ -122,7 +144,11 @@ def bench(parse: Callable) -> None:
 
 
 VERBS = {
-    verb.__name__: verb for verb in (quickstart, pretrain, probe, metrics, data, report, bench)
+    verb.__name__.replace("_", "-"): verb
+    for verb in (
+        *(quickstart, pretrain, probe, metrics, data, report, bench),
+        *(import_torch, export_npz),
+    )
 }
 
 
@@ -130,8 +156,8 @@ def main(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "help"):
         print("usage: python run.py VERB [options]     options of a verb: VERB --help\n")
-        for verb in VERBS.values():
-            print(f"  {verb.__name__:<12}{verb.__doc__.splitlines()[0]}")
+        for called, verb in VERBS.items():
+            print(f"  {called:<14}{verb.__doc__.splitlines()[0]}")
         return 0
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)

@@ -67,7 +67,11 @@ def find(run: str) -> Path:
 
 
 def open_folder(
-    config: PretrainConfig, devices: Sequence[jax.Device], digest: str, command: str
+    config: PretrainConfig,
+    devices: Sequence[jax.Device],
+    digest: str,
+    command: str,
+    imported: dict[str, Any] | None = None,
 ) -> Path:
     """Makes the folder of a run, or checks that the one that is there is the same run.
 
@@ -76,6 +80,7 @@ def open_folder(
       devices: to train on.
       digest: of the data.
       command: what the user typed, for the record.
+      imported: where the parameters come from, for the record, when they were not trained here.
 
     Raises:
       UserError: when the folder holds another run; nothing is changed then.
@@ -127,6 +132,7 @@ def open_folder(
                 "hosts": jax.process_count(),
             },
         }
+        | ({} if imported is None else {"imported": imported})
     )
     write_json(file, record)
     return folder

@@ -28,6 +28,7 @@ FLOORS = {
     "runs": 3,
     "feed": 3,
     "training": 4,
+    "interchange": 4,
     "datasheet": 5,
     "evaluation": 4,
     "report": 5,
@@ -44,6 +45,7 @@ HOMES = {
     "tensorboardX": ("runs",),
     "tensorflow_datasets": ("data",),
     "grain": ("data",),
+    "torch": ("interchange",),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

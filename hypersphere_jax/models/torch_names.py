@@ -104,6 +104,27 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
     return tree["params"], tree["stats"]
 
 
+def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.ndarray]:
+    """The PyTorch state dict of parameters and statistics: the inverse of `from_torch`.
+
+    Args:
+      config: of the model, see `torch_names`.
+      params: as of `models.create`.
+      stats: likewise.
+
+    Returns:
+      NumPy arrays by name, in PyTorch's shapes and of the dtypes they had.
+
+    Raises:
+      UserError: for a model without a counterpart in PyTorch.
+    """
+    leaves = _flat({"params": params, "stats": stats})
+    return {
+        entry.name: np.ascontiguousarray(_torchs_layout(entry, np.asarray(leaves[path])))
+        for path, entry in torch_names(config).items()
+    }
+
+
 def _laid_out(entry: TorchName, array: np.ndarray) -> np.ndarray:
     require(
         array.shape == entry.shape,
@@ -116,6 +137,17 @@ def _laid_out(entry: TorchName, array: np.ndarray) -> np.ndarray:
     if entry.image is not None:
         in_places = array.reshape(-1, *entry.image).transpose(2, 3, 1, 0)
         return in_places.reshape(math.prod(entry.image), -1)
+    return array.T
+
+
+def _torchs_layout(entry: TorchName, array: np.ndarray) -> np.ndarray:
+    if entry.layout == "conv":
+        return array.transpose(3, 2, 0, 1)
+    if entry.layout == "vector":
+        return array
+    if entry.image is not None:
+        c, h, w = entry.image
+        return array.reshape(h, w, c, -1).transpose(3, 2, 0, 1).reshape(entry.shape)
     return array.T
 
 
