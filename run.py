@@ -21,9 +21,10 @@ def quickstart(parse: Callable) -> None:
 
 def pretrain(parse: Callable) -> None:
     """Train an encoder, or continue the run that is in its folder."""
+    import experiments
     from hypersphere_jax.config import PretrainConfig
 
-    config = parse(PretrainConfig)
+    config = parse(PretrainConfig, experiments)
     _virtual_devices(config.runtime.devices)
     from hypersphere_jax import hosts, report, sharding, training
 
@@ -180,7 +181,7 @@ def _call(verb: str, arguments: list[str]) -> int:
     from hypersphere_jax.config import Stopped, UserError
 
     try:
-        VERBS[verb](lambda target: _parse(target, verb, arguments))
+        VERBS[verb](lambda target, *named: _parse(target, verb, arguments, *named))
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
     except UserError as error:
@@ -196,16 +197,26 @@ def _call(verb: str, arguments: list[str]) -> int:
     return 0
 
 
-def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
+def _parse(target: Any, verb: str, arguments: list[str], experiments: Any = None) -> Any:
     """Fills a dataclass or calls a function with what the command line gives.
 
-    A dict of functions is a choice between them, by name.
+    A dict of functions is a choice between them, by name. With experiments the first argument may
+    be the name of one, whose settings are then the defaults.
     """
     import tyro
 
     from hypersphere_jax.config import UserError
 
-    prog = f"run.py {verb}"
+    prog, options = f"run.py {verb}", {}
+    if experiments is not None and arguments and not arguments[0].startswith("-"):
+        name, *arguments = arguments
+        prog, options = f"{prog} {name}", {"default": experiments.find(name)}
+    elif experiments is not None:
+        names = ", ".join(experiments.PRETRAIN)
+        options = {
+            "description": f"{target.__doc__} The first argument may be an EXPERIMENT, whose "
+            f"settings are then the defaults of all options: {names}."
+        }
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -214,6 +225,7 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
                 target,
                 args=arguments,
                 prog=prog,
+                **options,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
             )
     except SystemExit as stop:

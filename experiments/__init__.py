@@ -1,1 +1,26 @@
 """The papers' experiments: configs, and what their results are compared with."""
+
+import difflib
+
+from experiments import moco_cifar10, moco_imagenet100, moco_v2_imagenet
+from hypersphere_jax.config import PretrainConfig, UserError
+
+# What `python run.py pretrain` takes as its first argument: FILE/VARIANT.
+PRETRAIN: dict[str, PretrainConfig] = {
+    f"{module.__name__.rpartition('.')[2]}/{variant}": config
+    for module in (moco_cifar10, moco_imagenet100, moco_v2_imagenet)
+    for variant, config in module.CONFIGS.items()
+}
+
+
+def find(name: str) -> PretrainConfig:
+    """The config of an experiment.
+
+    Raises:
+      UserError: for an unknown name.
+    """
+    if name not in PRETRAIN:
+        near = difflib.get_close_matches(name, PRETRAIN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PRETRAIN)}"
+        raise UserError(f"no experiment {name!r}: {hint}")
+    return PRETRAIN[name]
