@@ -129,7 +129,7 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the step and its parts (data, augmentation, losses), and its traffic by devices."""
+    """Speed of the step and its parts (data, augmentation, losses), and its traffic."""
     from benchmarks import augment, convolution, data, losses, scaling, train_step
 
     parse(
