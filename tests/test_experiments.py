@@ -118,6 +118,7 @@ def images(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "total"),
     [

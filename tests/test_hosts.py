@@ -122,6 +122,7 @@ def four(tmp_path_factory):
     return training.train(config(tmp_path_factory.mktemp("four"), runtime=FOUR))
 
 
+@pytest.mark.slow
 def test_two_hosts_of_a_cluster_as_one_of_as_many_devices(four, tmp_path):
     # Its port comes from the job's number.
     slurm = {
@@ -142,6 +143,7 @@ def test_two_hosts_of_a_cluster_as_one_of_as_many_devices(four, tmp_path):
     assert len(list((tmp_path / "run").glob("events.out*"))) == 1
 
 
+@pytest.mark.slow
 def test_whatever_happens_the_run_is_the_same(four, tmp_path):
     """Begun on one host; the first of two dies, then the second; both are stopped; ended on one."""
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -167,6 +169,7 @@ def test_whatever_happens_the_run_is_the_same(four, tmp_path):
     assert_close(tmp_path / "run", four)
 
 
+@pytest.mark.slow
 def test_an_error_on_one_host_ends_both(four):
     ends, _ = run_two(four.parent, [("--seed", "1")] * 2)
     for status, line in ends:  # found by the first host alone

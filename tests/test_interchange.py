@@ -193,6 +193,7 @@ def test_files_that_are_none(tmp_path, monkeypatch):
         interchange.read_state(tmp_path / "encoder.pth")
 
 
+@pytest.mark.slow
 def test_from_the_command_line(capsys, tmp_path, rng):
     """Imported, probed, measured, reported, exported; and one line for each mistake."""
     model = dataclasses.replace(ALEXNET, image_size=16, channels=1)

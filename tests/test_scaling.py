@@ -122,6 +122,7 @@ def test_memory_of_the_ring_does_not_grow_with_the_devices(loss, inputs):
     assert held(8, ring=False) - held(4, ring=False) >= 4 * block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8])
 def test_step_reduces_gradients_and_statistics(devices):
     size, dim = 8, 16
@@ -151,6 +152,7 @@ def test_predictions_are_bytes_over_bandwidth():
     assert found == {"compute": 2.0, "gradients": 3.0, "gathered": 2.0, "ring": 7.0}
 
 
+@pytest.mark.slow
 def test_command_compiles_and_writes(capsys, tmp_path):
     options = ["--devices", "2", "--batch-per-device", "4", "--dim", "8", "--no-step"]
     assert run_py.main(["bench", "scaling", *options, "--out", str(tmp_path)]) == 0
@@ -162,6 +164,7 @@ def test_command_compiles_and_writes(capsys, tmp_path):
     assert all(f"{what}: MB" in said for what in programs) and "predicted" not in said
 
 
+@pytest.mark.slow
 def test_command_predicts_steps_for_links_that_join_the_devices(capsys, monkeypatch, tmp_path):
     def worker(options):
         held = dict.fromkeys(("argument_bytes", "output_bytes", "temporary_bytes"), 1)
