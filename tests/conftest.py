@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -13,6 +14,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 CACHE = tempfile.TemporaryDirectory()
 jax.config.update("jax_compilation_cache_dir", CACHE.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# JAX makes its devices here: else the first test that gives `--devices` would set their number.
+assert jax.device_count() == 8
 
 
 @pytest.fixture
