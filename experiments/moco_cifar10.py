@@ -24,22 +24,16 @@ minutes on a GPU that sustains 100 TFLOP/s in bfloat16. A run on CPU that is sma
 docs/moco.md.
 """
 
+from experiments.moco_objectives import objectives
 from hypersphere_jax.config import (
     DataConfig,
     MocoConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     RuntimeConfig,
 )
 
-OBJECTIVES = {
-    "contrastive": ObjectiveConfig(
-        contrastive_weight=1, contrastive_tau=0.1, align_weight=0, uniform_weight=0
-    ),
-    "align_uniform": ObjectiveConfig(align_weight=3, align_alpha=2, uniform_weight=1, uniform_t=3),
-}
 CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_cifar10_{variant}",
@@ -60,5 +54,5 @@ CONFIGS = {
         ),
         runtime=RuntimeConfig(checkpoint_every_steps=500),
     )
-    for variant, objective in OBJECTIVES.items()
+    for variant, objective in objectives(tau=0.1).items()
 }

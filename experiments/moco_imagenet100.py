@@ -27,22 +27,16 @@ images: 1.0e18. `--dtype bfloat16` is faster, with other numbers.
 
 from pathlib import Path
 
+from experiments.moco_objectives import objectives
 from hypersphere_jax.config import (
     DataConfig,
     MocoConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     RuntimeConfig,
 )
 
-OBJECTIVES = {
-    "contrastive": ObjectiveConfig(
-        contrastive_weight=1, contrastive_tau=0.07, align_weight=0, uniform_weight=0
-    ),
-    "align_uniform": ObjectiveConfig(align_weight=3, align_alpha=2, uniform_weight=1, uniform_t=3),
-}
 CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_imagenet100_{variant}",
@@ -65,5 +59,5 @@ CONFIGS = {
         ),
         runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=1000),
     )
-    for variant, objective in OBJECTIVES.items()
+    for variant, objective in objectives(tau=0.07).items()
 }

@@ -28,22 +28,16 @@ images, times 200 epochs: 8.4e18, so those 8 V100 sustained 5.5 TFLOP/s each. `-
 faster, with other numbers.
 """
 
+from experiments.moco_objectives import objectives
 from hypersphere_jax.config import (
     DataConfig,
     MocoConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     RuntimeConfig,
 )
 
-OBJECTIVES = {
-    "contrastive": ObjectiveConfig(
-        contrastive_weight=1, contrastive_tau=0.2, align_weight=0, uniform_weight=0
-    ),
-    "align_uniform": ObjectiveConfig(align_weight=3, align_alpha=2, uniform_weight=1, uniform_t=3),
-}
 CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_v2_imagenet_{variant}",
@@ -64,5 +58,5 @@ CONFIGS = {
         ),
         runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=5000),
     )
-    for variant, objective in OBJECTIVES.items()
+    for variant, objective in objectives(tau=0.2).items()
 }

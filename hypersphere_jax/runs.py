@@ -101,7 +101,8 @@ def open_folder(
             "or --resume auto to continue it",
         )
         record = _read_record(file)
-        changed = differences(_shaping(record["config"]), shaping(config))
+        # Read as a config, that of an older version has the fields that came since.
+        changed = differences(shaping(read_config(folder)), shaping(config))
         require(
             not changed,
             f"{folder} holds a run with another config ({'; '.join(changed)}): choose another "
@@ -172,8 +173,14 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
 
 
 def shaping(config: PretrainConfig) -> dict[str, Any]:
-    """What of a config shapes the numbers of its run."""
-    return _shaping(to_dict(config))
+    """What of a config shapes the numbers of its run: must not change between two sessions."""
+    kept = {key: value for key, value in to_dict(config).items() if key not in IDENTITY}
+    # Of the data their digest is compared: where they lie shapes nothing, nor does skipping images
+    # that a run so far would have ended at.
+    places = {"data_dir": None, "classes": None, "bad_images": None}
+    if "/" in kept["data"]["name"]:
+        places["name"] = "a path"
+    return kept | {"data": kept["data"] | places}
 
 
 @contextlib.contextmanager
@@ -297,17 +304,6 @@ class MetricsWriter:
             self._file.close()
         finally:
             self._events.close()
-
-
-def _shaping(config: dict[str, Any]) -> dict[str, Any]:
-    """What must not change between two sessions of a run."""
-    kept = {key: value for key, value in config.items() if key not in IDENTITY}
-    # Of the data their digest is compared: where they lie shapes nothing, nor does skipping images
-    # that a run so far would have ended at.
-    places = {"data_dir": None, "classes": None, "bad_images": None}
-    if "/" in kept["data"]["name"]:
-        places["name"] = "a path"
-    return kept | {"data": kept["data"] | places}
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -48,10 +48,13 @@ def test_help(verb, capsys):
     assert all(len(line) <= 100 for line in text.splitlines() if "│" in line)
 
 
-@pytest.mark.parametrize("file", ["hypersphere_jax/config.py", "experiments/quickstart.py"])
+CONFIGS = [*(ROOT / "hypersphere_jax" / "config").glob("*.py"), ROOT / "experiments/quickstart.py"]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_every_option_says_what_it_does(file):
     """Each field of a config has its help, a string below it (a nested config has its fields')."""
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
             for field, below in zip(node.body, [*node.body[1:], None], strict=True):
                 if isinstance(field, ast.AnnAssign) and "Config" not in ast.unparse(field):

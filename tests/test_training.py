@@ -176,6 +176,17 @@ def test_half_written_metrics(finished, tmp_path):
     assert_same_run(tmp_path / "run", finished)
 
 
+def test_a_run_of_an_earlier_version_goes_on(finished, tmp_path):
+    """Options that came later had their standard values then."""
+    stop_at(tmp_path, 6)
+    file = tmp_path / "run" / "config.json"
+    record = json.loads(file.read_text())
+    del record["config"]["moco"], record["config"]["optimizer"]["clip_norm"]
+    file.write_text(json.dumps(record))
+    training.train(config(tmp_path))
+    assert_same_run(tmp_path / "run", finished)
+
+
 def test_folder_with_another_run(finished):
     before = (finished / "config.json").read_text()
     other = config(finished.parent, seed=1, objective=ObjectiveConfig(align_weight=2))

@@ -1,0 +1,45 @@
+"""What shapes a run: frozen dataclasses with their validation.
+
+The command line is generated from these classes: a field's name is its flag, the text below it
+its help. Everything but `RuntimeConfig` shapes the numbers of a run, so a run folder may only be
+continued with the same values.
+"""
+
+from hypersphere_jax.config.base import (
+    Stopped,
+    UserError,
+    differences,
+    from_dict,
+    require,
+    to_dict,
+)
+from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig
+from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
+from hypersphere_jax.config.interchange import ExportConfig, ImportConfig
+from hypersphere_jax.config.model import ModelConfig
+from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
+from hypersphere_jax.config.optimizer import OptimizerConfig
+from hypersphere_jax.config.pretrain import PretrainConfig
+from hypersphere_jax.config.runtime import RuntimeConfig
+
+__all__ = [
+    "DataConfig",
+    "ExportConfig",
+    "ImportConfig",
+    "LookedAt",
+    "MetricsConfig",
+    "MocoConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "PrepareConfig",
+    "PretrainConfig",
+    "ProbeConfig",
+    "RuntimeConfig",
+    "Stopped",
+    "UserError",
+    "differences",
+    "from_dict",
+    "require",
+    "to_dict",
+]

@@ -1,0 +1,40 @@
+"""All of a training run."""
+
+from hypersphere_jax.config.base import config, require, valid_seed
+from hypersphere_jax.config.data import DataConfig
+from hypersphere_jax.config.model import ModelConfig
+from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
+from hypersphere_jax.config.optimizer import OptimizerConfig
+from hypersphere_jax.config.runtime import RuntimeConfig
+
+
+@config
+class PretrainConfig:
+    """All of a training run."""
+
+    name: str = "default"
+    """Name of the run: its folder is RUNS_DIR/NAME."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    seed: int = 0
+    """Seed of initialization, order of the images, and augmentation."""
+    init_from: str | None = None
+    """A run (folder) whose newest checkpoint gives the initial parameters (finetuning). Of a run
+    that `import-torch` made: the file."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    moco: MocoConfig = MocoConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    def __post_init__(self):
+        require(
+            bool(self.name) and self.name not in (".", "..") and "/" not in self.name,
+            f"--name {self.name!r}: must be a plain folder name",
+        )
+        require(
+            not (self.moco.queue_size and self.objective.supervised_weight),
+            "--queue-size and --supervised-weight do not go together: the queue has no labels",
+        )
+        valid_seed(self.seed)
