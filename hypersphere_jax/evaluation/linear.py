@@ -19,6 +19,7 @@ from jax import lax
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluation.checks import check_features, check_labels, check_same_dim
+from hypersphere_jax.evaluation.classifier import Classifier, best_classes, logits
 
 L2_GRIDS = {
     "lbfgs": (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
@@ -29,13 +30,6 @@ EPOCHS, BATCH_SIZE, LEARNING_RATE = 100, 128, 1e-3  # Adam: Wang & Isola, B.1
 
 _lbfgs = optax.lbfgs()
 _adam = optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8)
-
-
-class Classifier(NamedTuple):
-    """The logits of features x `[n, d]` are `x @ weights.T + bias`."""
-
-    weights: jax.Array  # [num_classes, d]
-    bias: jax.Array  # [num_classes]
 
 
 def linear_probe(
@@ -286,27 +280,14 @@ def _adam_epoch(classifiers, states, x, y, batches, row_weights, l2s, learning_r
 
 
 def _objective(classifier: Classifier, x, y, row_weight, l2) -> jax.Array:
-    losses = optax.softmax_cross_entropy_with_integer_labels(_logits(classifier, x), y)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(classifier, x), y)
     penalty = l2 / 2 * jnp.sum(jnp.square(classifier.weights))
     return jnp.vdot(row_weight, losses) / jnp.sum(row_weight) + penalty
 
 
-def _logits(classifier: Classifier, x) -> jax.Array:
-    # With weights [num_classes, d] the gradient is a product that never transposes x: on CPU, twice
-    # as fast. Highest precision, because GPUs would round the features to 10 bits.
-    products = jnp.einsum("nd,cd->nc", x, classifier.weights, precision=lax.Precision.HIGHEST)
-    return products + classifier.bias[None, :]
-
-
-@partial(jax.jit, static_argnames="k")
-def _best_classes(classifier: Classifier, x, *, k: int) -> jax.Array:
-    """Classes `[n, k]` with the largest logits, the lower class first where they are equal."""
-    return lax.top_k(_logits(classifier, x), k)[1]
-
-
 def _accuracy(classifier: Classifier, x, y, k: int = 1) -> float:
     """Percent of rows whose label is among the k best classes."""
-    hits = np.asarray(_best_classes(classifier, x, k=k)) == y[:, None]
+    hits = np.asarray(best_classes(classifier, x, k=k)) == y[:, None]
     return 100 * float(np.mean(hits.any(axis=1)))
 
 
