@@ -19,8 +19,8 @@ def shuffle(
     """Deals the samples of every group out over the other groups, see `permutation`.
 
     Groups are those of batch norm: equal parts of the global batch, consecutive in the devices'
-    order. Samples are gathered from all devices, as MoCo does. (`x` may be what samples are made
-    of, such as their numbers and positions: that saves the images' way.)
+    order. Samples are gathered from all devices, as MoCo does; `x` may be what they are made
+    of, such as their numbers, which saves the images' way.
 
     Args:
       x: arrays `[m, ...]`, an array or a tree of them: this device's part of the batch.

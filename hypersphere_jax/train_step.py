@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hypersphere_jax.augment import two_views
+from hypersphere_jax.augment import one_view, two_views
 from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.losses import (
     align_loss,
@@ -152,7 +152,8 @@ def make_step(
         key = jax.random.fold_in(key, state.step)
         # Both views pass through the network at once, so batch norm sees them together; side by
         # side, so that its groups are the same images' on any number of devices.
-        views = jnp.stack(_views(augment, axis_name, images, indices, key), axis=1)
+        positions = _positions(indices, axis_name)
+        views = jnp.stack(two_views(augment, key, images[indices], positions), axis=1)
         views = views.reshape(-1, *views.shape[2:])
 
         def loss_of(params):
@@ -175,6 +176,7 @@ def make_moco_step(
     *,
     axis_name: str | None,
     separate: Callable | None = None,
+    resident: bool = True,
     decay: Callable[[jax.Array], jax.Array] = lambda step: 0.999,
     own_stats: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -192,6 +194,8 @@ def make_moco_step(
       axis_name: the mapped axis, or None on a single device.
       separate: (samples, random key) -> samples, undo: puts the samples of the keys into other
         groups of batch norm than those of their queries, such as `shuffle`; None: they stay.
+      resident: whether every device has all images, so that their numbers are what is sent to
+        another one; else the images are, as uint8.
       decay: of the momentum encoder's parameters, at a step.
       own_stats: the momentum encoder's running statistics are those of the keys, as in MoCo's
         code; else they are averaged as its parameters are.
@@ -204,9 +208,10 @@ def make_moco_step(
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
-        view1, view2 = _views(augment, axis_name, images, indices, key)
+        positions = _positions(indices, axis_name)
         target = state.momentum
-        keys, target_stats = _keys(target, view2, key)
+        view1 = one_view(augment, key, images[indices], positions, 0)
+        keys, target_stats = _keys(target, images, indices, positions, key)
 
         def loss_of(params):
             outputs, stats = apply(params, state.stats, view1, True, axis_name)
@@ -226,10 +231,13 @@ def make_moco_step(
         metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
         return state._replace(momentum=momentum), metrics
 
-    def _keys(target, view, key):
-        undo = None
+    def _keys(target, images, indices, positions, key):
+        # A sample goes to its group as what its view is made of: few bytes, and the same view.
+        samples, undo = (indices if resident else images[indices], positions), None
         if separate is not None:
-            view, undo = separate(view, jax.random.fold_in(key, zlib.crc32(b"separate")))
+            samples, undo = separate(samples, jax.random.fold_in(key, zlib.crc32(b"separate")))
+        sample, positions = samples
+        view = one_view(augment, key, images[sample] if resident else sample, positions, 1)
         outputs, stats = apply(target.params, target.stats, view, True, axis_name)
         stats = stats if axis_name is None else jax.lax.pmean(stats, axis_name)
         keys = outputs["output"] if undo is None else undo(outputs["output"])
@@ -238,11 +246,10 @@ def make_moco_step(
     return step
 
 
-def _views(augment, axis_name, images, indices, key):
-    n = len(indices)
+def _positions(indices, axis_name):
+    """The places of this device's samples in the global batch."""
     device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-    positions = device * n + jnp.arange(n)
-    return two_views(augment, key, images[indices], positions)
+    return device * len(indices) + jnp.arange(len(indices))
 
 
 def _updated(state, loss_of, optimizer, axis_name):

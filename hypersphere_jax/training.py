@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import signal
 import threading
@@ -32,9 +33,11 @@ from hypersphere_jax.train_step import (
     make_step,
 )
 
+logger = logging.getLogger("hypersphere_jax")
+
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
-    """Fills in what the config leaves to the data: recipe, image size, channels, classes.
+    """Fills in what the config leaves open: recipe, image size, channels, classes, batch norm.
 
     A file is named by its whole path, so that the run can be evaluated from any folder.
     """
@@ -63,6 +66,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
                 image_size=size,
                 channels=view.shape[-1],
                 num_classes=len(dataset.class_names) if supervised else 0,
+                batch_norm=config.model.batch_norm
+                or ("split" if config.moco.queue_size else "sync"),
             )
         ),
     )
@@ -94,9 +99,9 @@ def _train(
 ) -> Path:
     devices = sharding.everywhere(config.runtime.devices)
     sharding.share(config.optimizer.batch_size, devices)
-    _check_groups(config, len(devices))
     dataset = data.load(config.data)
     config = resolve(config, dataset)
+    _check_groups(config, len(devices))
     sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
     total = config.optimizer.epochs * sampler.steps_per_epoch
     schedule = make_schedule(config.optimizer, total)
@@ -113,12 +118,13 @@ def _train(
         state = state._replace(momentum=Momentum(params, stats, queue))
 
     digest = dataset.digest()
+    resident = is_resident(dataset.pretrain, runtime.pipeline, devices)
     hosts.agree(
         {
             "config": runs.shaping(config),
             "data": digest,
             "devices": len(sharding.here(devices)),
-            "resident": is_resident(dataset.pretrain, runtime.pipeline, devices),
+            "resident": resident,
         }
     )
     checkpoints: Any = _Elsewhere()
@@ -137,7 +143,7 @@ def _train(
     start = int(state.step)
 
     step_fn = sharding.pmap(
-        _make_step(config, apply, optimizer, dataset, total), devices, donate=(0,)
+        _make_step(config, apply, optimizer, dataset, total, resident), devices, donate=(0,)
     )
     state = sharding.replicate(state, devices)
     key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
@@ -210,6 +216,7 @@ def _make_step(
     optimizer: Any,
     dataset: data.Dataset,
     total: int,
+    resident: bool,
 ) -> Callable:
     """The step of one device that a config describes, with a queue or without."""
     transform = augment.make_augment(
@@ -231,6 +238,7 @@ def _make_step(
         decay=momentum_schedule(config.moco.ema_decay, final, total),
         own_stats=config.moco.ema_stats == "own",
         separate=_separate(config),
+        resident=resident,
         **options,
     )
 
@@ -245,19 +253,26 @@ def _separate(config: PretrainConfig) -> Callable | None:
 
 def _check_groups(config: PretrainConfig, devices: int) -> None:
     """Refuses batch norm's groups before a folder is made, where the step would only later."""
-    groups, batch_size = config.model.bn_groups, config.optimizer.batch_size
-    if config.model.batch_norm == "split":
+    norm, groups = config.model.batch_norm, config.model.bn_groups
+    batch_size = config.optimizer.batch_size
+    if norm == "split":
         require(
             groups % devices == 0 and batch_size % groups == 0,
             f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
             f"--batch-size {batch_size}",
         )
-    parts = {"sync": 2, "local": devices, "split": groups}[config.model.batch_norm]
+    if not config.moco.queue_size:
+        return
     require(
-        not config.moco.queue_size or parts > 1,
-        "keys and queries would share their batch statistics, which give the positives away: with "
-        "a queue on one device take --batch-norm split with several --bn-groups, or sync",
+        not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
+        "keys would have the batch statistics of their queries' images, which give the positives "
+        "away: with a queue on one device take --batch-norm split with several --bn-groups",
     )
+    if norm == "sync":
+        logger.warning(
+            "--batch-norm sync with a queue: keys have the batch statistics of their queries' "
+            "images, which give the positives away; split or local keep them apart"
+        )
 
 
 def _decoding(stop: "_StopSignals", items: Sequence[int]) -> Iterator[int]:

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 from hypersphere_jax import sharding
 from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init
+from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train_step import (
     Momentum,
     init_state,
@@ -153,6 +155,78 @@ def test_devices_change_nothing(images, devices, intra_batch):
     # The queue is the same on each device, to the bit.
     for row in np.asarray(spread.momentum.queue.keys)[1:]:
         np.testing.assert_array_equal(row, np.asarray(spread.momentum.queue.keys)[0])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_shuffled_keys_come_back(images, resident, devices=4):
+    """Without batch norm, where keys are made changes nothing, under `shard_map` too."""
+    plain, alone = make()
+    plain = jax.jit(plain)
+    separate = functools.partial(shuffle, groups=4, axis_name=sharding.AXIS)
+    step, state = make(axis_name=sharding.AXIS, separate=separate, resident=resident)
+    whole, part = PartitionSpec(), PartitionSpec(sharding.AXIS)
+    mapped = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=Mesh(np.array(jax.devices()[:devices]), (sharding.AXIS,)),
+            in_specs=(whole, whole if resident else part, part, part, whole),
+            out_specs=whole,
+            check_vma=resident,  # with and without
+        )
+    )
+    labels, key = np.zeros(N, np.int32), jax.random.key(3)
+    for number in range(3):
+        rows = order(number).astype(np.int32)
+        alone, metrics = plain(alone, images, labels, rows, key)
+        if resident:
+            state, found = mapped(state, images, labels[:BATCH], rows, key)
+        else:
+            mine = np.tile(np.arange(BATCH // devices, dtype=np.int32), devices)
+            state, found = mapped(state, images[rows], labels[rows], mine, key)
+        assert_close(found, metrics)
+    assert_close(state, alone)
+
+
+def test_algorithm_1_in_pytorch(images):
+    """MoCo's code, but that the queue's end may lie within a batch: gradients by autograd."""
+    torch = pytest.importorskip("torch")
+    step, state = make()
+    step = jax.jit(step)
+    encoder = [torch.nn.Linear(6, DIM, bias=False) for _ in range(2)]
+    for net in encoder:
+        net.weight.data = torch.tensor(np.array(state.params["w"]).T)
+    query_net, key_net = encoder
+    optimizer = torch.optim.SGD(query_net.parameters(), RATE, momentum=BETA)
+    queue = torch.tensor(np.array(state.momentum.queue.keys)).T.clone()  # [dim, k], as there
+    ptr = 0
+    for number in range(7):
+        x_q, x_k = (torch.tensor(x, dtype=torch.float32) for x in views_of(images, number))
+        q = torch.nn.functional.normalize(query_net(x_q), dim=1)
+        with torch.no_grad():
+            k = torch.nn.functional.normalize(key_net(x_k), dim=1)
+        positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
+        logits = torch.cat([positive, q @ queue], dim=1) / TAU
+        loss = torch.nn.functional.cross_entropy(logits, torch.zeros(BATCH, dtype=torch.long))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            key_net.weight.mul_(DECAY).add_(query_net.weight, alpha=1 - DECAY)
+            queue[:, (ptr + torch.arange(BATCH)) % QUEUE] = k.T
+        ptr = (ptr + BATCH) % QUEUE
+
+        state, metrics = step(
+            state, images, np.zeros(N, np.int32), order(number), jax.random.key(3)
+        )
+        np.testing.assert_allclose(metrics["loss"], loss.item(), rtol=2e-5)
+        momentum = state.momentum
+        for ours, theirs in (
+            (state.params["w"], query_net.weight.detach().T),
+            (momentum.params["w"], key_net.weight.detach().T),
+            (momentum.queue.keys, queue.T),
+        ):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+        assert int(momentum.queue.ptr) == ptr
 
 
 def assert_close(tree, other):

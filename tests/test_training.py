@@ -16,8 +16,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from run_cases import assert_same_run, state_of
 
-from hypersphere_jax import checkpoint, models, runs, training
+from hypersphere_jax import checkpoint, runs, training
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -29,8 +30,6 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.data import arrays
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train_step import init_state
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3)
@@ -53,24 +52,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     training.train(config(folder))
     return folder / "run"
-
-
-def state_of(folder, step=None):
-    """The whole state of a run, its structure taken from a state made anew."""
-    made = runs.read_config(folder)
-    _, params, stats = models.abstract(made.model)
-    optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 12))
-    like = jax.eval_shape(lambda p, s: init_state(p, s, optimizer), params, stats)
-    return checkpoint.restore(folder / "checkpoints", like._asdict(), step)[1]
-
-
-def assert_same_run(folder, other):
-    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
-    timeless = [
-        [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait")} for r in records]
-        for records in (runs.read_metrics(folder), runs.read_metrics(other))
-    ]
-    assert timeless[0] == timeless[1]
 
 
 def test_folder_of_a_run(finished):

@@ -33,7 +33,13 @@ from hypersphere_jax.augment.geometry import (
 )
 from hypersphere_jax.augment.host import draw_box, host_crops
 from hypersphere_jax.augment.recipes import RECIPES, Recipe, Steps
-from hypersphere_jax.augment.views import OPERATIONS, make_augment, make_evaluate, two_views
+from hypersphere_jax.augment.views import (
+    OPERATIONS,
+    make_augment,
+    make_evaluate,
+    one_view,
+    two_views,
+)
 
 __all__ = [
     "OPERATIONS",
@@ -58,6 +64,7 @@ __all__ = [
     "make_augment",
     "make_evaluate",
     "normalize",
+    "one_view",
     "random_affine",
     "random_grayscale",
     "random_horizontal_flip",

@@ -130,6 +130,16 @@ def two_views(augment, key, images, positions):
     Raises:
       ValueError: where there is not one position for each image, or not two crops.
     """
+    return _views(augment, key, images, positions, (0, 1))
+
+
+def one_view(augment, key, images, positions, number):
+    """The first (number 0) or the second (1) of those two views alone: `[n, size, size, c']`."""
+    (view,) = _views(augment, key, images, positions, (number,))
+    return view
+
+
+def _views(augment, key, images, positions, numbers):
     if positions.shape != images.shape[:1]:
         raise ValueError(f"images {images.shape} need one position each, got {positions.shape}")
     if images.ndim == 5 and images.shape[1] != 2:
@@ -138,7 +148,7 @@ def two_views(augment, key, images, positions):
     def views(position, image):
         crops = image if images.ndim == 5 else (image, image)
         sample_key = jax.random.fold_in(key, position)
-        return tuple(augment(jax.random.fold_in(sample_key, view), crops[view]) for view in (0, 1))
+        return tuple(augment(jax.random.fold_in(sample_key, view), crops[view]) for view in numbers)
 
     if jax.default_backend() != "cpu":
         return jax.vmap(views)(positions, images)

@@ -42,9 +42,11 @@ class ModelConfig:
     num_classes: Fixed[int] = 0
     """Classes of a linear classifier on the output (layer `logits`), 0 for none; a run has one
     when its objective is supervised."""
-    batch_norm: Literal["sync", "local", "split"] = "sync"
-    """Statistics of batch norm over the global batch; over each device's part alone; or over
-    `bn_groups` equal parts of the global batch, however many devices there are."""
+    batch_norm: Literal["sync", "local", "split"] | None = None
+    """Statistics of batch norm over the global batch (`sync`); over each device's part alone
+    (`local`); or over `bn_groups` equal parts of the global batch, however many devices there are
+    (`split`). None: `split` with a queue, where `sync` would give the positives away; else
+    `sync`."""
     bn_groups: int = 8
     """Parts of the global batch under `--batch-norm split`."""
 

@@ -75,7 +75,7 @@ def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
         return _split(nnx.eval_shape(lambda: _build(config, norm, jax.random.key(0))))
 
     def apply(params, stats, x, train, axis_name=None):
-        synchronized = config.batch_norm == "sync"
+        synchronized = config.batch_norm in (None, "sync")
         graphdef, param_state, stat_state = definition(
             _groups(config, axis_name) if train else 1, axis_name if synchronized else None
         )

@@ -1,0 +1,39 @@
+"""What runs are compared by: the whole state of a checkpoint, and the metrics but for the time."""
+
+import jax
+import numpy as np
+
+from hypersphere_jax import checkpoint, models, runs
+from hypersphere_jax.moco import queue_init
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train_step import Momentum, init_state
+
+
+def state_of(folder, step=None):
+    """The whole state of a run, its structure taken from a state made anew."""
+    made = runs.read_config(folder)
+    _, params, stats = models.abstract(made.model)
+    optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
+
+    def anew(params, stats):
+        state = init_state(params, stats, optimizer)
+        if not made.moco.queue_size:
+            return state
+        queue = queue_init(jax.random.key(0), made.moco.queue_size, made.model.dim)
+        return state._replace(momentum=Momentum(params, stats, queue))
+
+    like = jax.eval_shape(anew, params, stats)._asdict()
+    like = {name: part for name, part in like.items() if part is not None}
+    return checkpoint.restore(folder / "checkpoints", like, step)[1]
+
+
+def timeless(folder):
+    """The records of `metrics.jsonl` without what time they took."""
+    dropped = ("images_per_s", "data_wait")
+    return [{k: v for k, v in r.items() if k not in dropped} for r in runs.read_metrics(folder)]
+
+
+def assert_same_run(folder, other):
+    """To the bit."""
+    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
+    assert timeless(folder) == timeless(other)
