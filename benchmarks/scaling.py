@@ -20,15 +20,26 @@ import jax.numpy as jnp
 
 from benchmarks.collectives import RECEIVED, traffic
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, sharding, uniform_loss
-from hypersphere_jax.config import ModelConfig, OptimizerConfig, UserError
+from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
+from hypersphere_jax.moco import queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.report import print_table
 from hypersphere_jax.runs import write_json
-from hypersphere_jax.train_step import init_state, make_step
+from hypersphere_jax.shuffle import shuffle
+from hypersphere_jax.train_step import (
+    Momentum,
+    init_state,
+    make_moco_step,
+    make_queue_objective,
+    make_step,
+)
 
 ROOT = Path(__file__).parent.parent
 FORMS = {"gathered": False, "ring": True}
-STEP = "step"
+STEP, MOCO = "step", "MoCo step"
+# What is sent of a key's sample when it goes to another device: "resident" data's number.
+SENT = {"images": False, "numbers": True}
+QUEUE = 65536  # keys, as in MoCo's and Wang & Isola's ImageNet runs
 AT_PEAK = 0.4  # of a chip's peak that convolutions are assumed to reach
 
 
@@ -129,6 +140,14 @@ def compiled_records(
             found = compiled_record(program, arguments, devices, donate=(0,))
             parameters = sum(leaf.size for leaf in jax.tree.leaves(arguments[0].params))
             records.append({"what": STEP, "form": form, "parameters": parameters, **found})
+    for form, resident in SENT.items() if step else ():
+        shuffled = devices > 1
+        found = compiled_record(
+            *_moco_step(batch_per_device, dim, model, image_size, resident, shuffled),
+            devices,
+            donate=(0,),
+        )
+        records.append({"what": MOCO, "form": form, **found})
     return records
 
 
@@ -190,7 +209,7 @@ def _step(
     """The step of training on batches that stream, and the shapes of its arguments."""
     config = ModelConfig(model, dim=dim, image_size=image_size, channels=3)
     apply, params, stats = models.abstract(config)
-    optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
+    optimizer = _optimizer()
 
     def objective(view1, view2, labels, axis_name):
         x, y = view1["output"], view2["output"]
@@ -204,9 +223,42 @@ def _step(
         axis_name=sharding.AXIS,
     )
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    return program, (state, *_batch(batch_per_device, image_size))
+
+
+def _moco_step(
+    batch_per_device: int, dim: int, model: str, image_size: int, resident: bool, shuffled: bool
+) -> tuple[Callable, tuple]:
+    """The step with a queue and the batch norm of each device, and its arguments' shapes."""
+    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
+    apply, params, stats = models.abstract(config)
+    optimizer = _optimizer()
+    program = make_moco_step(
+        apply,
+        make_queue_objective(ObjectiveConfig()),
+        optimizer,
+        augment.make_augment("moco", image_size),
+        axis_name=sharding.AXIS,
+        separate=functools.partial(shuffle, axis_name=sharding.AXIS) if shuffled else None,
+        resident=resident,
+    )
+
+    def start(params, stats):
+        momentum = Momentum(params, stats, queue_init(jax.random.key(0), QUEUE, dim))
+        return init_state(params, stats, optimizer)._replace(momentum=momentum)
+
+    return program, (jax.eval_shape(start, params, stats), *_batch(batch_per_device, image_size))
+
+
+def _optimizer() -> Any:
+    return make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
+
+
+def _batch(batch_per_device: int, image_size: int) -> tuple:
+    """Shapes of images, labels, indices and key."""
     images = jax.ShapeDtypeStruct((batch_per_device, image_size, image_size, 3), jnp.uint8)
     integers = jax.ShapeDtypeStruct((batch_per_device,), jnp.int32)
-    return program, (state, images, integers, integers, jax.eval_shape(jax.random.key, 0))
+    return images, integers, integers, jax.eval_shape(jax.random.key, 0)
 
 
 def _print_counts(what: str, records: Sequence[Mapping]) -> None:

@@ -28,13 +28,17 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
-from hypersphere_jax.models.torch_names import from_torch, to_torch, torch_names
+from hypersphere_jax.models.torch_names import few, from_torch, to_torch, torch_names
 
 logger = logging.getLogger("hypersphere_jax")
 
 State = dict[str, np.ndarray]
 # Under what a training script puts the state dict that it saves among other things.
 CONTAINERS = ("state_dict", "model_state_dict", "model_state", "model")
+# A state dict lies at most so deep in what it was saved with.
+DEPTH = 3
+# Older ones run code in files that were made for that, `weights_only` or not.
+SAFE_TORCH = "2.6"
 # By the rows and columns of the first convolution.
 STEMS = {(3, 3): "cifar", (7, 7): "imagenet"}
 
@@ -61,7 +65,6 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         name=config.name,
         runs_dir=config.runs_dir,
         seed=config.seed,
-        init_from=str(config.file.resolve()),
         data=config.data,
         model=config.model,
     )
@@ -70,6 +73,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         not checkpoint.steps(folder / "checkpoints"),
         f"{folder} holds a run already: choose another --name",
     )
+    require(not config.file.is_dir(), f"{config.file} is a folder: name the file in it")
     require(config.file.is_file(), f"{config.file}: there is no such file")
     state, left = encoder_of(read_state(config.file), config.model.name, config.prefix)
     dataset = data.load(config.data)
@@ -83,13 +87,13 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         fresh = _fresh_head(run.model, config.seed)
         parts = tuple(part | head for part, head in zip(parts, fresh, strict=True))
     if left:
-        logger.warning("left aside of %s: %s", config.file, _few(left))
+        logger.warning("left aside of %s: %s", config.file, few(left))
     if config.fresh_head:
         before = "backbone" if "backbone" in models.layers(run.model) else "fc7"
         logger.warning("the head is random: probe --layer %s, or one before it", before)
 
     origin = {
-        "file": run.init_from,
+        "file": str(config.file.resolve()),
         "sha256": _sha256(config.file),
         "head": "random" if config.fresh_head else "of the file",
         "left_aside": left,
@@ -217,7 +221,7 @@ def _converted(file: Path, model: ModelConfig, state: State) -> tuple[dict, dict
             "aside and probe the layers before it",
         )
     bad = [name for name in sorted(state) if not np.isfinite(state[name]).all()]
-    require(not bad, f"{file} holds NaN or infinity in {_few(bad)}")
+    require(not bad, f"{file} holds NaN or infinity in {few(bad)}")
     try:
         return from_torch(model, state)
     except UserError as error:
@@ -240,7 +244,7 @@ def _read_npz(file: Path) -> State:
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{file} is not a readable .npz file of arrays: {error}") from error
     other = [name for name in sorted(state) if state[name].dtype.kind not in "fiu"]
-    require(not other, f"{file} holds what are no real numbers (bfloat16?): {_few(other)}")
+    require(not other, f"{file} holds what are no real numbers (bfloat16?): {few(other)}")
     return state
 
 
@@ -249,9 +253,14 @@ def _read_torch(file: Path) -> State:
         import torch
     except ImportError as error:
         raise UserError(
-            f"{file}: to read PyTorch's files, pip install torch; or write the state dict as .npz "
-            "where PyTorch is (docs/torch.md)"
+            f"{file}: to read PyTorch's files, pip install 'torch>={SAFE_TORCH}'; or write the "
+            "state dict as .npz where PyTorch is (docs/torch.md)"
         ) from error
+    require(
+        tuple(map(int, torch.__version__.split(".")[:2])) >= tuple(map(int, SAFE_TORCH.split("."))),
+        f"{file}: PyTorch {torch.__version__} can be made to run code that is in a file "
+        f"(CVE-2025-32434): pip install 'torch>={SAFE_TORCH}'",
+    )
     try:
         with warnings.catch_warnings(action="ignore"):  # what matters of them, an error says
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -265,21 +274,30 @@ def _read_torch(file: Path) -> State:
     except OSError:
         raise
     except Exception as error:  # whatever PyTorch comes upon in a damaged file
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{file} cannot be read as a file of PyTorch: {line[:200]}") from error
-    while isinstance(content, Mapping):
-        inner = [content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)]
-        if not inner:
-            break
-        content = inner[0]
-    tensors = content.items() if isinstance(content, Mapping) else ()
-    state = {
-        name: tensor.detach().float().numpy()
-        for name, tensor in tensors
-        if isinstance(name, str) and isinstance(tensor, torch.Tensor)
-    }
+        line = " ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise UserError(
+            f"{file} cannot be read as a file of PyTorch ({line[:200]}): is it a checkpoint?"
+        ) from error
+    state = {}
+    for name, tensor in _innermost(content).items():
+        if isinstance(name, str) and isinstance(tensor, torch.Tensor):
+            dense = tensor.layout == torch.strided and not tensor.is_quantized
+            require(
+                dense and not tensor.is_complex(),
+                f"{file}: {name} is no dense array of real numbers",
+            )
+            state[name] = tensor.detach().float().numpy()
     require(bool(state), f"{file} holds no state dict, neither by itself nor as {CONTAINERS}")
     return state
+
+
+def _innermost(content: Any) -> Mapping:
+    """The state dict in what a training script saved; empty where there is none."""
+    for _ in range(DEPTH):
+        if isinstance(content, Mapping):
+            inner = (content.get(key) for key in CONTAINERS)
+            content = next((found for found in inner if isinstance(found, Mapping)), content)
+    return content if isinstance(content, Mapping) else {}
 
 
 def _sha256(file: Path) -> str:
@@ -288,8 +306,4 @@ def _sha256(file: Path) -> str:
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return _few([f"{name} {list(shapes[name])}" for name in sorted(shapes)]) if shapes else "none"
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return few([f"{name} {list(shapes[name])}" for name in sorted(shapes)]) if shapes else "none"

@@ -55,6 +55,10 @@ def find(run: str) -> Path:
     for folder in (Path(run), Path("runs") / run):
         if (folder / "config.json").is_file():
             return folder
+    require(
+        not Path(run).is_file(),
+        f"{run!r} is a file, and a run is a folder: `import-torch` makes one of PyTorch's files",
+    )
     inside = [path.parent for top in (run, f"runs/{run}") for path in _runs_in(Path(top))]
     if inside:
         several = ", ".join(map(str, inside))
@@ -101,6 +105,11 @@ def open_folder(
             "or --resume auto to continue it",
         )
         record = _read_record(file)
+        require(
+            "imported" not in record["sessions"][0],
+            f"{folder} holds an encoder that was imported: choose another name, such as --name "
+            f"{_free_name(folder)}, and --init-from {folder} to begin with it",
+        )
         # Read as a config, that of an older version has the fields that came since.
         changed = differences(shaping(read_config(folder)), shaping(config))
         require(

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import pickle
+import warnings
 
 import jax
 import numpy as np
@@ -12,8 +13,16 @@ import pytest
 from test_cli import fails, run_py
 from test_torch_weights import ALEXNET, RESNET, stated, torchs_alexnet, torchs_resnet
 
-from hypersphere_jax import data, interchange, runs, sharding
-from hypersphere_jax.config import DataConfig, ExportConfig, ImportConfig, ModelConfig, UserError
+from hypersphere_jax import data, interchange, runs, sharding, training
+from hypersphere_jax.config import (
+    DataConfig,
+    ExportConfig,
+    ImportConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    UserError,
+)
 from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.models.torch_names import from_torch, to_torch, torch_names
 
@@ -85,7 +94,7 @@ def test_the_record(images, tmp_path, rng):
     folder = interchange.import_torch(asked(file, RESNET, images), command="python run.py …")
     record = json.loads((folder / "config.json").read_text())
     (session,) = record["sessions"]
-    assert session["imported"]["file"] == str(file) == record["config"]["init_from"]
+    assert session["imported"]["file"] == str(file)
     assert session["imported"]["sha256"] == interchange._sha256(file)
     assert session["imported"]["head"] == "of the file"
     assert session["imported"]["left_aside"] == ["queue"]
@@ -189,7 +198,7 @@ def test_files_that_are_none(tmp_path, monkeypatch):
         return imported(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_torch)
-    with pytest.raises(UserError, match="pip install torch"):
+    with pytest.raises(UserError, match="pip install 'torch>="):
         interchange.read_state(tmp_path / "encoder.pth")
 
 
@@ -216,8 +225,11 @@ def test_from_the_command_line(capsys, tmp_path, rng):
     assert str(out) in capsys.readouterr().out
     assert_same(dict(np.load(out)), weights(model, np.random.default_rng(0)))
     assert "ends in .npz" in fails(capsys, "export-npz", folder, "--out", "a.pth")
-    line = fails(capsys, "pretrain", *options, "--dim", "5")
-    assert "init_from" in line
+    options = ["pretrain", *options, "--dim", "5"]
+    assert f"--init-from {folder}" in fails(capsys, *options)
+    assert "`import-torch` makes one" in fails(
+        capsys, *options, "--name", "b", "--init-from", str(file)
+    )
 
 
 @CONFIGS
@@ -278,6 +290,50 @@ def test_no_code_of_a_file_is_run(tmp_path):
     with pytest.raises(UserError, match="holds no state dict"):
         torch.save([torch.zeros(2)], file)
         interchange.read_state(file)
+
+
+def test_files_with_odd_contents(tmp_path):
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "a.pth"
+    around = {"epoch": 3}
+    around["model"] = around
+    with warnings.catch_warnings(action="ignore"):  # PyTorch means to drop them
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for content, message in (
+        (around, "holds no state dict"),
+        ({"a": torch.eye(3).to_sparse()}, "a is no dense array of real numbers"),
+        ({"a": quantized}, "a is no dense array"),
+        ({"a": torch.ones(3, dtype=torch.complex64)}, "a is no dense array"),
+    ):
+        torch.save(content, file)
+        with pytest.raises(UserError, match=message):
+            interchange.read_state(file)
+    file.write_text("some words")
+    with pytest.raises(UserError, match=r"is it a checkpoint|of another kind"):
+        interchange.read_state(file)
+
+
+def test_older_pytorch_is_refused(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.pth")
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    with pytest.raises(UserError, match=r"pip install 'torch>=2\.6'"):
+        interchange.read_state(tmp_path / "a.pth")
+
+
+def test_training_goes_on_from_an_imported_encoder(images, tmp_path, rng):
+    model = dataclasses.replace(ALEXNET, image_size=32)
+    file = saved(tmp_path / "a.npz", weights(model, rng))
+    folder = interchange.import_torch(asked(file, model, images))
+    made = runs.read_config(folder)
+    optimizer = OptimizerConfig(epochs=1, batch_size=4, learning_rate=0.0, weight_decay=0.0)
+    runtime = RuntimeConfig(devices=1)
+    again = dataclasses.replace(
+        made, name="again", init_from=str(folder), optimizer=optimizer, runtime=runtime
+    )
+    trained = runs.load_encoder(training.train(again))
+    assert trained.step > 0
+    assert_same(trained.params, runs.load_encoder(folder).params)
 
 
 def test_half_precision_and_containers(tmp_path):

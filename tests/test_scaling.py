@@ -139,6 +139,27 @@ def test_step_reduces_gradients_and_statistics(devices):
     assert found["all-gather"] == 2 * (devices - 1) * 4 * (dim + 1) * FLOAT
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", scaling.SENT)
+def test_a_step_of_moco_sends_what_its_formula_says(form, devices=4):
+    n, size, dim = 4, 8, 16
+    resident = scaling.SENT[form]
+    step = scaling._moco_step(n, dim, "small_cnn", size, resident, shuffled=True)
+    _, found = received(*step, devices)
+    # What samples are made of and their positions go out, keys come home; queries for uniformity.
+    sample = FLOAT if resident else size * size * 3
+    features = dim + (dim + 1)
+    assert found["all-gather"] == (devices - 1) * n * (sample + FLOAT + features * FLOAT)
+    state = step[1][0]
+    parameters, running = (
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.stats)
+    )
+    shares = found["all-reduce"] / (2 * (devices - 1) / devices * FLOAT)
+    # Gradients, statistics of queries and of keys, the new keys of all devices, and scalars.
+    least = parameters + 2 * running + devices * n * dim
+    assert least <= shares <= least + 4 * dim + 20
+
+
 def test_predictions_are_bytes_over_bandwidth():
     link = scaling.Link(8, 100.0, 10.0, "chip", 1000.0)
     reduced = {"all-reduce": {"count": 1, "received": 300}}

@@ -223,3 +223,24 @@ def test_forward_is_pytorchs(config, train, rng):
         old = state[torch_names(config)["stats/conv1/norm/var"].name]
         batch = (theirs["conv1"]["norm"]["var"] - 0.9 * old) / 0.1 * (values - 1) / values
         np.testing.assert_allclose(new["conv1"]["norm"]["var"], 0.9 * old + 0.1 * batch, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_resnet50_of_full_size_is_pytorchs(rng):
+    """23,508,032 parameters without the head, at 224 pixels; features to 1e-4."""
+    torch = pytest.importorskip("torch")
+    config = ModelConfig("resnet50", dim=128, image_size=224, channels=3, stem="imagenet")
+    state = stated(config, rng)
+    network = torchs_resnet(torch, config)
+    network.load_state_dict({n: torch.tensor(a) for n, a in state.items()}, strict=False)
+    body = [p.numel() for name, p in network.named_parameters() if not name.startswith("fc.")]
+    assert sum(body) == 23_508_032
+    x = rng.standard_normal((2, 224, 224, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = network.double().eval()(torch.tensor(x.transpose(0, 3, 1, 2)).double())
+    apply, _, _ = models.abstract(config)
+    outputs, _ = jax.jit(apply, static_argnums=3)(*from_torch(config, state), x, False)
+    for name in ("backbone", "output"):
+        layer = expected[name].numpy()
+        scale = np.abs(layer).max()
+        np.testing.assert_allclose(outputs[name] / scale, layer / scale, atol=1e-4, err_msg=name)

@@ -19,8 +19,7 @@ class PretrainConfig:
     seed: int = 0
     """Seed of initialization, order of the images, and augmentation."""
     init_from: str | None = None
-    """A run (folder) whose newest checkpoint gives the initial parameters (finetuning). Of a run
-    that `import-torch` made: the file."""
+    """A run (folder) whose newest checkpoint gives the initial parameters."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

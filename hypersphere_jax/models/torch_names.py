@@ -53,8 +53,12 @@ def torch_names(config: ModelConfig) -> dict[str, TorchName]:
     Raises:
       UserError: for a model without a counterpart in PyTorch.
     """
+    require(
+        config.name != "small_cnn",
+        "small_cnn has no counterpart in PyTorch: choose --model small_alexnet, resnet18, resnet34 "
+        "or resnet50",
+    )
     rename = {"small_alexnet": _alexnet}.get(config.name, _resnet)
-    require(config.name != "small_cnn", "small_cnn has no counterpart in PyTorch")
     _, params, stats = models.abstract(config)
     found = {}
     for path, leaf in _flat({"params": params, "stats": stats}).items():
@@ -92,7 +96,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
     require(
         not missing and not unexpected,
         f"these are not the weights of {config.name} with the head {config.head!r}: "
-        f"missing are {_few(missing)}, unexpected {_few(unexpected)}",
+        f"missing are {few(missing)}, unexpected {few(unexpected)}",
     )
     tree: dict[str, Any] = {}
     for path, entry in names.items():
@@ -156,7 +160,7 @@ def _resnet(parts: list[str], config: ModelConfig) -> str:
         case ["conv1", kind, leaf]:
             return _pair("conv1", "bn1", kind, leaf)
         case ["head", *rest]:
-            return _head("fc", "fc" if config.head == "linear" else "fc.0", rest, config)
+            return _head("fc", "fc", rest, config)
         case [stage, block, "downsample", kind, leaf]:
             inner = f"{stage}.{block.removeprefix('block')}.downsample"
             return _pair(f"{inner}.0", f"{inner}.1", kind, leaf)
@@ -203,6 +207,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
     shown = ", ".join(names[:4]) or "none"
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
