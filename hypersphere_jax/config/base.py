@@ -35,6 +35,15 @@ def valid_seed(seed: int, flag: str = "seed") -> None:
     require(0 <= seed < 2**32, f"--{flag} {seed}: must be from 0 to 2^32 - 1")
 
 
+def given(config: Any) -> list[str]:
+    """Names of the fields that differ from their defaults, as flags: `--ema-decay`."""
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    ]
+
+
 def config(cls: type) -> type:
     """A frozen dataclass; the text below each field is its help, in one line."""
     made = dataclasses.dataclass(frozen=True)(cls)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Fixed, arg
 
-from hypersphere_jax.config.base import at_least_one, config, require
+from hypersphere_jax.config.base import at_least_one, config, given, require
 
 
 @config
@@ -59,6 +59,10 @@ class ModelConfig:
         )
         for flag in ("head_hidden", "bn_groups"):
             at_least_one(flag, getattr(self, flag))
+        require(
+            self.batch_norm in (None, "split") or "--bn-groups" not in given(self),
+            f"--bn-groups is for --batch-norm split, not {self.batch_norm}",
+        )
         resnet = self.name.startswith("resnet")
         require(resnet or self.stem is None, f"--stem is for ResNets, and {self.name} is none")
         require(

@@ -1,10 +1,9 @@
 """What is minimized: the losses and the queue that they look at."""
 
-import dataclasses
 import math
 from typing import Literal
 
-from hypersphere_jax.config.base import config, positive, require
+from hypersphere_jax.config.base import config, given, positive, require
 
 
 @config
@@ -62,7 +61,5 @@ class MocoConfig:
     def __post_init__(self):
         require(self.queue_size >= 0, f"--queue-size {self.queue_size}: must be at least 0")
         require(0 <= self.ema_decay <= 1, f"--ema-decay {self.ema_decay}: must be in [0, 1]")
-        for field in dataclasses.fields(self):
-            given = getattr(self, field.name) != field.default
-            flag = field.name.replace("_", "-")
-            require(self.queue_size or not given, f"--{flag} needs --queue-size above 0")
+        for flag in given(self):
+            require(self.queue_size > 0, f"{flag} needs --queue-size above 0")

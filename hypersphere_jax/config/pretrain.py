@@ -36,4 +36,8 @@ class PretrainConfig:
             not (self.moco.queue_size and self.objective.supervised_weight),
             "--queue-size and --supervised-weight do not go together: the queue has no labels",
         )
+        require(
+            self.moco.queue_size > 0 or self.objective.uniform_intra_batch,
+            "--no-uniform-intra-batch needs --queue-size above 0",
+        )
         valid_seed(self.seed)
