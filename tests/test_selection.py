@@ -63,7 +63,7 @@ def test_a_fit_that_diverged_is_not_chosen():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(UserError, match="valid_fraction = 1.0"):
+    with pytest.raises(UserError, match=r"valid_fraction = 1\.0"):
         stratified_part(np.arange(4) % 2, 1.0, 0)
     with pytest.raises(UserError, match="no class has two training samples"):
         stratified_part(np.arange(4), 0.2, 0)

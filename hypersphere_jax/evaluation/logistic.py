@@ -166,8 +166,8 @@ def fit_logistic(
       held_out: g numbers of parts: each fit leaves the rows of that part out. `NONE`: no row.
       start: classifiers `[g, ...]` to begin with. None: zeros.
       tolerance: a fit ends when the norm of the objective's gradient is at most that ...
-      excess: ... or when the objective is by at most that above its minimum, as the model of its
-        curvature says (half of the squared Newton decrement).
+      excess: ... or when the objective is by at most about that above its minimum, as L-BFGS
+        estimates it: half of the product of the gradient and the direction (the Newton decrement).
       max_steps: give up after so many.
 
     Returns:
