@@ -2,7 +2,6 @@
 
 import resource
 import sys
-import time
 import warnings
 
 import jax
@@ -29,7 +28,7 @@ def probe(
     """Time the "lbfgs" probe on features with class means and noise of a decaying spectrum.
 
     Then the fit alone takes turns with scikit-learn's LogisticRegression (its lbfgs, float32, 1000
-    steps at most) at the chosen L2, on as many rows as the patience allows.
+    steps at most) at the chosen L2, on as many rows as asked for.
 
     Args:
         n: Training rows.
@@ -73,7 +72,7 @@ def probe(
 
 
 def features(n: int, n_test: int, dim: int, classes: int, signal: float):
-    """Training and test features and labels; deviations fall with the root of the dimension."""
+    """Training and test features and labels; the i-th dimension's variance falls as 1 / i."""
     rng = np.random.default_rng(0)
     deviations = np.arange(1, dim + 1, dtype=np.float32) ** -0.5
     means = rng.standard_normal((classes, dim), dtype=np.float32)

@@ -15,8 +15,8 @@ rows by one step of subspace iteration (Halko, Martinsson & Tropp, 2011, Algorit
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax import sharding
+from hypersphere_jax.evaluation import lbfgs
 from hypersphere_jax.evaluation.classifier import Classifier, logits
 
 TOLERANCE, MAX_STEPS = 1e-6, 1000  # on the norm of the gradient
-MEMORY = 10
 RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
 NONE = -1  # as a part: no row's
@@ -72,23 +72,6 @@ class LogisticFit(NamedTuple):
     classifiers: Classifier
     steps: np.ndarray  # [g]
     gradient_norm: np.ndarray  # [g]
-
-
-class _State(NamedTuple):
-    """Of g fits; the last column of each `[g, num_classes, d + 1]` belongs to the bias."""
-
-    trial: jax.Array  # where the gradient is computed next: point + step * direction
-    step: jax.Array  # [g]
-    point: jax.Array
-    gradient: jax.Array  # at the point
-    direction: jax.Array
-    moves: jax.Array  # [MEMORY, g, ...] ring of differences of points ...
-    changes: jax.Array  # ... and of gradients
-    inverse: jax.Array  # [MEMORY, g] 1 / (move . change); 0: no such pair
-    turn: jax.Array  # next place in the ring
-    model_scale: jax.Array  # [g] of the inverse of the model of the curvature
-    steps: jax.Array  # [g]
-    done: jax.Array  # [g]
 
 
 def scaling(x) -> Scaling:
@@ -180,103 +163,37 @@ def fit_logistic(
     model = (problem.basis, problem.variances, problem.rest)
     about = (np.float32(l2s), np.int32(held_out), np.float32([tolerance, excess]), *model)
     about = sharding.replicate(about, problem.devices)
-    state = sharding.replicate(_begin(trial), problem.devices)
-    advance = _mapped("advance", tuple(problem.devices))
+    devices = tuple(problem.devices)
+    state = _mapped(lbfgs.begin, devices)(sharding.replicate(trial, devices))
+    advance = _mapped(_advance, devices, donate=(0,))
     for _ in range(max_steps + 1):
-        state, done, norms = advance(state, problem.rows, *about)
-        if np.asarray(done.addressable_shards[0].data).all():
+        state = advance(state, problem.rows, *about)
+        if sharding.unreplicate(state.done).all():
             break
-    point = np.array(state.point.addressable_shards[0].data)[0]
-    steps, norms = (np.array(leaf.addressable_shards[0].data)[0] for leaf in (state.steps, norms))
-    return LogisticFit(Classifier(point[..., :-1], point[..., -1]), steps, norms)
+    point, steps, norm = sharding.unreplicate((state.point, state.steps, state.norm))
+    return LogisticFit(Classifier(point[..., :-1], point[..., -1]), steps, norm)
 
 
 def hits(problem: Problem, classifiers: Classifier, held_out: Sequence[int]) -> np.ndarray:
     """How many rows of its held-out part each of g classifiers gets right, `[g]`."""
     about = sharding.replicate((classifiers, np.int32(held_out)), problem.devices)
-    counts = _mapped("hits", tuple(problem.devices))(*about, problem.rows)
-    return np.array(counts.addressable_shards[0].data)[0]
+    counts = _mapped(_hits, tuple(problem.devices))(problem.rows, *about)
+    return sharding.unreplicate(counts)
 
 
 @functools.cache
-def _mapped(name: str, devices: tuple[jax.Device, ...]):
-    if name == "advance":
-        return sharding.pmap(_advance, devices, donate=[0])
-    return sharding.pmap(_hits, devices)
+def _mapped(function: Callable, devices: tuple, donate: tuple[int, ...] = ()) -> Callable:
+    """The same for all problems, so that those of one shape share a compiled program."""
+    return sharding.pmap(function, devices, donate)
 
 
-def _begin(trial: np.ndarray) -> _State:
-    """The first step computes the gradient at the start and is taken, whatever it finds."""
-    g = len(trial)
-    zeros, ring = np.zeros_like(trial), np.zeros((MEMORY, *trial.shape), np.float32)
-    return _State(
-        trial=trial,
-        step=np.ones(g, np.float32),
-        point=trial,
-        gradient=zeros,
-        direction=zeros,
-        moves=ring,
-        changes=ring,
-        inverse=np.zeros((MEMORY, g), np.float32),
-        turn=np.int32(0),
-        model_scale=np.ones(g, np.float32),
-        steps=np.full(g, -1, np.int32),
-        done=np.zeros(g, bool),
-    )
+def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, *model) -> lbfgs.State:
+    gradient_at = functools.partial(_gradient, rows, l2s, held_out)
+    model_inverse = functools.partial(_model_inverse, *model, l2s)
+    return lbfgs.advance(state, gradient_at, model_inverse, *limits)
 
 
-def _advance(state: _State, rows: Rows, l2s, held_out, limits, basis, variances, rest) -> Any:
-    """One evaluation of every fit's gradient, and what follows of it: (state, done, norms).
-
-    The line search needs no value of the objective, whose changes near the minimum are below
-    float32's resolution: since the objective is convex, a step is good if the slope at its end is
-    not much above zero (the approximate Wolfe condition of Hager & Zhang, 2005, with delta = 0.1).
-    A step that goes too far is shortened to where the secant of the slopes is zero.
-    """
-    classes = state.trial.shape[1]
-    model = functools.partial(_model_inverse, basis, variances, rest, classes, l2s)
-    gradient = _gradient(state.trial, rows, l2s, held_out)
-    slope, slope_there = _dot(state.gradient, state.direction), _dot(gradient, state.direction)
-    taken = (slope_there <= 0.8 * -slope) & ~state.done
-
-    move, change = state.trial - state.point, gradient - state.gradient
-    product, bent = _dot(move, change), _dot(change, model(change))
-    known = taken & (product > 0)
-    inverse = jnp.where(known, 1 / jnp.where(known, product, 1.0), 0.0)
-    model_scale = jnp.where(known & (bent > 0), product / jnp.where(bent > 0, bent, 1.0), 1.0)
-    ring = state._replace(
-        moves=state.moves.at[state.turn].set(move),
-        changes=state.changes.at[state.turn].set(change),
-        inverse=state.inverse.at[state.turn].set(inverse),
-        model_scale=jnp.where(taken, model_scale, state.model_scale),
-        turn=(state.turn + 1) % MEMORY,
-    )
-    point, gradient = (
-        _where(taken, new, old)
-        for new, old in ((state.trial, state.point), (gradient, state.gradient))
-    )
-    direction = _where(taken, -_two_loops(ring, gradient, model), state.direction)
-    step = jnp.where(taken, 1.0, state.step * slope / jnp.where(taken, 1.0, slope - slope_there))
-
-    norms = jnp.sqrt(_dot(gradient, gradient))
-    above = -_dot(gradient, direction) / 2
-    # A step that had to be that short was shortened by float32's rounding.
-    stuck = step < 1e-4
-    done = state.done | stuck | (norms <= limits[0]) | (above <= limits[1])
-    trial = _where(done, point, point + step[:, None, None] * direction)
-    ring = ring._replace(
-        trial=trial,
-        step=step,
-        point=point,
-        gradient=gradient,
-        direction=direction,
-        steps=state.steps + taken,
-        done=done,
-    )
-    return ring, done, norms
-
-
-def _gradient(trial, rows: Rows, l2s, held_out) -> jax.Array:
+def _gradient(rows: Rows, l2s, held_out, trial) -> jax.Array:
     """Of each fit's objective, over the rows of all devices: `[g, num_classes, d + 1]`."""
     g, classes, _ = trial.shape
     weights = trial[..., :-1]
@@ -301,7 +218,7 @@ def _gradient(trial, rows: Rows, l2s, held_out) -> jax.Array:
     return sums / counts[:, None, None] + penalty
 
 
-def _hits(classifiers: Classifier, held_out, rows: Rows) -> jax.Array:
+def _hits(rows: Rows, classifiers: Classifier, held_out) -> jax.Array:
     g, classes, d = classifiers.weights.shape
     flat = Classifier(classifiers.weights.reshape(g * classes, d), classifiers.bias.reshape(-1))
 
@@ -320,26 +237,9 @@ def _counted(part, held_out) -> jax.Array:
     return inside.astype(jnp.float32)
 
 
-def _two_loops(ring: _State, gradient, model) -> jax.Array:
-    """The inverse of the curvature, as L-BFGS knows it, times the gradient."""
-    newest_first = (ring.turn - 1 - jnp.arange(MEMORY)) % MEMORY
-
-    def backwards(q, place):
-        factor = ring.inverse[place] * _dot(ring.moves[place], q)
-        return q - factor[:, None, None] * ring.changes[place], factor
-
-    def forwards(r, at):
-        place, factor = at
-        excess = factor - ring.inverse[place] * _dot(ring.changes[place], r)
-        return r + excess[:, None, None] * ring.moves[place], None
-
-    q, factors = lax.scan(backwards, gradient, newest_first)
-    r = ring.model_scale[:, None, None] * model(q)
-    return lax.scan(forwards, r, (newest_first, factors), reverse=True)[0]
-
-
-def _model_inverse(basis, variances, rest, classes, l2s, vectors) -> jax.Array:
+def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
     """The inverse of the curvature at W = 0, times `vectors [g, num_classes, d + 1]`."""
+    classes = vectors.shape[1]
     # A variance is known to float32's rounding at best: a curvature below that would be noise.
     floor = l2s + 1e-7
     inside = 1 / (variances[None] / classes + floor[:, None])  # [g, r]
@@ -364,15 +264,6 @@ def _curvature(sample) -> tuple[jax.Array, jax.Array, jax.Array]:
     variances = jnp.maximum(variances, 0.0)
     rest = jnp.vdot(sample, sample) / m - jnp.sum(variances)
     return times(basis, turn), variances, jnp.maximum(rest, 0.0) / max(d - basis.shape[1], 1)
-
-
-def _dot(a, b) -> jax.Array:
-    """Inner products `[g]` of `[g, num_classes, d + 1]`."""
-    return jnp.einsum("gcd,gcd->g", a, b, precision="highest")
-
-
-def _where(taken, new, old) -> jax.Array:
-    return jnp.where(taken[:, None, None], new, old)
 
 
 def _slices(n: int, d: int) -> list[slice]:
