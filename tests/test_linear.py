@@ -12,7 +12,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import linear, logistic
+from hypersphere_jax.evaluation import lbfgs, linear, logistic
 from hypersphere_jax.evaluation.classifier import Classifier
 from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.evaluation.selection import stratified_folds, stratified_part
@@ -445,3 +445,21 @@ def test_mistakes_are_named(rng, centroids, change, message):
     with pytest.raises(UserError, match=message) as error:
         linear_probe(**(arguments | change))
     assert "\n" not in str(error.value)
+
+
+def test_steps_that_go_too_far_are_shortened():
+    """Far from the minimum, log cosh is straight: steps by its curvature there are too long."""
+    centres = np.array([0.3, -2.0, 5.0, 0.0], np.float32).reshape(2, 1, 2)
+
+    def gradient_at(points):
+        return jnp.tanh(4 * (points - centres))
+
+    @jax.jit
+    def advance(state):
+        return lbfgs.advance(state, gradient_at, lambda vectors: 50 * vectors, 1e-5, 0.0)
+
+    state = lbfgs.begin(jnp.full((2, 1, 2), 1.0))
+    for _ in range(60):
+        state = advance(state)
+    assert state.done.all() and (state.norm <= 1e-5).all()
+    np.testing.assert_allclose(state.point, centres, atol=1e-5)
