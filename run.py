@@ -130,7 +130,7 @@ def report(parse: Callable) -> None:
 
 def bench(parse: Callable) -> None:
     """Speed of the step and its parts (data, augmentation, losses), and its traffic."""
-    from benchmarks import augment, convolution, data, losses, scaling, train_step
+    from benchmarks import augment, convolution, data, losses, probe, scaling, train_step
 
     parse(
         {
@@ -140,6 +140,7 @@ def bench(parse: Callable) -> None:
             "data": data.pipelines,
             "losses": losses.scaling,
             "scaling": scaling.scaling,
+            "probe": probe.probe,
         }
     )
 

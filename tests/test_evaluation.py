@@ -105,7 +105,7 @@ def test_probe(run):
         assert saved == result
         assert saved["split"] == "test" and saved["n"] == 397 and saved["layer"] == "output"
         assert saved["step"] == 56 and saved["run"] == "run" and saved["data"] == "digits"
-    assert linear["chosen"]["l2"] in linear["l2_grid"]
+    assert linear["chosen"]["l2"] in [cell["l2"] for cell in linear["grid"]]
     start, _ = probe.probe(ProbeConfig(run=str(run), step=0, layer="backbone", devices=2))
     assert start["step"] == 0 and start["d"] == 128
     assert (run / "eval" / "lbfgs-backbone-step0.json").is_file()

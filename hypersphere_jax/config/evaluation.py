@@ -17,9 +17,9 @@ class ProbeConfig:
     """The run: its folder, or its name under `runs/`."""
     layer: str = "output"
     """Layer whose (flattened) output is classified: `output`, `fc7`, `conv5`, `backbone`, …"""
-    protocol: Literal["lbfgs", "adam"] = "lbfgs"
-    """`lbfgs`: full-batch logistic regression; `adam`: Wang & Isola's B.1. Both choose their
-    regularization on a held-out part of the training split."""
+    protocol: Literal["lbfgs", "stl10", "moco", "simclr", "balanced"] = "lbfgs"
+    """`lbfgs`: full-batch logistic regression; the others: those of the papers, by minibatches. All
+    choose their hyper-parameters on a held-out part of the training split."""
     k: int = 5
     """Neighbours of the k-NN classifier."""
     step: int | None = None
@@ -27,7 +27,7 @@ class ProbeConfig:
     data_dir: str | None = None
     """Where the run's data are now, if they were moved."""
     seed: int = 0
-    """Seed of the held-out part and of Adam's batches."""
+    """Seed of the held-out part and of batches."""
     devices: int | None = None
     """Local devices to use; None: all."""
 

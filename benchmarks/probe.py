@@ -1,0 +1,118 @@
+"""The linear probe: seconds of its parts, against scikit-learn at the same L2."""
+
+import resource
+import sys
+import warnings
+
+import jax
+import numpy as np
+
+from benchmarks.timing import take_turns
+from hypersphere_jax.config import UserError
+from hypersphere_jax.evaluation import logistic
+from hypersphere_jax.evaluation.linear import linear_probe
+from hypersphere_jax.report import print_table
+
+
+def probe(
+    n: int = 50_000,
+    n_test: int = 10_000,
+    dim: int = 4096,
+    classes: int = 10,
+    l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+    folds: int | None = None,
+    signal: float = 0.4,
+    sklearn_rows: int = 5000,
+    rounds: int = 2,
+) -> None:
+    """Time the "lbfgs" probe on features with class means and noise of a decaying spectrum.
+
+    Then the fit alone takes turns with scikit-learn's LogisticRegression (its lbfgs, float32, 1000
+    steps at most) at the chosen L2, on as many rows as asked for.
+
+    Args:
+        n: Training rows.
+        n_test: Test rows.
+        dim: Dimension of the features.
+        classes: Number of classes.
+        l2: Values of L2 to choose from.
+        folds: Cross-validation in place of one held-out part.
+        signal: Distance of the class means, relative to the noise.
+        sklearn_rows: Training rows of the comparison; 0 leaves it out.
+        rounds: Rounds of the comparison that count, after one that compiles.
+    """
+    if min(n, n_test, dim, rounds) < 1 or classes < 2 or sklearn_rows > n:
+        raise UserError(
+            "--n, --n-test, --dim and --rounds must be at least 1, --classes at least 2, "
+            "--sklearn-rows at most --n"
+        )
+    train_x, train_y, test_x, test_y = features(n, n_test, dim, classes, signal)
+    base = _peak_gb()
+    result = linear_probe(
+        *(train_x, train_y, test_x, test_y), num_classes=classes, grid=l2, folds=folds
+    )
+    peak = _peak_gb()
+    seconds = result["seconds"] | {"all": sum(result["seconds"].values())}
+    device = jax.local_devices()[0].device_kind
+    title = f"{n:,} x {dim:,} features, {classes} classes, {len(l2)} values of L2, {device}"
+    print_table(list(seconds), [list(seconds.values())], title=f"{title}: seconds")
+    print_table(
+        ["l2", "valid top-1"],
+        [[f"{cell['l2']:g}", cell["valid_top1"]] for cell in result["grid"]],
+    )
+    low, high = result["top1_interval"]
+    print(
+        f"chosen: {result['chosen']['l2']:g}; test top-1 {result['top1']:.2f}% ({low:.2f} to "
+        f"{high:.2f}); {result['steps']} steps of the last fit, gradient "
+        f"{result['gradient_norm']:.2g}; peak {peak:.2f} GB, of which {base:.2f} GB before"
+    )
+    if sklearn_rows:
+        arrays = train_x[:sklearn_rows], train_y[:sklearn_rows], test_x, test_y
+        _compare(*arrays, classes, result["chosen"]["l2"], rounds)
+
+
+def features(n: int, n_test: int, dim: int, classes: int, signal: float):
+    """Training and test features and labels; the i-th dimension's variance falls as 1 / i."""
+    rng = np.random.default_rng(0)
+    deviations = np.arange(1, dim + 1, dtype=np.float32) ** -0.5
+    means = rng.standard_normal((classes, dim), dtype=np.float32)
+    means *= signal * deviations * min(1.0, (64 / dim) ** 0.5)
+    sides = []
+    for rows in (n, n_test):
+        y = rng.integers(classes, size=rows)
+        x = rng.standard_normal((rows, dim), dtype=np.float32)
+        x *= deviations
+        for begin in range(0, rows, 4096):
+            x[begin : begin + 4096] += means[y[begin : begin + 4096]]
+        sides += [x, y]
+    return sides
+
+
+def _compare(train_x, train_y, test_x, test_y, classes: int, l2: float, rounds: int) -> None:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    scale = logistic.scaling(train_x).scale
+    model = LogisticRegression(C=1 / (l2 * scale**2 * len(train_x)), max_iter=1000)
+    found = {}
+
+    def ours():
+        arrays = train_x, train_y, test_x, test_y
+        found["ours"] = linear_probe(*arrays, num_classes=classes, grid=[l2])["top1"]
+
+    def scikit_learn():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found["scikit-learn"] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
+
+    seconds = take_turns({"ours": ours, "scikit-learn": scikit_learn}, rounds)
+    ratio = np.median(seconds["scikit-learn"] / seconds["ours"])
+    rows = [[form, float(np.median(seconds[form])), found[form]] for form in seconds]
+    title = f"fit and test at L2 = {l2:g} on {len(train_x):,} rows"
+    print_table(["form", "s", "test top-1"], rows, title=f"\n{title}")
+    print(f"scikit-learn takes {ratio:.2f} times our time, {model.n_iter_.max()} steps")
+
+
+def _peak_gb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e9 if sys.platform == "darwin" else peak / 1e6  # bytes there, kB on Linux
