@@ -48,7 +48,7 @@ from hypersphere_jax.progress import track
 # Features that take a larger share of a device's memory stay on the host, and about this many bytes
 # of them at a time go to the devices.
 RESIDENT_SHARE = 0.25
-CHUNK_BYTES = 2**27
+CHUNK_BYTES = 2**23
 
 
 class Protocol(NamedTuple):
@@ -225,38 +225,38 @@ def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable,
         adam_betas=protocol.adam_betas,
     )
     # At a peak of 1: every rule is linear in the rate, so each cell multiplies its updates by its
-    # own. Weight decay is in the objective, where every rule would add it.
+    # own; weight decay, also its own, goes into the gradient as the rules would do it.
     optimizer = make_optimizer(config, make_schedule(config, steps))
 
     def begin(weights, bias, rates):
         classifiers = Classifier(*(jnp.stack([leaf] * len(rates)) for leaf in (weights, bias)))
         return classifiers, jax.vmap(optimizer.init)(classifiers)
 
-    def update(gradient, state, classifier, rate):
-        updates, state = optimizer.update(gradient, state, classifier)
+    def update(gradient, state, classifier, rate, decay):
+        weights = gradient.weights + decay * classifier.weights
+        updates, state = optimizer.update(gradient._replace(weights=weights), state, classifier)
         updates = jax.tree.map(lambda leaf: rate * leaf, updates)
         return optax.apply_updates(classifier, updates), state
 
     def train(classifiers, states, rates, decays, x, y, order, weights):
         def step(carry, batch):
             rows, weight = batch
-            gradients = jax.grad(_objective)(carry[0], x[rows], y[rows], weight, decays)
-            return jax.vmap(update)(gradients, carry[1], carry[0], rates), None
+            gradients = jax.grad(_cross_entropies)(carry[0], x[rows], y[rows], weight)
+            return jax.vmap(update)(gradients, carry[1], carry[0], rates, decays), None
 
         return lax.scan(step, (classifiers, states), (order, weights))[0]
 
     return sharding.pmap(begin, devices), sharding.pmap(train, devices, donate=(0, 1))
 
 
-def _objective(classifiers: Classifier, x, y, weight, decays) -> jax.Array:
-    """Sum of the cells' objectives, whose gradient is that of each cell.
+def _cross_entropies(classifiers: Classifier, x, y, weight) -> jax.Array:
+    """Sum of the cells' mean cross-entropies: its gradient is that of each cell.
 
     Args:
       classifiers: `[cells, num_classes, d]` and `[cells, num_classes]`.
       x: `[b, d]` features of a batch.
       y: `[b]` labels.
-      weight: `[b]`, each row's weight in the mean cross-entropy.
-      decays: `[cells]` weight decays.
+      weight: `[b]`, each row's weight in the means.
     """
     # One product for all cells, on a matrix [cells * num_classes, d]: the batch is read once.
     cells, num_classes, d = classifiers.weights.shape
@@ -264,8 +264,7 @@ def _objective(classifiers: Classifier, x, y, weight, decays) -> jax.Array:
     outputs = logits(stacked, x).reshape(-1, cells, num_classes)
     labels = jnp.broadcast_to(y[:, None], outputs.shape[:2])
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
-    squares = jnp.sum(jnp.square(classifiers.weights), axis=(1, 2))
-    return jnp.sum(weight[:, None] * losses) + jnp.sum(decays * squares) / 2
+    return jnp.sum(weight[:, None] * losses)
 
 
 def _batches(rows, batch_size: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
