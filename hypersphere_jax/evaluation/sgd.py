@@ -192,13 +192,11 @@ def fit_grid(
             jax.block_until_ready(classifiers)
             classifiers, states = train(classifiers, states, rates, decays, *piece)
 
-    weights, biases = (
-        np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(grid)] for leaf in classifiers
-    )
-    finite = np.isfinite(weights).all(axis=(1, 2)) & np.isfinite(biases).all(axis=1)
-    found = [Classifier(*map(jnp.asarray, pair)) for pair in zip(weights, biases, strict=True)]
+    leaves = [np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(grid)] for leaf in classifiers]
+    found = [Classifier(*map(jnp.asarray, pair)) for pair in zip(*leaves, strict=True)]
+    finite = [all(bool(np.isfinite(leaf).all()) for leaf in classifier) for classifier in found]
     augmented = epoch_features is not None
-    return found, {**_described(protocol), "augmented": augmented, "finite": finite.tolist()}
+    return found, {**_described(protocol), "augmented": augmented, "finite": finite}
 
 
 def _start(protocol: Protocol, num_classes: int, d: int, seed: int) -> Classifier:
