@@ -163,7 +163,7 @@ def fit_grid(
     require(len(rows) > 0, "no rows to train on")
 
     devices = tuple(jax.local_devices()[:1] if devices is None else devices)[: len(grid)]
-    # Each device has as many cells: the last one is trained twice where they do not divide.
+    # Each device has as many cells: the last one is trained again where they do not divide.
     each = -(-len(grid) // len(devices))
     cells = np.float32([*grid, *[grid[-1]] * (each * len(devices) - len(grid))])
     rates, decays = sharding.split(list(cells.T.reshape(2, len(devices), each)), devices)
