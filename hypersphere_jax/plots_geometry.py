@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from hypersphere_jax.evaluation.geometry import sphere_marginal_density
 from hypersphere_jax.plots import COLORS, DPI, UNIFORM_LABEL
@@ -125,7 +125,7 @@ def _draw_classes(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.set_title("uniformity of each class's points", fontsize="medium")
     axes.set_xlabel(UNIFORM_LABEL)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    axes.legend(fontsize="x-small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
 def _draw_spectrum(axes: Axes, result: Mapping[str, Any]) -> None:
@@ -137,6 +137,10 @@ def _draw_spectrum(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.axhline(level, color="black", linestyle=":", linewidth=1.2, label="uniform sphere")
     axes.axvline(result["effective_rank"], color=COLORS[1], linestyle="--", label="effective rank")
     axes.set_yscale("log")
+    axes.set_ylim(min(shown[-1], shown[0] / 10) / 1.3, 1.3 * max(shown[0], level))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.set_xlim(0, len(values) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title = f"effective rank {result['effective_rank']:.1f} of {result['d']}"
@@ -181,7 +185,7 @@ def _draw_projections(part: SubFigure, directions: list, result: Mapping[str, An
     handles, labels = grid[0, 0].get_legend_handles_labels()
     part.legend(handles, labels, ncols=3, fontsize="small", loc="outside lower center")
     part.suptitle(
-        "features along random orthonormal directions, with the Kolmogorov-Smirnov distance from "
-        "the uniform sphere",
+        f"features along {len(directions)} of {len(result['projections'])} random orthonormal "
+        "directions; KS: Kolmogorov-Smirnov distance from the uniform sphere",
         fontsize="medium",
     )
