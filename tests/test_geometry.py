@@ -336,7 +336,7 @@ def run(tmp_path_factory):
 
 
 def test_all_parts_of_a_run(run):
-    assert command_line.main(["metrics", str(run), "--devices", "2", "--parts", *ALL]) == 0
+    assert command_line.main(["metrics", str(run), "--devices", "1", "--parts", *ALL]) == 0
     name = "metrics-test-" + "+".join(sorted(ALL))
     found = json.loads((run / "eval" / f"{name}.json").read_text())
     assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
@@ -372,20 +372,39 @@ def test_features_that_are_not_finite(run, monkeypatch):
     monkeypatch.setattr(material, "split_features", spoilt)
     said = r"test features of run: 2 of 397 rows hold NaN or infinity \(rows 3, 90\)"
     with pytest.raises(UserError, match=said):
-        measure(MetricsConfig(str(run), devices=2))
+        measure(MetricsConfig(str(run), devices=1))
 
 
-def test_prototype_bias_of_a_run_leaves_out_images_without_mates(run):
-    encoder, devices = runs.load_encoder(run), jax.devices()[:1]
-    test = runs.load_data(run).test
-    rows = np.concatenate([np.flatnonzero(test.labels == label)[:4] for label in range(3)])
-    rows = np.append(rows[:9], np.flatnonzero(test.labels == 9)[:1])
-    source = material.Picked(test, rows)  # 4, 4 and 1 of three classes, and 1 of another
-    assert len(source) == 10 and source[2]["label"] == test.labels[rows[2]]
-    assert source.digest != material.Picked(test, rows[::-1]).digest != test.digest
-    pairs = pair_features(encoder, source, devices, 0)
-    found, n = material._prototype_of_run(encoder, source, pairs, devices, 0)
-    assert n == 8 and 0 < found.value < 2
+def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):
+    # An image's one pixel says which it is; rows 4, 7 and 8 have no mate.
+    labels = np.array([0, 2, 0, 2, 1, 0, 2, -1, -1])
+    images = np.arange(9, dtype=np.uint8).reshape(9, 1, 1, 1)
+    source = Arrays(images, labels, ("a", "b", "c"), "nine")
+
+    def encode(encoder, source, devices, seed):
+        """Features `[n, 2]`: the image's number, and its place, which stands for `t_i`."""
+        numbers = [source[i]["image"].item() for i in range(len(source))]
+        x = np.stack([numbers, 100 * np.arange(len(source))], axis=1).astype(np.float32)
+        seen.append(x)
+        return x, x + seed
+
+    seen = []
+    monkeypatch.setattr(material, "pair_features", encode)
+    pairs = encode(None, source, [], 3)
+    found, n = material._prototype_of_run(None, source, pairs, [], 3)
+    _, ours, theirs = seen
+    assert n == 6 and list(ours[:, 0]) == [0, 1, 2, 3, 5, 6]
+    np.testing.assert_array_equal(ours[:, 1], theirs[:, 1])  # augmented alike
+    numbers = theirs[:, 0].astype(int)
+    np.testing.assert_array_equal(labels[numbers], labels[[0, 1, 2, 3, 5, 6]])
+    assert (theirs[:, 0] != ours[:, 0]).all()
+    np.testing.assert_allclose(found.value, np.abs(theirs[:, 0] - ours[:, 0]).mean())
+    # Nothing is silently left out: an image that cannot be read is in neither array.
+    monkeypatch.setattr(material, "pair_features", lambda *a: [x[1:] for x in encode(*a)])
+    with pytest.raises(UserError, match="some images of nine cannot be read"):
+        material._prototype_of_run(None, source, pairs, [], 3)
+    picked = [material.Picked(source, np.array(rows)).digest for rows in ([0, 1], [1, 0])]
+    assert len({source.digest, *picked}) == 3
 
 
 # The picture.
