@@ -86,7 +86,7 @@ def metrics(parse: Callable) -> None:
 
         figure = draw_metrics(found, figure)
     for path in filter(None, (out, figure)):
-        print(f"written: {path}")
+        print(f"written: {path}", file=sys.stderr)
 
 
 def import_torch(parse: Callable) -> None:
