@@ -52,7 +52,7 @@ def probe(parse: Callable) -> None:
 
 
 def metrics(parse: Callable) -> None:
-    """Alignment, uniformity and geometry of a checkpoint's features, or of those in a file."""
+    """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
     from hypersphere_jax.config import MetricsConfig
 
     config = parse(MetricsConfig)

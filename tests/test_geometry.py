@@ -11,7 +11,7 @@ from conftest import sphere
 from scipy import stats
 
 import run as command_line
-from hypersphere_jax import plots_geometry, runs, training
+from hypersphere_jax import plots_geometry, report, runs, training
 from hypersphere_jax.config import (
     MetricsConfig,
     ModelConfig,
@@ -340,6 +340,9 @@ def test_all_parts_of_a_run(run):
     name = "metrics-test-" + "+".join(sorted(ALL))
     found = json.loads((run / "eval" / f"{name}.json").read_text())
     assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
+    # Lists stay in the files: a table of runs has what one reads.
+    columns, _ = report.eval_table([run])
+    assert "effective rank" in columns and not {"singular values", "projections"} & set(columns)
     encoder, devices = runs.load_encoder(run), jax.devices()[:1]
     test = runs.load_data(run).test
     x = split_features(encoder, test, "output", devices).x
