@@ -52,15 +52,15 @@ def probe(parse: Callable) -> None:
 
 
 def metrics(parse: Callable) -> None:
-    """Alignment and uniformity of a checkpoint over a split, or of the features in a file."""
+    """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
     from hypersphere_jax.config import MetricsConfig
 
     config = parse(MetricsConfig)
     _virtual_devices(config.devices)
-    from hypersphere_jax.evaluation.probe import measure
+    from hypersphere_jax.evaluation import measure
     from hypersphere_jax.report import print_table, with_error
 
-    found = measure(config)
+    found = measure.measure(config)
     where = {key: found[key] for key in ("split", "step") if key in found}
     print_table(
         [*where, "n", "d", "L_align", "alpha", "L_uniform", "t", "its optimum"],
@@ -73,6 +73,20 @@ def metrics(parse: Callable) -> None:
             ]
         ],
     )
+    others = [
+        [name, with_error(value, error), uniform]
+        for name, value, error, uniform in measure.lines(found)
+    ]
+    if others:
+        print()
+        print_table(["beside these", "measured", "uniform sphere"], others)
+    out, figure = measure.places(config)
+    if figure is not None:
+        from hypersphere_jax.plots_geometry import draw_metrics
+
+        figure = draw_metrics(found, figure)
+    for path in filter(None, (out, figure)):
+        print(f"written: {path}", file=sys.stderr)
 
 
 def import_torch(parse: Callable) -> None:

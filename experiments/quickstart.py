@@ -25,7 +25,8 @@ from hypersphere_jax.config import (
     to_dict,
 )
 from hypersphere_jax.evaluation.features import pair_features, split_features
-from hypersphere_jax.evaluation.probe import measure, probe
+from hypersphere_jax.evaluation.measure import measure
+from hypersphere_jax.evaluation.probe import probe
 
 CONTRASTIVE = ObjectiveConfig(contrastive_weight=1, align_weight=0, uniform_weight=0)
 ALIGN_UNIFORM = ObjectiveConfig(align_weight=1, uniform_weight=1)

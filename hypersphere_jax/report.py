@@ -218,6 +218,7 @@ def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
         for name, run_dir in _names(run_dirs).items()
         for file in sorted((run_dir / "eval").glob("*.json"))
     ]
+    # Lists (histograms, values by class) are for the files.
     items = (item for result in results for item in result.items())
     keys = list(dict.fromkeys(key for key, value in items if not isinstance(value, list)))
     if len(run_dirs) == 1:

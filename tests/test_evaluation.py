@@ -21,7 +21,7 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.evaluation import features, probe
+from hypersphere_jax.evaluation import features, measure, probe
 from hypersphere_jax.theory import uniformity_optimum
 
 
@@ -112,7 +112,7 @@ def test_probe(run):
 
 
 def test_metrics(run, encoder):
-    found = probe.measure(MetricsConfig(run=str(run), alpha=1.0, t=3.0, devices=2))
+    found = measure.measure(MetricsConfig(run=str(run), alpha=1.0, t=3.0, devices=2))
     # Options that are not the default are in the name: no result replaces another.
     file = run / "eval" / "metrics-test-alpha1.0-t3.0.json"
     assert found == json.loads(file.read_text())

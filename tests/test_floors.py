@@ -33,13 +33,14 @@ FLOORS = {
     "evaluation": 4,
     "report": 5,
     "plots": 5,
+    "plots_geometry": 5,
 }
 # Third-party package: where alone it may be imported.
 HOMES = {
     "flax": ("models",),
     "orbax": ("checkpoint",),
     "tyro": ("config",),
-    "matplotlib": ("plots",),
+    "matplotlib": ("plots", "plots_geometry"),
     "sklearn": ("data",),
     "PIL": ("data", "augment"),
     "tensorboardX": ("runs",),

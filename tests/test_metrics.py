@@ -13,7 +13,7 @@ from hypersphere_jax import align_loss, uniform_loss
 from hypersphere_jax.config import MetricsConfig, UserError
 from hypersphere_jax.evaluation import metrics
 from hypersphere_jax.evaluation.files import FeatureFile
-from hypersphere_jax.evaluation.probe import measure
+from hypersphere_jax.evaluation.measure import measure
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from tyro.conf import Positional, arg
 
 from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
 
+Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
+
 
 @config
 class ProbeConfig:
@@ -39,14 +41,22 @@ class ProbeConfig:
 
 @config
 class MetricsConfig:
-    """Alignment and uniformity of a run's encoder over a whole split, or of anybody's features."""
+    """Alignment, uniformity and geometry of a run's features over a split, or of anybody's."""
 
     run: Annotated[Positional[str], arg(metavar="RUN|FILE.npy")]
     """A run (its folder, or its name under `runs/`), or a file of features [n, d] of unit norm,
     which may be larger than memory."""
+    parts: tuple[Part, ...] | None = None
+    """What to measure beside alignment and uniformity. `rank`: effective rank and singular values;
+    `classes`: uniformity by class; `distances`: histogram of positive pairs; `projections`:
+    histograms along random directions; `views`: uniformity of the augmented views; `prototype`:
+    prototype representation bias, for which a run's images pass the network again. None: the first
+    four, as far as the data allow."""
     pairs: Path | None = None
     """Of a file: the features of its positives, row by row, in another .npy file. Without it there
     is no alignment."""
+    labels: Path | None = None
+    """Of a file: the integer class of each row, in another .npy file; below zero: unknown."""
     normalize: bool = False
     """Of a file: divide the features by their norm first."""
     split: Literal["test", "train"] = "test"
@@ -60,9 +70,11 @@ class MetricsConfig:
     data_dir: str | None = None
     """Of a run: where its data are now, if they were moved."""
     seed: int = 0
-    """Of a run: seed of the two views that make a positive pair."""
+    """Seed of a run's augmented views, of the directions, and of the draw of class mates."""
     out: Path | None = None
     """Of a file: also write the result there, as JSON. (That of a run goes into its folder.)"""
+    figure: Path | None = None
+    """Of a file: also draw the result there, as PNG. (That of a run goes into its folder.)"""
     devices: int | None = None
     """Local devices to use; None: all."""
 
@@ -76,11 +88,15 @@ class MetricsConfig:
             self.out is None or self.out.suffix.lower() != ".npy",
             f"--out {self.out}: would be JSON in a file for arrays; name it .json",
         )
+        require(
+            self.figure is None or self.figure.suffix.lower() == ".png",
+            f"--figure {self.figure}: pictures are PNG; name it .png",
+        )
         standard = {field.name: field.default for field in dataclasses.fields(self)}
         if self.of_file:
-            other, names = "a run", ("split", "step", "seed", "data_dir")
+            other, names = "a run", ("split", "step", "data_dir")
         else:
-            other, names = "an .npy file", ("pairs", "normalize", "out")
+            other, names = "an .npy file", ("pairs", "labels", "normalize", "out", "figure")
         for name in names:
             given = getattr(self, name) != standard[name]
             require(

@@ -1,5 +1,6 @@
 """Alignment and uniformity of whole data sets, with their standard errors."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
     require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
     require(len(x) > 0, "alignment needs at least one pair")
     powers = np.empty(len(x))
-    for rows in _chunks(len(x)):
+    for rows in row_slices(len(x)):
         sides = (np.asarray(side[rows], np.float32) for side in (x, y))
         powers[rows] = _distance_powers(*sides, alpha)
     error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
@@ -74,39 +75,122 @@ def uniformity(
     n = len(x)
     require(n >= 2, f"uniformity needs at least two points, got {n}")
     devices = sharding.local_devices(1) if devices is None else list(devices)
-    chunks = _chunks(n, chunk)
+    chunks = row_slices(n, chunk)
     size = chunks[0].stop
     centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
 
     def load(rows: slice) -> np.ndarray:
-        """A chunk `[size, d + 1]`; its last column is 1 for a point and 0 for none."""
-        points = np.zeros((size, x.shape[1] + 1), np.float32)
-        points[: rows.stop - rows.start, :-1] = np.asarray(x[rows], np.float64) - centre
-        points[: rows.stop - rows.start, -1] = 1
-        return points
+        return _padded(x[rows], centre, size)
 
     # The log of each point's potential with all others, and of the square of that.
     sums = np.full((2, len(chunks) * size), -np.inf)
-    scale = sharding.replicate(np.float32(t), devices)
-    alone = [(rows, rows) for rows in chunks]
-    for function, pairs in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
-        mapped = sharding.pmap(function, devices)
-        for dealt in track(list(_deal(pairs, len(devices))), "uniformity"):
-            missing = [dealt[0]] * (len(devices) - len(dealt))
-            sides = zip(
-                *([load(rows) for rows in pair] for pair in [*dealt, *missing]), strict=True
-            )
-            sides = [sharding.split(np.stack(side), devices) for side in sides]
-            found = jax.tree.map(np.asarray, mapped(scale, *sides))
-            for device, pair in enumerate(dealt):
-                # A chunk with itself gives one array of sums, two chunks give one each.
-                for rows, parts in zip(pair, found, strict=False):
+    alone = [(rows,) for rows in chunks]
+    for function, groups in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
+        for dealt in track(list(_deal(groups, len(devices))), "uniformity"):
+            found = _on_devices(function, t, dealt, load, devices)
+            for group, parts in zip(dealt, found, strict=True):
+                for rows, part in zip(group, parts, strict=True):
                     rows = slice(rows.start, rows.start + size)
-                    sums[:, rows] = np.logaddexp(sums[:, rows], parts[device])
+                    sums[:, rows] = np.logaddexp(sums[:, rows], part)
     return _estimate(sums[0, :n], sums[1, :n])
 
 
-def _within(t: jax.Array, a: jax.Array, _: jax.Array) -> tuple[jax.Array]:
+def uniformities(
+    x: Any,
+    groups: Sequence[np.ndarray],
+    t: float = 2.0,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    chunk: int = CHUNK,
+) -> list[Estimate]:
+    """The uniformity of each of several groups of rows, such as those of one class.
+
+    A group that fits into a chunk is one device's work; devices take several groups at once.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices and for numbers of rows.
+      groups: integers `[m]` each, the rows of a group.
+      t: scale of the potential.
+      devices: to compute on; None: the first one.
+      chunk: rows that are on a device at once, at most.
+
+    Returns:
+      An estimate for each group, in their order; NaN for one of fewer than two points.
+    """
+    devices = sharding.local_devices(1) if devices is None else list(devices)
+    found = {}
+    # Of equal size on the device, groups share a compiled program.
+    by_size: dict[int, list[int]] = {}
+    for number, rows in enumerate(groups):
+        if 2 <= len(rows) <= chunk:
+            by_size.setdefault(_rounded_up(len(rows)), []).append(number)
+        elif len(rows) > chunk:
+            found[number] = uniformity(Rows(x, rows), t, devices=devices, chunk=chunk)
+    rounds = [
+        (size, dealt)
+        for size, numbers in sorted(by_size.items())
+        for dealt in _deal(((number,) for number in numbers), len(devices))
+    ]
+    for size, dealt in track(rounds, "uniformity of the classes"):
+
+        def load(number: int, size: int = size) -> np.ndarray:
+            points = np.asarray(x[groups[number]], np.float64)
+            return _padded(points, points.mean(0), size)
+
+        for (number,), (part,) in zip(
+            dealt, _on_devices(_within, t, dealt, load, devices), strict=True
+        ):
+            found[number] = _estimate(*part[:, : len(groups[number])].astype(np.float64))
+    unknown = Estimate(math.nan, math.nan)
+    return [found.get(number, unknown) for number in range(len(groups))]
+
+
+class Rows:
+    """Some rows of features, read when they are asked for: `rows[slice]`."""
+
+    def __init__(self, x: Any, indices: np.ndarray):
+        self._x, self._indices = x, indices
+        self.shape = (len(indices), x.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._x[self._indices[rows]]
+
+
+def _padded(points: np.ndarray, centre: np.ndarray, size: int) -> np.ndarray:
+    """Points as `[size, d + 1]`, seen from a centre; the last column is 1 for a point, else 0."""
+    padded = np.zeros((size, points.shape[1] + 1), np.float32)
+    padded[: len(points), :-1] = np.asarray(points, np.float64) - centre
+    padded[: len(points), -1] = 1
+    return padded
+
+
+def _rounded_up(n: int) -> int:
+    """At least 64, and to two binary digits after the first: few sizes, each a quarter too long."""
+    step = 2 ** max(4, n.bit_length() - 3)
+    return max(64, -(-n // step) * step)
+
+
+@functools.cache
+def _program(function: Any, devices: tuple[jax.Device, ...]) -> Any:
+    return sharding.pmap(function, devices)
+
+
+def _on_devices(
+    function: Any, t: float, dealt: Any, load: Any, devices: list[jax.Device]
+) -> list[list[np.ndarray]]:
+    """`function` of the arrays of each group, a group a device: a list of arrays for each."""
+    missing = [dealt[0]] * (len(devices) - len(dealt))
+    sides = zip(*([load(part) for part in group] for group in [*dealt, *missing]), strict=True)
+    sides = [sharding.split(np.stack(side), devices) for side in sides]
+    scale = sharding.replicate(np.float32(t), devices)
+    found = jax.tree.map(np.asarray, _program(function, tuple(devices))(scale, *sides))
+    return [[part[device] for part in found] for device in range(len(dealt))]
+
+
+def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
     return (
         jnp.stack([log_sums(p, None, exclude=1, limit=Reach().among)[0] for p in _points(t, a)]),
     )
@@ -189,7 +273,7 @@ def _distance_powers(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
     return distance_power(x, y, alpha)
 
 
-def _chunks(n: int, largest: int = CHUNK) -> list[slice]:
+def row_slices(n: int, largest: int = CHUNK) -> list[slice]:
     """Slices of n rows, of equal length but for the last."""
     size = math.ceil(n / math.ceil(n / largest))
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

@@ -1,0 +1,167 @@
+"""What there is to measure: of a run's split, or of somebody's files."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hypersphere_jax import data, runs
+from hypersphere_jax.config import MetricsConfig, UserError, require
+from hypersphere_jax.data import Source
+from hypersphere_jax.data.source import Sample
+from hypersphere_jax.evaluation import geometry
+from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.files import FeatureFile
+from hypersphere_jax.evaluation.metrics import Estimate, Rows, row_slices
+from hypersphere_jax.runs import Encoder
+
+
+class Material(NamedTuple):
+    """What there is to measure.
+
+    `x` are unit features `[n, d]`, and `pairs` those of the two sides of positive pairs. `labels`
+    are integers `[n]`, called `labels_name` in messages. `class_names` are by label. `prototype`
+    gives the prototype bias, and of how many images it is.
+    """
+
+    x: Any
+    pairs: tuple[Any, Any] | None
+    labels: np.ndarray | None
+    labels_name: str
+    class_names: Sequence[str]
+    prototype: Callable[[], tuple[Estimate, int]]
+
+
+class Picked:
+    """A source whose image i is number `indices[i]` of another; a number may come up again."""
+
+    def __init__(self, source: Source, indices: np.ndarray):
+        self.source, self.indices = source, indices
+        self.class_names, self.image_shape = source.class_names, source.image_shape
+        self.origin = f"{len(indices)} picked images of {source.origin}"
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, i: int) -> Sample:
+        return self.source[int(self.indices[i])]
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.source.labels[self.indices]
+
+    @property
+    def digest(self) -> str:
+        indices = np.ascontiguousarray(self.indices, np.int64).tobytes()
+        return hashlib.sha256(self.source.digest.encode() + indices).hexdigest()[:16]
+
+
+def of_run(config: MetricsConfig, devices: Sequence[jax.Device]) -> tuple[dict[str, Any], Material]:
+    """What the result says of a run and its split, and their features."""
+    folder = runs.find(config.run)
+    encoder = runs.load_encoder(folder, config.step)
+    dataset = runs.load_data(folder, config.data_dir)
+    source = _test_split(dataset) if config.split == "test" else dataset.train
+    found = split_features(encoder, source, "output", devices)
+    _check_finite(f"{config.split} features of {folder.name}", found.x)
+    pairs = pair_features(encoder, source, devices, config.seed)
+    for side in pairs:
+        _check_finite(f"features of random {config.split} views of {folder.name}", side)
+
+    def prototype() -> tuple[Estimate, int]:
+        return _prototype_of_run(encoder, source, pairs, devices, config.seed)
+
+    about = {
+        "run": folder.name,
+        "step": encoder.step,
+        "data": encoder.config.data.name,
+        "split": config.split,
+        "layer": "output",
+    }
+    labels = found.labels if dataset.class_names else None
+    name = f"labels of the {config.split} split"
+    return about, Material(found.x, pairs, labels, name, dataset.class_names, prototype)
+
+
+def _prototype_of_run(
+    encoder: Encoder, source: Source, pairs: tuple, devices: Sequence[jax.Device], seed: int
+) -> tuple[Estimate, int]:
+    """Both views of each image beside those of another one of its class, augmented alike.
+
+    What is random about a view belongs to its place in the source, so the mates are put there.
+    """
+    n = len(source)
+    mates = geometry.class_mates(geometry.class_rows(source.labels, n), n, seed)
+    rows = np.flatnonzero(mates >= 0)
+    if not len(rows) == len(pairs[0]) == n:
+        pairs = pair_features(encoder, Picked(source, rows), devices, seed)
+    others = pair_features(encoder, Picked(source, mates[rows]), devices, seed)
+    require(
+        len(pairs[0]) == len(others[0]) == len(rows),
+        f"--parts prototype: some images of {source.origin} cannot be read, and it needs all",
+    )
+    return geometry.prototype_bias(list(zip(pairs, others, strict=True))), len(rows)
+
+
+def _test_split(dataset: data.Dataset) -> Source:
+    require(
+        dataset.test is not None,
+        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
+        "holds a part of the training images out",
+    )
+    return dataset.test
+
+
+def _check_finite(name: str, x: np.ndarray) -> None:
+    slices = row_slices(len(x))
+    bad = [rows.start + np.flatnonzero(~np.isfinite(x[rows]).all(1)) for rows in slices]
+    bad = np.concatenate(bad)
+    named = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
+    require(
+        not bad.size,
+        f"{name}: {bad.size} of {len(x)} rows hold NaN or infinity (rows {named}); did the "
+        "training diverge?",
+    )
+
+
+def of_file(config: MetricsConfig) -> tuple[dict[str, Any], Material]:
+    """What the result says of the files, and their features."""
+    x = FeatureFile(config.run, config.normalize)
+    others = None if config.pairs is None else FeatureFile(config.pairs, config.normalize)
+    if others is not None:
+        require(
+            x.shape == others.shape,
+            f"pairs must have one shape, but {x.path} holds {x.shape} and {others.path} "
+            f"{others.shape}",
+        )
+        others.check_unit()
+    labels = None if config.labels is None else _labels(config.labels)
+    x.check_unit()
+
+    def prototype() -> tuple[Estimate, int]:
+        """Eq. (51) of what is there: each row under its own augmentation, if it has one."""
+        mates = geometry.class_mates(geometry.class_rows(labels, len(x)), len(x), config.seed)
+        rows = np.flatnonzero(mates >= 0)
+        return geometry.prototype_bias([(Rows(x, rows), Rows(x, mates[rows]))]), len(rows)
+
+    about = {
+        "features": str(config.run),
+        "pairs": None if others is None else str(config.pairs),
+        "labels": None if labels is None else str(config.labels),
+        "normalized": config.normalize,
+    }
+    pairs = None if others is None else (x, others)
+    return about, Material(x, pairs, labels, str(config.labels), (), prototype)
+
+
+def _labels(path: Path) -> np.ndarray:
+    require(path.is_file(), f"{path}: there is no such file")
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{path} cannot be read as an .npy array: {error}") from error
+    require(isinstance(labels, np.ndarray), f"{path} holds several arrays: save one as .npy")
+    return labels
