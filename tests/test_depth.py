@@ -1,5 +1,7 @@
 """The depth evaluation: predictor, measures, schedule, and the verb from checkpoint to picture."""
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import types
@@ -15,14 +17,13 @@ from depth_cases import scenes, write_mat
 from PIL import Image
 from test_cli import fails, run_py
 
-from hypersphere_jax import augment, models, runs
-from hypersphere_jax.config import DepthConfig, ModelConfig, UserError
+import experiments
+from hypersphere_jax import augment, checkpoint, data, models, runs, training
+from hypersphere_jax.config import DataConfig, DepthConfig, ModelConfig, RuntimeConfig, UserError
 from hypersphere_jax.data import nyu
 from hypersphere_jax.evaluation import depth
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.optimizers import make_schedule
-
-SMALL = "--model small_alexnet --width 0.05 --dim 4 --batch-size 16 --epochs 1 --devices 1"
 
 
 # The predictor.
@@ -202,32 +203,37 @@ def mat(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def top(mat, tmp_path_factory):
-    """A folder of runs: one a pretraining on NYU's images, by the recipe's experiment."""
+    """A folder of two runs with random encoders, as training leaves them at step 0."""
     folder = tmp_path_factory.mktemp("runs")
-    places = ["--data-dir", str(mat), "--runs-dir", str(folder), "--cache-dir", str(folder / "c")]
-    small = [*SMALL.split(), "--image-size", "32"]
-    command = ["pretrain", "nyu_depth/align_uniform", *places, *small]
-    assert run_py.main(command) == 0
-    assert run_py.main([*command, "--name", "other", "--seed", "1"]) == 0
+    recipe = experiments.find("nyu_depth/align_uniform")
+    for seed, name in enumerate(("first", "second")):
+        config = dataclasses.replace(
+            recipe,
+            name=name,
+            runs_dir=str(folder),
+            data=DataConfig("nyu_depth_v2", str(mat)),
+            model=ModelConfig("small_alexnet", dim=4, width=0.05, image_size=32),
+            runtime=RuntimeConfig(cache_dir=str(folder / "cache")),
+        )
+        dataset = data.load(config.data)
+        config = training.resolve(config, dataset)
+        runs.open_folder(config, jax.devices()[:1], dataset.digest(), "")
+        _, params, stats = models.create(config.model, jax.random.key(seed))
+        with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:
+            steps.save(0, {"params": params, "stats": stats})
     return folder
-
-
-def test_pretraining_takes_the_recipe_of_nyu(top):
-    config = runs.read_config(top / "nyu_depth_align_uniform")
-    assert config.data.recipe == "nyu_depth" and config.model.channels == 3
-    assert config.objective.align_weight == 0.75
 
 
 @pytest.mark.parametrize("layer", ["conv5", "conv4"])
 def test_verb(top, layer, capsys):
-    run = top / "nyu_depth_align_uniform"
+    run = top / "first"
     assert run_py.main(["depth", str(run), "--layer", layer, "--rows", "3"]) == 0
     assert "rmse" in capsys.readouterr().out
     result = json.loads((run / "eval" / f"depth-{layer}.json").read_text())
     about = ("protocol", "layer", "split", "size", "epochs", "batch_size", "learning_rate")
     assert [result[key] for key in about] == ["depth", layer, "test", 32, 120, 128, 0.003]
     assert result["n"] + result["n_train"] == 60 and "square metres" in result["units"]
-    assert result["mse"] < 0.6 * result["mse_constant"]  # even random features tell some depth
+    assert result["mse"] < 0.8 * result["mse_constant"]  # even random features tell some depth
     assert result["rmse"] == pytest.approx(result["mse"] ** 0.5)
     assert 0 < result["delta1"] <= result["delta2"] <= result["delta3"] <= 100
     assert result["seconds"] >= result["fit_seconds"] > 0
@@ -236,7 +242,7 @@ def test_verb(top, layer, capsys):
 
 
 def test_of_several_runs_the_best_on_training_images_is_tested(top, mat, capsys):
-    names = [str(top / name) for name in ("nyu_depth_align_uniform", "other")]
+    names = [str(top / name) for name in ("first", "second")]
     short = ["--folds", "3", "--epochs", "8", "--seed", "5"]
     assert run_py.main(["depth", *names, *short]) == 0
     files = [top / name / "eval" / "depth-conv5-folds3-epochs8-seed5.json" for name in names]
@@ -251,7 +257,7 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, mat, capsys)
     with h5py.File(mat) as file:
         images, depths = (np.swapaxes(file[name][:], -1, -2) for name in ("images", "depths"))
         images = np.moveaxis(images, 1, -1)
-    test = runs.load_data(top / "other").test.indices
+    test = runs.load_data(top / "second").test.indices
     depths[test] = depths[test][::-1] * 3
     write_mat(moved, images, depths, [f"scene_{number // 3}" for number in range(60)])
     others = ["--data", str(moved)]
@@ -304,7 +310,7 @@ def test_tfds_and_another_recipe(top, tmp_path, capsys):
         shape=(40, 40, 3),
         depth=(40, 40),
     )
-    run = top / "nyu_depth_align_uniform"
+    run = top / "first"
     options = ["--data", "nyu_depth_v2", "--data-dir", str(tmp_path), "--epochs", "5"]
     assert run_py.main(["depth", str(run), *options]) == 0
     result = json.loads((run / "eval" / "depth-conv5-epochs5.json").read_text())
@@ -313,7 +319,7 @@ def test_tfds_and_another_recipe(top, tmp_path, capsys):
 
 
 def test_mistakes_are_one_line(top, tmp_path, mat, capsys):
-    run = str(top / "nyu_depth_align_uniform")
+    run = str(top / "first")
 
     def wrong(*arguments):
         capsys.readouterr()
@@ -331,7 +337,7 @@ def test_mistakes_are_one_line(top, tmp_path, mat, capsys):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[number]).save(file)
     assert "no depth maps" in wrong(run, "--data", str(tmp_path / "tree"))
-    assert "say in how many --folds" in wrong(run, str(top / "other"))
+    assert "say in how many --folds" in wrong(run, str(top / "second"))
     assert "named twice" in wrong(run, run, "--folds", "2")
     assert "--folds 1" in wrong(run, "--folds", "1")
     assert "training images" in wrong(run, "--folds", "99")
@@ -361,3 +367,15 @@ def test_layers_that_are_maps():
     config = ModelConfig("small_alexnet", image_size=64, channels=3)
     shapes = models.layers(config)
     assert shapes["conv5"] == (7, 7, 192) and shapes["conv4"] == (15, 15, 384)
+
+
+@pytest.mark.slow
+def test_pretraining_on_the_images_and_depth_from_its_checkpoint(mat, tmp_path):
+    places = ["--data-dir", str(mat), "--runs-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    small = "--width 0.05 --dim 4 --image-size 32 --batch-size 16 --epochs 1 --devices 1"
+    assert run_py.main(["pretrain", "nyu_depth/align_uniform", *places, *small.split()]) == 0
+    run = tmp_path / "nyu_depth_align_uniform"
+    config = runs.read_config(run)
+    assert config.data.recipe == "nyu_depth" and config.model.channels == 3
+    assert run_py.main(["depth", str(run), "--epochs", "2"]) == 0
+    assert (run / "figures" / "depth-conv5-epochs2.png").is_file()
