@@ -1,6 +1,7 @@
 """Depth maps from frozen features: the depth evaluation of Wang & Isola (B.1, Table 6)."""
 
 import dataclasses
+import functools
 import logging
 import tempfile
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 
 from hypersphere_jax import augment, data, models, optimizers, runs, sharding
-from hypersphere_jax.config import DataConfig, DepthConfig, UserError, require
+from hypersphere_jax.config import DataConfig, DepthConfig, OptimizerConfig, UserError, require
 from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Sample, Source
@@ -96,11 +97,23 @@ def fit(
     """
     sampler = Sampler(len(rows), min(config.batch_size, len(rows)), config.seed)
     steps = config.epochs * sampler.steps_per_epoch
-    schedule = optimizers.make_schedule(config.optimizer, steps)
-    optimizer = optimizers.make_optimizer(config.optimizer, schedule)
-    size = split.depths.shape[-1]
-    key, mean = jax.random.key(config.seed), _mean(split, rows)
+    key, mean, size = jax.random.key(config.seed), _mean(split, rows), split.depths.shape[-1]
     apply, params, stats = depth_predictor.create(shape, size, key, mean)
+    optimizer, step, predict = _compiled(apply, shape, config.optimizer, steps)
+    state = optimizer.init(params)
+    for number in track(range(steps), "depth predictor"):
+        batch = np.sort(rows[sampler(number)])  # in the order of the file
+        params, stats, state, value = step(
+            params, stats, state, split.x[batch], split.depths[batch]
+        )
+    require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower --learning-rate")
+    return lambda x: np.asarray(predict(params, stats, x))
+
+
+@functools.lru_cache(maxsize=8)  # once for all folds of a size
+def _compiled(apply: Callable, shape: tuple[int, int, int], rule: OptimizerConfig, steps: int):
+    """The optimizer, its step, and the prediction."""
+    optimizer = optimizers.make_optimizer(rule, optimizers.make_schedule(rule, steps))
 
     @jax.jit
     def step(params, stats, state, x, depths):
@@ -113,19 +126,11 @@ def fit(
         update, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, update), new, state, value
 
-    state = optimizer.init(params)
-    for number in track(range(steps), "depth predictor"):
-        batch = np.sort(rows[sampler(number)])  # in the order of the file
-        params, stats, state, value = step(
-            params, stats, state, split.x[batch], split.depths[batch]
-        )
-    require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower --learning-rate")
-
     @jax.jit
     def predict(params, stats, x):
         return apply(params, stats, x.reshape(-1, *shape), False)[0]
 
-    return lambda x: np.asarray(predict(params, stats, x))
+    return optimizer, step, predict
 
 
 def errors(predict: Predict, split: Split, rows: np.ndarray, constant: float) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """From an encoder's spatial features to a depth map: Table 6 of Wang & Isola."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,12 @@ def create(
       params: nested dict of float32 arrays.
       stats: running statistics of batch norm, nested dict of float32 arrays.
     """
+    apply, initial = _functions(shape, size)
+    return apply, *initial(key, mean)
+
+
+@functools.lru_cache(maxsize=8)  # compiled once for all folds
+def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callable]:
     side, _, channels = shape
 
     def built(key, mean):
@@ -123,4 +130,4 @@ def create(
         depth = model(x, train)
         return depth, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
-    return apply, *initial(key, mean)
+    return apply, initial
