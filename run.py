@@ -89,6 +89,26 @@ def metrics(parse: Callable) -> None:
         print(f"written: {path}", file=sys.stderr)
 
 
+def depth(parse: Callable) -> None:
+    """Depth maps from a checkpoint's frozen features (NYU-Depth-V2)."""
+    from hypersphere_jax.config import DepthConfig
+
+    config = parse(DepthConfig)
+    _virtual_devices(config.devices)
+    from hypersphere_jax import plots_depth
+    from hypersphere_jax.evaluation import depth
+    from hypersphere_jax.report import print_table
+
+    results, figure, examples = depth.evaluate(config)
+    names = ["mse", "rmse", "abs_rel", "log10", "delta1", "delta2", "delta3"]
+    keys = ["run", "layer", "step", *(["cv_mse"] if config.folds else []), *names, "n"]
+    print_table(keys, [[result.get(key) for key in keys] for result in results])
+    best = results[0]
+    title = f"{best['run']}, {best['layer']}: depth of test images, RMSE {best['rmse']:.3f} m"
+    plots_depth.depth_sheet(title, *examples, figure)
+    print(f"picture: {figure}")
+
+
 def import_torch(parse: Callable) -> None:
     """Make a run of an encoder that was trained in PyTorch, to probe it."""
     from hypersphere_jax.config import ImportConfig
@@ -162,7 +182,7 @@ def bench(parse: Callable) -> None:
 VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
-        *(quickstart, pretrain, probe, metrics, data, report, bench),
+        *(quickstart, pretrain, probe, metrics, depth, data, report, bench),
         *(import_torch, export_npz),
     )
 }

@@ -34,15 +34,18 @@ FLOORS = {
     "report": 5,
     "plots": 5,
     "plots_geometry": 5,
+    "plots_depth": 5,
 }
 # Third-party package: where alone it may be imported.
 HOMES = {
     "flax": ("models",),
     "orbax": ("checkpoint",),
     "tyro": ("config",),
-    "matplotlib": ("plots", "plots_geometry"),
+    "matplotlib": ("plots", "plots_geometry", "plots_depth"),
     "sklearn": ("data",),
     "PIL": ("data", "augment"),
+    "h5py": ("data",),
+    "scipy": ("data",),
     "tensorboardX": ("runs",),
     "tensorflow_datasets": ("data",),
     "grain": ("data",),

@@ -66,7 +66,10 @@ class TrainCrop:
 
 @dataclass(frozen=True)
 class EvaluateCrop:
-    """The middle of an image, resized: uint8 [h, w, c] -> uint8 [size, size, c]."""
+    """The middle of an image, resized: uint8 [h, w, c] -> uint8 [size, size, c].
+
+    A depth map, float32 [h, w, 1], is resized just so, without rounding.
+    """
 
     size: int
     factor: float

@@ -14,6 +14,7 @@ from hypersphere_jax.config.base import (
     to_dict,
 )
 from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig
+from hypersphere_jax.config.depth import DepthConfig
 from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
 from hypersphere_jax.config.interchange import ExportConfig, ImportConfig
 from hypersphere_jax.config.model import ModelConfig
@@ -24,6 +25,7 @@ from hypersphere_jax.config.runtime import RuntimeConfig
 
 __all__ = [
     "DataConfig",
+    "DepthConfig",
     "ExportConfig",
     "ImportConfig",
     "LookedAt",

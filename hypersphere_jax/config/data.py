@@ -18,7 +18,7 @@ class DataConfig:
     TensorFlow Datasets by name: cifar10, stl10, … (`run.py data list`)."""
     data_dir: str | None = None
     """Where a data set with a name lies: the folder it was prepared in, or a folder or .zip of its
-    images. None: TensorFlow Datasets' own folder."""
+    images (of nyu_depth_v2, nyu_depth_v2_labeled.mat). None: TensorFlow Datasets' own folder."""
     recipe: str | None = None
     """Augmentation recipe: `digits`; for photographs `stl10`, `cifar10`, `nyu_depth`, `moco`,
     `moco_v2`, `simclr_cifar`, `simclr_imagenet`, `balanced_cifar`, `balanced_imagenet` (and

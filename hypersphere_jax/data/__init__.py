@@ -1,7 +1,8 @@
 """Data sets: sources of images with labels, by number, and the batches that are made of them.
 
 `load` opens what a config names. The sources stand in `arrays`, `files` (folders and zips of
-images), `tfds_source` and `synthetic`; `views` makes parts of a source; `pipeline` makes batches.
+images), `nyu`, `tfds_source` and `synthetic`; `views` makes parts of a source; `pipeline` makes
+batches.
 """
 
 import difflib
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hypersphere_jax.config import DataConfig, require
-from hypersphere_jax.data import arrays, files, synthetic, tfds_source, views
+from hypersphere_jax.data import arrays, files, nyu, synthetic, tfds_source, views
 from hypersphere_jax.data.source import Arrays, Source
 
 __all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located"]
@@ -127,7 +128,8 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source | None, str
         )
         return train, test, None, NAMED[name]
     if _is_path(name):
-        return *_open_path(_path(name), config), None, "stl10"
+        recipe = "nyu_depth" if name.endswith(".mat") else "stl10"
+        return *_open_path(_path(name), config), None, recipe
     recipe = NAMED.get(name, "stl10")
     if where is not None and (where.suffix or files.is_image_tree(where)):
         return *_open_path(where, config), None, recipe
@@ -145,6 +147,8 @@ def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
         return arrays.from_npz(path)
     if path.suffix == ".npy":
         return arrays.from_npy(path), None
+    if path.suffix == ".mat":
+        return nyu.open_mat(path)
     if (path / "train_images.npy").is_file():
         return arrays.from_npy_folder(path)
     names = None if config.classes is None else files.read_classes(_path(config.classes))
@@ -153,7 +157,7 @@ def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
 
 def _is_path(name: str) -> bool:
     """Whether this is a file or folder rather than a name; TFDS has names with a slash, too."""
-    looks = name.endswith((".npz", ".npy", ".zip")) or name.startswith((".", "~", "/"))
+    looks = name.endswith((".npz", ".npy", ".mat", ".zip")) or name.startswith((".", "~", "/"))
     return name not in NAMED and (looks or Path(name).exists())
 
 

@@ -1,0 +1,81 @@
+"""Depth prediction on frozen features."""
+
+import math
+
+from tyro.conf import Positional
+
+from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
+from hypersphere_jax.config.optimizer import OptimizerConfig
+
+# Wang & Isola B.1.
+EPOCHS = 120
+DECAY_AT = (70, 90, 100, 110)
+
+
+@config
+class DepthConfig:
+    """Depth maps from frozen features, after Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
+
+    runs: Positional[tuple[str, ...]]
+    """Runs: their folders, or their names under `runs/`. Of several, the best one by
+    cross-validation is tested."""
+    layer: str = "conv5"
+    """Layer that the predictor starts from: `conv5` or `conv4` in the paper, or any other with
+    places [h, w, channels]."""
+    data: str | None = None
+    """Other images with depth maps than those of the run, such as `nyu_depth_v2` or FILE.mat."""
+    data_dir: str | None = None
+    """Where the data are: nyu_depth_v2_labeled.mat, or the folder of TensorFlow Datasets. None:
+    where the run found them."""
+    folds: int = 0
+    """Cross-validate on the training images in as many folds; 5 in the paper. 0: do not."""
+    step: int | None = None
+    """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    epochs: int = EPOCHS
+    """Passes over the training images. The rate decays at the paper's shares of them: 70, 90, 100
+    and 110 of 120."""
+    batch_size: int = 128
+    """Images in a batch; all of them where there are fewer."""
+    learning_rate: float = 3e-3
+    """Of Adam, at first."""
+    rows: int = 6
+    """Test images in the picture."""
+    seed: int = 0
+    """Seed of the predictor, its batches and the folds."""
+    devices: int | None = None
+    """Local devices for the features; None: all. The predictor is trained on one."""
+
+    def __post_init__(self):
+        require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
+        require(
+            self.folds == 0 or self.folds >= 2, f"--folds {self.folds}: must be at least 2, or 0"
+        )
+        require(
+            len(self.runs) == 1 or self.folds > 0,
+            f"{len(self.runs)} runs are compared on training images: say in how many --folds, such "
+            "as 5",
+        )
+        require(
+            len(set(self.runs)) == len(self.runs), f"a run is named twice: {', '.join(self.runs)}"
+        )
+        for flag in ("epochs", "batch_size", "rows", "devices"):
+            at_least_one(flag, getattr(self, flag))
+        positive("learning_rate", self.learning_rate)
+        require(math.isfinite(self.learning_rate), f"--learning-rate {self.learning_rate}")
+        valid_seed(self.seed)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """Adam as in B.1."""
+        return OptimizerConfig(
+            epochs=self.epochs,
+            batch_size=max(2, self.batch_size),
+            optimizer="adam",
+            learning_rate=self.learning_rate,
+            scaling="none",
+            decay_at=tuple(epoch / EPOCHS for epoch in DECAY_AT),
+            decay_factor=0.2,
+            weight_decay=0.0,
+            adam_betas=(0.5, 0.999),
+            adam_eps=1e-8,
+        )

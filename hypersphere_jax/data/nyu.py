@@ -1,0 +1,186 @@
+"""The 1,449 labelled images of NYU-Depth-V2, with their depth maps, from their .mat file.
+
+That file (`nyu_depth_v2_labeled.mat`, Silberman et al. 2012) is one of MATLAB 7.3, so HDF5, where
+the axes of MATLAB's arrays stand in reverse order. The library is imported where it is first used:
+other data do not wait for it.
+"""
+
+import functools
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data.source import Sample, UnreadableImage
+from hypersphere_jax.data.views import Subset
+
+logger = logging.getLogger("hypersphere_jax")
+
+SPLITS = "splits.mat"
+# Of the training images in the authors' split.
+TRAIN_SHARE = 795 / 1449
+# A file of more bytes goes into the digest by so many windows, spread over it.
+DIGEST_BYTES = 2**28
+WINDOWS, WINDOW_BYTES = 500, 65536
+
+
+class MatSource:
+    """All images of a file in NYU's layout; a sample also holds "depth", float32 `[h, w]` metres.
+
+    Images are read one by one, when they are asked for.
+
+    Args:
+      path: of the file, with `images` uint8 `[n, 3, w, h]` and `depths` `[n, w, h]`.
+
+    Raises:
+      UserError: when it is no HDF5 file, or one with something else in it.
+    """
+
+    def __init__(self, path: Path):
+        self._path = Path(path)
+        self.class_names: tuple[str, ...] = ()
+        self.origin = str(path)
+        for name in ("images", "depths"):
+            require(
+                name in self._file,
+                f"{path} lacks {name!r}: expected the labelled images of NYU-Depth-V2 "
+                "(nyu_depth_v2_labeled.mat)",
+            )
+        images, depths = self._file["images"], self._file["depths"]
+        shapes = f"images are {images.dtype} {images.shape}, depths {depths.dtype} {depths.shape}"
+        require(
+            images.dtype == np.uint8
+            and np.issubdtype(depths.dtype, np.floating)
+            and len(images.shape) == 4
+            and images.shape[1] == 3
+            and (images.shape[0], *images.shape[2:]) == depths.shape
+            and images.size > 0,
+            f"{path}: {shapes}; expected uint8 [n, 3, w, h] and floats [n, w, h]",
+        )
+        n, channels, width, height = images.shape
+        self._length, self.image_shape = n, (height, width, channels)
+
+    @functools.cached_property
+    def _file(self) -> Any:
+        import h5py
+
+        try:
+            return h5py.File(self._path, "r")
+        except OSError as error:
+            raise UserError(
+                f"{self._path} is no HDF5 file, as MATLAB 7.3 writes them, or it is cut short: "
+                "download nyu_depth_v2_labeled.mat (2.8 GB) again"
+            ) from error
+
+    def __reduce__(self):
+        return MatSource, (self._path,)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Sample:
+        i = range(len(self))[i]
+        try:
+            image, depth = self._file["images"][i], self._file["depths"][i]
+        except OSError as error:  # what HDF5 says of damaged files
+            raise UnreadableImage(f"image {i} of {self.origin}: {error}") from error
+        # MATLAB's [h, w, 3, n] comes as [n, 3, w, h].
+        return {
+            "image": np.ascontiguousarray(image.transpose(2, 1, 0)),
+            "label": -1,
+            "depth": np.ascontiguousarray(depth.T, np.float32),
+        }
+
+    @property
+    def labels(self) -> np.ndarray:
+        """None is known: -1, int32 `[n]`."""
+        return np.full(len(self), -1, np.int32)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the file's size and content; of a large file's, by windows spread evenly over it."""
+        size = self._path.stat().st_size
+        digest = hashlib.sha256(str(size).encode())
+        with open(self._path, "rb") as stream:
+            if size <= DIGEST_BYTES:
+                digest.update(stream.read())
+            else:
+                for place in np.linspace(0, size - WINDOW_BYTES, WINDOWS, dtype=np.int64):
+                    stream.seek(int(place))
+                    digest.update(stream.read(WINDOW_BYTES))
+        return digest.hexdigest()[:16]
+
+    def scenes(self) -> list[str]:
+        """The name of each image's scene; its number where the file names none."""
+        if "scenes" not in self._file:
+            return [str(number) for number in range(len(self))]
+        references = np.asarray(self._file["scenes"]).ravel()
+        require(
+            len(references) == len(self),
+            f"{self.origin} has {len(self)} images, but {len(references)} scenes",
+        )
+        return ["".join(map(chr, self._file[name][()].ravel())) for name in references]
+
+
+def open_mat(path: Path) -> tuple[Subset, Subset]:
+    """Training and test images of the file.
+
+    The split is the authors' (795 and 654 images) where their `splits.mat` lies beside the file.
+    Else whole scenes are drawn, once and for all, until the training split has its share.
+
+    Raises:
+      UserError: as `MatSource`; or when `splits.mat` does not fit the file.
+    """
+    source = MatSource(path)
+    beside = Path(path).with_name(SPLITS)
+    if beside.is_file():
+        parts, what = _read_splits(beside, len(source)), f"(split of {SPLITS})"
+    else:
+        logger.info("no %s beside %s: the test split is of scenes drawn at random", SPLITS, path)
+        parts, what = _by_scene(source), "(split by scene)"
+    train, test = parts
+    return Subset(source, train, f"training images {what}"), Subset(
+        source, test, f"test images {what}"
+    )
+
+
+def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        parts = [content[name].ravel().astype(np.int64) - 1 for name in ("trainNdxs", "testNdxs")]
+    except Exception as error:  # damaged files bring about many types
+        raise UserError(
+            f"{path} cannot be read as the authors' split ({error}): download it again, or move it "
+            "away for a split by scene"
+        ) from error
+    every = np.sort(np.concatenate(parts))
+    require(
+        bool(every.size and len(parts[0]) and len(parts[1]))
+        and len(np.unique(every)) == len(every)
+        and every[0] >= 0
+        and every[-1] < n,
+        f"{path} does not fit the {n} images beside it: trainNdxs and testNdxs must be different "
+        f"numbers from 1 to {n}; move it away for a split by scene",
+    )
+    return np.sort(parts[0]), np.sort(parts[1])
+
+
+def _by_scene(source: MatSource) -> tuple[np.ndarray, np.ndarray]:
+    scenes = np.array(source.scenes())
+    names, numbers, counts = np.unique(scenes, return_inverse=True, return_counts=True)
+    require(
+        len(names) > 1,
+        f"{source.origin}: all images are of one scene, so none is left to test on: put the "
+        f"authors' {SPLITS} beside the file",
+    )
+    order = np.random.RandomState(0).permutation(len(names))
+    before = np.cumsum(counts[order]) - counts[order]
+    in_train = np.zeros(len(names), bool)
+    in_train[order] = before < TRAIN_SHARE * len(source)
+    in_train[order[-1]] = False
+    return np.flatnonzero(in_train[numbers]), np.flatnonzero(~in_train[numbers])

@@ -1,0 +1,403 @@
+"""The depth evaluation: predictor, measures, schedule, and the verb from checkpoint to picture."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import types
+
+import h5py
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+import tfds_cases
+from depth_cases import scenes, write_mat
+from PIL import Image
+from test_cli import fails, run_py
+
+import experiments
+from hypersphere_jax import augment, checkpoint, data, models, runs, training
+from hypersphere_jax.config import DataConfig, DepthConfig, ModelConfig, RuntimeConfig, UserError
+from hypersphere_jax.data import nyu
+from hypersphere_jax.evaluation import depth
+from hypersphere_jax.models import depth_predictor
+from hypersphere_jax.optimizers import make_schedule
+
+# The predictor.
+
+
+def test_doubled_is_the_transposed_convolution(rng):
+    """PyTorch's ConvTranspose2d(kernel_size=3, stride=2, padding=1, output_padding=1), by loops."""
+    x, kernel = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal((3, 3, 5, 2))
+    expected = np.zeros((2, 6, 8, 2))
+    for i, j, a, b in np.ndindex(3, 4, 3, 3):
+        row, column = 2 * i - 1 + a, 2 * j - 1 + b
+        if row in range(6) and column in range(8):
+            expected[:, row, column] += x[:, i, j] @ kernel[a, b]
+    found = depth_predictor.doubled(jnp.float32(x), jnp.float32(kernel))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "halved"),
+    [
+        ((8, 8, 48), 64, [24, 12, 6]),  # Table 6: a power of 2
+        ((7, 7, 192), 64, [96, 48, 24]),  # SmallAlexNet's conv5
+        ((15, 15, 384), 64, [192, 96]),  # its conv4
+        ((3, 3, 2), 20, [1, 1, 1]),
+        ((20, 20, 4), 24, []),
+    ],
+)
+def test_shapes_are_those_of_table_6(shape, size, halved):
+    apply, params, stats = depth_predictor.create(shape, size, jax.random.key(0))
+    widths = [shape[2], *halved]
+    pairs = enumerate(itertools.pairwise(widths), 1)
+    kernels = {f"block{number}": (3, 3, *pair) for number, pair in pairs}
+    found = {name: params[name]["kernel"].shape for name in params}
+    assert found == {**kernels, "depth": (3, 3, widths[-1], 1)}
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    for train in (True, False):
+        maps, new = jax.eval_shape(lambda *args, t=train: apply(*args, t), params, stats, x)
+        assert maps.shape == (2, size, size) and maps.dtype == jnp.float32
+        assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, stats)
+
+
+def test_a_block_is_convolution_batch_norm_relu(rng):
+    """One block and the last convolution in NumPy, float64."""
+    apply, params, stats = depth_predictor.create((4, 4, 6), 8, jax.random.key(1), mean=2.5)
+    x = rng.standard_normal((3, 4, 4, 6)).astype(np.float32)
+    block = params["block1"]
+    hidden = np.float64(depth_predictor.doubled(x, block["kernel"]))
+    hidden = (hidden - hidden.mean((0, 1, 2))) / np.sqrt(hidden.var((0, 1, 2)) + 1e-5)
+    hidden = np.pad(np.maximum(hidden, 0), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    kernel = np.float64(params["depth"]["kernel"])[..., 0]
+    expected = 2.5 + sum(
+        hidden[:, a : a + 8, b : b + 8] @ kernel[a, b] for a in range(3) for b in range(3)
+    )
+    found, new = jax.jit(apply, static_argnums=3)(params, stats, x, True)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    moved = new["block1"]["norm"]["mean"]
+    assert np.abs(moved).max() > 0 and np.all(stats["block1"]["norm"]["mean"] == 0)
+
+
+# Training and measures.
+
+
+def test_rate_and_moments_are_those_of_b1():
+    rule = DepthConfig(("run",)).optimizer
+    assert (rule.optimizer, rule.adam_betas, rule.adam_eps) == ("adam", (0.5, 0.999), 1e-8)
+    assert (rule.epochs, rule.batch_size, rule.weight_decay) == (120, 128, 0)
+    schedule = make_schedule(rule, 120 * 6)
+    factors = {0: 0, 69: 0, 70: 1, 89: 1, 90: 2, 99: 2, 100: 3, 109: 3, 110: 4, 119: 4}
+    for epoch, decays in factors.items():
+        np.testing.assert_allclose(schedule(6 * epoch), 3e-3 * 0.2**decays, rtol=1e-6)
+    np.testing.assert_allclose(schedule(6 * 70 - 1), 3e-3, rtol=1e-6)
+
+
+def some_split(rng, n=24, side=3, channels=16, size=12):
+    """Features that tell depth: a plane for each place; and the depths."""
+    coarse = rng.uniform(1, 6, (n, side, side))
+    noise = rng.standard_normal((n, side, side, channels - 1))
+    x = np.concatenate([coarse[..., None], noise], axis=-1).reshape(n, -1)
+    depths = np.kron(coarse, np.ones((size // side, size // side)))
+    return depth.Split(x.astype(np.float32), depths.astype(np.float32))
+
+
+def test_predictor_learns_a_tiny_set_and_no_hole_in_it(rng):
+    split = some_split(rng)
+    holes = rng.random(split.depths.shape) < 0.2
+    full = split.depths.copy()
+    split.depths[holes] = 0
+    rows = np.arange(20)  # the other four are wild: nobody may look at them
+    split.depths[20:] = 1e6
+    config = DepthConfig(("run",), batch_size=10)
+    predict = depth.fit(split, rows, (3, 3, 16), config)
+    found = depth.errors(predict, split, rows, float(split.depths[:20][~holes[:20]].mean()))
+    assert found["mse"] < 0.1 * found["mse_constant"]
+    # Where depth is unknown, the prediction is what is around: a 0 there was no target.
+    missing = predict(split.x[:20])[holes[:20]] - full[:20][holes[:20]]
+    assert np.mean(np.square(missing)) < 0.3 * found["mse_constant"]
+    again = depth.fit(split, rows, (3, 3, 16), config)
+    np.testing.assert_array_equal(predict(split.x), again(split.x))
+    assert not np.array_equal(predict(split.x[:3]), predict(split.x[3:6]))
+    wild = DepthConfig(("run",), batch_size=10, learning_rate=1e30, epochs=4)
+    with pytest.raises(UserError, match="diverged"):
+        depth.fit(split, rows, (3, 3, 16), wild)
+    other = depth.fit(split, rows, (3, 3, 16), DepthConfig(("run",), batch_size=10, seed=1))
+    assert np.abs(predict(split.x) - other(split.x)).max() > 1e-3
+
+
+def test_measures_by_hand(rng, monkeypatch):
+    true = rng.uniform(0.5, 9, (7, 5, 5)).astype(np.float32)
+    true[rng.random(true.shape) < 0.3] = 0
+    guess = (true * rng.uniform(0.5, 2, true.shape) + 0.1).astype(np.float32)
+    guess[0, 0] = -1  # below zero: far off in every ratio
+    rows = np.array([0, 2, 3, 6, 5])
+    split = depth.Split(np.arange(7.0)[:, None], true)
+
+    def predict(x):
+        return guess[x[:, 0].astype(int)]
+
+    count, sums = 0, dict.fromkeys(("mse", "abs_rel", "log10", "constant", 1, 2, 3), 0.0)
+    for row in rows:
+        for t, p in zip(true[row].ravel().tolist(), guess[row].ravel().tolist(), strict=True):
+            if t > 0:
+                count += 1
+                sums["mse"] += (p - t) ** 2
+                sums["abs_rel"] += abs(p - t) / t
+                floor = max(p, 0.01)
+                sums["log10"] += abs(np.log10(floor) - np.log10(t))
+                sums["constant"] += (2.5 - t) ** 2
+                for power in (1, 2, 3):
+                    sums[power] += max(floor / t, t / floor) < 1.25**power
+    for chunk in (256, 2):
+        monkeypatch.setattr(depth, "CHUNK", chunk)
+        found = depth.errors(predict, split, rows, 2.5)
+        assert found["mse"] == pytest.approx(sums["mse"] / count)
+        assert found["rmse"] == pytest.approx((sums["mse"] / count) ** 0.5)
+        assert found["abs_rel"] == pytest.approx(sums["abs_rel"] / count)
+        assert found["log10"] == pytest.approx(sums["log10"] / count)
+        assert found["mse_constant"] == pytest.approx(sums["constant"] / count)
+        for power in (1, 2, 3):
+            assert found[f"delta{power}"] == pytest.approx(100 * sums[power] / count)
+        assert depth._mean(split, rows) == pytest.approx(true[rows][true[rows] > 0].mean())
+    with pytest.raises(UserError, match="known depth"):
+        depth.errors(predict, depth.Split(split.x, np.zeros_like(true)), rows, 1.0)
+
+
+@pytest.mark.parametrize("size", [16, 24, 50])
+def test_depth_maps_are_resized_as_their_images(size):
+    """An image whose red channel is its depth stays so; the middle square is taken."""
+    ramp = np.mgrid[:30, :40].sum(0) * 3 + 20
+    image = np.repeat(ramp[..., None], 3, axis=2).astype(np.uint8)
+    crop = augment.host_crops("nyu_depth", size)[1]
+    found = depth.resized_depth(ramp.astype(np.float16), crop)
+    assert found.shape == (size, size) and found.dtype == np.float32
+    assert np.abs(found - crop(image)[..., 0]).max() <= 1
+    scale = 30 / size
+    edge = 3 * (5 + (scale - 1)) + 20  # its first place: row 0, and column 5 of 40
+    assert found[0, 0] == pytest.approx(edge, abs=3 * scale)
+    # The same pixels as the device's evaluation sees.
+    seen = augment.make_evaluate("none", size)(jnp.asarray(image))
+    np.testing.assert_allclose(found / 255, seen[..., 0], atol=1e-3)
+
+
+def test_unknown_depths_do_not_bleed():
+    ramp = np.full((32, 32), 2.5, np.float32)
+    ramp[:8] = 0
+    ramp[20, 20], ramp[25, 3], ramp[28, 28] = np.nan, np.inf, -5
+    found = depth.resized_depth(ramp, augment.host_crops("nyu_depth", 16)[1])
+    assert np.all(found[:3] == 0)
+    np.testing.assert_allclose(found[5:], 2.5, rtol=1e-6)
+    assert found.max() < 2.501
+
+
+# From a checkpoint to the picture.
+
+
+def test_recipe_is_that_of_table_2():
+    contrastive, sphere = (
+        experiments.find(f"nyu_depth/{variant}") for variant in ("contrastive", "align_uniform")
+    )
+    for config in (contrastive, sphere):
+        rule = config.optimizer
+        schedule = make_schedule(rule, 400 * 6)
+        assert (rule.epochs, rule.batch_size, rule.momentum) == (400, 128, 0.9)
+        assert (rule.weight_decay, config.model.dim) == (1e-4, 128)
+        for epoch, factor in {0: 1, 309: 1, 310: 0.1, 340: 0.01, 369: 0.01, 370: 0.001}.items():
+            np.testing.assert_allclose(schedule(6 * epoch), 0.06 * factor, rtol=1e-5)
+    loss = contrastive.objective
+    weights = (loss.contrastive_weight, loss.align_weight, loss.uniform_weight)
+    assert weights == (0.5, 0, 0) and loss.contrastive_tau == 0.1
+    loss = sphere.objective
+    weights = (loss.contrastive_weight, loss.align_weight, loss.uniform_weight)
+    assert weights == (0, 0.75, 0.5) and (loss.align_alpha, loss.uniform_t) == (2, 2)
+
+
+@pytest.fixture(scope="module")
+def mat(tmp_path_factory):
+    images, depths = scenes(60)
+    names = [f"scene_{number // 3}" for number in range(60)]
+    return write_mat(tmp_path_factory.mktemp("nyu") / "nyu.mat", images, depths, names)
+
+
+@pytest.fixture(scope="module")
+def top(mat, tmp_path_factory):
+    """A folder of two runs with random encoders, as training leaves them at step 0."""
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = experiments.find("nyu_depth/align_uniform")
+    for seed, name in enumerate(("first", "second")):
+        config = dataclasses.replace(
+            recipe,
+            name=name,
+            runs_dir=str(folder),
+            data=DataConfig("nyu_depth_v2", str(mat)),
+            model=ModelConfig("small_alexnet", dim=4, width=0.05, image_size=32),
+            runtime=RuntimeConfig(cache_dir=str(folder / "cache")),
+        )
+        dataset = data.load(config.data)
+        config = training.resolve(config, dataset)
+        runs.open_folder(config, jax.devices()[:1], dataset.digest(), "")
+        _, params, stats = models.create(config.model, jax.random.key(seed))
+        with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:
+            steps.save(0, {"params": params, "stats": stats})
+    return folder
+
+
+@pytest.mark.parametrize("layer", ["conv5", pytest.param("conv4", marks=pytest.mark.slow)])
+def test_verb(top, layer, capsys):
+    run = top / "first"
+    assert run_py.main(["depth", str(run), "--layer", layer, "--rows", "3"]) == 0
+    assert "rmse" in capsys.readouterr().out
+    result = json.loads((run / "eval" / f"depth-{layer}.json").read_text())
+    about = ("protocol", "layer", "split", "size", "epochs", "batch_size", "learning_rate")
+    assert [result[key] for key in about] == ["depth", layer, "test", 32, 120, 128, 0.003]
+    assert result["n"] + result["n_train"] == 60 and "square metres" in result["units"]
+    assert result["mse"] < 0.8 * result["mse_constant"]  # even random features tell some depth
+    assert result["rmse"] == pytest.approx(result["mse"] ** 0.5)
+    assert 0 < result["delta1"] <= result["delta2"] <= result["delta3"] <= 100
+    assert result["seconds"] >= result["fit_seconds"] > 0
+    picture = matplotlib.image.imread(run / "figures" / f"depth-{layer}.png")
+    assert picture.shape[0] > 500 and picture[..., :3].std() > 0.05
+
+
+def test_of_several_runs_the_best_on_training_images_is_tested(top, mat, capsys):
+    names = [str(top / name) for name in ("first", "second")]
+    short = ["--folds", "3", "--epochs", "8", "--seed", "5"]
+    assert run_py.main(["depth", *names, *short]) == 0
+    files = [top / name / "eval" / "depth-conv5-folds3-epochs8-seed5.json" for name in names]
+    first, second = sorted((json.loads(f.read_text()) for f in files), key=lambda r: r["cv_mse"])
+    assert "mse" in first and "mse" not in second and "split" not in second
+    for result in (first, second):
+        assert len(result["cv_mse_folds"]) == 3
+        assert result["cv_mse"] == pytest.approx(np.mean(result["cv_mse_folds"]))
+    assert not list((top / second["run"] / "figures").glob("*epochs8*"))
+    # What is chosen does not depend on the test split: other depths there, the same choice.
+    moved = mat.with_name("moved.mat")
+    with h5py.File(mat) as file:
+        images, depths = (np.swapaxes(file[name][:], -1, -2) for name in ("images", "depths"))
+        images = np.moveaxis(images, 1, -1)
+    test = runs.load_data(top / "second").test.indices
+    depths[test] = depths[test][::-1] * 3
+    write_mat(moved, images, depths, [f"scene_{number // 3}" for number in range(60)])
+    others = ["--data", str(moved)]
+    assert run_py.main(["depth", *names, *short, *others]) == 0
+    again = [json.loads(f.read_text()) for f in files]
+    assert {r["run"]: r["cv_mse"] for r in again} == pytest.approx(
+        {r["run"]: r["cv_mse"] for r in (first, second)}
+    )
+    tested = next(r for r in again if "mse" in r)
+    assert tested["run"] == first["run"] and tested["mse"] != pytest.approx(first["mse"])
+    capsys.readouterr()
+
+
+def test_folds_are_disjoint_and_trained_on_the_others(monkeypatch):
+    n, seen, scored = 23, [], []
+    split = depth.Split(np.zeros((n, 4), np.float32), np.ones((n, 2, 2), np.float32))
+    monkeypatch.setattr(depth, "fit", lambda split, rows, *_: seen.append(set(rows.tolist())))
+    monkeypatch.setattr(
+        depth,
+        "errors",
+        lambda predict, split, rows, constant: scored.append(set(rows.tolist())) or {"mse": 1.0},
+    )
+
+    class Candidate:
+        dataset, shape = type("Data", (), {"train": None}), None
+
+        def load(self, source):
+            return split
+
+    depth._cross_validated(Candidate(), DepthConfig(("run",), folds=4))
+    assert [trained | held for trained, held in zip(seen, scored, strict=True)] == [
+        set(range(n))
+    ] * 4
+    assert sorted(row for held in scored for row in held) == list(range(n))
+    assert not any(trained & held for trained, held in zip(seen, scored, strict=True))
+    assert {len(held) for held in scored} == {5, 6}
+
+
+@pytest.mark.slow
+def test_tfds(top, tmp_path, capsys):
+    """The prepared set of TensorFlow Datasets, of other sizes, for an encoder of another set."""
+    images, depths = scenes(24, 40, 40)
+    records = [
+        tfds_cases.example(image, depth=true) for image, true in zip(images, depths, strict=True)
+    ]
+    tfds_cases.write(
+        tmp_path,
+        {"train": [records[:16]], "validation": [records[16:]]},
+        "nyu_depth_v2/0.0.1",
+        names=(),
+        shape=(40, 40, 3),
+        depth=(40, 40),
+    )
+    run = top / "first"
+    options = ["--data", "nyu_depth_v2", "--data-dir", str(tmp_path), "--epochs", "5"]
+    assert run_py.main(["depth", str(run), *options]) == 0
+    result = json.loads((run / "eval" / "depth-conv5-epochs5.json").read_text())
+    assert (result["n"], result["n_train"]) == (8, 16) and "TensorFlow" in result["data"]
+    capsys.readouterr()
+
+
+def test_mistakes_are_one_line(top, tmp_path, mat, capsys):
+    run = str(top / "first")
+
+    def wrong(*arguments):
+        capsys.readouterr()
+        return fails(capsys, "depth", *arguments)
+
+    line = wrong(run, "--layer", "fc7")
+    assert "[h, w, channels]" in line and "conv1, conv2, conv3, conv4, conv5" in line
+    assert "did you mean 'conv5'" in wrong(run, "--layer", "conv6")
+    assert "no file or folder" in wrong(run, "--data-dir", str(tmp_path / "gone.mat"))
+    assert "no depth maps" in wrong(run, "--data", "digits")
+    pixels = np.zeros((12, 9, 9, 3), np.uint8)
+    for number in range(12):
+        split = "train" if number < 8 else "test"
+        file = tmp_path / "tree" / split / "a" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[number]).save(file)
+    assert "no depth maps" in wrong(run, "--data", str(tmp_path / "tree"))
+    assert "say in how many --folds" in wrong(run, str(top / "second"))
+    assert "named twice" in wrong(run, run, "--folds", "2")
+    assert "--folds 1" in wrong(run, "--folds", "1")
+    assert "training images" in wrong(run, "--folds", "99")
+    assert "--rows 0" in wrong(run, "--rows", "0")
+    images, depths = scenes(8)
+    depths[:] = 0
+    blind = write_mat(tmp_path / "blind.mat", images, depths)
+    assert "known depth" in wrong(run, "--data", str(blind), "--epochs", "1")
+
+
+def test_grey_encoders_and_odd_maps_are_refused(tmp_path, mat):
+    def encoder(channels):
+        model = ModelConfig(image_size=8, channels=channels)
+        return types.SimpleNamespace(config=types.SimpleNamespace(model=model), folder="runs/a")
+
+    source = nyu.MatSource(mat)
+    depth._check_depths(source, encoder(3))
+    with pytest.raises(UserError, match="1 channel"):
+        depth._check_depths(source, encoder(1))
+    odd = [{"image": np.zeros((4, 6, 3), np.uint8), "depth": np.ones((6, 4)), "label": -1}]
+    with pytest.raises(UserError, match=r"images are \(4, 6\) pixels, depth maps \(6, 4\)"):
+        depth._check_depths(type("Odd", (list,), {"origin": "odd"})(odd), encoder(3))
+
+
+def test_layers_that_are_maps():
+    config = ModelConfig("small_alexnet", image_size=64, channels=3)
+    shapes = models.layers(config)
+    assert shapes["conv5"] == (7, 7, 192) and shapes["conv4"] == (15, 15, 384)
+
+
+@pytest.mark.slow
+def test_pretraining_on_the_images_and_depth_from_its_checkpoint(mat, tmp_path):
+    places = ["--data-dir", str(mat), "--runs-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    small = "--width 0.05 --dim 4 --image-size 32 --batch-size 16 --epochs 1 --devices 1"
+    assert run_py.main(["pretrain", "nyu_depth/align_uniform", *places, *small.split()]) == 0
+    run = tmp_path / "nyu_depth_align_uniform"
+    config = runs.read_config(run)
+    assert config.data.recipe == "nyu_depth" and config.model.channels == 3
+    assert run_py.main(["depth", str(run), "--epochs", "2"]) == 0
+    assert (run / "figures" / "depth-conv5-epochs2.png").is_file()
