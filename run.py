@@ -109,6 +109,25 @@ def depth(parse: Callable) -> None:
     print(f"picture: {figure}")
 
 
+def finetune(parse: Callable) -> None:
+    """Train a classifier and the whole encoder of a run, on all labels or a part of them."""
+    from hypersphere_jax.config import FinetuneConfig
+
+    config = parse(FinetuneConfig)
+    _virtual_devices(config.runtime.devices)
+    from hypersphere_jax import finetune, report, sharding
+
+    sharding.keep_compiled(config.runtime.cache_dir)
+    folder, result = finetune.finetune(config, command=_command())
+    if result is None:
+        return
+    page = report.run_report(folder)
+    columns = ["protocol", "layer", "labels", "top-1 (%)", "top-5 (%)", "n", "chosen"]
+    keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
+    report.print_table(columns, [[result[key] for key in keys]])
+    print(f"finetuned: {folder} ({page})")
+
+
 def import_torch(parse: Callable) -> None:
     """Make a run of an encoder that was trained in PyTorch, to probe it."""
     from hypersphere_jax.config import ImportConfig
@@ -182,7 +201,7 @@ def bench(parse: Callable) -> None:
 VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
-        *(quickstart, pretrain, probe, metrics, depth, data, report, bench),
+        *(quickstart, pretrain, finetune, probe, metrics, depth, data, report, bench),
         *(import_torch, export_npz),
     )
 }

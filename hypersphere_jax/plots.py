@@ -99,7 +99,7 @@ def _chunks(samples: np.ndarray) -> Iterator[np.ndarray]:
 def training_curves(
     runs: Mapping[str, Sequence[Mapping]], path: str | Path | None = None
 ) -> Figure:
-    """Loss, alignment, uniformity and learning rate over the steps, one line a run.
+    """Loss, alignment, uniformity, learning rate and evaluations over the steps, one line a run.
 
     Args:
       runs: name -> records of a metrics.jsonl. A record without a key is passed over; a value
@@ -108,10 +108,17 @@ def training_curves(
     """
     columns = 2 if len(runs) > 3 else max(len(runs), 1)
     legend_rows = -(-len(runs) // columns)
-    figure = Figure(figsize=(9, 6 + 0.2 * legend_rows), dpi=DPI, layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True)
+    recorded = {key for records in runs.values() for record in records for key in record}
+    evaluated = sorted(key for key in recorded if key.startswith("eval/"))
+    named = {key: key.replace("eval/", "evaluated: ").replace("_", " ") for key in evaluated}
+    curves = CURVES | named
+    rows = -(-len(curves) // 2)
+    figure = Figure(figsize=(9, 3 * rows + 0.2 * legend_rows), dpi=DPI, layout="constrained")
+    panels = figure.subplots(rows, 2, sharex=True)
+    for axes in panels.flat[len(curves) :]:
+        axes.set_axis_off()
     styles = list(itertools.product(LINE_STYLES, COLORS))
-    for axes, (key, label) in zip(panels.flat, CURVES.items(), strict=True):
+    for axes, (key, label) in zip(panels.flat, curves.items(), strict=False):
         for index, (name, records) in enumerate(runs.items()):
             points = [(record["step"], record[key]) for record in records if key in record]
             steps, values = np.array(points, dtype=float).reshape(-1, 2).T

@@ -49,9 +49,11 @@ class Progress:
         if "images_per_s" in record:
             values += f", {record['images_per_s']:,.0f} images/s"
             values += f", data wait {record['data_wait']:.0%}"
+        found = {key: value for key, value in record.items() if key.startswith("eval/")}
+        values += "".join(f", {key} {value:.4g}" for key, value in found.items())
         if self._bar is not None:
             self._bar.update(self._task, completed=step, values=values)
-        elif step == self._total or now - self._printed >= SECONDS_BETWEEN_LINES:
+        elif found or step == self._total or now - self._printed >= SECONDS_BETWEEN_LINES:
             print(
                 f"{self._name}: step {step} of {self._total}, {values}{self._left(step, now)}",
                 file=sys.stderr,

@@ -17,6 +17,7 @@ import jax
 
 from hypersphere_jax import checkpoint, data, models
 from hypersphere_jax.config import (
+    DataConfig,
     PretrainConfig,
     UserError,
     differences,
@@ -27,7 +28,7 @@ from hypersphere_jax.config import (
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 # Where a run lies and how it is carried out, which shapes no number.
-IDENTITY = ("name", "runs_dir", "runtime")
+IDENTITY = ("name", "runs_dir", "runtime", "evaluate")
 
 
 class Encoder(NamedTuple):
@@ -163,11 +164,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     Raises:
       UserError: when it is not there, or has changed since.
     """
-    config = read_config(folder).data
-    if data_dir is not None and Path(config.name).is_absolute():
-        config = dataclasses.replace(config, name=data_dir)
-    elif data_dir is not None:
-        config = dataclasses.replace(config, data_dir=data_dir)
+    config = moved(read_config(folder).data, data_dir)
     try:
         dataset = data.load(config)
     except UserError as error:
@@ -179,6 +176,14 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
         "on: restore them",
     )
     return dataset
+
+
+def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
+    """The config of the same data in another place, or in its own where that is None."""
+    if data_dir is None:
+        return config
+    field = "name" if Path(config.name).is_absolute() else "data_dir"
+    return dataclasses.replace(config, **{field: data_dir})
 
 
 def shaping(config: PretrainConfig) -> dict[str, Any]:

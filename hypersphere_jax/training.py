@@ -17,7 +17,9 @@ import numpy as np
 
 from hypersphere_jax import augment, checkpoint, data, hosts, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
+from hypersphere_jax.data import views
 from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.evaluation.during import make_evaluation
 from hypersphere_jax.feed import feed, is_resident
 from hypersphere_jax.moco import momentum_schedule, queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
@@ -57,6 +59,10 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     except ValueError as error:
         raise UserError(f"--recipe {recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0
+    require(
+        bool(dataset.class_names) or not supervised,
+        f"--supervised-weight: the images of {dataset.origin} have no labels",
+    )
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
@@ -102,6 +108,9 @@ def _train(
     dataset = data.load(config.data)
     config = resolve(config, dataset)
     _check_groups(config, len(devices))
+    digest = dataset.digest()
+    if config.objective.supervised_weight:
+        dataset = _labelled(dataset)
     sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
     total = config.optimizer.epochs * sampler.steps_per_epoch
     schedule = make_schedule(config.optimizer, total)
@@ -117,8 +126,12 @@ def _train(
         queue = queue_init(jax.random.fold_in(run_key, 2), config.moco.queue_size, config.model.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))
 
-    digest = dataset.digest()
     resident = is_resident(dataset.pretrain, runtime.pipeline, devices)
+    evaluate, every = None, 0
+    if config.evaluate.eval_every_epochs is not None:
+        every = config.evaluate.eval_every_epochs * sampler.steps_per_epoch
+        # Each host evaluates the same by itself, as the others would only wait for the first.
+        evaluate = make_evaluation(config, dataset, apply, sharding.here(devices))
     hosts.agree(
         {
             "config": runs.shaping(config),
@@ -178,11 +191,16 @@ def _train(
             state, metrics = step_fn(state, *batch, key)
             meter.step_done()
             unchecked.append((step, metrics))
-            if step % runtime.log_every_steps == 0 or step == total:
+            evaluates = evaluate is not None and (step % every == 0 or step == total)
+            if step % runtime.log_every_steps == 0 or step == total or evaluates:
                 values = _check(unchecked)
                 record = {"step": step, "epoch": round(step / sampler.steps_per_epoch, 4)}
                 record |= {"loss": values.pop("loss")} | values
                 record |= {"lr": float(schedule(step - 1))} | meter.read()
+                if evaluates:
+                    encoder = _finite(state._replace(opt_state=None, momentum=None), step)
+                    record |= evaluate(encoder["params"], encoder["stats"])
+                    meter.read()  # so that its time is not the next steps'
                 writer.write(record)
                 progress.update(record)
             if step % runtime.checkpoint_every_steps == 0 or step == total:
@@ -208,6 +226,21 @@ def _train(
         progress.close()
         writer.close()
     return folder
+
+
+def _labelled(dataset: data.Dataset) -> data.Dataset:
+    """The data with labelled images alone to train on."""
+    labels = np.asarray(dataset.train.labels)
+    known, classes = np.flatnonzero(labels >= 0), np.unique(labels[labels >= 0])
+    require(
+        len(classes) > 1,
+        f"--supervised-weight: the labelled images of {dataset.origin} are all of one class, and "
+        "two are needed",
+    )
+    train = dataset.train
+    if len(known) < len(labels):
+        train = views.Subset(train, known, "labelled images")
+    return dataset._replace(train=train, pretrain=train)
 
 
 def _make_step(
@@ -285,13 +318,13 @@ def _decoding(stop: "_StopSignals", items: Sequence[int]) -> Iterator[int]:
 def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
     """Parameters and statistics of the run to start from; a classifier of its own stays fresh."""
     folder = runs.find(config.init_from)
-    source = dataclasses.replace(
-        config.model, num_classes=runs.read_config(folder).model.num_classes
-    )
+    its = runs.read_config(folder).model
+    classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
+    source = dataclasses.replace(config.model, **classifier)
     _, source_params, source_stats = models.abstract(source)
     like = {"params": source_params, "stats": source_stats}
-    _, tree = checkpoint.restore(folder / "checkpoints", like)
-    if source.num_classes != config.model.num_classes:
+    _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
+    if source != config.model:  # in their classifiers, that is
         tree["params"] = models.with_classifier(tree["params"], params)
     return tree["params"], tree["stats"]
 

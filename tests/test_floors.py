@@ -28,6 +28,7 @@ FLOORS = {
     "runs": 3,
     "feed": 3,
     "training": 4,
+    "finetune": 4,
     "interchange": 4,
     "datasheet": 5,
     "evaluation": 4,

@@ -112,14 +112,26 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+# What `NAME:crop_flip` keeps of a training recipe: digits have no flip, and shift for a crop.
+CROP_FLIP = ":crop_flip"
+_KEPT = ("rgb", "random_resized_crop", "random_horizontal_flip", "random_affine", "normalize")
+
+
 def find(recipe: str | Recipe) -> Recipe:
     """The recipe of that name; one that is no name passes.
+
+    `NAME:crop_flip` is the recipe NAME of which training keeps crop and flip alone, as is usual
+    for classifiers (SimCLR, B.5).
 
     Raises:
       ValueError: for an unknown name.
     """
     if isinstance(recipe, Recipe):
         return recipe
+    if recipe.endswith(CROP_FLIP):
+        whole = find(recipe.removesuffix(CROP_FLIP))
+        steps = tuple(step for step in whole.train if step[0] in _KEPT)
+        return Recipe(steps or whole.train, whole.evaluate)
     if recipe not in RECIPES:
         near = difflib.get_close_matches(recipe, RECIPES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

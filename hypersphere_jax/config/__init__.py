@@ -1,8 +1,8 @@
 """What shapes a run: frozen dataclasses with their validation.
 
 The command line is generated from these classes: a field's name is its flag, the text below it
-its help. Everything but `RuntimeConfig` shapes the numbers of a run, so a run folder may only be
-continued with the same values.
+its help. Everything but `RuntimeConfig` and `EvaluateConfig` shapes the numbers of a run, so a
+run folder may only be continued with the same values.
 """
 
 from hypersphere_jax.config.base import (
@@ -16,6 +16,8 @@ from hypersphere_jax.config.base import (
 from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig
 from hypersphere_jax.config.depth import DepthConfig
 from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
+from hypersphere_jax.config.evaluators import EvaluateConfig
+from hypersphere_jax.config.finetune import FinetuneConfig
 from hypersphere_jax.config.interchange import ExportConfig, ImportConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
@@ -26,7 +28,9 @@ from hypersphere_jax.config.runtime import RuntimeConfig
 __all__ = [
     "DataConfig",
     "DepthConfig",
+    "EvaluateConfig",
     "ExportConfig",
+    "FinetuneConfig",
     "ImportConfig",
     "LookedAt",
     "MetricsConfig",

@@ -22,8 +22,9 @@ class DataConfig:
     recipe: str | None = None
     """Augmentation recipe: `digits`; for photographs `stl10`, `cifar10`, `nyu_depth`, `moco`,
     `moco_v2`, `simclr_cifar`, `simclr_imagenet`, `balanced_cifar`, `balanced_imagenet` (and
-    `balanced_no_blur`, `_no_color`, `_cutout`, `_rotation`); or `none` (both views are the image
-    itself). None: the one that suits the data."""
+    `balanced_no_blur`, `_no_color`, `_cutout`, `_rotation`), each also as `NAME:crop_flip`, its
+    crop and flip alone; or `none` (both views are the image itself). None: the one that suits the
+    data."""
     classes: str | None = None
     """A file with the names of the classes to keep, one a line."""
     subset: Literal["all", "long_tailed", "uniform"] = "all"

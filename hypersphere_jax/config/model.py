@@ -40,8 +40,11 @@ class ModelConfig:
     channels: Fixed[int | None] = None
     """Channels of these images; a run takes them from its data."""
     num_classes: Fixed[int] = 0
-    """Classes of a linear classifier on the output (layer `logits`), 0 for none; a run has one
-    when its objective is supervised."""
+    """Classes of a linear classifier (layer `logits`), 0 for none; a run has one when its objective
+    is supervised."""
+    classifier_layer: str = "output"
+    """Layer that this classifier is on: `output`, a hidden layer of the head (`projection1`,
+    `projection2`), or the layer before the head (`backbone`, `fc7` of small_alexnet)."""
     batch_norm: Literal["sync", "local", "split"] | None = None
     """Statistics of batch norm over the global batch (`sync`); over each device's part alone
     (`local`); or over `bn_groups` equal parts of the global batch, however many devices there are

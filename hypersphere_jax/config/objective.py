@@ -25,7 +25,7 @@ class ObjectiveConfig:
     uniform_intra_batch: bool = True
     """With a queue: whether pairs inside the batch count in the uniformity, too."""
     supervised_weight: float = 0.0
-    """Weight of the cross entropy of a linear classifier on the output, trained along."""
+    """Weight of the cross entropy of a linear classifier, trained along."""
 
     def __post_init__(self):
         weights = (

@@ -2,6 +2,7 @@
 
 from hypersphere_jax.config.base import config, require, valid_seed
 from hypersphere_jax.config.data import DataConfig
+from hypersphere_jax.config.evaluators import EvaluateConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.config.optimizer import OptimizerConfig
@@ -20,12 +21,15 @@ class PretrainConfig:
     """Seed of initialization, order of the images, and augmentation."""
     init_from: str | None = None
     """A run (folder) whose newest checkpoint gives the initial parameters."""
+    init_step: int | None = None
+    """Another checkpoint of that run; 0 is its random initialization."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     moco: MocoConfig = MocoConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
 
     def __post_init__(self):
         require(
@@ -39,5 +43,9 @@ class PretrainConfig:
         require(
             self.moco.queue_size > 0 or self.objective.uniform_intra_batch,
             "--no-uniform-intra-batch needs --queue-size above 0",
+        )
+        require(
+            self.init_step is None or self.init_from is not None,
+            "--init-step is a checkpoint of --init-from, which is not given",
         )
         valid_seed(self.seed)

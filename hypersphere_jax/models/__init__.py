@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.models import heads
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.resnet import ResNet, ResNet18, ResNet34, ResNet50
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
@@ -111,6 +112,11 @@ def with_classifier(params: Params, other: Params) -> Params:
     if "classifier" in other["head"]:
         head["classifier"] = other["head"]["classifier"]
     return {**params, "head": head}
+
+
+def before_head(name: str) -> str:
+    """The layer of a model that enters the head: "backbone", or "fc7" of SmallAlexNet."""
+    return [layer for layer in MODELS[name].layers if layer not in heads.LAYERS][-1]
 
 
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:

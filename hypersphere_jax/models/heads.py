@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.models.blocks import dense
 
@@ -44,17 +44,37 @@ FORMS = {
 
 
 class Head(nnx.Module):
-    """The map to the hypersphere, and a linear classifier on it when there are classes.
+    """The map to the hypersphere, and a linear classifier when there are classes.
 
-    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm.
+    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm. The
+    classifier is on one of them, or on what enters the head.
+
+    Args:
+      inputs: width of what enters.
+      config: of the model.
+      layer: name of what enters.
+      norm: batch norm.
+      dtype: what linear maps compute in.
+      rngs: of the initialization.
+
+    Raises:
+      UserError: for a classifier on another layer.
     """
 
     def __init__(
-        self, inputs: int, config: ModelConfig, *, norm: Callable, dtype: str, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        config: ModelConfig,
+        *,
+        layer: str,
+        norm: Callable,
+        dtype: str,
+        rngs: nnx.Rngs,
     ):
         form = FORMS[config.head]
         self.hidden = tuple(f"projection{number + 1}" for number in range(form.hidden))
-        self.normed = form.normed
+        self.normed, self.layer = form.normed, layer
+        widths = {layer: inputs}
         common = {"dtype": dtype, "rngs": rngs}
         normed = {"norm": norm, "activation": jax.nn.identity, **common}
         for name in self.hidden:
@@ -65,7 +85,8 @@ class Head(nnx.Module):
                 else nnx.Linear(inputs, width, **common)
             )
             setattr(self, name, layer)
-            inputs = width
+            widths[name] = inputs = width
+        widths["output"] = config.dim
         if form.normed:
             self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
         else:
@@ -73,18 +94,24 @@ class Head(nnx.Module):
             self.output = nnx.Linear(
                 inputs, config.dim, preferred_element_type=jnp.float32, **common
             )
-        if config.num_classes:
-            self.classifier = nnx.Linear(config.dim, config.num_classes, rngs=rngs)
-        self.supervised = bool(config.num_classes)
+        self.classified = config.classifier_layer if config.num_classes else None
+        if self.classified:
+            require(
+                self.classified in widths,
+                f"--classifier-layer {self.classified}: with --head {config.head} a classifier of "
+                f"{config.name} is on {', '.join(widths)}",
+            )
+            width = widths[self.classified]
+            self.classifier = nnx.Linear(width, config.num_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
-        outputs = {}
+        outputs = {self.layer: x}
         for name in self.hidden:
             outputs[name] = x = nnx.relu(self._through(name, x, train))
         output = self._through("output", x, train).astype(jnp.float32)
         outputs["output"] = l2_normalize(output)
-        if self.supervised:
-            outputs["logits"] = self.classifier(outputs["output"])
+        if self.classified:
+            outputs["logits"] = self.classifier(outputs[self.classified].astype(jnp.float32))
         return outputs
 
     def _through(self, name, x, train):

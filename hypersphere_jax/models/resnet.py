@@ -92,7 +92,7 @@ class ResNet(nnx.Module):
             )
             setattr(self, f"layer{number + 1}", stage)
             inputs = base * self.block.expansion
-        self.head = heads.Head(inputs, config, **common)
+        self.head = heads.Head(inputs, config, layer="backbone", **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}

@@ -35,7 +35,7 @@ class SmallAlexNet(nnx.Module):
             side = (side - 1) // 2
         self.fc6 = dense(side * side * c5, hidden, **common)
         self.fc7 = dense(hidden, hidden, **common)
-        self.head = heads.Head(hidden, config, **common)
+        self.head = heads.Head(hidden, config, layer="fc7", **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}

@@ -27,7 +27,7 @@ class SmallCNN(nnx.Module):
         self.conv2 = conv(c1, c2, strides=2, activation=nnx.gelu, **common)
         self.conv3 = conv(c2, c3, strides=2, activation=nnx.gelu, **common)
         side = -(-config.image_size // 4)
-        self.head = heads.Head(side * side * c3, config, **common)
+        self.head = heads.Head(side * side * c3, config, layer="backbone", **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}

@@ -1,0 +1,296 @@
+"""Fine-tuning: the labels it uses, what it trains, how it chooses, and what it reports."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_cli import fails, run_py
+from test_training import config
+
+from hypersphere_jax import augment, checkpoint, data, finetune, interchange, models, runs, training
+from hypersphere_jax.augment.recipes import find
+from hypersphere_jax.config import (
+    DataConfig,
+    FinetuneConfig,
+    ImportConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    UserError,
+)
+from hypersphere_jax.data import arrays
+from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.models.torch_names import to_torch
+
+RUNTIME = RuntimeConfig(devices=2, log_every_steps=10, checkpoint_every_steps=4)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return training.train(
+        PretrainConfig(
+            name="source",
+            runs_dir=str(folder),
+            model=ModelConfig(dim=16, width=0.25),
+            optimizer=OptimizerConfig(epochs=20, batch_size=280),
+            runtime=RUNTIME,
+        )
+    )
+
+
+def asked(folder, runs_dir, **changes):
+    return FinetuneConfig(str(folder), runs_dir=str(runs_dir), runtime=RUNTIME, **changes)
+
+
+def weights(folder, step=None):
+    _, params, stats = models.abstract(runs.read_config(folder).model)
+    return checkpoint.restore(folder / "checkpoints", {"params": params, "stats": stats}, step)[1]
+
+
+def logits(folder, images, step=None):
+    made = runs.read_config(folder)
+    apply, _, _ = models.abstract(made.model)
+    tree = weights(folder, step)
+    x = jax.vmap(augment.make_evaluate(made.data.recipe, made.model.image_size))(images)
+    return np.asarray(apply(tree["params"], tree["stats"], x, False)[0]["logits"])
+
+
+def test_a_tenth_of_the_labels(pretrained, tmp_path):
+    folder, result = finetune.finetune(asked(pretrained, tmp_path, fraction=0.1))
+    assert folder == tmp_path / "source-finetune-0.1"
+    assert result == json.loads((folder / "eval" / "finetune.json").read_text())
+    made = runs.read_config(folder)
+    assert (made.model.classifier_layer, made.model.num_classes) == ("backbone", 10)
+    assert made.data.recipe == "digits:crop_flip" and made.data.fraction == 0.1
+    optimizer = made.optimizer
+    assert (optimizer.epochs, optimizer.batch_size, optimizer.learning_rate) == (30, 128, 0.05)
+    assert optimizer.nesterov and optimizer.weight_decay == 0 and optimizer.schedule == "cosine"
+    # It starts from the run's encoder, and all of that changes but what the classifier is not on.
+    start, end, source = weights(folder, 0), weights(folder), weights(pretrained)
+    assert start["params"]["head"]["classifier"]["kernel"].shape == (4 * 32, 10)
+    for name in ("conv1", "conv2", "conv3"):
+        jax.tree.map(np.testing.assert_array_equal, start["params"][name], source["params"][name])
+        kernels = (tree["params"][name]["layer"]["kernel"] for tree in (start, end))
+        assert not np.array_equal(*kernels)
+    output = (tree["params"]["head"]["output"] for tree in (start, end))
+    jax.tree.map(np.testing.assert_array_equal, *output)
+    # The accuracy is that of the classifier itself on the whole test split.
+    _, test = arrays.digits()
+    order = np.argsort(-logits(folder, test.images), axis=1)
+    hits = order == np.asarray(test.labels)[:, None]
+    np.testing.assert_allclose(result["top1"], 100 * hits[:, 0].mean(), atol=1e-9)
+    np.testing.assert_allclose(result["top5"], 100 * hits[:, :5].any(axis=1).mean(), atol=1e-9)
+    counted = {key: result[key] for key in ("n", "labels", "fraction", "num_classes", "n_valid")}
+    assert counted == {"n": 397, "labels": 140, "fraction": 0.1, "num_classes": 10, "n_valid": 0}
+    # The same command does nothing again, and pretraining was of use.
+    assert finetune.finetune(asked(pretrained, tmp_path, fraction=0.1))[1] == result
+    scratch = asked(pretrained, tmp_path, fraction=0.1, step=0, name="scratch")
+    assert result["top1"] > finetune.finetune(scratch)[1]["top1"] + 3
+
+
+def test_learning_rate_is_chosen_without_the_test_split(pretrained, tmp_path, monkeypatch):
+    options = {"fraction": 0.1, "learning_rates": (1e-6, 0.2), "epochs": 15, "batch_size": 32}
+    folder, result = finetune.finetune(asked(pretrained, tmp_path, **options))
+    assert result["chosen"] == {"learning_rate": 0.2}
+    assert result["valid_top1"][1] > result["valid_top1"][0] + 5
+    counts = [int(count) for count in np.bincount(arrays.digits()[0].labels)]
+    assert result["n_valid"] == sum(round(0.1 * c) - round(0.08 * c) for c in counts)
+    assert result["labels"] == sum(round(0.1 * c) for c in counts)
+    assert runs.read_config(folder).optimizer.learning_rate == 0.2
+    train, test = arrays.digits()
+    other = Arrays(test.images, (test.labels + 1) % 10, test.class_names, test.origin)
+    monkeypatch.setattr(arrays, "digits", lambda: (train, other))
+    again, changed = finetune.finetune(asked(pretrained, tmp_path, name="other", **options))
+    assert changed["valid_top1"] == result["valid_top1"] and changed["top1"] < result["top1"] - 20
+    jax.tree.map(np.testing.assert_array_equal, weights(again), weights(folder))
+    # Each candidate is scored on labels of the fraction that it has not seen.
+    fitting = data.load(runs.read_config(folder / "learning_rates" / "0.2").data).train
+    held, part = (
+        finetune.held_out(data.load(DataConfig()), 0.1, 0),
+        data.load(DataConfig(fraction=0.1)).train,
+    )
+    assert not set(held.indices) & set(fitting.indices)
+    assert set(held.indices) | set(fitting.indices) == set(part.indices)
+    known = logits(folder / "learning_rates" / "0.2", train.images[held.indices]).argmax(axis=1)
+    score = 100 * np.mean(known == np.asarray(train.labels)[held.indices])
+    np.testing.assert_allclose(result["valid_top1"][1], score)
+
+
+def test_stopped_anywhere_it_goes_on(pretrained, tmp_path):
+    options = {"fraction": 0.1, "learning_rates": (0.01, 0.1), "epochs": 4, "batch_size": 64}
+    whole, result = finetune.finetune(asked(pretrained, tmp_path / "whole", **options))
+    for at in (4, 8):  # in the first candidate, and (twice) at the end of a run
+        original = checkpoint.Checkpoints.save
+
+        def save(self, step, tree, at=at, original=original):
+            original(self, step, tree)
+            if step == at:
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint.Checkpoints, "save", save)
+            with pytest.raises(KeyboardInterrupt):
+                finetune.finetune(asked(pretrained, tmp_path / "cut", **options))
+    folder, again = finetune.finetune(asked(pretrained, tmp_path / "cut", **options))
+    assert again == result
+    jax.tree.map(np.testing.assert_array_equal, weights(folder), weights(whole))
+
+
+def test_an_encoder_of_pytorch(tmp_path):
+    model = ModelConfig(name="small_alexnet", dim=4, width=0.02, image_size=16, channels=1)
+    _, params, stats = models.create(model, jax.random.key(7))
+    np.savez(tmp_path / "encoder.npz", **to_torch(model, params, stats))
+    source = interchange.import_torch(
+        ImportConfig(
+            tmp_path / "encoder.npz",
+            "imported",
+            str(tmp_path),
+            model=dataclasses.replace(model, channels=None),
+        )
+    )
+    folder, result = finetune.finetune(asked(source, tmp_path, fraction=0.1, epochs=1))
+    assert result["layer"] == "fc7" and result["n"] == 397
+    start = weights(folder, 0)["params"]
+    assert start["head"]["classifier"]["kernel"].shape == (
+        start["fc7"]["layer"]["kernel"].shape[1],
+        10,
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, start["conv1"], jax.tree.map(np.asarray, params["conv1"])
+    )
+
+
+@pytest.mark.parametrize("layer", ["backbone", "projection1", "output"])
+def test_classifier_on_a_layer(layer, rng):
+    model = ModelConfig(
+        image_size=8, channels=1, width=0.1, dim=3, head="moco_v2", head_hidden=7, num_classes=4
+    )
+    apply, params, stats = models.create(
+        dataclasses.replace(model, classifier_layer=layer), jax.random.key(0)
+    )
+    x = jnp.asarray(rng.standard_normal((5, 8, 8, 1)), jnp.float32)
+    outputs, _ = apply(params, stats, x, False)
+    classifier = params["head"]["classifier"]
+    assert classifier["kernel"].shape == ({"backbone": 52, "projection1": 7, "output": 3}[layer], 4)
+    expected = np.asarray(outputs[layer]) @ np.asarray(classifier["kernel"])
+    expected += np.asarray(classifier["bias"])
+    np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_before_the_head():
+    found = {name: models.before_head(name) for name in models.MODELS}
+    assert found.pop("small_alexnet") == "fc7" and set(found.values()) == {"backbone"}
+
+
+def test_crop_and_flip_alone():
+    for name in ("moco_v2", "simclr_cifar", "balanced_cutout", "stl10"):
+        whole, part = find(name), find(f"{name}:crop_flip")
+        kept = {"rgb", "random_resized_crop", "random_horizontal_flip", "normalize"}
+        assert part.train == tuple(step for step in whole.train if step[0] in kept)
+        assert {"random_resized_crop", "random_horizontal_flip"} <= set(dict(part.train))
+        assert part.evaluate == whole.evaluate
+    assert [name for name, _ in find("digits:crop_flip").train] == [
+        "random_affine",
+        "normalize",
+    ]
+    assert find("none:crop_flip") == find("none")
+    with pytest.raises(ValueError, match="did you mean 'moco_v2'"):
+        find("moco_v3:crop_flip")
+
+
+def test_images_without_label_are_left_out(tmp_path, monkeypatch):
+    train, test = arrays.digits()
+    labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
+    some = Arrays(train.images, labels, train.class_names, train.origin)
+    monkeypatch.setattr(arrays, "digits", lambda: (some, test))
+    supervised = ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
+    folder = training.train(config(tmp_path, objective=supervised))
+    assert runs.read_metrics(folder)[-1]["step"] == 2 * (1000 // 220)
+    assert runs.load_data(folder).digest()  # of the data as they are
+    tuned = asked(folder, tmp_path, name="tuned", epochs=1)
+    assert finetune.finetune(tuned)[1]["labels"] == 1000
+
+
+def save_npz(tmp_path, train_images, train_labels, test_images, test_labels):
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    parts = (train_images, train_labels, test_images, test_labels)
+    np.savez(tmp_path / "data.npz", **dict(zip(names, map(np.asarray, parts), strict=True)))
+    return str(tmp_path / "data.npz")
+
+
+def test_mistakes(pretrained, tmp_path):
+    for changes, message in (
+        ({"layer": "conv2"}, r"--classifier-layer conv2: .* on backbone, output"),
+        ({"fraction": 0.001, "learning_rates": (0.1, 0.2)}, "no class has enough images"),
+        ({"step": 3}, "no checkpoint of step 3"),
+        ({"batch_size": 1402}, "--batch-size 1402 is more than the 1400"),
+        ({"recipe": "digit"}, "did you mean 'digits'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            finetune.finetune(asked(pretrained, tmp_path, **changes))
+        assert not list(tmp_path.iterdir())
+    for changes, message in (
+        ({"fraction": 0.0}, "--fraction 0.0: must be in"),
+        ({"learning_rates": ()}, "give one or more"),
+        ({"learning_rates": (0.1, 0.1)}, "twice"),
+        ({"learning_rates": (0.1, -1.0)}, "positive"),
+        ({"epochs": 0}, "--epochs 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            asked(pretrained, tmp_path, **changes)
+    with pytest.raises(UserError, match=r"several are tried on one host"):
+        FinetuneConfig("x", learning_rates=(0.1, 0.2), runtime=RuntimeConfig(hosts="auto"))
+    with pytest.raises(UserError, match="--init-from, which is not given"):
+        PretrainConfig(init_step=3)
+
+
+def test_data_that_cannot_be_fine_tuned_on(tmp_path, rng):
+    images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    model, optimizer = ModelConfig(dim=3, width=0.1), OptimizerConfig(epochs=1, batch_size=20)
+    supervised = ObjectiveConfig(supervised_weight=1)
+
+    def source(name, file):
+        where = DataConfig(name=file, recipe="digits")
+        made = config(tmp_path, name, data=where, model=model, optimizer=optimizer)
+        again = dataclasses.replace(made, name=f"{name}-supervised", objective=supervised)
+        return training.train(made), again
+
+    np.save(tmp_path / "images.npy", images)
+    folder, again = source("bare", str(tmp_path / "images.npy"))
+    with pytest.raises(UserError, match=r"images\.npy have no labels"):
+        finetune.finetune(asked(folder, tmp_path))
+    with pytest.raises(UserError, match=r"--supervised-weight: .* have no labels"):
+        training.train(again)
+    ones = np.ones(40, np.int32)
+    folder, again = source("one", save_npz(tmp_path, images, ones, images, ones))
+    for train in (
+        lambda: finetune.finetune(asked(folder, tmp_path)),
+        lambda: training.train(again),
+    ):
+        with pytest.raises(UserError, match="are all of one class, and two are needed"):
+            train()
+    names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert names == {"bare", "one"}
+
+
+def test_on_the_command_line(pretrained, tmp_path, capsys):
+    assert "no run 'nowhere'" in fails(capsys, "finetune", "nowhere")
+    assert "--fraction 2" in fails(capsys, "finetune", "x", "--fraction", "2")
+    options = ["--runs-dir", str(tmp_path), "--fraction", "0.1", "--epochs", "2", "--devices", "2"]
+    rates = ["--learning-rates", "0.01", "0.1", "--eval-every-epochs", "1"]
+    evaluators = ["--evaluators", "classifier"]
+    arguments = [str(pretrained), *options, *rates, *evaluators]
+    assert run_py.main(["finetune", *arguments]) == 0
+    table = capsys.readouterr().out
+    folder = tmp_path / "source-finetune-0.1"
+    result = json.loads((folder / "eval" / "finetune.json").read_text())
+    assert "finetune" in table and "backbone" in table and f"{result['top1']:#.4g}" in table
+    assert max(map(len, table.splitlines()[:3])) <= 80
+    assert "finetune" in (folder / "report.html").read_text()
+    assert {"eval/classifier_top1"} <= set(runs.read_metrics(folder)[-1])
