@@ -82,7 +82,7 @@ def metrics(parse: Callable) -> None:
         print_table(["beside these", "measured", "uniform sphere"], others)
     out, figure = measure.places(config)
     if figure is not None:
-        from hypersphere_jax.plots_geometry import draw_metrics
+        from hypersphere_jax.plots import draw_metrics
 
         figure = draw_metrics(found, figure)
     for path in filter(None, (out, figure)):
@@ -95,7 +95,7 @@ def depth(parse: Callable) -> None:
 
     config = parse(DepthConfig)
     _virtual_devices(config.devices)
-    from hypersphere_jax import plots_depth
+    from hypersphere_jax import plots
     from hypersphere_jax.evaluation import depth
     from hypersphere_jax.report import print_table
 
@@ -105,7 +105,7 @@ def depth(parse: Callable) -> None:
     print_table(keys, [[result.get(key) for key in keys] for result in results])
     best = results[0]
     title = f"{best['run']}, {best['layer']}: depth of test images, RMSE {best['rmse']:.3f} m"
-    plots_depth.depth_sheet(title, *examples, figure)
+    plots.depth_sheet(title, *examples, figure)
     print(f"picture: {figure}")
 
 

@@ -34,15 +34,13 @@ FLOORS = {
     "evaluation": 4,
     "report": 5,
     "plots": 5,
-    "plots_geometry": 5,
-    "plots_depth": 5,
 }
 # Third-party package: where alone it may be imported.
 HOMES = {
     "flax": ("models",),
     "orbax": ("checkpoint",),
     "tyro": ("config",),
-    "matplotlib": ("plots", "plots_geometry", "plots_depth"),
+    "matplotlib": ("plots",),
     "sklearn": ("data",),
     "PIL": ("data", "augment"),
     "h5py": ("data",),

@@ -11,7 +11,7 @@ from conftest import sphere
 from scipy import stats
 
 import run as command_line
-from hypersphere_jax import plots_geometry, report, runs, training
+from hypersphere_jax import plots, report, runs, training
 from hypersphere_jax.config import (
     MetricsConfig,
     ModelConfig,
@@ -416,7 +416,7 @@ def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):
 def test_picture_has_what_was_measured(files):
     paths = [str(files / f"{name}.npy") for name in ("x", "y", "labels")]
     result = measure(MetricsConfig(paths[0], pairs=paths[1], labels=files / "labels.npy"))
-    figure = plots_geometry.metrics_figure(json.loads(json.dumps(result)), files / "p.png")
+    figure = plots.metrics_figure(json.loads(json.dumps(result)), files / "p.png")
     panels = figure.get_axes()
     labels = [axes.get_xlabel() for axes in panels]
     assert len(panels) == 3 + 8 and not any(axes.axison for axes in panels[9:])
@@ -434,7 +434,7 @@ def test_picture_has_what_was_measured(files):
     singular = panels[2].lines[0].get_ydata()
     np.testing.assert_allclose(singular, result["singular_values"])
     with pytest.raises(ValueError, match="no part to draw"):
-        plots_geometry.metrics_figure({"features": "x.npy"})
+        plots.metrics_figure({"features": "x.npy"})
 
 
 @pytest.mark.parametrize("classes", [40, 3])
@@ -443,8 +443,8 @@ def test_picture_of_many_classes_and_of_a_folder_that_is_none(classes, rng, file
     result |= {"uniform_by_class_mean": -1.0, "classes": [f"c$ {i}" for i in range(classes)]}
     result["uniform_by_class"] = [None, *rng.uniform(-3, 0, classes - 1)]
     result["uniform_by_class_standard_error"] = [None] * classes
-    figure = plots_geometry.metrics_figure(result, files / "p.png")
+    figure = plots.metrics_figure(result, files / "p.png")
     (axes,) = figure.get_axes()
     assert axes.get_ylabel() == ("class" if classes == 3 else "classes below (%)")
-    assert plots_geometry.draw_metrics(result, files / "x.npy" / "p.png") is None
-    assert plots_geometry.draw_metrics({"n": 3, "d": 2}, files / "q.png") is None
+    assert plots.draw_metrics(result, files / "x.npy" / "p.png") is None
+    assert plots.draw_metrics({"n": 3, "d": 2}, files / "q.png") is None

@@ -4,6 +4,7 @@ import pytest
 from matplotlib.text import Text
 
 from hypersphere_jax import plots
+from hypersphere_jax.plots.runs import CURVES
 
 CIRCLE = np.linspace(-np.pi, np.pi, 20_000, endpoint=False)
 
@@ -102,7 +103,7 @@ def test_training_curves_show_the_records(tmp_path):
     np.testing.assert_array_equal(loss.lines[0].get_xydata(), [[10, 3], [30, nan], [40, nan]])
     np.testing.assert_array_equal(loss.lines[1].get_xydata(), [[10, 2]])
     np.testing.assert_array_equal(align.lines[0].get_ydata(), [1.0, 0.9, 0.8, 0.7])
-    assert [axes.get_ylabel() for axes in figure.axes] == list(plots.CURVES.values())
+    assert [axes.get_ylabel() for axes in figure.axes] == list(CURVES.values())
     assert uniform.get_xlabel() == rate.get_xlabel() == "training step"
     assert [text.get_text() for text in rate.texts] == ["not recorded"]
     assert not loss.texts

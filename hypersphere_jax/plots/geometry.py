@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from hypersphere_jax.evaluation.geometry import sphere_marginal_density
-from hypersphere_jax.plots import COLORS, DPI, UNIFORM_LABEL
+from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -70,10 +70,7 @@ def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) ->
             draw(axes, result)
     if directions:
         _draw_projections(next(parts), directions, result)
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
-    return figure
+    return saved(figure, path)
 
 
 def _panels(result: Mapping[str, Any]) -> list:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-DPI = 150
+from hypersphere_jax.plots.common import DPI, saved
 
 
 def depth_sheet(
@@ -48,7 +48,4 @@ def depth_sheet(
         axes.set_title(label, fontsize="small")
     bar = figure.colorbar(drawn, ax=grid[:, 1:], shrink=min(1.0, 2.5 / rows), extend="both")
     bar.set_label("depth (m)")
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
-    return figure
+    return saved(figure, path)

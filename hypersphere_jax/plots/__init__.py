@@ -1,0 +1,26 @@
+"""Pictures from arrays: training curves, features on the circle, depth maps and others.
+
+Each function returns its matplotlib `Figure`, and saves it as a PNG where a path is given. There is
+no pyplot here, so no global state and no display.
+"""
+
+from hypersphere_jax.plots.circle import circle_figure
+from hypersphere_jax.plots.density import gaussian_kde_2d, vmf_kde
+from hypersphere_jax.plots.depth import depth_sheet
+from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
+from hypersphere_jax.plots.losses import loss_scaling
+from hypersphere_jax.plots.runs import alignment_uniformity_plane, training_curves
+from hypersphere_jax.plots.views import view_sheet
+
+__all__ = [
+    "alignment_uniformity_plane",
+    "circle_figure",
+    "depth_sheet",
+    "draw_metrics",
+    "gaussian_kde_2d",
+    "loss_scaling",
+    "metrics_figure",
+    "training_curves",
+    "view_sheet",
+    "vmf_kde",
+]

@@ -1,0 +1,21 @@
+"""What pictures share: colours, labels, and how they are saved."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+DPI = 150
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without their pale yellow.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_STYLES = ("-", "--", "-.", ":")
+
+ALIGN_LABEL = r"alignment  $\mathcal{L}_{\mathrm{align}}$"
+UNIFORM_LABEL = r"uniformity  $\mathcal{L}_{\mathrm{uniform}}$  (nats)"
+
+
+def saved(figure: Figure, path: str | Path | None) -> Figure:
+    """The figure, also as a PNG where a path is given."""
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")
+    return figure
