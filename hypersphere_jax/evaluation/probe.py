@@ -97,7 +97,7 @@ def _of_run(
         with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
             encoder = runs.load_encoder(folder, step)
             for name, options, result in _of_encoder(encoder, dataset, config, devices, say):
-                _save(folder, name, {**options, "step": step}, result)
+                _save(folder, name, {"step": step, **options}, result)
                 yield result
 
 
