@@ -85,7 +85,7 @@ def test_layers_protocols_and_options(run):
     ]
     assert [json.loads((run / "eval" / f"{name}.json").read_text()) for name in names] == found
     assert [result.get("pool") for result in found] == ["max"] * 3 + [None] * 3
-    assert [result["d"] for result in found] == [32] * 3 + [6] * 3
+    assert [result["d"] for result in found] == [16] * 3 + [6] * 3
     assert all(result["step"] == 0 for result in found)
     # Against scikit-learn, on features from the cache.
     (encoder, dataset), device = (runs.load_encoder(run, 0), runs.load_data(run)), jax.devices()[:1]
