@@ -37,18 +37,22 @@ def pretrain(parse: Callable) -> None:
 
 
 def probe(parse: Callable) -> None:
-    """Linear probe and k-NN on the features of a checkpoint."""
-    from hypersphere_jax.config import ProbeConfig
+    """Linear probes and k-NN on the features of checkpoints, or of anybody."""
+    from hypersphere_jax.config import ProbeConfig, UserError
 
     config = parse(ProbeConfig)
     _virtual_devices(config.devices)
+    from hypersphere_jax.evaluation import results
     from hypersphere_jax.evaluation.probe import probe
     from hypersphere_jax.report import print_table
 
-    results = probe(config)
-    columns = ["protocol", "layer", "d", "step", "top-1 (%)", "top-5 (%)", "n", "chosen"]
-    keys = ["protocol", "layer", "d", "step", "top1", "top5", "n", "chosen"]
-    print_table(columns, [[result.get(key) for key in keys] for result in results])
+    failures: list[str] = []
+    found = probe(config, lambda line: print(line, file=sys.stderr), failures.append)
+    if found:
+        title, columns, rows = results.table(found)
+        print_table(columns, rows, title)
+    if failures:
+        raise UserError("; ".join(failures))
 
 
 def metrics(parse: Callable) -> None:
@@ -136,7 +140,7 @@ def import_torch(parse: Callable) -> None:
     from hypersphere_jax import interchange
 
     folder = interchange.import_torch(config, command=_command())
-    layer = " --layer LAYER" if config.fresh_head else ""
+    layer = " --layers LAYER" if config.fresh_head else ""
     print(f"imported: {folder}\nevaluate: python run.py probe {shlex.quote(str(folder))}{layer}")
 
 

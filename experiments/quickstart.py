@@ -131,7 +131,7 @@ def _page(
         ("heading", "Full configuration of align_uniform"),
         ("config", to_dict(_config("align_uniform", config))),
         ("heading", "To go on"),
-        ("command", f"python run.py probe {folders['align_uniform']} --layer backbone\n{mine}"),
+        ("command", f"python run.py probe {folders['align_uniform']} --layers backbone\n{mine}"),
     ]
     title = "Quickstart: alignment and uniformity on handwritten digits"
     return report.write_page(Path(config.out) / "report.html", title, blocks)
@@ -159,7 +159,7 @@ def _config(run: str, config: QuickstartConfig) -> PretrainConfig:
 def _scores(folder: Path, step: int | None) -> list[float]:
     """Alignment, uniformity, its optimum, linear and k-NN accuracy of a checkpoint."""
     found = measure(MetricsConfig(str(folder), step=step))
-    linear, knn = probe(ProbeConfig(str(folder), step=step))
+    linear, knn = probe(ProbeConfig((str(folder),), step=step))
     return [found["align"], found["uniform"], found["uniform_optimum"], linear["top1"], knn["top1"]]
 
 
@@ -171,7 +171,7 @@ def _circle(name: str, folder: Path, step: int | None) -> dict[str, Any]:
     x, y = pair_features(encoder, test, devices)
     return {
         "name": name,
-        "features": split_features(encoder, test, "output", devices).x,
+        "features": split_features(encoder, test, ["output"], devices)["output"].x,
         "labels": test.labels,
         "pair_distances": np.linalg.norm(x - y, axis=1),
     }

@@ -90,7 +90,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         logger.warning("left aside of %s: %s", config.file, few(left))
     if config.fresh_head:
         before = "backbone" if "backbone" in models.layers(run.model) else "fc7"
-        logger.warning("the head is random: probe --layer %s, or one before it", before)
+        logger.warning("the head is random: probe --layers %s, or one before it", before)
 
     origin = {
         "file": str(config.file.resolve()),

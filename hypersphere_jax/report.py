@@ -160,7 +160,7 @@ def _evaluations(run_dir: Path) -> Iterable[tuple]:
             key
             for result in found
             for key, value in result.items()
-            if key not in ("run", "data", "protocol") and not isinstance(value, list)
+            if key not in ("run", "data", "protocol") and not _is_long(value)
         )
         rows = [[result.get(key) for key in keys] for result in found]
         yield ("text", protocol)
@@ -218,9 +218,9 @@ def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
         for name, run_dir in _names(run_dirs).items()
         for file in sorted((run_dir / "eval").glob("*.json"))
     ]
-    # Lists (histograms, values by class) are for the files.
-    items = (item for result in results for item in result.items())
-    keys = list(dict.fromkeys(key for key, value in items if not isinstance(value, list)))
+    # Lists, such as a confusion matrix, are for the files.
+    keys = dict.fromkeys(k for result in results for k, v in result.items() if not _is_long(v))
+    keys = list(keys)
     if len(run_dirs) == 1:
         keys = [key for key in keys if key != "run"]
     # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
@@ -257,6 +257,11 @@ def _progress(records: Sequence[Mapping]) -> str:
         if loss is None or not math.isfinite(loss):
             return f"The loss was not finite at step {record['step']}. Last record: {last}."
     return f"Last record: {last}."
+
+
+def _is_long(value: Any) -> bool:
+    """Whether it would not fit into a table: a list, unless of two numbers, an interval."""
+    return isinstance(value, list) and not (len(value) == 2 and all(map(_is_number, value)))
 
 
 def _flat(settings: Mapping, prefix: str = "") -> dict[str, str]:
@@ -296,7 +301,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(map(_text, value))
     if isinstance(value, Real) and not isinstance(value, Integral):
         return f"{value:#.4g}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value)

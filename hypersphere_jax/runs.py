@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import difflib
+import errno
 import fcntl
 import json
 import os
 import platform
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -69,6 +71,19 @@ def find(run: str) -> Path:
     near = difflib.get_close_matches(Path(run).name, known, n=1)
     hint = f"did you mean {str(parent / near[0])!r}?" if near else "`pretrain` makes one"
     raise UserError(f"no run {run!r}, as there is no config.json in that folder: {hint}")
+
+
+def find_all(name: str) -> list[Path]:
+    """The folders of a run, or of all runs in a folder; each as for `find`.
+
+    Raises:
+      UserError: when there is none, with the nearest name.
+    """
+    for folder in (Path(name), Path("runs") / name):
+        inside = [] if (folder / "config.json").is_file() else _runs_in(folder)
+        if inside:
+            return [file.parent for file in inside]
+    return [find(name)]
 
 
 def open_folder(
@@ -186,6 +201,20 @@ def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
     return dataclasses.replace(config, **{field: data_dir})
 
 
+def test_split(dataset: data.Dataset) -> data.Source:
+    """The images that a result is reported on.
+
+    Raises:
+      UserError: when the data have none.
+    """
+    require(
+        dataset.test is not None,
+        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
+        "holds a part of the training images out",
+    )
+    return dataset.test
+
+
 def shaping(config: PretrainConfig) -> dict[str, Any]:
     """What of a config shapes the numbers of its run: must not change between two sessions."""
     kept = {key: value for key, value in to_dict(config).items() if key not in IDENTITY}
@@ -237,14 +266,15 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes its place when it is complete, or not at all.
+    """A file to write to, and read, that takes its place when it is complete, or not at all.
 
     Processes that write the same file do not disturb each other: the last one stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # Two containers that share a folder may give their processes the same number.
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "w+b") as file:
             yield file
         os.replace(partial, path)
     except BaseException as error:
@@ -253,6 +283,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)  # the name that the user knows
         raise
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no room left on a disk."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_json(file: Path) -> dict[str, Any]:

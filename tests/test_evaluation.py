@@ -1,15 +1,20 @@
-"""Features from checkpoints, their cache, and the files of `eval/`."""
+"""From checkpoints, or files of features, to scores, the files of `eval/`, and the table."""
 
+import csv
 import dataclasses
 import json
 import math
 import re
+import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from sklearn.neighbors import KNeighborsClassifier
+from test_cli import fails, run_py
 
-from hypersphere_jax import augment, runs, sharding, training
+from hypersphere_jax import runs, sharding, training
 from hypersphere_jax.config import (
     MetricsConfig,
     ModelConfig,
@@ -21,7 +26,7 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.evaluation import features, measure, probe
+from hypersphere_jax.evaluation import features, linear, measure, probe, results
 from hypersphere_jax.theory import uniformity_optimum
 
 
@@ -33,7 +38,7 @@ def run(tmp_path_factory):
             runs_dir=str(tmp_path_factory.mktemp("runs")),
             model=ModelConfig(dim=6, width=0.25),
             optimizer=OptimizerConfig(epochs=8, batch_size=200),
-            runtime=RuntimeConfig(devices=1),
+            runtime=RuntimeConfig(devices=1, checkpoint_every_steps=28),
         )
     )
 
@@ -43,72 +48,255 @@ def encoder(run):
     return runs.load_encoder(run)
 
 
-def some_digits(rows=slice(None)):
-    """Some of the digits' test images, as a source."""
-    _, test = digits()
-    return Arrays(test.images[rows], test.labels[rows], test.class_names, test.origin)
+@pytest.fixture
+def copy(run, tmp_path):
+    """The same run, to be damaged."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("n", [3, 397])
-def test_features_are_those_of_the_network(encoder, tmp_path, n, devices):
-    source = some_digits(slice(n))
-    evaluate = jax.vmap(augment.make_evaluate("digits", 8))
-    expected, _ = encoder.apply(encoder.params, encoder.stats, evaluate(source.images), False)
-    elsewhere = encoder._replace(folder=tmp_path)
-    for layer in ("output", "conv2"):
-        found = features.split_features(elsewhere, source, layer, jax.devices()[:devices])
-        np.testing.assert_array_equal(found.labels, source.labels)
-        np.testing.assert_allclose(found.x, expected[layer].reshape(n, -1), rtol=1e-4, atol=1e-5)
-
-
-def test_cache(encoder, tmp_path, monkeypatch):
-    source, devices = some_digits(slice(20)), jax.devices()[:1]
-    here = encoder._replace(folder=tmp_path)
-    first = features.split_features(here, source, "output", devices).x
-    counted = []
-    original = features._over_batches
-    monkeypatch.setattr(
-        features, "_over_batches", lambda *args: counted.append(1) or original(*args)
-    )
-    np.testing.assert_array_equal(features.split_features(here, source, "output", devices).x, first)
-    assert not counted
-    # Everything that shapes the features makes another file: images, layer, weights.
-    features.split_features(here, some_digits(slice(19)), "output", devices)
-    features.split_features(here, some_digits(slice(19, None, -1)), "output", devices)
-    features.split_features(here, source, "backbone", devices)
-    moved = jax.tree.map(lambda w: w + 0.01, here.params)
-    other = features.split_features(here._replace(params=moved), source, "output", devices).x
-    assert len(counted) == 4 and len(list((tmp_path / "features").iterdir())) == 5
-    assert not np.allclose(other, first, atol=1e-4)
-    # A file that was cut short is made anew.
-    for file in (tmp_path / "features").iterdir():
-        file.write_bytes(file.read_bytes()[:100])
-    np.testing.assert_array_equal(features.split_features(here, source, "output", devices).x, first)
-
-
-def test_pairs_do_not_depend_on_devices(encoder):
-    source = some_digits(slice(50))
-    one = features.pair_features(encoder, source, jax.devices()[:1], seed=3)
-    eight = features.pair_features(encoder, source, jax.devices(), seed=3)
-    np.testing.assert_allclose(one, eight, rtol=1e-4, atol=1e-5)
-    assert np.linalg.norm(one[0] - one[1], axis=1).min() > 1e-3
-    other = features.pair_features(encoder, source, jax.devices()[:1], seed=4)
-    assert not np.allclose(one[0], other[0], atol=1e-3)
+def asked(*names, **options):
+    return ProbeConfig(tuple(map(str, names)), devices=1, **options)
 
 
 def test_probe(run):
-    linear, knn = probe.probe(ProbeConfig(run=str(run), devices=2))
-    assert linear["top1"] > 75 and knn["top1"] > 75
-    for name, result in (("lbfgs-output", linear), ("knn5-output", knn)):
+    lbfgs, knn = probe.probe(ProbeConfig((str(run),), devices=2))
+    assert lbfgs["top1"] > 75 and knn["top1"] > 75
+    for name, result in (("lbfgs-output", lbfgs), ("knn5-output", knn)):
         saved = json.loads((run / "eval" / f"{name}.json").read_text())
         assert saved == result
         assert saved["split"] == "test" and saved["n"] == 397 and saved["layer"] == "output"
         assert saved["step"] == 56 and saved["run"] == "run" and saved["data"] == "digits"
-    assert linear["chosen"]["l2"] in [cell["l2"] for cell in linear["grid"]]
-    start, _ = probe.probe(ProbeConfig(run=str(run), step=0, layer="backbone", devices=2))
-    assert start["step"] == 0 and start["d"] == 128
-    assert (run / "eval" / "lbfgs-backbone-step0.json").is_file()
+        assert saved["seconds_features"] > 0 and saved["seconds_probe"] > 0
+    assert lbfgs["chosen"]["l2"] in [cell["l2"] for cell in lbfgs["grid"]]
+
+
+def test_layers_protocols_and_options(run):
+    """One result for each, in a file whose name tells it from the others."""
+    options = {"layers": ("conv2", "output"), "pool": "max", "k": (1, 7), "metric": "euclidean"}
+    found = probe.probe(asked(run, protocols=("knn", "lbfgs"), step=0, seed=2, **options))
+    names = [
+        f"{name}-{layer}-step0{pool}{option}"
+        for layer, pool in (("conv2", "-poolmax"), ("output", ""))
+        for name, option in (
+            ("knn1", "-metriceuclidean"),
+            ("knn7", "-metriceuclidean"),
+            ("lbfgs", "-seed2"),
+        )
+    ]
+    assert [json.loads((run / "eval" / f"{name}.json").read_text()) for name in names] == found
+    assert [result.get("pool") for result in found] == ["max"] * 3 + [None] * 3
+    assert [result["d"] for result in found] == [16] * 3 + [6] * 3
+    assert all(result["step"] == 0 for result in found)
+    # Against scikit-learn, on features from the cache.
+    (encoder, dataset), device = (runs.load_encoder(run, 0), runs.load_data(run)), jax.devices()[:1]
+    train, test = (
+        features.extract(encoder, source, ["conv2"], device, "max")
+        for source in (dataset.train, dataset.test)
+    )
+    assert train.computed == test.computed == []
+    (train_x, train_y), (test_x, test_y) = train.features["conv2"], test.features["conv2"]
+    nearest = KNeighborsClassifier(1).fit(train_x, train_y)
+    assert found[0]["top1"] == pytest.approx(100 * nearest.score(test_x, test_y), abs=0.3)
+
+
+def test_every_step_and_several_runs(run, copy):
+    said, failures = [], []
+    (copy / "checkpoints" / "28").rename(copy / "checkpoints" / "30")
+    shutil.rmtree(copy / "checkpoints" / "30" / "state")
+    config = asked(
+        *(run.parent, "nowhere", copy), all_steps=True, protocols=("knn",), layers=("backbone",)
+    )
+    found = probe.probe(config, said.append, failures.append)
+    steps = [(result["run"], result["step"]) for result in found]
+    assert steps == [("run", 0), ("run", 28), ("run", 56), ("copy", 0), ("copy", 56)]
+    assert (run / "eval" / "knn5-backbone-step28.json").is_file()
+    assert "no run 'nowhere'" in failures[0]
+    assert "30" in failures[1] and "damaged" in failures[1] and len(failures) == 2
+    assert "run, step 0: features of backbone computed" in said[0] and len(said) == 5
+    assert found[2]["top1"] == found[4]["top1"]
+    said.clear()
+    probe.probe(dataclasses.replace(config, runs=(str(run),)), said.append)
+    assert all("backbone from the cache" in line for line in said) and len(said) == 3
+    with pytest.raises(UserError, match="no run 'nowhere'"):
+        probe.probe(config)
+
+
+RESULTS = [
+    {"run": "a", "step": 1, "layer": "fc7", "protocol": "lbfgs", "top1": 50.0, "top5": 70.0},
+    {"run": "b", "step": 1, "layer": "fc7", "protocol": "knn", "k": 5, "top1": 61.25, "top5": None},
+    {"run": "a", "step": 1, "layer": "conv5", "protocol": "lbfgs", "top1": 55.0, "top5": 90.0},
+]
+RESULTS = [
+    result | {"d": 8, "n": 1397, "seconds_probe": 10.0 - place, "chosen": {"l2": 0.001}}
+    for place, result in enumerate(RESULTS)
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [
+        (None, [0, 1, 2]),
+        ("top1", [1, 2, 0]),  # best first
+        ("top5", [2, 0, 1]),  # without one: last
+        ("run", [0, 2, 1]),
+        ("layer", [2, 0, 1]),
+        ("seconds", [2, 1, 0]),
+    ],
+)
+def test_sorting(column, order):
+    assert results.ordered(RESULTS, column) == [RESULTS[place] for place in order]
+
+
+def test_table():
+    """What all share stands above it once."""
+    title, columns, rows = results.table(RESULTS)
+    assert title == "2 runs, step 1, d 8, 1,397 test samples"
+    assert columns == ["run", "layer", "protocol", "top-1 (%)", "top-5 (%)", "chosen", "seconds"]
+    assert rows[0] == ["a", "fc7", "lbfgs", 50.0, 70.0, "l2=0.001", "10.00"]
+    assert rows[1] == ["b", "fc7", "knn 5", 61.25, None, "l2=0.001", " 9.00"]
+    of_sgd = RESULTS[0] | {
+        "protocol": "moco",
+        "augment": True,
+        "chosen": {"learning_rate": 30.0, "weight_decay": 0.0},
+        "top1_interval": [48.123, 52.0],
+    }
+    _, columns, ((*_, protocol, _, interval, _, chosen, _),) = results.table([of_sgd])
+    assert protocol == "moco+augment" and chosen == "lr=30, wd=0"
+    assert interval == "48.12-52.00" and "95% interval" in columns and "run" not in columns
+
+
+def test_csv_and_json(run, tmp_path):
+    config = asked(run, step=0, sort="top1", k=(1, 3), out=tmp_path / "new" / "x.json")
+    found = probe.probe(config)
+    assert json.loads(config.out.read_text()) == found
+    assert sorted((result["top1"] for result in found), reverse=True) == [
+        result["top1"] for result in found
+    ]
+    results.write(tmp_path / "x.csv", [found[0] | {"top1_interval": [1.5, 2.5]}, *found[1:]])
+    with open(tmp_path / "x.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["top1"]) for row in rows] == [result["top1"] for result in found]
+    assert (rows[0]["top1_low"], rows[0]["top1_high"]) == ("1.5", "2.5")
+    (lbfgs,) = (row for row in rows if row["protocol"] == "lbfgs")
+    assert float(lbfgs["chosen.l2"]) in [
+        cell["l2"] for cell in next(r["grid"] for r in found if "grid" in r)
+    ]
+    assert "grid" not in lbfgs and {row["k"] for row in rows} == {"", "1", "3"}
+
+
+@pytest.fixture
+def splits(rng):
+    """Features and labels of three classes that overlap."""
+    labels = [rng.integers(0, 3, n) for n in (300, 100)]
+    x = [(rng.standard_normal((len(y), 5)) + 1.2 * y[:, None]) for y in labels]
+    return {"train_x": x[0], "train_y": labels[0], "test_x": x[1], "test_y": labels[1]}
+
+
+def test_anybodys_features(splits, tmp_path):
+    np.savez(tmp_path / "f.npz", **splits)
+    (tmp_path / "folder").mkdir()
+    for name, array in splits.items():
+        half = array.astype(np.float16) if name.endswith("x") else array
+        np.save(tmp_path / "folder" / f"{name}.npy", half)
+    found = probe.probe(
+        asked(tmp_path / "f.npz", tmp_path / "folder", k=(1, 9), metric="euclidean")
+    )
+    assert [result["protocol"] for result in found] == ["lbfgs", "knn", "knn"] * 2
+    assert found[0]["features"] == str(tmp_path / "f.npz") and found[0]["num_classes"] == 3
+    for k, result in ((1, found[1]), (9, found[2])):
+        squares = ((splits["test_x"][:, None] - splits["train_x"][None]) ** 2).sum(-1)
+        nearest = splits["train_y"][np.argsort(squares, axis=1)[:, :k]]
+        votes = (nearest[:, :, None] == np.arange(3)).sum(1)
+        clear = np.sort(votes, axis=1)[:, -1] > np.sort(votes, axis=1)[:, -2]
+        right = (votes.argmax(1) == splits["test_y"]) | ~clear
+        assert 100 * (right & clear).mean() <= result["top1"] <= 100 * right.mean()
+    assert abs(found[0]["top1"] - found[3]["top1"]) <= 2  # half precision
+    with pytest.raises(UserError, match=r"--layers is for runs, and .*f\.npz' holds features"):
+        probe.probe(asked(tmp_path / "f.npz", layers=("fc7",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test_y": None}, "lacks test_y"),
+        (
+            {"train_y": np.zeros(300)},
+            r"train_y must be .*\[300, 5\].* are float64 \[300\]",
+        ),
+        ({"test_y": np.zeros(99, int)}, r"test_y must be .*\[100, 5\].* are int64 \[99\]"),
+        ({"test_y": np.full(100, -1)}, "go from -1 to -1"),
+        ({"train_x": np.full((300, 5), np.nan)}, "300 of 300 rows hold NaN"),
+        ({"train_x": np.zeros((300, 4))}, "train features have 4 dimensions, test features 5"),
+        ({"train_y": np.ones(300, int)}, "train labels: only class 1"),
+        ({"test_x": np.array([{}] * 100)}, "not a readable .np. file"),
+    ],
+)
+def test_mistakes_in_features(splits, tmp_path, change, message):
+    arrays = {name: array for name, array in (splits | change).items() if array is not None}
+    np.savez(tmp_path / "f.npz", **arrays)
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    for place in (tmp_path / "f.npz", tmp_path):
+        failures = []
+        assert probe.probe(asked(place), failed=failures.append) == []
+        assert re.search(message, failures[0]) and str(place) in failures[0]
+
+
+def test_files_that_hold_no_features(splits, tmp_path):
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 cut short")
+    np.save(tmp_path / "train_x.npy", splits["train_x"])
+    for name, message in (
+        ("cut.npz", "not a readable .npz file"),
+        ("none.npz", "there is no such file"),
+        ("train_x.npy", "a single array, but a probe needs"),
+        ("", "lacks train_y.npy, test_x.npy, test_y.npy"),
+    ):
+        with pytest.raises(UserError, match=message):
+            probe.probe(asked(tmp_path / name))
+
+
+def test_what_protocols_are_given(run, monkeypatch):
+    """Folds, seed, and of those with minibatches fresh features of the training rows."""
+    given = []
+
+    def linear_probe(train_x, train_y, test_x, test_y, **options):
+        given.append(options | {"shape": train_x.shape, "rows": train_y})
+        return {"protocol": options["protocol"], "top1": 1.0, "n": len(test_x), "d": 6}
+
+    monkeypatch.setattr(linear, "linear_probe", linear_probe)
+    protocols = ("lbfgs", "stl10")
+    found = probe.probe(asked(run, protocols=protocols, folds=3, seed=1, augment=True))
+    assert [options["protocol"] for options in given] == list(protocols)
+    assert all(options["folds"] == 3 and options["seed"] == 1 for options in given)
+    assert "epoch_features" not in given[0] and given[1]["num_classes"] == 10
+    first, again, second = map(given[1]["epoch_features"], (0, 0, 1))
+    assert first.shape == given[1]["shape"] == (1400, 6)
+    assert np.array_equal(first, again) and not np.allclose(first, second, atol=0.01)
+    assert [result.get("augment") for result in found] == [None, True]
+    assert (run / "eval" / "stl10-output-folds3-augment-seed1.json").is_file()
+
+
+def test_data_that_cannot_be_probed(run, monkeypatch):
+    dataset, (_, test) = runs.load_data(run), digits()
+    unknown = np.full(len(test), -1)
+    for change, message in (
+        ({"test": None}, "has no test split"),
+        ({"train": Arrays(test.images, unknown, (), "here")}, "images of here have no labels"),
+        ({"test": Arrays(test.images, unknown, ("0",), "here")}, "no test image of .* has a label"),
+    ):
+        changed = dataset._replace(**change)
+        monkeypatch.setattr(runs, "load_data", lambda *_, changed=changed: changed)
+        with pytest.raises(UserError, match=message):
+            probe.probe(asked(run))
+
+
+def test_images_without_a_label_are_left_out(run, monkeypatch):
+    dataset, (_, test) = runs.load_data(run), digits()
+    labels = np.where(np.arange(397) % 2, test.labels, -1)
+    some = Arrays(test.images, labels, test.class_names, test.origin)
+    monkeypatch.setattr(runs, "load_data", lambda *_: dataset._replace(train=some, test=some))
+    (result,) = probe.probe(asked(run, protocols=("knn",), k=(1,)))
+    assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
 
 
 def test_metrics(run, encoder):
@@ -116,9 +304,9 @@ def test_metrics(run, encoder):
     # Options that are not the default are in the name: no result replaces another.
     file = run / "eval" / "metrics-test-alpha1.0-t3.0.json"
     assert found == json.loads(file.read_text())
-    source = some_digits()
+    _, source = digits()
     devices = sharding.local_devices(1)
-    x = features.split_features(encoder, source, "output", devices).x.astype(np.float64)
+    x = features.split_features(encoder, source, ["output"], devices)["output"].x.astype(np.float64)
     squares = ((x[:, None] - x[None]) ** 2).sum(-1)[~np.eye(397, dtype=bool)]
     np.testing.assert_allclose(found["uniform"], math.log(np.exp(-3 * squares).mean()), rtol=1e-5)
     one, two = features.pair_features(encoder, source, devices)
@@ -128,19 +316,61 @@ def test_metrics(run, encoder):
     assert found["uniform"] > found["uniform_optimum"]
 
 
-def test_errors(run, encoder):
-    with pytest.raises(UserError, match=r"--layer ouput.*did you mean 'output'.*conv1, conv2"):
-        probe.probe(ProbeConfig(run=str(run), layer="ouput"))
-    with pytest.raises(UserError, match=r"no checkpoint of step 7 .*0, 56"):
-        probe.probe(ProbeConfig(run=str(run), step=7))
+def test_mistakes(run, copy):
+    with pytest.raises(UserError, match=r"--layers ouput.*did you mean 'output'.*conv1, conv2"):
+        probe.probe(asked(run, layers=("output", "ouput")))
+    with pytest.raises(UserError, match=r"no checkpoint of step 7 .*0, 28, 56"):
+        probe.probe(asked(run, step=7))
     with pytest.raises(UserError, match=re.escape(f"did you mean '{run}'")):
-        probe.probe(ProbeConfig(run=str(run.parent / "rum")))
+        probe.probe(asked(run.parent / "rum"))
     # A checkpoint of another architecture than its config says.
-    other = dataclasses.replace(encoder.config.model, width=0.5)
-    saved = json.loads((run / "config.json").read_text())
-    text = json.dumps(saved)
-    saved["config"]["model"]["width"] = other.width
-    (run / "config.json").write_text(json.dumps(saved))
+    saved = json.loads((copy / "config.json").read_text())
+    saved["config"]["model"]["width"] = 0.5
+    (copy / "config.json").write_text(json.dumps(saved))
     with pytest.raises(UserError, match=r"does not fit this model"):
-        probe.probe(ProbeConfig(run=str(run)))
-    (run / "config.json").write_text(text)
+        probe.probe(asked(copy))
+    (copy / "config.json").write_text('{"config": ')
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        probe.probe(asked(copy))
+    shutil.rmtree(copy / "checkpoints")
+    shutil.copy(run / "config.json", copy)
+    for options in ({}, {"all_steps": True}):
+        with pytest.raises(UserError, match="no checkpoint in"):
+            probe.probe(asked(copy, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--k", "3", "0"], "--k 0: must be at least 1"),
+        (["--step", "3", "--all-steps"], "--step and --all-steps do not go together"),
+        (["--folds", "1"], "--folds 1: must be at least 2"),
+        (["--folds", "3", "--protocols", "knn"], "--folds needs --protocols with something"),
+        (["--augment"], "--augment needs --protocols stl10"),
+        (["--k", "3", "--protocols", "lbfgs"], "--k needs --protocols knn"),
+        (["--temperature", "1"], "--temperature needs --vote similarity"),
+        (["--temperature", "0", "--vote", "similarity"], "--temperature 0.0: must be finite and"),
+        (["--out", "a.txt"], "--out a.txt: must be a file that ends in .csv or .json"),
+        (["--layers", "--seed", "0"], "--layers: give at least one"),
+        (["--protocols", "lbfsg"], "--protocol"),
+        (["--sort", "top2"], "--sort"),
+    ],
+)
+def test_mistakes_in_options(capsys, options, message):
+    assert message in fails(capsys, "probe", "x", *options)
+
+
+def test_command_line(run, capsys):
+    assert "name at least one run" in fails(capsys, "probe")
+    one = ["probe", str(run), "--layer", "backbone", "--protocol", "knn", "--devices", "1"]
+    assert run_py.main(one) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("run, step 56, layer backbone, d 128, 397 test samples\n")
+    assert "run, step 56: features of backbone" in captured.err
+    both = ["probe", str(run), "rnu", "--layers", "output", "conv2", "--devices", "1"]
+    assert run_py.main([*both, "--sort", "layer"]) == 2
+    captured = capsys.readouterr()
+    layers = [line.split()[0] for line in captured.out.splitlines()[3:]]
+    assert layers == ["conv2"] * 2 + ["output"] * 2
+    assert max(map(len, captured.out.splitlines())) <= 80
+    assert captured.err.splitlines()[-1].startswith("error: no run 'rnu'")

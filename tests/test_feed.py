@@ -122,7 +122,7 @@ def test_a_stopped_stream_goes_on_as_if_it_had_not(varied, of_many_sizes, tmp_pa
 
 
 def test_evaluation_leaves_bad_images_out(varied):
-    linear, _ = probe.probe(ProbeConfig(run=str(varied), devices=2))
+    linear, _ = probe.probe(ProbeConfig((str(varied),), devices=2))
     assert linear["n"] == 20 * CLASSES - 1
     assert linear["top1"] > 60  # the classes differ in colour
     found = probe.measure(MetricsConfig(run=str(varied), devices=2))

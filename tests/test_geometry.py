@@ -345,7 +345,7 @@ def test_all_parts_of_a_run(run):
     assert "effective rank" in columns and not {"singular values", "projections"} & set(columns)
     encoder, devices = runs.load_encoder(run), jax.devices()[:1]
     test = runs.load_data(run).test
-    x = split_features(encoder, test, "output", devices).x
+    x = split_features(encoder, test, ["output"], devices)["output"].x
     for label in range(10):
         expected = uniformity(x[test.labels == label])
         np.testing.assert_allclose(found["uniform_by_class"][label], expected, rtol=1e-3)
@@ -367,10 +367,10 @@ def test_features_that_are_not_finite(run, monkeypatch):
     original = material.split_features
 
     def spoilt(*arguments):
-        found = original(*arguments)
+        found = original(*arguments)["output"]
         x = np.array(found.x)
         x[[3, 90], 1] = np.nan
-        return found._replace(x=x)
+        return {"output": found._replace(x=x)}
 
     monkeypatch.setattr(material, "split_features", spoilt)
     said = r"test features of run: 2 of 397 rows hold NaN or infinity \(rows 3, 90\)"

@@ -252,7 +252,7 @@ def test_features_are_pytorchs(model, images, tmp_path, rng):
         expected = {name: layer.numpy() for name, layer in network.double().eval()(x).items()}
     test = runs.load_data(folder).test
     encoder, devices = runs.load_encoder(folder), sharding.local_devices(2)
-    features = split_features(encoder, test, "output", devices).x
+    features = split_features(encoder, test, ["output"], devices)["output"].x
     np.testing.assert_allclose(features, expected["output"], rtol=0, atol=1e-4)
 
 

@@ -109,7 +109,7 @@ def test_devices_change_nothing(tmp_path, batch_norm):
 
 
 def test_probe_takes_the_encoder(finished):
-    linear, _ = probe.probe(ProbeConfig(run=str(finished), devices=2))
+    linear, _ = probe.probe(ProbeConfig((str(finished),), devices=2))
     assert linear["step"] == STEPS and linear["n"] == 397
 
 

@@ -32,7 +32,7 @@ from hypersphere_jax.augment.geometry import (
     resize,
 )
 from hypersphere_jax.augment.host import draw_box, host_crops
-from hypersphere_jax.augment.recipes import RECIPES, Recipe, Steps
+from hypersphere_jax.augment.recipes import MOVING, RECIPES, Recipe, Steps, find
 from hypersphere_jax.augment.views import (
     OPERATIONS,
     make_augment,
@@ -42,6 +42,7 @@ from hypersphere_jax.augment.views import (
 )
 
 __all__ = [
+    "MOVING",
     "OPERATIONS",
     "RECIPES",
     "Recipe",
@@ -58,6 +59,7 @@ __all__ = [
     "crop_resize",
     "cutout",
     "draw_box",
+    "find",
     "gaussian_blur",
     "grayscale",
     "host_crops",

@@ -114,7 +114,9 @@ RECIPES: dict[str, Recipe] = {
 
 # What `NAME:crop_flip` keeps of a training recipe: digits have no flip, and shift for a crop.
 CROP_FLIP = ":crop_flip"
-_KEPT = ("rgb", "random_resized_crop", "random_horizontal_flip", "random_affine", "normalize")
+# Random steps that move pixels, and what else of a recipe stays with them.
+MOVING = ("random_resized_crop", "random_horizontal_flip", "random_affine")
+_KEPT = ("rgb", "resize", "center_crop", *MOVING, "normalize")
 
 
 def find(recipe: str | Recipe) -> Recipe:

@@ -9,34 +9,92 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
 
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
+Protocol = Literal["lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced"]
 
 
 @config
 class ProbeConfig:
-    """Linear probe and k-NN on the frozen features of a run's checkpoint."""
+    """Linear probes and k-NN on frozen features, of checkpoints or of anybody.
 
-    run: Positional[str]
-    """The run: its folder, or its name under `runs/`."""
-    layer: str = "output"
-    """Layer whose (flattened) output is classified: `output`, `fc7`, `conv5`, `backbone`, …"""
-    protocol: Literal["lbfgs", "stl10", "moco", "simclr", "balanced"] = "lbfgs"
-    """`lbfgs`: full-batch logistic regression; the others: those of the papers, by minibatches. All
-    choose their hyper-parameters on a held-out part of the training split."""
-    k: int = 5
-    """Neighbours of the k-NN classifier."""
+    Hyper-parameters are chosen on the training split; the test split is scored once.
+    """
+
+    runs: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="RUN|FEATURES [...]", help_behavior_hint="")
+    ]
+    """One or several: runs (folders, or names under `runs/`), folders of runs, or features: an .npz
+    file with train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as
+    .npy files, which may be larger than memory."""
+    layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
+    """Layers whose (flattened) outputs are classified: `output`, `fc7`, `conv5`, `backbone`, …"""
+    pool: Literal["none", "mean", "max"] = "none"
+    """What is done over the space of layers that have one, before they are flattened."""
+    protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
+    """`lbfgs`: full-batch logistic regression, L2 chosen; `knn`; and with minibatches, rate and
+    weight decay chosen, `stl10` (Adam; Wang & Isola B.1), `moco` (SGD; B.2), `simclr` (LARS),
+    `balanced` (SGD; the balanced paper's of CIFAR-10)."""
+    folds: int | None = None
+    """Choose hyper-parameters by cross-validation with this many folds of the training split. None:
+    on one held-out part of it."""
+    augment: bool = False
+    """Train the protocols with minibatches on random crops and flips of the images, fresh each
+    epoch, which costs a forward pass an epoch."""
+    k: tuple[int, ...] = (5,)
+    """Neighbours of k-NN; one result for each number."""
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    """By what k-NN calls neighbours near."""
+    vote: Literal["majority", "similarity"] = "majority"
+    """How neighbours vote: alike, or by exp(similarity / temperature)."""
+    temperature: float = 0.1
+    """Of `--vote similarity`."""
     step: int | None = None
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
+    all_steps: bool = False
+    """Take every checkpoint that is saved."""
+    sort: Literal["run", "step", "layer", "protocol", "top1", "top5", "seconds"] | None = None
+    """Order of the results: by this column, scores from the best on. None: as they were made."""
+    out: Path | None = None
+    """Also write all results into this .csv or .json file. (Each goes into its run's `eval/`.)"""
     data_dir: str | None = None
-    """Where the run's data are now, if they were moved."""
+    """Where the runs' data are now, if they were moved."""
     seed: int = 0
-    """Seed of the held-out part and of batches."""
+    """Seed of held-out parts and folds, of minibatches, and of random crops."""
     devices: int | None = None
     """Local devices to use; None: all."""
 
     def __post_init__(self):
-        for flag in ("k", "devices"):
-            at_least_one(flag, getattr(self, flag))
+        for name in ("runs", "layers", "protocols", "k"):
+            what = "name at least one run" if name == "runs" else f"--{name}: give at least one"
+            require(bool(getattr(self, name)), what)
+        for k in self.k:
+            at_least_one("k", k)
+        at_least_one("devices", self.devices)
+        positive("temperature", self.temperature)
         valid_seed(self.seed)
+        require(self.folds is None or self.folds >= 2, f"--folds {self.folds}: must be at least 2")
+        require(
+            not self.all_steps or self.step is None, "--step and --all-steps do not go together"
+        )
+        self._check_protocols()
+        require(
+            self.out is None or self.out.suffix.lower() in (".csv", ".json"),
+            f"--out {self.out}: must be a file that ends in .csv or .json",
+        )
+
+    def _check_protocols(self):
+        """No option is given that nothing would take."""
+        standard = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [name for name in standard if getattr(self, name) != standard[name]]
+        minibatch = set(self.protocols) - {"lbfgs", "knn"}
+        for name, takes, what in (
+            ("augment", minibatch, "--protocols stl10, moco, simclr or balanced"),
+            ("folds", set(self.protocols) - {"knn"}, "--protocols with something to choose"),
+            ("k", "knn" in self.protocols, "--protocols knn"),
+            ("metric", "knn" in self.protocols, "--protocols knn"),
+            ("vote", "knn" in self.protocols, "--protocols knn"),
+            ("temperature", self.vote == "similarity", "--vote similarity"),
+        ):
+            require(bool(takes) or name not in given, f"--{name} needs {what}")
 
 
 @config

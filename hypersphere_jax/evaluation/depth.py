@@ -19,7 +19,7 @@ from hypersphere_jax.config import DataConfig, DepthConfig, OptimizerConfig, Use
 from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Sample, Source
-from hypersphere_jax.evaluation.features import check_layer, split_features
+from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.progress import track
 from hypersphere_jax.runs import Encoder
@@ -224,7 +224,7 @@ class _Candidate(NamedTuple):
             dataset = runs.load_data(folder, config.data_dir)
         else:
             dataset = data.load(DataConfig(config.data, config.data_dir))
-        require(dataset.test is not None, f"{dataset.origin} has no test split")
+        runs.test_split(dataset)
         for source in (dataset.train, dataset.test):
             _check_depths(source, encoder)
         names = ("epochs", "batch_size", "learning_rate", "seed")
@@ -249,7 +249,7 @@ class _Candidate(NamedTuple):
 
     def load(self, source: Source) -> Split:
         """Features and depth maps, both on disk."""
-        x = split_features(self.encoder, source, self.layer, self.devices).x
+        x = split_features(self.encoder, source, [self.layer], self.devices)[self.layer].x
         crop, size = self.crop, self.encoder.config.model.image_size
         with tempfile.TemporaryFile() as file:
             depths = np.memmap(file, np.float32, "w+", shape=(len(x), size, size))
@@ -337,7 +337,7 @@ def _readable(source: Source) -> Iterator[Sample]:
 
 
 def _spatial_shape(encoder: Encoder, layer: str) -> tuple[int, int, int]:
-    check_layer(encoder, layer)
+    models.check_layer(encoder.config.model, layer, "--layer")
     shapes = models.layers(encoder.config.model)
     spatial = [name for name, shape in shapes.items() if len(shape) == 3]
     require(

@@ -1,18 +1,18 @@
 """Evaluation while a run trains: on a part of the data, of the encoder as it is at the moment."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import augment, feed, models, sharding
-from hypersphere_jax.config import PretrainConfig, UserError, require
+from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, views
 from hypersphere_jax.evaluation import knn, linear
-from hypersphere_jax.evaluation.forward import batch_size, make_layers, make_mapped, one_crop
+from hypersphere_jax.evaluation.forward import batch_size, make_mapped, on_host, one_crop
 from hypersphere_jax.losses import align_loss, uniform_loss
 
 # Of the images and of their two views: the same ones in every run, so that runs compare.
@@ -92,14 +92,14 @@ def make_evaluation(
     _check(config, dataset)
     bank, queries = _parts(config, dataset)
     both = views.Concatenated([bank, queries])
-    size = batch_size(len(both), devices)
+    size = batch_size(both, devices)
     crop = one_crop(config, both)
     read = _read(config, both, size, devices, crop)
     labelled = any(name in LABELLED for name in asked.evaluators)
     layers = {"output"} if "align_uniform" in asked.evaluators else set()
     layers |= {asked.eval_layer} if {"knn", "linear"} & set(asked.evaluators) else set()
     layers |= {"logits"} if "classifier" in asked.evaluators else set()
-    outputs = make_layers(config, apply, sorted(layers), devices, size, crop is not None)
+    outputs = _make_layers(config, apply, sorted(layers), devices, size, crop is not None)
     two_views = None
     if "align_uniform" in asked.evaluators:
         two_views = _make_two_views(config, both, apply, devices, size)
@@ -153,6 +153,22 @@ def _read(config, source, size, devices, prepare) -> Images:
     return Images(images[readable], labels[readable], np.flatnonzero(readable))
 
 
+def _make_layers(config, apply, layers, devices, size, cropped) -> Callable:
+    """(weights, images) -> flattened layers of images as evaluation sees them."""
+    evaluate = augment.make_evaluate(
+        config.data.recipe,
+        config.model.image_size,
+        cropped=cropped,
+        extra_channels=config.data.extra_channels,
+    )
+
+    def function(weights, images):
+        outputs, _ = apply(*weights, jax.vmap(evaluate)(images), False)
+        return {name: jnp.reshape(outputs[name], (len(images), -1)) for name in layers}
+
+    return make_mapped(function, devices, size)
+
+
 def _make_two_views(config, source, apply, devices, size) -> Callable:
     """(weights) -> outputs of two random views of each image."""
     recipe, side = config.data.recipe, config.model.image_size
@@ -162,11 +178,11 @@ def _make_two_views(config, source, apply, devices, size) -> Callable:
         recipe, side, cropped=crops is not None, extra_channels=config.data.extra_channels
     )
 
-    def function(params, stats, images, positions):
+    def function(weights, images, positions):
         pair = augment.two_views(transform, jax.random.key(SEED), images, positions)
         names = ("view1", "view2")
         return {
-            name: apply(params, stats, view, False)[0]["output"]
+            name: apply(*weights, view, False)[0]["output"]
             for name, view in zip(names, pair, strict=True)
         }
 
@@ -177,20 +193,14 @@ def _make_two_views(config, source, apply, devices, size) -> Callable:
 
 def _over(mapped, weights, size, *rows) -> dict[str, np.ndarray]:
     starts = range(0, len(rows[0]), size)
-    found = [mapped(weights, *(row[start : start + size] for row in rows)) for start in starts]
+    parts = ([row[start : start + size] for row in rows] for start in starts)
+    found = [on_host(mapped(weights, *part), len(part[0])) for part in parts]
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
 def _check(config: PretrainConfig, dataset: Dataset) -> None:
     asked = config.evaluate
-    layers = models.layers(config.model)
-    if asked.eval_layer not in layers:
-        near = difflib.get_close_matches(asked.eval_layer, layers, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UserError(
-            f"--eval-layer {asked.eval_layer}: {config.model.name} has no such layer{meant}; its "
-            f"layers are {', '.join(layers)}"
-        )
+    models.check_layer(config.model, asked.eval_layer, "--eval-layer")
     require(
         "classifier" not in asked.evaluators or config.model.num_classes > 0,
         "--evaluators classifier: the run has none; --supervised-weight makes one",

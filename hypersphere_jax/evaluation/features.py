@@ -1,80 +1,150 @@
 """Features of a whole split, computed once over all devices and kept on disk."""
 
 import contextlib
-import difflib
+import dataclasses
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-from zipfile import BadZipFile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import __version__, augment, feed, models, runs, sharding
-from hypersphere_jax.config import UserError
+from hypersphere_jax import __version__, augment, feed, models, runs
+from hypersphere_jax.config import UserError, require, to_dict
 from hypersphere_jax.data import Source
-from hypersphere_jax.data.pipeline import OneCrop
-from hypersphere_jax.progress import track
+from hypersphere_jax.data.pipeline import DECODER
+from hypersphere_jax.evaluation import cache, forward
+from hypersphere_jax.evaluation.cache import Features
 from hypersphere_jax.runs import Encoder
 
-logger = logging.getLogger("hypersphere_jax")
+# Of outputs `[n, h, w, c]`; all are flattened after it.
+POOLS: dict[str, Callable] = {
+    "none": lambda x: x,
+    "mean": lambda x: jnp.mean(x, axis=(1, 2)),
+    "max": lambda x: jnp.max(x, axis=(1, 2)),
+}
+# Of the model's config, what shapes no output of a trained encoder.
+TRAINING_ONLY = ("zero_init_residual", "batch_norm", "bn_groups")
 
 
-class Features(NamedTuple):
-    """`x` float32 `[n, d]` and `labels` int32 `[n]` of the images that could be read."""
+class Extraction(NamedTuple):
+    """Features of some layers, and how they came about."""
 
-    x: np.ndarray
-    labels: np.ndarray
-
-
-def check_layer(encoder: Encoder, layer: str) -> None:
-    """Raises UserError, with the nearest name, unless the encoder has the layer."""
-    layers = models.layers(encoder.config.model)
-    if layer not in layers:
-        near = difflib.get_close_matches(layer, layers, n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UserError(
-            f"--layer {layer}: {encoder.config.model.name} has no such layer{meant}; "
-            f"its layers are {', '.join(layers)}"
-        )
+    features: dict[str, Features]
+    pools: dict[str, str]  # how each layer was pooled: "none" where it has no space
+    computed: list[str]  # layers; the others come from the cache
+    seconds: float
+    data_wait: float | None  # share of the time that passed waiting for images, if it computed
 
 
 def split_features(
-    encoder: Encoder, source: Source, layer: str, devices: Sequence[jax.Device]
-) -> Features:
+    encoder: Encoder,
+    source: Source,
+    layers: Sequence[str],
+    devices: Sequence[jax.Device],
+    pool: str = "none",
+) -> dict[str, Features]:
     """Features of images as they are (without random augmentation), from the cache if it has them.
+
+    All layers that the cache lacks are computed in one pass over the images and written to disk
+    as they come: memory does not grow with the number of images, nor does it when they are used.
 
     Args:
       encoder: from `runs.load_encoder`.
       source: of the images.
-      layer: name of a layer; its output is flattened.
-      devices: to compute on.
+      layers: their names; outputs are flattened, and float32.
+      devices: to compute on. Their number changes no feature.
+      pool: what is done over the space of an output `[h, w, c]` first: "none", "mean" or "max".
+
+    Returns:
+      The features of each layer.
+
+    Raises:
+      UserError: for a layer that the encoder does not have, or when the disk is full.
     """
-    check_layer(encoder, layer)
-    file = encoder.folder / "features" / f"{layer}-{_fingerprint(encoder, source, layer)}.npz"
-    # A file that was cut short is made anew.
-    damaged = (FileNotFoundError, ValueError, EOFError, KeyError, BadZipFile)
-    with contextlib.suppress(*damaged), open(file, "rb") as stream, np.load(stream) as kept:
-        return Features(kept["x"], kept["labels"])
-    recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
-    cropped, extra = source.image_shape is None, encoder.config.data.extra_channels
-    evaluate = augment.make_evaluate(recipe, size, cropped=cropped, extra_channels=extra)
-    prepare = OneCrop(augment.host_crops(recipe, size)[1]) if cropped else None
+    return extract(encoder, source, layers, devices, pool).features
 
-    def outputs(apply, images):
-        found = apply(jax.vmap(evaluate)(images))[layer]
-        return jnp.reshape(found, (len(found), -1))
 
-    found = _over_batches(outputs, encoder, source, prepare, devices)
-    try:
-        with runs.whole_file(file) as stream:
-            np.savez(stream, x=found.x, labels=found.labels)
-    except OSError as error:  # a folder that can only be read, say
-        logger.warning("features are not kept for the next time: %s", error)
-    return found
+def extract(
+    encoder: Encoder,
+    source: Source,
+    layers: Sequence[str],
+    devices: Sequence[jax.Device],
+    pool: str = "none",
+) -> Extraction:
+    """As `split_features`, with what it computed and how long that took."""
+    began = time.perf_counter()
+    pools = _pools(encoder, layers, pool)
+    made_of = _fingerprint(encoder, source, devices)
+    files = {layer: _file(encoder, layer, pools[layer], made_of) for layer in pools}
+    found = {layer: cache.read(file) for layer, file in files.items()}
+    missing = {layer: pools[layer] for layer in pools if found[layer] is None}
+    wait = None
+    if missing:
+        computed, wait = _compute(encoder, source, missing, files, devices)
+        found |= computed
+    return Extraction(found, pools, list(missing), time.perf_counter() - began, wait)
+
+
+def augmented_features(
+    encoder: Encoder,
+    source: Source,
+    layer: str,
+    devices: Sequence[jax.Device],
+    seed: int,
+    pool: str = "none",
+) -> Callable[[int], Features]:
+    """Features of one random view of each image, fresh every epoch, for probes that train on them.
+
+    Views have the random crop and flip of the run's recipe without its colours (Wang & Isola, B.1).
+    They depend on the seed, the epoch and the image's number alone.
+
+    Args:
+      encoder: from `runs.load_encoder`.
+      source: of the images.
+      layer: its name.
+      devices: to compute on. Their number changes no view.
+      seed: of the views.
+      pool: as for `split_features`.
+
+    Returns:
+      Epoch, from 0, to the features, in the order of `split_features`. They lie in a temporary
+      file that goes with them.
+
+    Raises:
+      UserError: for a layer that the encoder does not have, or a recipe without crop and flip.
+    """
+    pools = _pools(encoder, [layer], pool)
+    data, size = encoder.config.data, encoder.config.model.image_size
+    recipe = augment.find(f"{data.recipe}:crop_flip")
+    require(
+        any(name in augment.MOVING for name, _ in recipe.train),
+        f"--augment: the recipe {data.recipe!r} of {encoder.folder} has no random crop or flip",
+    )
+    cropped = source.image_shape is None
+    transform = augment.make_augment(
+        recipe, size, cropped=cropped, extra_channels=data.extra_channels
+    )
+
+    def outputs(apply, key, images, numbers):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+        return _pooled(apply(jax.vmap(transform)(keys, images)), pools)
+
+    rows = forward.batch_size(source, devices)
+    over_batches = forward.over_batches(outputs, encoder, devices, rows)
+    crop = augment.host_crops(recipe, size)[0] if cropped else None
+
+    def features(epoch: int) -> Features:
+        prepare = RandomCrop(crop, seed, epoch, rows) if cropped else None
+        key = jax.random.fold_in(jax.random.key(seed), epoch)
+        made = over_batches(feed.in_order(encoder.config, source, rows, devices, prepare), key)
+        return _written(made, {layer: None})[layer]
+
+    return features
 
 
 def pair_features(
@@ -82,75 +152,134 @@ def pair_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
     recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
-    prepare = feed.two_crops(source, recipe, size, seed)
+    rows, crops = forward.batch_size(source, devices), feed.two_crops(source, recipe, size, seed)
     transform = augment.make_augment(
         recipe,
         size,
-        cropped=prepare is not None,
+        cropped=crops is not None,
         extra_channels=encoder.config.data.extra_channels,
     )
 
-    def outputs(apply, images, positions):
-        key = jax.random.key(seed)
-        view1, view2 = augment.two_views(transform, key, images, positions)
-        return jnp.stack([apply(view1)["output"], apply(view2)["output"]], axis=1)
+    def outputs(apply, key, images, numbers):
+        view1, view2 = augment.two_views(transform, key, images, numbers)
+        return apply(view1)["output"], apply(view2)["output"]
 
-    pairs = _over_batches(outputs, encoder, source, prepare, devices, numbered=True).x
-    return pairs[:, 0], pairs[:, 1]
+    prepare = None if crops is None else ByNumber(crops, rows)
+    batches = feed.in_order(encoder.config, source, rows, devices, prepare)
+    over_batches = forward.over_batches(outputs, encoder, devices, rows)
+    made = over_batches(forward.shown(batches, source, rows), jax.random.key(seed))
+    pairs = [views for views, _ in made]
+    first, second = (np.concatenate(view) for view in zip(*pairs, strict=True))
+    return first, second
 
 
-def _over_batches(
-    function: Callable,
+@dataclasses.dataclass(frozen=True)
+class ByNumber:
+    """Random crops on the host by an image's number, so that the batch's size changes none."""
+
+    crops: Callable[[np.ndarray, int, int], np.ndarray]
+    rows: int
+
+    def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
+        return self.crops(image, 0, step * self.rows + position)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomCrop:
+    """One random crop of an image on the host, another one each epoch."""
+
+    crop: Callable[[np.random.Generator, np.ndarray], np.ndarray]
+    seed: int
+    epoch: int
+    rows: int
+
+    def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
+        """uint8 `[s, s, c]`."""
+        number = step * self.rows + position
+        return self.crop(np.random.default_rng([self.seed, self.epoch, number]), image)
+
+
+def _compute(
     encoder: Encoder,
     source: Source,
-    prepare: Callable | None,
+    pools: dict[str, str],
+    files: dict[str, Path],
     devices: Sequence[jax.Device],
-    numbered: bool = False,
-) -> Features:
-    """Applies `function(apply, images[, numbers]) -> [b, ...]` to all images that can be read."""
-    n = len(source)
-    # At most this many images a device at once: enough to fill it, little enough to fit.
-    per_device = min(256, -(-n // len(devices)))
-    size = per_device * len(devices)
+) -> tuple[dict[str, Features], float]:
+    """Features of some layers, and which share of the time passed waiting for images."""
+    recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
+    cropped, extra = source.image_shape is None, encoder.config.data.extra_channels
+    evaluate = augment.make_evaluate(recipe, size, cropped=cropped, extra_channels=extra)
+    prepare = forward.one_crop(encoder.config, source)
 
-    def per_device_function(params, stats, *parts):
-        def apply(x):
-            return encoder.apply(params, stats, x, False)[0]
+    def outputs(apply, _, images, __):
+        return _pooled(apply(jax.vmap(evaluate)(images)), pools)
 
-        return function(apply, *parts)
-
-    mapped = sharding.pmap(per_device_function, devices)
-    weights = sharding.replicate((encoder.params, encoder.stats), devices)
-    results: list[Any] = []
-    labels, readable = [], []
-    batches = feed.in_order(encoder.config, source, size, devices, prepare)
-    for number, batch in enumerate(track(batches, "features", -(-n // size))):
-        numbers = np.arange(size, dtype=np.int32) + number * size
-        parts = [_padded(batch.images, size), numbers][: 1 + numbered]
-        parts = [part.reshape(len(devices), per_device, *part.shape[1:]) for part in parts]
-        results.append(mapped(*weights, *sharding.split(parts, devices)))
-        labels.append(batch.labels)
-        readable.append(batch.indices >= 0)
-        if len(results) > 1:  # One batch computes while the one before comes to the host.
-            results[-2] = np.asarray(results[-2])
-    rows = np.concatenate(readable)
-    stacked = [np.asarray(result).reshape(size, *result.shape[2:]) for result in results]
-    return Features(np.concatenate(stacked)[:n][rows], np.concatenate(labels)[rows])
+    began = time.perf_counter()
+    rows = forward.batch_size(source, devices)
+    batches = forward.Waited(feed.in_order(encoder.config, source, rows, devices, prepare))
+    over_batches = forward.over_batches(outputs, encoder, devices, rows)
+    made = over_batches(forward.shown(batches, source, rows), jax.random.key(0))
+    try:
+        found = _written(made, {layer: files[layer] for layer in pools})
+    except OSError as error:
+        if not runs.is_full(error):
+            raise
+        raise UserError(
+            f"no room is left for the features of {len(source):,} images ({', '.join(pools)}) in "
+            f"{encoder.folder / 'features'}: make room there (older files in it may go), or take "
+            "--pool mean or fewer --layers"
+        ) from error
+    return found, batches.seconds / (time.perf_counter() - began)
 
 
-def _padded(part: np.ndarray, size: int) -> np.ndarray:
-    """The last batch filled up with zeros, whose results are cut off."""
-    missing = size - len(part)
-    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)])
+def _written(
+    made: Iterable[tuple[dict, np.ndarray]], files: dict[str, Path | None]
+) -> dict[str, Features]:
+    """Writes each layer's rows to its file as they come."""
+    with contextlib.ExitStack() as stack:
+        writers: dict[str, cache.Writer] = {}
+        for layers, labels in made:
+            for layer, x in layers.items():
+                if layer not in writers:
+                    opened = cache.writer(files[layer], x.shape[1])
+                    writers[layer] = stack.enter_context(opened)
+                writers[layer].add(x, labels)
+        return {layer: writers[layer].finish() for layer in files}
 
 
-def _fingerprint(encoder: Encoder, source: Source, layer: str) -> str:
-    """Changes with everything that shapes the features."""
-    digest = hashlib.sha256()
-    config = encoder.config
-    shaping = [__version__, jax.__version__, config.data.recipe, layer, source.digest]
-    model = {"name": config.model.name, "image_size": config.model.image_size}
-    digest.update(json.dumps([*shaping, model]).encode())
+def _pooled(outputs: dict[str, jax.Array], pools: dict[str, str]) -> dict[str, jax.Array]:
+    """The layers that `pools` names, each float32 `[n, d]`."""
+    found = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools.items()}
+    return {layer: jnp.reshape(x, (len(x), -1)) for layer, x in found.items()}
+
+
+def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]:
+    """How each layer is pooled: not at all where an output has no space.
+
+    Raises:
+      UserError: for a layer that the encoder does not have, with the nearest name.
+    """
+    require(pool in POOLS, f"--pool {pool}: choose one of {', '.join(POOLS)}")
+    for layer in layers:
+        models.check_layer(encoder.config.model, layer)
+    shapes = models.layers(encoder.config.model)
+    return {layer: pool if len(shapes[layer]) == 3 else "none" for layer in layers}
+
+
+def _file(encoder: Encoder, layer: str, pool: str, made_of: str) -> Path:
+    name = layer if pool == "none" else f"{layer}-{pool}"
+    return encoder.folder / "features" / f"{name}-{made_of}.npy"
+
+
+def _fingerprint(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
+    """Changes with everything that shapes the features, but for the layer and its pooling."""
+    config, digest = encoder.config, hashlib.sha256()
+    model = {k: v for k, v in to_dict(config.model).items() if k not in TRAINING_ONLY}
+    recipe = augment.find(config.data.recipe).evaluate
+    versions = [__version__, jax.__version__, DECODER, devices[0].platform]
+    shaping = [*versions, source.digest, recipe, config.data.extra_channels, model]
+    digest.update(json.dumps(shaping).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))
     return digest.hexdigest()[:16]

@@ -1,5 +1,6 @@
-"""Features from anybody's .npy files, larger than memory if need be."""
+"""Features from anybody's NumPy files, larger than memory if need be."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,64 @@ from hypersphere_jax.evaluation.checks import check_features
 # Half precisions keep norms to a few thousandths.
 TOLERANCE = 0.01
 ROWS = 65536
+# What a probe needs: features `[n, d]` and labels `[n]` of both splits.
+SPLITS = ("train_x", "train_y", "test_x", "test_y")
+MAX_CLASSES = 1_000_000  # more are surely no class labels
+
+
+def are_features(path: Path) -> bool:
+    """Whether this names features of both splits, rather than a run."""
+    if path.is_dir():
+        return any((path / f"{name}.npy").is_file() for name in SPLITS)
+    return path.suffix.lower() in (".npz", ".npy")
+
+
+def read_splits(path: Path) -> tuple[np.ndarray, ...]:
+    """Features and labels of both splits: train_x, train_y, test_x, test_y.
+
+    Args:
+      path: an .npz file of these four arrays, or a folder of four .npy files, which stay on disk.
+
+    Raises:
+      UserError: when they are not there, or the labels are no integers from 0 on.
+    """
+    if path.is_dir():
+        missing = [f"{name}.npy" for name in SPLITS if not (path / f"{name}.npy").is_file()]
+        require(not missing, f"{path} lacks {', '.join(missing)}")
+        arrays = [_loaded(path / f"{name}.npy") for name in SPLITS]
+    else:
+        arrays = _loaded_npz(path)
+    for name, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
+        integers = np.issubdtype(y.dtype, np.integer) and y.shape == x.shape[:1] and y.size > 0
+        found = f"go from {y.min()} to {y.max()}" if integers else f"are {y.dtype} {list(y.shape)}"
+        require(
+            integers and y.min() >= 0 and y.max() < MAX_CLASSES,
+            f"{path}: {name}_y must be integers from 0 on, one for each of the rows of {name}_x "
+            f"{list(x.shape)}, but they {found}",
+        )
+    return tuple(arrays)
+
+
+def _loaded_npz(path: Path) -> list[np.ndarray]:
+    needs = f"a probe needs an .npz file with {', '.join(SPLITS)}, or a folder of such .npy files"
+    require(path.is_file(), f"{path}: there is no such file; {needs}")
+    require(path.suffix.lower() != ".npy", f"{path} is a single array, but {needs}")
+    try:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+            missing = [name for name in SPLITS if name not in file]
+            require(not missing, f"{path} lacks {', '.join(missing)}: {needs}")
+            return [file[name] for name in SPLITS]
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a readable .npz file of arrays: {error}") from error
+
+
+def _loaded(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is not a readable .npy file: {error}") from error
+    require(isinstance(array, np.ndarray), f"{path} holds several arrays: save one as .npy")
+    return array
 
 
 class FeatureFile:

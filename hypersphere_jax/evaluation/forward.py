@@ -1,80 +1,43 @@
-"""Batches of the host through a network on several devices, compiled once for all of them."""
+"""A network over all images of a source: batch by batch, over the devices."""
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import augment, sharding
 from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.data import Source
-from hypersphere_jax.data.pipeline import OneCrop
+from hypersphere_jax.data.pipeline import Batch, OneCrop
+from hypersphere_jax.progress import track
+from hypersphere_jax.runs import Encoder
 
 # At most this many images a device at once: enough to fill it, little enough to fit.
 PER_DEVICE = 256
 
 
-def make_mapped(function: Callable, devices: Sequence[jax.Device], size: int) -> Callable:
-    """Maps a function of parameters and rows over batches of at most `size` rows.
+class Waited:
+    """The items of an iterator, and the seconds that passed waiting for them."""
 
-    Args:
-      function: (params, stats, *rows `[b, …]`) -> a tree of `[b, …]`, row by row.
-      devices: of this host.
-      size: multiple of the number of devices. Shorter batches are filled up with zeros.
+    def __init__(self, items: Iterable):
+        self._items, self.seconds = iter(items), 0.0
 
-    Returns:
-      (params and stats from `sharding.replicate`, *rows on the host) -> a tree on the host.
-    """
-    mapped = sharding.pmap(function, devices)
+    def __iter__(self) -> Iterator:
+        return self
 
-    def call(weights: tuple[Any, Any], *rows: np.ndarray) -> Any:
-        n = len(rows[0])
-        parts = [np.concatenate([r, np.zeros((size - n, *r.shape[1:]), r.dtype)]) for r in rows]
-        parts = [part.reshape(len(devices), -1, *part.shape[1:]) for part in parts]
-        found = mapped(*weights, *sharding.split(parts, devices))
-        return jax.tree.map(lambda x: np.asarray(x).reshape(size, *x.shape[2:])[:n], found)
-
-    return call
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.seconds += time.perf_counter() - began
 
 
-def make_layers(
-    config: PretrainConfig,
-    apply: Callable,
-    layers: Iterable[str],
-    devices: Sequence[jax.Device],
-    size: int,
-    cropped: bool,
-) -> Callable:
-    """Flattened layers of images as evaluation sees them: (weights, images) -> `{layer: [n, d]}`.
-
-    Args:
-      config: of the run, with its sizes.
-      apply: of the network, see `models.create`.
-      layers: their names.
-      devices: of this host.
-      size: of a batch at most, a multiple of the number of devices.
-      cropped: whether the host has cropped the images.
-    """
-    evaluate = augment.make_evaluate(
-        config.data.recipe,
-        config.model.image_size,
-        cropped=cropped,
-        extra_channels=config.data.extra_channels,
-    )
-    layers = tuple(layers)
-
-    def function(params, stats, images):
-        outputs, _ = apply(params, stats, jax.vmap(evaluate)(images), False)
-        return {name: jnp.reshape(outputs[name], (len(images), -1)) for name in layers}
-
-    return make_mapped(function, devices, size)
-
-
-def batch_size(n: int, devices: Sequence[jax.Device]) -> int:
-    """Rows of a batch over the devices, when there are n in all."""
-    return len(devices) * min(PER_DEVICE, -(-n // len(devices)))
+def batch_size(source: Source, devices: Sequence[jax.Device]) -> int:
+    """Images at once, a multiple of the devices."""
+    return min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
 
 
 def one_crop(config: PretrainConfig, source: Source) -> OneCrop | None:
@@ -82,3 +45,87 @@ def one_crop(config: PretrainConfig, source: Source) -> OneCrop | None:
     if source.image_shape is not None:
         return None
     return OneCrop(augment.host_crops(config.data.recipe, config.model.image_size)[1])
+
+
+def make_mapped(function: Callable, devices: Sequence[jax.Device], rows: int) -> Callable:
+    """Maps a function over batches of at most `rows` rows; compiled once for all of them.
+
+    Args:
+      function: (shared, *parts `[b, ...]` of one device) -> tree of `[b, ...]`, row by row.
+      devices: of this host.
+      rows: a multiple of the devices; shorter batches are filled up with zeros.
+
+    Returns:
+      (shared from `sharding.replicate`, *parts on the host) -> tree on the devices, which `on_host`
+      takes back.
+    """
+    mapped = sharding.pmap(function, devices)
+
+    def call(shared, *parts):
+        padded = [_padded(part, rows) for part in parts]
+        dealt = [part.reshape(len(devices), -1, *part.shape[1:]) for part in padded]
+        return mapped(shared, *sharding.split(dealt, devices))
+
+    return call
+
+
+def on_host(result: Any, n: int) -> Any:
+    """The first n rows of what a mapped function gave, as NumPy arrays."""
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[:n], result)
+
+
+def shown(batches: Iterable, source: Source, rows: int) -> Iterator:
+    """The batches of a source, `rows` images each, while showing how far they are."""
+    return track(batches, "features", -(-len(source) // rows))
+
+
+def over_batches(
+    function: Callable, encoder: Encoder, devices: Sequence[jax.Device], rows: int
+) -> Callable[[Iterable[Batch], jax.Array], Iterator[tuple[Any, np.ndarray]]]:
+    """Maps `function(apply, key, images, numbers) -> tree of [b, ...]` over batches.
+
+    Args:
+      function: of one device's images `[b, ...]`, their numbers in the source `[b]`, and
+        `apply(x) -> outputs`, the encoder's.
+      encoder: from `runs.load_encoder`.
+      devices: to compute on.
+      rows: of a batch, a multiple of the devices; a last one that is shorter is filled up.
+
+    Returns:
+      (batches, key) -> iterator over the function's values as NumPy arrays and the labels, of the
+      images of a batch that could be read. Another call with other batches compiles nothing.
+    """
+
+    def per_device(shared, images, numbers):
+        weights, key = shared
+
+        def apply(x):
+            return encoder.apply(*weights, x, False)[0]
+
+        return function(apply, key, images, numbers)
+
+    mapped = make_mapped(per_device, devices, rows)
+    weights = sharding.replicate((encoder.params, encoder.stats), devices)
+
+    def results(batches, key):
+        shared, pending = (weights, sharding.replicate(key, devices)), None
+        for number, batch in enumerate(batches):
+            numbers = np.arange(len(batch.images), dtype=np.int32) + number * rows
+            result = mapped(shared, batch.images, numbers)
+            # One batch computes while the one before comes to the host.
+            if pending is not None:
+                yield _readable(*pending)
+            pending = result, batch
+        yield _readable(*pending)
+
+    return results
+
+
+def _readable(result: Any, batch: Batch) -> tuple[Any, np.ndarray]:
+    rows = batch.indices >= 0
+    return jax.tree.map(lambda x: x[rows], on_host(result, len(rows))), batch.labels[rows]
+
+
+def _padded(part: np.ndarray, size: int) -> np.ndarray:
+    missing = size - len(part)
+    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)])

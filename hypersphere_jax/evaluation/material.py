@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax import data, runs
+from hypersphere_jax import runs
 from hypersphere_jax.config import MetricsConfig, UserError, require
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.source import Sample
@@ -64,8 +64,8 @@ def of_run(config: MetricsConfig, devices: Sequence[jax.Device]) -> tuple[dict[s
     folder = runs.find(config.run)
     encoder = runs.load_encoder(folder, config.step)
     dataset = runs.load_data(folder, config.data_dir)
-    source = _test_split(dataset) if config.split == "test" else dataset.train
-    found = split_features(encoder, source, "output", devices)
+    source = runs.test_split(dataset) if config.split == "test" else dataset.train
+    found = split_features(encoder, source, ["output"], devices)["output"]
     _check_finite(f"{config.split} features of {folder.name}", found.x)
     pairs = pair_features(encoder, source, devices, config.seed)
     for side in pairs:
@@ -104,15 +104,6 @@ def _prototype_of_run(
         f"--parts prototype: some images of {source.origin} cannot be read, and it needs all",
     )
     return geometry.prototype_bias(list(zip(pairs, others, strict=True))), len(rows)
-
-
-def _test_split(dataset: data.Dataset) -> Source:
-    require(
-        dataset.test is not None,
-        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
-        "holds a part of the training images out",
-    )
-    return dataset.test
 
 
 def _check_finite(name: str, x: np.ndarray) -> None:

@@ -1,71 +1,205 @@
-"""From a run's checkpoint to scores and a JSON file."""
+"""From checkpoints, or files of features, to scores, a JSON file for each, and a table."""
 
+import contextlib
 import logging
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax import data, runs, sharding
-from hypersphere_jax.config import ProbeConfig, require
-from hypersphere_jax.evaluation import knn, linear
-from hypersphere_jax.evaluation.features import Features, split_features
+import jax
+
+from hypersphere_jax import checkpoint, data, runs, sharding
+from hypersphere_jax.config import ProbeConfig, UserError, require
+from hypersphere_jax.evaluation import files, knn, linear, results
+from hypersphere_jax.evaluation.cache import Features
+from hypersphere_jax.evaluation.features import Extraction, augmented_features, extract
+from hypersphere_jax.runs import Encoder
 
 logger = logging.getLogger("hypersphere_jax")
 
+Result = dict[str, Any]
+Say = Callable[[str], None]
+# Options of a run that a file of features has no use for.
+OF_RUNS = ("layers", "pool", "augment", "step", "all_steps", "data_dir")
 
-def probe(config: ProbeConfig) -> list[dict[str, Any]]:
-    """Linear probe and k-NN of one layer of a checkpoint.
+
+def probe(
+    config: ProbeConfig, say: Say = lambda line: None, failed: Say | None = None
+) -> list[Result]:
+    """Linear probes and k-NN of checkpoints' layers, or of files of features.
 
     Hyper-parameters are chosen on the training split; the test split is scored once.
 
+    Args:
+      config: what to probe, and how.
+      say: is told of each encoder what was computed, what came from the cache, and the time.
+      failed: is told why a run or checkpoint could not be probed, and the others go on. None: that
+        error is raised, and ends all.
+
     Returns:
-      The two results, as they stand in `eval/`.
+      One result for each encoder, layer, protocol and k: that which stands in `eval/`.
+
+    Raises:
+      UserError: for what cannot be probed, unless `failed` is there to be told.
     """
-    folder = runs.find(config.run)
-    encoder = runs.load_encoder(folder, config.step)
     devices = sharding.local_devices(config.devices)
+    found = results.ordered(list(_all(config, devices, say, failed)), config.sort)
+    if config.out is not None:
+        results.write(config.out, found)
+    return found
+
+
+def _all(
+    config: ProbeConfig, devices: list[jax.Device], say: Say, failed: Say | None
+) -> Iterator[Result]:
+    for name in config.runs:
+        with _set_aside(name, failed):
+            if files.are_features(Path(name)):
+                yield from _of_features(Path(name), config, devices)
+                continue
+            for folder in runs.find_all(name):
+                with _set_aside(str(folder), failed):
+                    yield from _of_run(folder, config, devices, say, failed)
+
+
+@contextlib.contextmanager
+def _set_aside(name: str, failed: Say | None) -> Iterator[None]:
+    """Tells `failed`, if there is one, of an error that a user can mend."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if failed is None:
+            raise
+        text = str(error)
+        failed(text if name in text else f"{name}: {text}")
+
+
+def _of_run(
+    folder: Path, config: ProbeConfig, devices: list[jax.Device], say: Say, failed: Say | None
+) -> Iterator[Result]:
     dataset = runs.load_data(folder, config.data_dir)
     require(
         bool(dataset.class_names),
         f"the images of {dataset.origin} have no labels, which a probe needs",
     )
-    (train_x, train_y), (test_x, test_y) = (
-        _labelled(split_features(encoder, source, config.layer, devices))
-        for source in (dataset.train, _test_split(dataset))
+    runs.test_split(dataset)
+    steps = checkpoint.steps(folder / "checkpoints") if config.all_steps else [config.step]
+    require(bool(steps), f"no checkpoint in {folder / 'checkpoints'}: `pretrain` saves one there")
+    for step in steps:
+        with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
+            encoder = runs.load_encoder(folder, step)
+            for name, options, result in _of_encoder(encoder, dataset, config, devices, say):
+                _save(folder, name, {"step": step, **options}, result)
+                yield result
+
+
+def _of_encoder(
+    encoder: Encoder,
+    dataset: data.Dataset,
+    config: ProbeConfig,
+    devices: list[jax.Device],
+    say: Say,
+) -> Iterator[tuple[str, dict[str, Any], Result]]:
+    """Results, and the name and options that their files have."""
+    train, test = (
+        extract(encoder, source, config.layers, devices, config.pool)
+        for source in (dataset.train, runs.test_split(dataset))
     )
-    arrays = (train_x, train_y, test_x, test_y)
-    classes = len(dataset.class_names)
+    say(f"{encoder.folder.name}, step {encoder.step}: {_told(train, test, encoder.folder)}")
     about = {
-        "run": folder.name,
+        "run": encoder.folder.name,
         "step": encoder.step,
         "data": encoder.config.data.name,
         "split": "test",
-        "layer": config.layer,
-        "d": train_x.shape[1],
     }
-    results = [
-        about
-        | linear.linear_probe(
-            *arrays, num_classes=classes, protocol=config.protocol, seed=config.seed
-        ),
-        about | knn.knn_probe(*arrays, num_classes=classes, k=config.k),
-    ]
-    options = {"step": config.step, "seed": config.seed or None}
-    _save(folder, f"{config.protocol}-{config.layer}", options, results[0])
-    _save(folder, f"knn{config.k}-{config.layer}", {"step": config.step}, results[1])
-    return results
+    for layer, pool in train.pools.items():
+        x_and_y = (*_labelled(train.features[layer]), *_labelled(test.features[layer]))
+        for name, split in (("training", x_and_y[1]), ("test", x_and_y[3])):
+            require(len(split) > 0, f"no {name} image of {dataset.origin} has a label")
+
+        def epochs(layer=layer):
+            make = augmented_features(
+                encoder, dataset.train, layer, devices, config.seed, config.pool
+            )
+            return lambda epoch: _labelled(make(epoch)).x
+
+        pooled = None if pool == "none" else pool
+        of_layer = about | {"layer": layer} | ({"pool": pool} if pooled else {})
+        timed = {
+            "seconds_features": round(train.seconds + test.seconds, 3),
+            "data_wait": train.data_wait,
+        }
+        classes = len(dataset.class_names)
+        for name, options, result in _scores(x_and_y, classes, config, devices, epochs):
+            yield f"{name}-{layer}", {"pool": pooled, **options}, of_layer | result | timed
 
 
-def _test_split(dataset: data.Dataset) -> data.Source:
-    require(
-        dataset.test is not None,
-        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
-        "holds a part of the training images out",
-    )
-    return dataset.test
+def _of_features(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> Iterator[Result]:
+    standard = ProbeConfig((str(path),))
+    for name in OF_RUNS:
+        given = getattr(config, name) != getattr(standard, name)
+        flag = name.replace("_", "-")
+        require(not given, f"--{flag} is for runs, and {str(path)!r} holds features")
+    x_and_y = files.read_splits(path)
+    classes = int(max(x_and_y[1].max(), x_and_y[3].max())) + 1
+    for _, _, result in _scores(x_and_y, classes, config, devices):
+        yield {"features": str(path), "split": "test"} | result
+
+
+def _scores(
+    x_and_y: tuple,
+    num_classes: int,
+    config: ProbeConfig,
+    devices: list[jax.Device],
+    epochs: Callable[[], Callable] | None = None,
+) -> Iterator[tuple[str, dict[str, Any], Result]]:
+    """Name, options that are not the default, and result of each protocol."""
+    for protocol in config.protocols:
+        if protocol == "knn":
+            vote = {"vote": config.vote, "temperature": config.temperature}
+            vote = vote if config.vote == "similarity" else {}
+            metric = None if config.metric == "cosine" else config.metric
+            for k in config.k:
+                began = time.perf_counter()
+                result = knn.knn_probe(
+                    *x_and_y, num_classes=num_classes, k=k, metric=config.metric, **vote
+                )
+                yield f"knn{k}", {"metric": metric, **vote}, _timed(result, began)
+            continue
+        augment = config.augment and protocol != "lbfgs"
+        more = {} if config.folds is None else {"folds": config.folds}
+        if augment:
+            more["epoch_features"] = epochs()
+        began = time.perf_counter()
+        result = linear.linear_probe(
+            *x_and_y, num_classes=num_classes, protocol=protocol, seed=config.seed, **more
+        )
+        if augment:
+            result["augment"] = True
+        options = {"folds": config.folds, "augment": "" if augment else None}
+        yield protocol, {**options, "seed": config.seed or None}, _timed(result, began)
+
+
+def _timed(result: Result, began: float) -> Result:
+    return result | {"seconds_probe": round(time.perf_counter() - began, 3)}
+
+
+def _told(train: Extraction, test: Extraction, folder: Path) -> str:
+    """One line for people: what was computed, what came from the cache, and the time."""
+    computed = [layer for layer in train.pools if layer in (*train.computed, *test.computed)]
+    cached = [layer for layer in train.pools if layer not in computed]
+    waits = [wait for wait in (train.data_wait, test.data_wait) if wait is not None]
+    parts = [f"{', '.join(computed)} computed, {max(waits):.0%} data wait"] if computed else []
+    parts += [f"{', '.join(cached)} from the cache"] if cached else []
+    seconds = train.seconds + test.seconds
+    return f"features of {'; '.join(parts)}; {seconds:.1f} s ({folder / 'features'})"
 
 
 def _labelled(features: Features) -> Features:
     known = features.labels >= 0
+    if known.all():  # as they are, on disk
+        return features
     return Features(features.x[known], features.labels[known])
 
 

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,24 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, image)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
     return {name: shapes[name].shape[1:] for name in MODELS[config.name].layers if name in shapes}
+
+
+def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None:
+    """Raises UserError, with the nearest name, unless the model has the layer.
+
+    Args:
+      config: as for `create`.
+      layer: its name.
+      flag: the option that named it.
+    """
+    known = layers(config)
+    near = difflib.get_close_matches(layer, known, n=1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    require(
+        layer in known,
+        f"{flag} {layer}: {config.name} has no such layer{meant}; its layers are "
+        f"{', '.join(known)}",
+    )
 
 
 def _check(config: ModelConfig) -> None:
