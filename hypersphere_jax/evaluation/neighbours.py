@@ -133,7 +133,7 @@ def nearest(
     rows = block_size or _even(n, max(1, min(16384, QUERIES // d)))
     found = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
     blocks = [slice(begin, min(begin + rows, n)) for begin in range(0, n, rows)]
-    for block in track(blocks, "neighbours"):
+    for block in blocks:
         candidates, farther = screen(queries, block, rows)
         near, doubtful = _decide(bank, queries, block.start, candidates, farther, k, frame)
         found.positions[block], found.similarity[block] = near
@@ -175,7 +175,7 @@ class _Screen:
             (np.full((rows, self._kept), -np.inf, np.float32), np.zeros((rows, self._kept), int)),
             self._devices,
         )
-        for begin in range(0, self._shard, self._rows):
+        for begin in track(range(0, self._shard, self._rows), "neighbours"):
             # Read while the devices are at the block before, and only that one.
             parts = self._read(begin)
             jax.block_until_ready(best)
@@ -213,32 +213,31 @@ def _search(queries, best, block, losses, first):
     tiles = []
     for begin in range(0, len(queries), TILE):
         tile = slice(begin, begin + TILE)
-        scores = jnp.matmul(queries[tile], block.T, precision=lax.Precision.HIGHEST)
-        scores = scores - losses[None, :]
-        positions = jnp.broadcast_to(first + jnp.arange(len(block)), scores.shape)
-        scores, positions = _fewer(scores, positions, kept)
-        scores = jnp.concatenate([best[0][tile], scores], axis=1)
-        positions = jnp.concatenate([best[1][tile], positions], axis=1)
-        scores, chosen = lax.top_k(scores, kept)
-        tiles.append((scores, jnp.take_along_axis(positions, chosen, axis=1)))
+        products = jnp.matmul(queries[tile], block.T, precision=lax.Precision.HIGHEST)
+        scores, rows = _fewer(products - losses[None, :], kept)
+        scores, chosen = lax.top_k(jnp.concatenate([best[0][tile], scores], axis=1), kept)
+        new = jnp.maximum(chosen - kept, 0)
+        new = new if rows is None else jnp.take_along_axis(rows, new, axis=1)
+        old = jnp.take_along_axis(best[1][tile], jnp.minimum(chosen, kept - 1), axis=1)
+        tiles.append((scores, jnp.where(chosen < kept, old, first + new)))
     return tuple(jnp.concatenate(parts) for parts in zip(*tiles, strict=True))
 
 
-def _fewer(scores: jax.Array, positions: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Some of the scores and their positions `[q, b]`, among them the k largest scores of a row.
+def _fewer(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array | None]:
+    """Some of the scores `[q, b]`, among them the k largest of each row, and where they stand.
 
     `top_k` is slow on CPU where rows are wide, and maxima are fast. The k largest scores are in the
-    k groups with the largest maxima.
+    k groups with the largest maxima. Where groups would be too small, all scores, and None.
     """
     q, n = scores.shape
     size = 2 ** round(math.log2(max(1.0, math.sqrt(n / k))))
     if size < 4 or n % size:
-        return scores, positions
+        return scores, None
     count = n // size  # of groups, whose members stand this far apart
     _, groups = lax.top_k(jnp.max(scores.reshape(q, size, count), axis=1), k)
     members = groups[:, None, :] + count * jnp.arange(size)[None, :, None]
     members = members.reshape(q, size * k)
-    return tuple(jnp.take_along_axis(part, members, axis=1) for part in (scores, positions))
+    return jnp.take_along_axis(scores, members, axis=1), members
 
 
 def _decide(
