@@ -129,8 +129,8 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the step and its parts (data, augmentation, losses), and its traffic."""
-    from benchmarks import augment, convolution, data, losses, scaling, train_step
+    """Speed of the step and its parts (data, augmentation, losses), its traffic, and k-NN."""
+    from benchmarks import augment, convolution, data, knn, losses, scaling, train_step
 
     parse(
         {
@@ -139,6 +139,7 @@ def bench(parse: Callable) -> None:
             "augment": augment.augment,
             "data": data.pipelines,
             "losses": losses.scaling,
+            "knn": knn.neighbours,
             "scaling": scaling.scaling,
         }
     )

@@ -47,14 +47,15 @@ class Neighbours(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Features `[n, d]` that are read when they are needed, and the squared norms `[n]` of rows."""
+    """Features `[n, d]` that are read when they are needed, and squared norms `[n]` of rows."""
 
     x: Any
     squares: np.ndarray
 
     def read(self, rows) -> np.ndarray:
-        """float64 `[b, d]`, of features as they are in float32."""
-        return _as_float32(self.x[rows]).astype(np.float64)
+        """float64 `[b, d]`, or `[d]` of one row, of features as they are in float32."""
+        with np.errstate(over="ignore"):  # what float32 cannot hold is an infinity, to be reported
+            return np.asarray(self.x[rows]).astype(np.float32, copy=False).astype(np.float64)
 
 
 class _Frame(NamedTuple):
@@ -135,9 +136,9 @@ def nearest(
     blocks = [slice(begin, min(begin + rows, n)) for begin in range(0, n, rows)]
     for block in blocks:
         candidates, farther = screen(queries, block, rows)
-        near, doubtful = _decide(bank, queries, block.start, candidates, farther, k, frame)
+        near, doubtful = _decide(bank, queries, block.start, candidates, farther, k, frame.unit)
         found.positions[block], found.similarity[block] = near
-        for asking, exact in _in_whole_bank(bank, queries, block.start + doubtful, k, frame):
+        for asking, exact in _in_whole_bank(bank, queries, block.start + doubtful, k, frame.unit):
             found.positions[asking], found.similarity[asking] = exact
     return found
 
@@ -247,30 +248,26 @@ def _decide(
     candidates: np.ndarray,
     farther: np.ndarray,
     k: int,
-    frame: _Frame,
+    unit: bool,
 ) -> tuple[Neighbours, np.ndarray]:
-    """The k nearest candidates, and the queries that may have nearer ones elsewhere."""
+    """The k nearest candidates, and which queries may have nearer ones elsewhere."""
     similarity = np.full(candidates.shape, -np.inf)
 
     def compute(chosen: np.ndarray) -> None:
-        """Similarities of the chosen cells, in the order in which the bank is read."""
-        q, c = np.nonzero(chosen)
-        order = np.argsort(candidates[q, c], kind="stable")
-        q, c = q[order], c[order]
+        def fill(rows: np.ndarray) -> None:
+            for row in rows:
+                query, columns = queries.read(start + row), np.flatnonzero(chosen[row])
+                members = candidates[row, columns]
+                similarity[row, columns] = _similarity(query, bank, members, unit)
 
-        def fill(part: slice) -> None:
-            rows, columns = q[part], c[part]
-            similarity[rows, columns] = _similarity(
-                queries, start + rows, bank, candidates[rows, columns], frame
-            )
-
-        _in_threads(fill, _chunks(len(q), bank.x.shape[1]))
+        rows = np.flatnonzero(chosen.any(axis=1))
+        _in_threads(fill, np.array_split(rows, 1 + len(rows) // 64))
 
     columns = np.arange(candidates.shape[1])[None, :]
     compute(np.broadcast_to(columns < k, candidates.shape))
-    # Half of the squared distance of the k-th so far, and what float64 may have rounded off it.
-    reach = frame.unit - similarity[:, :k].min(axis=1)
-    reach = reach * (1 + 1e-12) + (1e-14 if frame.unit else 0)
+    # Half of the squared distance of the k-th so far, with what float64 may have rounded off it.
+    reach = unit - similarity[:, :k].min(axis=1)
+    reach = reach * (1 + 1e-12) + (1e-14 if unit else 0)
     hopeful = farther <= reach[:, None]
     compute(hopeful & (columns >= k))
     order = np.lexsort((candidates, -similarity), axis=1)[:, :k]
@@ -279,35 +276,39 @@ def _decide(
     return Neighbours(*near), np.flatnonzero(hopeful[:, -1] & (not all_are_candidates))
 
 
-def _in_whole_bank(bank: _Rows, queries: _Rows, asking: np.ndarray, k: int, frame: _Frame):
+def _in_whole_bank(bank: _Rows, queries: _Rows, asking: np.ndarray, k: int, unit: bool):
     """Pairs of the positions of equal queries and their k nearest of the whole bank, in float64."""
     equal: dict[bytes, list[int]] = {}
-    for query in asking.tolist():
-        digest = hashlib.sha256(queries.read([query]).tobytes()).digest()
-        equal.setdefault(digest, []).append(query)
-    m, d = bank.x.shape
+    for position in asking.tolist():
+        digest = hashlib.sha256(queries.read(position).tobytes()).digest()
+        equal.setdefault(digest, []).append(position)
 
     def search(positions: list[int]) -> tuple[list[int], Neighbours]:
-        similarity = np.empty(m)
-        for part in _chunks(m, d):
-            similarity[part] = _similarity(queries, positions[:1], bank, part, frame)
+        similarity = _similarity(queries.read(positions[0]), bank, None, unit)
         order = np.argsort(-similarity, kind="stable")[:k]
         return positions, Neighbours(order, similarity[order])
 
-    groups = list(equal.values())
-    return _in_threads(search, track(groups, "near ties") if len(groups) > 1000 else groups)
+    return _in_threads(search, equal.values())
 
 
-def _similarity(queries: _Rows, asking, bank: _Rows, members, frame: _Frame) -> np.ndarray:
-    """float64 `[p]` of pairs, or of one query with many members: of each pair by itself."""
-    q, b = queries.read(asking), bank.read(members)
-    if not frame.unit:
-        q = q - b
-        return np.vecdot(q, q) / -2
-    products = np.vecdot(q, b)
-    # Divided as squares, members of one direction and small whole numbers are equally near.
-    squares = products**2 / _or_one(bank.squares[members]) / _or_one(queries.squares[asking])
-    return np.copysign(np.sqrt(squares), products)
+def _similarity(
+    query: np.ndarray, bank: _Rows, members: np.ndarray | None, unit: bool
+) -> np.ndarray:
+    """float64 `[p]` of one query `[d]` and members, or all of them, of each pair by itself."""
+    similarity = np.empty(len(bank.squares if members is None else members))
+    square = np.vecdot(query, query)
+    for part in _chunks(len(similarity), len(query)):
+        which = part if members is None else members[part]
+        b = bank.read(which)
+        if unit:
+            products = np.vecdot(query, b)
+            # Squares are divided: small whole numbers of one direction are equally near, exactly.
+            squares = products**2 / _or_one(bank.squares[which]) / _or_one(square)
+            similarity[part] = np.copysign(np.sqrt(squares), products)
+        else:
+            b -= query
+            similarity[part] = np.vecdot(b, b) / -2
+    return similarity
 
 
 def _features(name: str, x) -> Any:
@@ -345,11 +346,6 @@ def _scan(name: str, x: Any, metric: str) -> tuple[_Rows, np.ndarray]:
             f"{', ...' if bad.size > 5 else ''}); did the training diverge?"
         )
     return rows, total / n
-
-
-def _as_float32(x) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what float32 cannot hold is an infinity, which is reported
-        return np.asarray(x).astype(np.float32, copy=False)
 
 
 def _or_one(x: np.ndarray) -> np.ndarray:
