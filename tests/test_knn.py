@@ -397,6 +397,11 @@ def test_other_dtypes_count_as_float32(rng, dtype):
         ({"queries": np.zeros((3, 5))}, "bank features have 6 dimensions, query features 5"),
         ({"queries": np.zeros((0, 6))}, r"query features: .* got shape \(0, 6\)"),
         ({"queries": np.full((2, 6), np.nan)}, "query features: 2 of 2 rows .* .rows 0, 1."),
+        (
+            {"queries": np.full((9, 6), np.inf)},
+            "query features: 9 of 9 rows .* .rows 0, 1, 2, 3, 4, ",
+        ),
+        ({"queries": np.full((1, 6), 1e300)}, "query features: 1 of 1 rows hold NaN or infinity"),
         ({"bank_labels": np.zeros(96, int)}, r"bank labels: expected shape \(97,\), got \(96,\)"),
     ],
 )

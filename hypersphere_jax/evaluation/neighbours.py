@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -173,7 +173,10 @@ class _Screen:
         placed = sharding.replicate(x, self._devices)
         del x  # the devices have copies
         best = sharding.replicate(
-            (np.full((rows, self._kept), -np.inf, np.float32), np.zeros((rows, self._kept), int)),
+            (
+                np.full((rows, self._kept), -np.inf, np.float32),
+                np.zeros((rows, self._kept), np.int32),
+            ),
             self._devices,
         )
         for begin in track(range(0, self._shard, self._rows), "neighbours"):
@@ -276,7 +279,9 @@ def _decide(
     return Neighbours(*near), np.flatnonzero(hopeful[:, -1] & (not all_are_candidates))
 
 
-def _in_whole_bank(bank: _Rows, queries: _Rows, asking: np.ndarray, k: int, unit: bool):
+def _in_whole_bank(
+    bank: _Rows, queries: _Rows, asking: np.ndarray, k: int, unit: bool
+) -> Iterator[tuple[list[int], Neighbours]]:
     """Pairs of the positions of equal queries and their k nearest of the whole bank, in float64."""
     equal: dict[bytes, list[int]] = {}
     for position in asking.tolist():
@@ -288,7 +293,7 @@ def _in_whole_bank(bank: _Rows, queries: _Rows, asking: np.ndarray, k: int, unit
         order = np.argsort(-similarity, kind="stable")[:k]
         return positions, Neighbours(order, similarity[order])
 
-    return _in_threads(search, equal.values())
+    yield from track(_threads().map(search, equal.values()), "near ties", len(equal))
 
 
 def _similarity(
@@ -332,12 +337,12 @@ def _scan(name: str, x: Any, metric: str) -> tuple[_Rows, np.ndarray]:
         values = rows.read(part)
         rows.squares[part] = squares = np.vecdot(values, values)
         weights = 1 / np.sqrt(_or_one(squares)) if metric == "cosine" else np.ones(len(values))
-        return weights @ values
+        with np.errstate(invalid="ignore"):  # infinities are reported below
+            return weights @ values
 
     total = np.zeros(d)
-    with np.errstate(invalid="ignore"):
-        for part in _in_threads(scan, _chunks(n, d)):
-            total += part
+    for part in _threads().map(scan, _chunks(n, d)):
+        total += part
     bad = np.flatnonzero(~np.isfinite(rows.squares))
     if bad.size:
         first = ", ".join(str(row) for row in bad[:5])
@@ -368,5 +373,6 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count())
 
 
-def _in_threads(function: Callable, items: Iterable) -> list:
-    return list(_threads().map(function, items))
+def _in_threads(function: Callable, items: Iterable) -> None:
+    for _ in _threads().map(function, items):  # raises what a call raised
+        pass
