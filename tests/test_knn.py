@@ -217,6 +217,15 @@ def test_members_of_one_direction_are_equally_near():
     assert found.positions.tolist() == [[1, 2, 3, 0, 4]] * 2
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_multiples_are_equally_near_whatever_float32_makes_of_them(rng, devices):
+    """Whole numbers, for which float64 is exact; as unit vectors in float32 they differ."""
+    bank = (1 + rng.permutation(60))[:, None] * rng.integers(1, 10, size=(1, 64))
+    queries = rng.integers(1, 10, size=(20, 64))
+    found = nearest(bank, queries, 50, devices=jax.local_devices()[:devices])
+    assert (found.positions == np.arange(50)).all()
+
+
 @pytest.mark.parametrize("offset", [1e3, 1e6])
 @pytest.mark.parametrize("d", [2, 300])
 def test_euclidean_far_from_the_origin(rng, offset, d):
