@@ -28,7 +28,9 @@ from hypersphere_jax.progress import track
 METRICS = ("cosine", "euclidean")
 # Most elements of a block of the bank, and of a block of queries.
 BANK, QUERIES = 2**24, 2**26
-TILE = 512  # queries whose products with a block of the bank are in memory at once
+# Queries of one product with a block of the bank, and how many products are in memory at once: the
+# next can be computed while one is sorted.
+TILE, TILES = 512, 4
 CHUNK = 2**15  # elements in float64 at once: larger arrays do not stay in a core's cache
 UNDERFLOW = 2.0**-100  # what products too small for float32 add up to at most
 
@@ -156,7 +158,7 @@ class _Screen:
         m, d = bank.x.shape
         self._bank, self._frame, self._kept, self._devices = bank, frame, kept, devices
         self._shard = -(-m // len(devices))
-        rows = block_size or max(1, min(32768, BANK // d))
+        rows = block_size or max(1, min(16384, BANK // d))
         self._rows = min(rows, self._shard)
         # Of a float32 product of d terms: the probabilistic bound of Higham & Mary (2019), with a
         # factor of 8, and some roundings more for what surrounds the product.
@@ -170,21 +172,29 @@ class _Screen:
         """
         x = np.zeros((rows, self._bank.x.shape[1]), np.float32)
         halves = self._frame.read(queries, block, x)
-        placed = sharding.replicate(x, self._devices)
-        del x  # the devices have copies
-        best = sharding.replicate(
-            (
-                np.full((rows, self._kept), -np.inf, np.float32),
-                np.zeros((rows, self._kept), np.int32),
-            ),
-            self._devices,
-        )
+        parts = [x[first : first + TILES * TILE] for first in range(0, rows, TILES * TILE)]
+        placed = [sharding.replicate(part, self._devices) for part in parts]
+        best = [
+            sharding.replicate(
+                (
+                    np.full((len(part), self._kept), -np.inf, np.float32),
+                    np.zeros((len(part), self._kept), np.int32),
+                ),
+                self._devices,
+            )
+            for part in parts
+        ]
+        del x, parts  # the devices have copies
         for begin in track(range(0, self._shard, self._rows), "neighbours"):
             # Read while the devices are at the block before, and only that one.
-            parts = self._read(begin)
+            block_of_bank = self._read(begin)
             jax.block_until_ready(best)
-            best = self._step(placed, best, *sharding.split(parts, self._devices))
-        scores, positions = (np.concatenate(np.asarray(part), axis=1) for part in best)
+            given = sharding.split(block_of_bank, self._devices)
+            best = [self._step(*asking, *given) for asking in zip(placed, best, strict=True)]
+        scores, positions = (
+            np.concatenate([np.concatenate(np.asarray(part), axis=1) for part in parts])
+            for parts in zip(*best, strict=True)
+        )
         scores, positions = scores[: len(halves)], positions[: len(halves)]
         if len(self._devices) > 1:
             order = np.argsort(-scores, axis=1, kind="stable")[:, : self._kept]
