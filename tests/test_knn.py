@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import sphere
 from sklearn.neighbors import KNeighborsClassifier
+from test_cli import run_py
 
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluation import neighbours
@@ -420,3 +421,15 @@ def test_mistakes_are_named(rng, change, message):
     with pytest.raises(UserError, match=message) as error:
         knn_predict(**(arguments | change))
     assert "\n" not in str(error.value)
+
+
+def test_benchmark_prints_a_row_for_each_k(capsys):
+    options = ["--queries", "40", "--bank", "90", "--dim", "8", "--k", "1", "7", "--compare", "9"]
+    assert run_py.main(["bench", "knn", *options, "--no-memory"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [row for row in rows if row and row[0] in ("1", "7")]
+    assert len(found) == 2
+    for row in found:
+        _, seconds, limit, share, ratio, peak, base = row
+        assert float(seconds) > float(limit) > 0 and float(ratio) > 0
+        assert 0 <= float(share) < 100 and peak == base == "-"
