@@ -186,8 +186,8 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the step and its parts (data, augmentation, losses), and its traffic."""
-    from benchmarks import augment, convolution, data, losses, probe, scaling, train_step
+    """Speed of the step, its parts (data, augmentation, losses), its traffic, and of probes."""
+    from benchmarks import augment, convolution, data, knn, losses, probe, scaling, train_step
 
     parse(
         {
@@ -196,6 +196,7 @@ def bench(parse: Callable) -> None:
             "augment": augment.augment,
             "data": data.pipelines,
             "losses": losses.scaling,
+            "knn": knn.neighbours,
             "scaling": scaling.scaling,
             "probe": probe.probe,
         }

@@ -183,14 +183,14 @@ def _work(name: str, form: str, n: str, dim: str, calls: str) -> None:
     call = make_form(LOSSES[name], form, arrays)
     for _ in range(int(calls)):
         call()
-    found = {"resident_mb": _resident_peak() / 1e6}
+    found = {"resident_mb": resident_peak() / 1e6}
     device_peak = _device_peak(form)
     if device_peak is not None:
         found["device_mb"] = device_peak / 1e6
     print(json.dumps(found))
 
 
-def _resident_peak() -> int:
+def resident_peak() -> int:
     """Bytes of memory this process has held at most."""
     # Linux hands getrusage's number of the parent, which is larger, on to the child.
     status = Path("/proc/self/status")

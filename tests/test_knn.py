@@ -1,16 +1,20 @@
-"""k-NN against float64 loops and scikit-learn."""
+"""k-NN against float64 loops and scikit-learn, on any number of devices, from files."""
 
 import json
+import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import sphere
 from sklearn.neighbors import KNeighborsClassifier
+from test_cli import run_py
 
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import knn
+from hypersphere_jax.evaluation import neighbours
 from hypersphere_jax.evaluation.knn import knn_predict, knn_probe
+from hypersphere_jax.evaluation.neighbours import nearest
 
 
 def euclidean(a, b):
@@ -122,13 +126,242 @@ def test_cosine_ignores_length_and_euclidean_the_origin(rng):
     assert moved == predict(bank, queries, "euclidean")
 
 
-def test_memory_does_not_grow_with_the_bank():
-    def workspace(m):
-        arrays = jnp.zeros((64, 8)), jnp.zeros((m, 8)), jnp.zeros(m)
-        compiled = knn._nearest.lower(*arrays, k=5, block_size=64).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+def order_of(bank, queries, k, metric):
+    """Positions of the k nearest, by a stable sort of float64 distances."""
+    bank, queries = bank.astype(np.float64), queries.astype(np.float64)
+    if metric == "euclidean":
+        distances = np.stack([((bank - query) ** 2).sum(axis=1) for query in queries])
+    else:
+        bank, queries = (x / np.maximum(norm(x), 1e-300) for x in (bank, queries))
+        distances = 1 - queries @ bank.T
+    return np.argsort(distances, axis=1, kind="stable")[:, :k]
 
-    assert 0 < workspace(64 * 512) < 1.2 * workspace(64 * 16)
+
+def norm(x):
+    return np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+@pytest.mark.parametrize("d", [2, 3, 64, 4096])
+def test_neighbours_are_the_nearest_in_their_order(rng, metric, d):
+    bank = rng.normal(size=(701, d)).astype(np.float32)
+    queries = rng.normal(size=(61, d)).astype(np.float32)
+    found = nearest(bank, queries, 200, metric=metric)
+    np.testing.assert_array_equal(found.positions, order_of(bank, queries, 200, metric))
+    pairs = bank[found.positions[:, 7]].astype(np.float64), queries.astype(np.float64)
+    expected = {
+        "cosine": (pairs[0] * pairs[1]).sum(axis=1) / (norm(pairs[0]) * norm(pairs[1]))[:, 0],
+        "euclidean": -((pairs[0] - pairs[1]) ** 2).sum(axis=1) / 2,
+    }
+    np.testing.assert_allclose(found.similarity[:, 7], expected[metric], rtol=1e-12)
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_and_blocks_change_nothing(rng, metric, devices):
+    bank, _, queries, _ = problem(rng, m=203, n=41)
+    bank[50:60], bank[190], bank[100] = bank[3], bank[7], 0
+    queries[5], queries[6] = 0, bank[3]
+    expected = nearest(bank, queries, 20, metric=metric)
+    for block_size in (None, 1, 16, 101):
+        found = nearest(
+            bank,
+            queries,
+            20,
+            metric=metric,
+            block_size=block_size,
+            devices=jax.local_devices()[:devices],
+        )
+        np.testing.assert_array_equal(found.positions, expected.positions)
+        np.testing.assert_array_equal(found.similarity, expected.similarity)
+
+
+def test_more_devices_than_members(rng):
+    bank, labels, queries, _ = problem(rng, m=5)
+    labels[:2] = 0, 1
+    predicted = knn_predict(
+        bank, labels, queries, num_classes=4, k=5, devices=jax.local_devices()[:8]
+    )
+    assert predicted.tolist() == oracle(bank, labels, queries, 5, "cosine")
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+def test_wide_blocks_are_narrowed_without_loss(rng, metric):
+    """Blocks so wide that only groups with large maxima are sorted; the bank is in order."""
+    bank = np.sort(rng.normal(size=(6144, 3)), axis=0).astype(np.float32)
+    queries = rng.normal(size=(40, 3)).astype(np.float32)
+    for block_size in (None, 2048):
+        found = nearest(bank, queries, 4, metric=metric, block_size=block_size)
+        np.testing.assert_array_equal(found.positions, order_of(bank, queries, 4, metric))
+
+
+@pytest.mark.parametrize("block_size", [None, 64])
+def test_hundreds_of_equal_members_are_taken_in_order(rng, block_size):
+    """More than screening keeps; and in another order than that of the bank's blocks."""
+    places = np.sort(rng.permutation(700)[:300])
+    bank = 2 + np.abs(rng.normal(size=(700, 5)).astype(np.float32))
+    bank[places] = 1
+    queries = np.ones((3, 5), np.float32) * [[1], [0.5], [0]]
+    found = nearest(bank, queries, 150, metric="euclidean", block_size=block_size)
+    assert (found.positions == places[:150]).all()
+
+
+def test_a_query_without_direction_is_equally_near_to_all(rng):
+    bank = problem(rng)[0]
+    found = nearest(bank, np.zeros((2, 6)), 30)
+    assert (found.positions == np.arange(30)).all() and (found.similarity == 0).all()
+
+
+def test_members_of_one_direction_are_equally_near():
+    bank = np.array([[0, 1], [9, 12], [3, 4], [21, 28], [1, 0]])
+    found = nearest(bank, np.array([[2, 3], [6, 8]]), 5)
+    assert found.positions.tolist() == [[1, 2, 3, 0, 4]] * 2
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_multiples_are_equally_near_whatever_float32_makes_of_them(rng, devices):
+    """Whole numbers, for which float64 is exact; as unit vectors in float32 they differ."""
+    bank = (1 + rng.permutation(60))[:, None] * rng.integers(1, 10, size=(1, 64))
+    queries = rng.integers(1, 10, size=(20, 64))
+    found = nearest(bank, queries, 50, devices=jax.local_devices()[:devices])
+    assert (found.positions == np.arange(50)).all()
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6])
+@pytest.mark.parametrize("d", [2, 300])
+def test_euclidean_far_from_the_origin(rng, offset, d):
+    bank = (offset + rng.normal(size=(500, d)) * offset / 1e4).astype(np.float32)
+    queries = (offset + rng.normal(size=(50, d)) * offset / 1e4).astype(np.float32)
+    found = nearest(bank, queries, 9, metric="euclidean")
+    np.testing.assert_array_equal(found.positions, order_of(bank, queries, 9, "euclidean"))
+
+
+@pytest.mark.parametrize("metric", DISTANCES)
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_scales_beyond_the_squares_of_float32(rng, metric, scale):
+    bank, _, queries, _ = problem(rng)
+    bank, queries = (bank * scale).astype(np.float32), (queries * scale).astype(np.float32)
+    bank[3] /= 1e10  # one row beside which another is nothing
+    found = nearest(bank, queries, 9, metric=metric)
+    np.testing.assert_array_equal(found.positions, order_of(bank, queries, 9, metric))
+
+
+def test_screening_hides_no_mistake(rng, monkeypatch):
+    """Where screening keeps the wrong candidates, its bounds say so."""
+    bank, _, queries, _ = problem(rng, m=400)
+    expected = nearest(bank, queries, 5, metric="euclidean")
+    search = []
+    in_whole_bank = neighbours._in_whole_bank
+
+    def counted(bank, queries, asking, k, unit):
+        search.append(len(asking))
+        return in_whole_bank(bank, queries, asking, k, unit)
+
+    monkeypatch.setattr(neighbours, "_in_whole_bank", counted)
+    nearest(bank, queries, 5, metric="euclidean")
+    assert sum(search) == 0
+    # Six digits less than float32 has, in products of which each is wrong.
+    step = neighbours._search
+    monkeypatch.setattr(neighbours, "UNDERFLOW", 1.0)
+    monkeypatch.setattr(
+        neighbours, "_search", lambda q, *rest: step(q + 0.01 * jnp.sin(1e4 * q), *rest)
+    )
+    found = nearest(bank, queries, 5, metric="euclidean")
+    np.testing.assert_array_equal(found.positions, expected.positions)
+    assert sum(search) > 0
+
+
+def test_votes_by_similarity_are_the_formula(rng):
+    bank, labels, queries, _ = problem(rng, m=301, n=80, d=5, num_classes=7)
+    for metric, temperature in [("cosine", 0.1), ("cosine", 0.01), ("euclidean", 0.5)]:
+        predicted = knn_predict(
+            bank,
+            labels,
+            queries,
+            num_classes=7,
+            k=50,
+            metric=metric,
+            vote="similarity",
+            temperature=temperature,
+        )
+        for query, got in zip(queries.astype(np.float64), predicted, strict=True):
+            distances = [DISTANCES[metric](query, b) for b in bank.astype(np.float64)]
+            nearest50 = np.argsort(distances)[:50]
+            votes = dict.fromkeys(range(7), 0.0)
+            for i in nearest50:
+                far = distances[i] if metric == "cosine" else distances[i] ** 2 / 2
+                votes[labels[i]] += math.exp(-far / temperature)
+            assert got == max(votes, key=votes.get)
+
+
+def test_votes_by_similarity_at_extreme_temperatures(rng):
+    bank, labels, queries, _ = problem(rng)
+
+    def predict(**options):
+        return knn_predict(bank, labels, queries, num_classes=4, **options).tolist()
+
+    assert predict(k=20, vote="similarity", temperature=1e-300) == predict(k=1)
+    assert predict(k=20, vote="similarity", temperature=1e9) == predict(k=20)
+
+
+def test_top5_is_of_the_classes_with_most_votes(rng):
+    """By hand: a query at 0, members at 1, 2, 3, … with these labels."""
+    labels = np.array([7, 3, 3, 1, 0, 2, 5, 5, 5, 6])
+    bank = np.arange(1.0, 11)[:, None]
+
+    def top5(true, k):
+        options = {"num_classes": 9, "k": k, "metric": "euclidean"}
+        return knn_probe(bank, labels, np.zeros((1, 1)), np.array([true]), **options)["top5"]
+
+    # Of ten votes: three for 5, two for 3, then of those with one each the nearest, 7, 1 and 0.
+    assert [top5(true, 10) for true in range(9)] == [100, 100, 0, 100, 0, 100, 0, 100, 0]
+    # Of six: two for 3, and one each for the others. 4 and 8 have none.
+    assert [top5(true, 6) for true in range(9)] == [100, 100, 100, 100, 0, 0, 0, 100, 0]
+    assert top5(7, 4) is None
+    few = knn_probe(
+        bank, labels % 5, np.zeros((1, 1)), np.array([1]), num_classes=5, metric="euclidean"
+    )
+    assert few["top5"] is None
+
+
+def test_features_from_files_are_those_of_memory(rng, tmp_path):
+    train_x, train_y, test_x, test_y = problem(rng, m=400, n=90)
+    np.save(tmp_path / "train.npy", train_x)
+    np.save(tmp_path / "test.npy", test_x)
+    train, test = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("train", "test"))
+    for vote in ("majority", "similarity"):
+        mapped = knn_probe(train, train_y, test, test_y, num_classes=4, vote=vote)
+        assert mapped == knn_probe(train_x, train_y, test_x, test_y, num_classes=4, vote=vote)
+
+
+def test_features_are_read_in_blocks(rng):
+    """As of a file larger than memory: never more rows at once than fit the caches."""
+
+    class Spy:
+        def __init__(self, x):
+            self.x, self.shape, self.largest = x, x.shape, 0
+
+        def __len__(self):
+            return len(self.x)
+
+        def __getitem__(self, rows):
+            found = self.x[rows]
+            self.largest = max(self.largest, found.size)
+            return found
+
+    bank, queries = (Spy(rng.normal(size=(n, 512)).astype(np.float32)) for n in (3000, 700))
+    found = nearest(bank, queries, 5)
+    assert 0 < bank.largest <= neighbours.CHUNK and 0 < queries.largest <= neighbours.CHUNK
+    np.testing.assert_array_equal(found.positions, order_of(bank.x, queries.x, 5, "cosine"))
+
+
+def test_classes_may_be_missing(rng):
+    train_x, train_y, test_x, test_y = problem(rng, num_classes=6)
+    kept, asked = train_y != 2, test_y != 4
+    result = knn_probe(train_x[kept], train_y[kept], test_x[asked], test_y[asked], num_classes=6)
+    expected = oracle(train_x[kept], train_y[kept], test_x[asked], 5, "cosine")
+    assert result["top1"] == pytest.approx(100 * np.mean(np.array(expected) == test_y[asked]))
+    assert 0 < result["top1"] < result["top5"] < 100
 
 
 def test_probe_carries_its_protocol(rng):
@@ -140,7 +373,10 @@ def test_probe_carries_its_protocol(rng):
         "protocol": "knn",
         "k": 3,
         "metric": "euclidean",
+        "vote": "majority",
+        "temperature": None,
         "top1": pytest.approx(100 * right / 53),
+        "top5": None,
         "n": 53,
         "n_train": 97,
         "d": 6,
@@ -164,10 +400,18 @@ def test_other_dtypes_count_as_float32(rng, dtype):
         ({"k": 0}, "k = 0: choose 1 to 97"),
         ({"metric": "manhattan"}, "'manhattan': choose one of cosine, euclidean"),
         ({"block_size": 0}, "block_size = 0"),
+        ({"vote": "unanimous"}, "vote 'unanimous': choose one of majority, similarity"),
+        ({"temperature": 0.0}, "temperature = 0.0: must be finite and positive"),
+        ({"bank_labels": np.full(97, 3)}, "bank labels: only class 3, two are needed"),
         ({"num_classes": 2}, "bank labels: . .row [0-9]+. is not one of the 2 classes 0 to 1"),
         ({"queries": np.zeros((3, 5))}, "bank features have 6 dimensions, query features 5"),
         ({"queries": np.zeros((0, 6))}, r"query features: .* got shape \(0, 6\)"),
         ({"queries": np.full((2, 6), np.nan)}, "query features: 2 of 2 rows .* .rows 0, 1."),
+        (
+            {"queries": np.full((9, 6), np.inf)},
+            "query features: 9 of 9 rows .* .rows 0, 1, 2, 3, 4, ",
+        ),
+        ({"queries": np.full((1, 6), 1e300)}, "query features: 1 of 1 rows hold NaN or infinity"),
         ({"bank_labels": np.zeros(96, int)}, r"bank labels: expected shape \(97,\), got \(96,\)"),
     ],
 )
@@ -177,3 +421,15 @@ def test_mistakes_are_named(rng, change, message):
     with pytest.raises(UserError, match=message) as error:
         knn_predict(**(arguments | change))
     assert "\n" not in str(error.value)
+
+
+def test_benchmark_prints_a_row_for_each_k(capsys):
+    options = ["--queries", "40", "--bank", "90", "--dim", "8", "--k", "1", "7", "--compare", "9"]
+    assert run_py.main(["bench", "knn", *options, "--no-memory"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [row for row in rows if row and row[0] in ("1", "7")]
+    assert len(found) == 2
+    for row in found:
+        _, seconds, limit, share, ratio, peak, base = row
+        assert float(seconds) > float(limit) > 0 and float(ratio) > 0
+        assert 0 <= float(share) < 100 and peak == base == "-"
