@@ -1,8 +1,6 @@
 """Linear probes against scikit-learn."""
 
 import json
-import sys
-import types
 from typing import NamedTuple
 
 import jax
@@ -347,6 +345,9 @@ def test_a_large_problem_is_not_fitted_to_the_end_while_choosing(rng, monkeypatc
         assert cell["valid_top1"] == pytest.approx(same["valid_top1"], abs=3.5)  # 2 of 61 rows
 
 
+GRID = ((0.01, 0.0), (9.0, 0.0), (9.0, 1.0), (1e4, 0.0))
+
+
 class Recipe(NamedTuple):
     grid: tuple
 
@@ -366,10 +367,8 @@ def centroids(monkeypatch):
             found.append(Classifier(weights, -(weights**2).sum(axis=1) / 2))
         return found, {"epochs": 7}
 
-    stand_in = types.ModuleType("sgd")
-    stand_in.PROTOCOLS = {"moco": Recipe(((0.01, 0.0), (9.0, 0.0), (9.0, 1.0), (1e4, 0.0)))}
-    stand_in.fit_grid = fit_grid
-    monkeypatch.setitem(sys.modules, "hypersphere_jax.evaluation.sgd", stand_in)
+    monkeypatch.setattr(linear, "PROTOCOLS", {"moco": Recipe(GRID)})
+    monkeypatch.setattr(linear, "fit_grid", fit_grid)
     return calls
 
 
@@ -379,11 +378,10 @@ def test_learning_rate_and_weight_decay_are_chosen_the_same_way(rng, centroids, 
     options = {"num_classes": CLASSES, "protocol": "moco", "folds": folds, "seed": 2}
     result = linear_probe(train_x, train_y, test_x, test_y, **options)
     part = stratified_folds(train_y, folds, 2) if folds else stratified_part(train_y, 0.2, 2)
-    ordered = [(9.0, 1.0), (0.01, 0.0), (9.0, 0.0), (1e4, 0.0)]
     for fold in range(folds or 1):
         rows, grid = centroids[fold]
         np.testing.assert_array_equal(rows, np.flatnonzero(part != fold))
-        assert grid == ordered
+        assert grid == list(GRID)
     (rows, grid) = centroids[-1]
     assert len(centroids) == (folds or 1) + 1 and len(rows) == N and grid == [(0.01, 0.0)]
 

@@ -1,6 +1,7 @@
 """Classifiers trained by minibatches: against NumPy loops in float64, and scikit-learn."""
 
 import json
+import typing
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from conftest import sphere
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax.config import UserError
+from hypersphere_jax.config.evaluation import Protocol
 from hypersphere_jax.evaluation import sgd
 from hypersphere_jax.evaluation.classifier import logits
 from hypersphere_jax.evaluation.sgd import PROTOCOLS, fit_grid
@@ -259,3 +261,7 @@ def test_mistakes_are_one_line(rng):
         fit(short("moco"), x, y, epoch_features=lambda epoch: x[:, 1:])
     with pytest.raises(UserError, match="epoch 0 features: 60 of 60 rows hold NaN"):
         fit(short("moco"), x, y, epoch_features=lambda epoch: x * np.nan)
+
+
+def test_the_command_line_offers_every_protocol():
+    assert set(typing.get_args(Protocol)) == {"lbfgs", "knn", *PROTOCOLS}

@@ -31,8 +31,8 @@ class ProbeConfig:
     """What is done over the space of layers that have one, before they are flattened."""
     protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
     """`lbfgs`: full-batch logistic regression, L2 chosen; `knn`; and with minibatches, rate and
-    weight decay chosen, `stl10` (Adam; Wang & Isola B.1), `moco` (SGD; B.2), `simclr` (LARS),
-    `balanced` (SGD; the balanced paper's of CIFAR-10)."""
+    weight decay chosen, `stl10` (Adam; Wang & Isola B.1), `moco` and `moco_imagenet100` (SGD;
+    B.2), `simclr` (LARS), `balanced` (SGD; the balanced paper's of CIFAR-10)."""
     folds: int | None = None
     """Choose hyper-parameters by cross-validation with this many folds of the training split. None:
     on one held-out part of it."""

@@ -15,6 +15,7 @@ from hypersphere_jax.evaluation.checks import check_features, check_labels, chec
 from hypersphere_jax.evaluation.classifier import Classifier
 from hypersphere_jax.evaluation.scores import scores, top_classes
 from hypersphere_jax.evaluation.selection import best_cell, stratified_folds, stratified_part
+from hypersphere_jax.evaluation.sgd import PROTOCOLS, fit_grid
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 # Large problems, while choosing: a mean cross-entropy that is so close to the minimum. Validation
@@ -45,8 +46,9 @@ def linear_probe(
 
     The classifier is fitted for each cell of a grid without a part of the training split, for one
     such part or each of several folds. The cell with the best mean top-1 accuracy on the parts that
-    were left out is chosen, of equals the most regularized. The classifier is fitted again on the
-    whole training split and measured once on the test split, whose labels influence nothing else.
+    were left out is chosen, of equals the first: the largest l2, or the paper's own cell. The
+    classifier is fitted again on the whole training split and measured once on the test split,
+    whose labels influence nothing else.
 
     Protocol "lbfgs" minimizes mean cross-entropy + l2 / 2 |W|^2 (see `logistic`). The features are
     first centred and divided by one number s, the root mean square norm of the centred training
@@ -95,8 +97,6 @@ def linear_probe(
         require(epoch_features is None, "epoch_features: lbfgs has no epochs, leave them out")
         cells = _l2_cells(L2S if grid is None else grid)
     else:
-        from hypersphere_jax.evaluation.sgd import PROTOCOLS, fit_grid
-
         known = ", ".join(("lbfgs", *PROTOCOLS))
         require(protocol in PROTOCOLS, f"protocol {protocol!r}: choose one of {known}")
         cells = _sgd_cells(PROTOCOLS[protocol].grid if grid is None else grid)
@@ -169,17 +169,16 @@ def _l2_cells(grid: Sequence[float]) -> list[dict[str, float]]:
 
 
 def _sgd_cells(grid: Sequence[tuple[float, float]]) -> list[dict[str, float]]:
-    """The cells of a grid, the most regularized first; of equal decays, the smallest rate."""
+    """The cells of a grid in its order: of equals the first is chosen, the paper's own."""
     expected = "pairs (learning rate > 0, weight decay >= 0)"
     try:
-        pairs = {(float(rate), float(decay)) for rate, decay in grid}
+        pairs = list(dict.fromkeys((float(rate), float(decay)) for rate, decay in grid))
     except (TypeError, ValueError):
         raise UserError(f"grid {grid}: this protocol chooses from {expected}") from None
     require(len(pairs) > 0, f"grid: give at least one of the {expected}")
     usable = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
-    require(usable, f"grid {sorted(pairs)}: must be {expected}")
-    ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    return [{"learning_rate": rate, "weight_decay": decay} for rate, decay in ordered]
+    require(usable, f"grid {pairs}: must be {expected}")
+    return [{"learning_rate": rate, "weight_decay": decay} for rate, decay in pairs]
 
 
 def _row(cell: dict[str, float], fold_top1: np.ndarray) -> dict[str, Any]:

@@ -163,7 +163,12 @@ def _scores(
             for k in config.k:
                 began = time.perf_counter()
                 result = knn.knn_probe(
-                    *x_and_y, num_classes=num_classes, k=k, metric=config.metric, **vote
+                    *x_and_y,
+                    num_classes=num_classes,
+                    k=k,
+                    metric=config.metric,
+                    devices=devices,
+                    **vote,
                 )
                 yield f"knn{k}", {"metric": metric, **vote}, _timed(result, began)
             continue
@@ -173,7 +178,12 @@ def _scores(
             more["epoch_features"] = epochs()
         began = time.perf_counter()
         result = linear.linear_probe(
-            *x_and_y, num_classes=num_classes, protocol=protocol, seed=config.seed, **more
+            *x_and_y,
+            num_classes=num_classes,
+            protocol=protocol,
+            seed=config.seed,
+            devices=devices,
+            **more,
         )
         if augment:
             result["augment"] = True

@@ -60,7 +60,7 @@ def best_cell(valid_top1: Sequence[Sequence[float]]) -> int:
 
     Args:
       valid_top1: `[folds, cells]` accuracies; NaN for a fit that diverged, which is never chosen
-        before one that did not. The cells come in order, the strongest regularization first.
+        before one that did not.
     """
     means = np.mean(np.asarray(valid_top1, np.float64), axis=0)
     means = np.where(np.isnan(means), -np.inf, means)
