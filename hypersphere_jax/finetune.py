@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import data, feed, hosts, models, runs, sharding, training
+from hypersphere_jax import data, hosts, models, runs, sharding, training
 from hypersphere_jax.augment.recipes import CROP_FLIP
 from hypersphere_jax.config import (
     FinetuneConfig,
     MocoConfig,
+    ModelConfig,
     OptimizerConfig,
     PretrainConfig,
     require,
 )
 from hypersphere_jax.data import Dataset, Source, views
-from hypersphere_jax.evaluation.forward import batch_size, make_layers, one_crop
+from hypersphere_jax.evaluation.features import split_features
+from hypersphere_jax.evaluation.scores import scores
 
 # Of the labels, to train on where the learning rate is chosen; the others choose it.
 FITTING = 0.8
@@ -75,7 +77,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "layer": run.model.classifier_layer,
         "fraction": config.fraction,
         "labels": _count(whole, config.fraction, run.data.subset_seed),
-        **score(folder, whole.test, config.runtime.devices),
+        **score(folder, runs.test_split(whole), config.runtime.devices),
         "num_classes": made.model.num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
@@ -111,7 +113,7 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
 
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
-    """Top-1 and top-5 (None up to 5 classes) in percent of a run's classifier, newest checkpoint.
+    """Accuracy of a run's classifier, newest checkpoint, as `scores.scores` has it.
 
     Args:
       folder: of a supervised run.
@@ -120,19 +122,13 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
     """
     encoder = runs.load_encoder(folder)
     here = sharding.local_devices(devices)
-    size, crop = batch_size(len(source), here), one_crop(encoder.config, source)
-    logits = make_layers(encoder.config, encoder.apply, ["logits"], here, size, crop is not None)
-    weights = sharding.replicate((encoder.params, encoder.stats), here)
-    ranks = []
-    for batch in feed.in_order(encoder.config, source, size, here, crop):
-        known = (batch.indices >= 0) & (batch.labels >= 0)
-        order = np.argsort(-logits(weights, batch.images)["logits"], axis=1, kind="stable")
-        ranks.append((order == batch.labels[:, None]).argmax(axis=1)[known])
-    rank = np.concatenate(ranks)
-    require(len(rank) > 0, f"no image of {source.origin} has a label")
-    top5 = 100 * float(np.mean(rank < 5)) if encoder.config.model.num_classes > 5 else None
-    top1 = 100 * float(np.mean(rank < 1))
-    return {"step": encoder.step, "top1": top1, "top5": top5, "n": len(rank)}
+    logits, labels = split_features(encoder, source, ["logits"], here)["logits"]
+    known = labels >= 0
+    require(known.any(), f"no image of {source.origin} has a label")
+    num_classes = encoder.config.model.num_classes
+    ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
+    found = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
+    return {"step": encoder.step, **found, "n": int(known.sum())}
 
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
@@ -149,16 +145,13 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     require(
         bool(dataset.class_names), f"the images of {dataset.origin} have no labels to fine-tune on"
     )
-    require(
-        dataset.test is not None,
-        f"{dataset.origin} has no test split to score the classifier on: add one to the data, or "
-        "pretrain with --folds, which holds a part of the training images out",
-    )
+    runs.test_split(dataset)
     model = dataclasses.replace(
         source.model,
         classifier_layer=config.layer or models.before_head(source.model.name),
         # The number of devices is not to shape the run, nor are there keys to keep apart.
         batch_norm="sync",
+        bn_groups=ModelConfig.bn_groups,
     )
     objective = dataclasses.replace(
         source.objective,
@@ -166,6 +159,7 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         align_weight=0.0,
         uniform_weight=0.0,
         supervised_weight=1.0,
+        uniform_intra_batch=True,
     )
     base = PretrainConfig(
         name=config.name or f"{folder.resolve().name}-finetune-{config.fraction:g}",

@@ -199,7 +199,10 @@ def _train(
                 record |= {"lr": float(schedule(step - 1))} | meter.read()
                 if evaluates:
                     encoder = _finite(state._replace(opt_state=None, momentum=None), step)
-                    record |= evaluate(encoder["params"], encoder["stats"])
+                    try:
+                        record |= evaluate(encoder["params"], encoder["stats"])
+                    except FloatingPointError as error:
+                        raise _Diverged(f"{error} at step {step}") from error
                     meter.read()  # so that its time is not the next steps'
                 writer.write(record)
                 progress.update(record)

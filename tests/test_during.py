@@ -207,7 +207,7 @@ def test_mistakes_leave_no_folder(tmp_path, rng):
             training.train(config(tmp_path, evaluate=evaluate, **changes))
         assert not (tmp_path / "run").exists()
 
-    fails(r"--eval-layer backbon: .* did you mean 'backbone'", {"eval_layer": "backbon"})
+    fails(rr"--eval-layer backbon: .* \(did you mean 'backbone'\?\)", {"eval_layer": "backbon"})
     fails("--evaluators classifier: the run has none", {"evaluators": ("classifier",)})
     images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
     np.save(tmp_path / "images.npy", images)

@@ -83,7 +83,8 @@ def make_evaluation(
       devices: of this host. Nothing here talks to other hosts: each may do the same.
 
     Returns:
-      (params, stats) -> values by name, such as `eval/knn_top1`.
+      (params, stats) -> values by name, such as `eval/knn_top1`. It raises FloatingPointError when
+      features are not finite.
 
     Raises:
       UserError: for a layer that the network has not, or images without the labels that it takes.
@@ -119,6 +120,9 @@ def make_evaluation(
         found = held._replace(features=_over(outputs, weights, size, read.images))
         if two_views is not None:
             found = found._replace(pairs=two_views(weights))
+        for name, x in (found.features | found.pairs).items():
+            if not np.isfinite(x).all():
+                raise FloatingPointError(f"features ({name}) that are not finite")
         values: dict[str, float] = {}
         for name in asked.evaluators:
             values |= EVALUATORS[name](found)
