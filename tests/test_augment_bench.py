@@ -34,6 +34,7 @@ def test_views_have_the_law_of_pillows(name):
         assert stats.ks_2samp(one, other).pvalue > 0.001
 
 
+@pytest.mark.slow
 def test_command_writes_all_results(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "ROUND_S", 0.001)
     options = ["--sizes", "8", "--images", "4", "--rounds", "2", "--epoch", "20"]

@@ -66,6 +66,7 @@ def test_memory_is_of_the_form_alone():
     assert found["peak_mb"] - found["base_mb"] > 2 * 4e-6 * n**2
 
 
+@pytest.mark.slow
 def test_command_writes_all_results(capsys, tmp_path):
     out = tmp_path / "out"
     arguments = ["bench", "losses", *LIMITED, "--no-memory", "--out", str(out)]

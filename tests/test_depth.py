@@ -263,6 +263,7 @@ def test_verb(top, layer, capsys):
     assert picture.shape[0] > 500 and picture[..., :3].std() > 0.05
 
 
+@pytest.mark.slow
 def test_of_several_runs_the_best_on_training_images_is_tested(top, mat, capsys):
     names = [str(top / name) for name in ("first", "second")]
     short = ["--folds", "3", "--epochs", "8", "--seed", "5"]

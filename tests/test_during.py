@@ -131,6 +131,7 @@ def test_resumed(evaluated, tmp_path):
     assert values(tmp_path / "other" / "run") == {12: values(evaluated)[12]}
 
 
+@pytest.mark.slow
 def test_the_test_split_by_option_only(evaluated, tmp_path):
     made = runs.read_config(evaluated)
     dataset = data.load(made.data)
@@ -150,6 +151,7 @@ def test_the_test_split_by_option_only(evaluated, tmp_path):
         make_evaluation(made, dataset._replace(test=None), apply, devices)
 
 
+@pytest.mark.slow
 def test_of_a_queue_the_trained_encoder(tmp_path):
     folder = training.train(
         config(
@@ -164,6 +166,7 @@ def test_of_a_queue_the_trained_encoder(tmp_path):
         np.testing.assert_allclose(values(folder)[12][name], value, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_any_number_of_devices(evaluated):
     made = runs.read_config(evaluated)
     apply, _, _ = models.abstract(made.model)
@@ -180,6 +183,7 @@ def test_any_number_of_devices(evaluated):
         np.testing.assert_allclose(found[name], same[name], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_classifier_of_a_supervised_run(tmp_path):
     folder = training.train(
         config(
@@ -207,7 +211,7 @@ def test_mistakes_leave_no_folder(tmp_path, rng):
             training.train(config(tmp_path, evaluate=evaluate, **changes))
         assert not (tmp_path / "run").exists()
 
-    fails(rr"--eval-layer backbon: .* \(did you mean 'backbone'\?\)", {"eval_layer": "backbon"})
+    fails(r"--eval-layer backbon: .* \(did you mean 'backbone'\?\)", {"eval_layer": "backbon"})
     fails("--evaluators classifier: the run has none", {"evaluators": ("classifier",)})
     images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
     np.save(tmp_path / "images.npy", images)
@@ -239,6 +243,7 @@ def test_mistakes_leave_no_folder(tmp_path, rng):
         EvaluateConfig(eval_every_epochs=0)
 
 
+@pytest.mark.slow
 def test_images_without_labels(tmp_path, rng):
     np.save(tmp_path / "images.npy", rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8))
     folder = training.train(

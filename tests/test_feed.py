@@ -121,6 +121,7 @@ def test_a_stopped_stream_goes_on_as_if_it_had_not(varied, of_many_sizes, tmp_pa
     assert losses(train(tmp_path, "again", runtime=runtime, **of_many_sizes)) == losses(varied)
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_bad_images_out(varied):
     linear, _ = probe.probe(ProbeConfig((str(varied),), devices=2))
     assert linear["n"] == 20 * CLASSES - 1

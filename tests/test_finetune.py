@@ -94,6 +94,7 @@ def test_a_tenth_of_the_labels(pretrained, tmp_path):
     assert result["top1"] > finetune.finetune(scratch)[1]["top1"] + 3
 
 
+@pytest.mark.slow
 def test_learning_rate_is_chosen_without_the_test_split(pretrained, tmp_path, monkeypatch):
     options = {"fraction": 0.1, "learning_rates": (1e-6, 0.2), "epochs": 15, "batch_size": 32}
     folder, result = finetune.finetune(asked(pretrained, tmp_path, **options))
@@ -122,6 +123,7 @@ def test_learning_rate_is_chosen_without_the_test_split(pretrained, tmp_path, mo
     np.testing.assert_allclose(result["valid_top1"][1], score)
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_goes_on(pretrained, tmp_path):
     options = {"fraction": 0.1, "learning_rates": (0.01, 0.1), "epochs": 4, "batch_size": 64}
     whole, result = finetune.finetune(asked(pretrained, tmp_path / "whole", **options))
@@ -142,6 +144,7 @@ def test_stopped_anywhere_it_goes_on(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, weights(folder), weights(whole))
 
 
+@pytest.mark.slow
 def test_an_encoder_of_pytorch(tmp_path):
     model = ModelConfig(name="small_alexnet", dim=4, width=0.02, image_size=16, channels=1)
     _, params, stats = models.create(model, jax.random.key(7))
@@ -204,6 +207,7 @@ def test_crop_and_flip_alone():
         find("moco_v3:crop_flip")
 
 
+@pytest.mark.slow
 def test_images_without_label_are_left_out(tmp_path, monkeypatch):
     train, test = arrays.digits()
     labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
@@ -250,6 +254,7 @@ def test_mistakes(pretrained, tmp_path):
         PretrainConfig(init_step=3)
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_fine_tuned_on(tmp_path, rng):
     images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
     model, optimizer = ModelConfig(dim=3, width=0.1), OptimizerConfig(epochs=1, batch_size=20)
@@ -279,6 +284,7 @@ def test_data_that_cannot_be_fine_tuned_on(tmp_path, rng):
     assert names == {"bare", "one"}
 
 
+@pytest.mark.slow
 def test_on_the_command_line(pretrained, tmp_path, capsys):
     assert "no run 'nowhere'" in fails(capsys, "finetune", "nowhere")
     assert "--fraction 2" in fails(capsys, "finetune", "x", "--fraction", "2")

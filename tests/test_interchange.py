@@ -321,6 +321,7 @@ def test_older_pytorch_is_refused(tmp_path, monkeypatch):
         interchange.read_state(tmp_path / "a.pth")
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_an_imported_encoder(images, tmp_path, rng):
     model = dataclasses.replace(ALEXNET, image_size=32)
     file = saved(tmp_path / "a.npz", weights(model, rng))

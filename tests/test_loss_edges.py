@@ -237,6 +237,7 @@ def test_uniform_gradients_where_potentials_are_smallest(t, rng):
     np.testing.assert_allclose(gradient, -2 * t * (x - x[::-1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_strict_dtype_promotion(rng):
     x, y = (jnp.asarray(sphere(rng, 6, 4)) for _ in range(2))
     with jax.numpy_dtype_promotion("strict"):
@@ -245,6 +246,7 @@ def test_strict_dtype_promotion(rng):
             assert np.isfinite(jax.value_and_grad(loss)(*arrays)[0])
 
 
+@pytest.mark.slow
 def test_float64_mode():
     code = """
 import jax, numpy as np

@@ -50,7 +50,7 @@ def on_one_device():
     return losses, state
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_pmap_gives_the_same_run(devices):
     step, state = parts()
     mapped = jax.pmap(
@@ -73,7 +73,7 @@ def test_pmap_gives_the_same_run(devices):
         np.testing.assert_allclose(a, b, atol=1e-3)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_shard_map_gives_the_same_run(check_vma):
     step, state = parts()
     whole, part = PartitionSpec(), PartitionSpec("data")

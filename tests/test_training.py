@@ -234,6 +234,7 @@ def test_finetuning_starts_from_another_run(finished, tmp_path):
     assert not (tmp_path / "wider").exists()
 
 
+@pytest.mark.slow
 def test_finetuning_resumes_without_its_source(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "source")
     # With another loss: the classifier, which the source has not, starts fresh.
@@ -309,6 +310,7 @@ def test_groups_of_batch_norm_must_fit(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_npz_through_small_alexnet(tmp_path, rng):
     images = rng.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     labels = rng.integers(0, 3, 12)
