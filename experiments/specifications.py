@@ -1,0 +1,226 @@
+"""The encoder that a row of a paper's table specifies.
+
+    config_of(row_of("wang-isola/table8", 57))    # trains that very encoder
+
+Wang & Isola B.1: SGD with momentum 0.9 and weight decay 0.0001, STL-10 for 200 epochs with the rate
+times 0.1 at epochs 155, 170 and 185, all else from the row. Its learning rate is the one that the
+run begins with, whatever the batch. Where a run is shorter (finetuning, 12 epochs), decays that lie
+behind its end are left out. NYU-Depth-V2 (B.1), ImageNet-100 (B.2.1) and ImageNet (B.2.2) stand in
+nyu_depth.py, moco_imagenet100.py and moco_v2_imagenet.py.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth
+from experiments.tables import Row, Value, expected, rows
+from hypersphere_jax.config import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    UserError,
+    require,
+)
+
+LOSSES = (
+    "contrastive_weight",
+    "contrastive_tau",
+    "align_weight",
+    "align_alpha",
+    "uniform_weight",
+    "uniform_t",
+    "uniform_intra_batch",
+)
+SETTINGS = (*LOSSES, "init", "epochs", "batch_size", "queue_size", "initial_lr", "dim")
+
+STL10 = PretrainConfig(
+    name="stl10",
+    data=DataConfig("stl10", recipe="stl10"),
+    model=ModelConfig("small_alexnet", dim=128, image_size=64),
+    optimizer=OptimizerConfig(
+        epochs=200,
+        batch_size=768,
+        learning_rate=0.36,
+        scaling="none",
+        decay_at=(155 / 200, 170 / 200, 185 / 200),
+        momentum=0.9,
+        weight_decay=1e-4,
+    ),
+    runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=1000),
+)
+
+# The tables of which encoders can be trained, and what their rows do not say.
+BASES = {
+    "wang-isola/table5": moco_v2_imagenet.CONFIGS["contrastive"],
+    "wang-isola/table8": STL10,
+    "wang-isola/table9": nyu_depth.CONFIGS["contrastive"],
+    "wang-isola/table10": moco_imagenet100.CONFIGS["contrastive"],
+}
+# The best encoders' tables, and those that have their settings.
+DETAILS = {
+    "wang-isola/table1": "wang-isola/table8",
+    "wang-isola/table2": "wang-isola/table9",
+    "wang-isola/table3": "wang-isola/table10",
+}
+WITHDRAWN = "wang-isola/table8-withdrawn"
+
+
+def specified(row: Row) -> Row:
+    """The row with all settings of this encoder: of a table of the best ones, that in the full one.
+
+    It is the one with the same losses and the same results.
+    """
+    if row.table not in DETAILS:
+        return row
+    printed = expected(row) | {name: row.values[name] for name in LOSSES if name in row.values}
+    (found,) = (
+        other
+        for other in rows(DETAILS[row.table])
+        if all(other.values[name] == value for name, value in printed.items())
+    )
+    return found
+
+
+def initial(row: Row) -> Row | None:
+    """The row of the encoder that this one begins from; None for random initialization.
+
+    Raises:
+      UserError: when it cannot be known which one that is.
+    """
+    row = specified(row)
+    mark = row.values.get("init", "rand")
+    if mark == "rand":
+        return None
+    marked = [other for other in rows(row.table) if other.values["init_mark"] == mark]
+    require(
+        mark is not None and len(marked) == 1,
+        f"{row.table}, row {row.number}: it begins from an encoder marked {mark!r}, and no row has "
+        "that mark for certain",
+    )
+    return marked[0]
+
+
+def refusal(row: Row, doubtful: bool = False) -> str | None:
+    """Why a row gives no config, or None; see `config_of`."""
+    row = specified(row)
+    where = f"{row.table}, row {row.number}"
+    if row.table == WITHDRAWN:
+        return f"{where}: withdrawn by the authors, as other losses took part that are not printed"
+    if row.table not in BASES:
+        return f"{where}: no config; the tables that have some are {', '.join((*DETAILS, *BASES))}"
+    note = f" ({row.text['note']})" if row.text.get("note") else ""
+    for cells, what in ((row.lost, "lost"), (() if doubtful else row.suspect, "doubtful")):
+        settings = [name for name in cells if name in SETTINGS]
+        if settings:
+            return f"{where}: {what} in the paper's text: {', '.join(settings)}{note}"
+    try:
+        initial(row)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def config_of(
+    row: Row, scale: str = "paper", *, runs_dir: str = "runs", doubtful: bool = False
+) -> PretrainConfig:
+    """The config that trains the encoder of a row.
+
+    Rows that are alike in all settings differ by their seed: 0, 1, … in the order of the table.
+
+    Args:
+      row: of `rows`. A row of Tables 1 to 3 gives the config of its encoder in Tables 8 to 10.
+      scale: `paper`; or `laptop`, for STL-10's rows: their losses, dimension and initialization on
+        digits with a small encoder, for a quarter of the epochs with a quarter of the batch, at
+        least 2 pairs, and the rate scaled with it.
+      runs_dir: folder of all runs, where also the encoder is that a finetuned one begins from.
+      doubtful: also take settings that may be misread, as they stand.
+
+    Raises:
+      UserError: when a setting was lost or (without `doubtful`) may be misread, when it cannot be
+        known which encoder it begins from, or when the table has no configs or no such scale.
+    """
+    reason = refusal(row, doubtful)
+    require(reason is None, str(reason))
+    require(scale in SCALES, f"--scale {scale}: must be {' or '.join(SCALES)}")
+    row, start = specified(row), initial(row)
+    base, values = BASES[row.table], row.values
+    config = dataclasses.replace(
+        base,
+        name=_run_name(row),
+        runs_dir=runs_dir,
+        seed=_repeats(row),
+        init_from=start and f"{runs_dir}/{_run_name(start)}",
+        model=dataclasses.replace(base.model, dim=values["dim"]),
+        objective=ObjectiveConfig(
+            **{name: values[name] for name in LOSSES if values.get(name) is not None}
+        ),
+        moco=dataclasses.replace(base.moco, queue_size=values.get("queue_size", 0)),
+        optimizer=_optimizer(base.optimizer, values),
+    )
+    return SCALES[scale](config)
+
+
+def formula(objective: ObjectiveConfig) -> str:
+    """The weighted sum as the tables print it: `0.98 align (alpha 2) + 0.96 uniform (t 2)`."""
+    terms = []
+    for loss, option in (("contrastive", "tau"), ("align", "alpha"), ("uniform", "t")):
+        weight = getattr(objective, f"{loss}_weight")
+        factor = "" if weight == 1 else f"{weight:g} "
+        if weight:
+            terms.append(f"{factor}{loss} ({option} {getattr(objective, f'{loss}_{option}'):g})")
+    return " + ".join(terms)
+
+
+def _run_name(row: Row) -> str:
+    return f"{row.table.replace('-', '_').replace('/', '_')}_row{row.number}"
+
+
+def _repeats(row: Row) -> int:
+    """How many rows above this one have the same settings."""
+    mine, *above = (
+        [other.values.get(name) for name in SETTINGS]
+        for other in (row, *rows(row.table)[: row.number - 1])
+    )
+    return above.count(mine)
+
+
+def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerConfig:
+    epochs = values["epochs"]
+    decay_epochs = [share * base.epochs for share in base.decay_at]
+    return dataclasses.replace(
+        base,
+        epochs=epochs,
+        batch_size=values["batch_size"],
+        learning_rate=values["initial_lr"],
+        scaling="none",
+        decay_at=tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
+    )
+
+
+def _laptop(config: PretrainConfig) -> PretrainConfig:
+    require(
+        config.data.name == "stl10",
+        f"--scale laptop: {config.name} is of {config.data.name}, and only STL-10's rows have it",
+    )
+    rule = config.optimizer
+    batch_size = max(2, rule.batch_size // 4)
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}_laptop",
+        init_from=config.init_from and f"{config.init_from}_laptop",
+        data=DataConfig("digits"),
+        model=ModelConfig("small_cnn", dim=config.model.dim),
+        optimizer=dataclasses.replace(
+            rule,
+            epochs=rule.epochs // 4,
+            batch_size=batch_size,
+            learning_rate=rule.learning_rate * batch_size / rule.batch_size,
+        ),
+        runtime=RuntimeConfig(devices=1),
+    )
+
+
+SCALES = {"paper": lambda config: config, "laptop": _laptop}
