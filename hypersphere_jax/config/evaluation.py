@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
 
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
+Column = Literal["run", "step", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal["lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced"]
 
 
@@ -51,8 +52,11 @@ class ProbeConfig:
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
     all_steps: bool = False
     """Take every checkpoint that is saved."""
-    sort: Literal["run", "step", "layer", "protocol", "top1", "top5", "seconds"] | None = None
-    """Order of the results: by this column, scores from the best on. None: as they were made."""
+    sort: Literal["run", "step", "layer", "protocol", "valid", "top1", "top5", "seconds"] | None = (
+        None
+    )
+    """Order of the results: by this column, scores from the best on; `valid` is that on held-out
+    training images, by which encoders may be chosen. None: as they were made."""
     out: Path | None = None
     """Also write all results into this .csv or .json file. (Each goes into its run's `eval/`.)"""
     data_dir: str | None = None

@@ -79,7 +79,8 @@ def linear_probe(
     Returns:
       What a JSON file can hold: that of `scores`; the protocol, `n`, `n_train`, `d`, `num_classes`,
       `seed`, `folds`, and `valid_fraction` (None where it was not used); `chosen`, the best cell;
-      `grid`, for each cell its numbers, `valid_top1` (the mean over folds in percent; None with a
+      its `valid_top1`, by which encoders may be chosen too; `grid`, for each cell its numbers,
+      `valid_top1` (the mean over folds in percent; None with a
       single cell, or where a fit diverged) and `fold_top1`, one a fold; `seconds` of each part.
       Under "lbfgs" also how the last fit ended: `steps`, `gradient_norm`, `converged` if that is at
       most `logistic.TOLERANCE`; and `C`, scikit-learn's for the features as they are.
@@ -124,6 +125,7 @@ def linear_probe(
         )
         fitted = _sgd(train, train_x, train_y, part, parts, cells, clock)
     classifier, prepare, valid_top1, best, report = fitted
+    grid_rows = [_row(cell, column) for cell, column in zip(cells, valid_top1.T, strict=True)]
     ranked = top_classes(classifier, test_x, min(num_classes, 5), prepare)
     found = scores(ranked, test_y, num_classes=num_classes, seed=seed)
     clock.lap("score")
@@ -135,7 +137,8 @@ def linear_probe(
         "d": train_x.shape[1],
         "num_classes": num_classes,
         "chosen": cells[best],
-        "grid": [_row(cell, column) for cell, column in zip(cells, valid_top1.T, strict=True)],
+        "valid_top1": grid_rows[best]["valid_top1"],
+        "grid": grid_rows,
         "folds": folds if parts else None,
         "valid_fraction": valid_fraction if parts and folds is None else None,
         "seed": seed,

@@ -9,7 +9,7 @@ from typing import Any
 from hypersphere_jax import runs
 
 Result = dict[str, Any]
-BEST_FIRST = ("top1", "top5")
+BEST_FIRST = ("valid", "top1", "top5")
 SHORT = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
 # Columns of the table; those before "protocol" go above it where all results share the value.
 HEADERS = {
@@ -17,6 +17,7 @@ HEADERS = {
     "step": "step",
     "layer": "layer",
     "protocol": "protocol",
+    "valid": "held out (%)",
     "top1": "top-1 (%)",
     "interval": "95% interval",
     "top5": "top-5 (%)",
@@ -77,6 +78,7 @@ def _row(result: Result) -> Result:
         "step": result.get("step"),
         "layer": "-".join(result[key] for key in ("layer", "pool") if key in result) or None,
         "protocol": _protocol(result),
+        "valid": result.get("valid_top1"),
         "top1": result["top1"],
         "interval": None if interval is None else "{:.2f}-{:.2f}".format(*interval),
         "top5": result.get("top5"),
