@@ -67,15 +67,16 @@ def metrics(parse: Callable) -> None:
     found = measure.measure(config)
     where = {key: found[key] for key in ("split", "step") if key in found}
     print_table(
-        [*where, "n", "d", "L_align", "alpha", "L_uniform", "t", "its optimum"],
+        [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"],
         [
             [
                 *(*where.values(), found["n"], found["d"]),
-                *(with_error(found["align"], found["align_standard_error"]), found["align_alpha"]),
+                with_error(found["align"], found["align_standard_error"]),
                 with_error(found["uniform"], found["uniform_standard_error"]),
-                *(found["uniform_t"], f"{found['uniform_optimum']:.6f}"),
+                *(f"{found[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")),
             ]
         ],
+        f"alpha = {found['align_alpha']:g}, t = {found['uniform_t']:g}",
     )
     others = [
         [name, with_error(value, error), uniform]

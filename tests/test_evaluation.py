@@ -127,7 +127,9 @@ RESULTS = [
     {"run": "a", "step": 1, "layer": "conv5", "protocol": "lbfgs", "top1": 55.0, "top5": 90.0},
 ]
 RESULTS = [
-    result | {"d": 8, "n": 1397, "seconds_probe": 10.0 - place, "chosen": {"l2": 0.001}}
+    result
+    | {"d": 8, "n": 1397, "seconds_probe": 10.0 - place, "chosen": {"l2": 0.001}}
+    | {"top1_interval": [result["top1"] - 2 - place * 1.25, result["top1"] + 2 + place * 1.25]}
     for place, result in enumerate(RESULTS)
 ]
 
@@ -150,19 +152,20 @@ def test_sorting(column, order):
 def test_table():
     """What all share stands above it once."""
     title, columns, rows = results.table(RESULTS)
-    assert title == "2 runs, step 1, d 8, 1,397 test samples"
-    assert columns == ["run", "layer", "protocol", "top-1 (%)", "top-5 (%)", "chosen", "seconds"]
-    assert rows[0] == ["a", "fc7", "lbfgs", 50.0, 70.0, "l2=0.001", "10.00"]
-    assert rows[1] == ["b", "fc7", "knn 5", 61.25, None, "l2=0.001", " 9.00"]
+    assert title == "2 runs, step 1, d 8, 1,397 test samples, accuracies in percent"
+    assert columns == ["run", "layer", "protocol", "top-1 ± 95%", "top-5", "chosen", "s"]
+    assert rows[0] == ["a", "fc7", "lbfgs", "50.00 ± 2.00", 70.0, "l2=0.001", "10.00"]
+    assert rows[1] == ["b", "fc7", "knn 5", "61.25 ± 3.25", None, "l2=0.001", "9.00"]
     of_sgd = RESULTS[0] | {
         "protocol": "moco",
         "augment": True,
         "chosen": {"learning_rate": 30.0, "weight_decay": 0.0},
-        "top1_interval": [48.123, 52.0],
+        "converged": False,
+        "valid_top1": 49.5,
     }
-    _, columns, ((*_, protocol, _, interval, _, chosen, _),) = results.table([of_sgd])
-    assert protocol == "moco+augment" and chosen == "lr=30, wd=0"
-    assert interval == "48.12-52.00" and "95% interval" in columns and "run" not in columns
+    _, columns, ((protocol, valid, _, _, chosen, _),) = results.table([of_sgd])
+    assert protocol == "moco+augment*" and chosen == "lr=30, wd=0" and valid == 49.5
+    assert "held out" in columns and "run" not in columns
 
 
 def test_csv_and_json(run, tmp_path):

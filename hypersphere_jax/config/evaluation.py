@@ -37,9 +37,15 @@ class ProbeConfig:
     folds: int | None = None
     """Choose hyper-parameters by cross-validation with this many folds of the training split. None:
     on one held-out part of it."""
+    as_printed: bool = False
+    """Take the rate and weight decay that the paper prints for a protocol with minibatches, instead
+    of choosing among several."""
+    l2: tuple[float, ...] | None = None
+    """Of `lbfgs`: strengths to choose from, of the penalty l2 / 2 |W|^2 beside the mean cross
+    entropy. None: powers of 10."""
     augment: bool = False
     """Train the protocols with minibatches on random crops and flips of the images, fresh each
-    epoch, which costs a forward pass an epoch."""
+    epoch: a forward pass of all images in each epoch of each fit (of each fold, and the last)."""
     k: tuple[int, ...] = (5,)
     """Neighbours of k-NN; one result for each number."""
     metric: Literal["cosine", "euclidean"] = "cosine"
@@ -92,13 +98,16 @@ class ProbeConfig:
         minibatch = set(self.protocols) - {"lbfgs", "knn"}
         for name, takes, what in (
             ("augment", minibatch, "--protocols stl10, moco, simclr or balanced"),
+            ("as_printed", minibatch, "--protocols stl10, moco, simclr or balanced"),
+            ("l2", "lbfgs" in self.protocols, "--protocols lbfgs"),
             ("folds", set(self.protocols) - {"knn"}, "--protocols with something to choose"),
             ("k", "knn" in self.protocols, "--protocols knn"),
             ("metric", "knn" in self.protocols, "--protocols knn"),
             ("vote", "knn" in self.protocols, "--protocols knn"),
             ("temperature", self.vote == "similarity", "--vote similarity"),
         ):
-            require(bool(takes) or name not in given, f"--{name} needs {what}")
+            flag = name.replace("_", "-")
+            require(bool(takes) or name not in given, f"--{flag} needs {what}")
 
 
 @config

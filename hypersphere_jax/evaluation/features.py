@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 from hypersphere_jax import __version__, augment, feed, models, runs
@@ -272,13 +274,26 @@ def _file(encoder: Encoder, layer: str, pool: str, made_of: str) -> Path:
     return encoder.folder / "features" / f"{name}-{made_of}.npy"
 
 
+@functools.cache
+def _code() -> str:
+    """Digest of the modules that make features of images and weights: they may be edited."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256(__version__.encode())
+    for part in ("models", "augment", "evaluation"):
+        for file in sorted((package / part).rglob("*.py")):
+            if part != "evaluation" or file.name in ("features.py", "forward.py"):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def _fingerprint(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
     """Changes with everything that shapes the features, but for the layer and its pooling."""
     config, digest = encoder.config, hashlib.sha256()
     model = {k: v for k, v in to_dict(config.model).items() if k not in TRAINING_ONLY}
+    flags = [jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64]
     recipe = augment.find(config.data.recipe).evaluate
-    versions = [__version__, jax.__version__, DECODER, devices[0].platform]
-    shaping = [*versions, source.digest, recipe, config.data.extra_channels, model]
+    versions = [_code(), jax.__version__, jaxlib.__version__, DECODER, devices[0].device_kind]
+    shaping = [*versions, *flags, source.digest, recipe, config.data.extra_channels, model]
     digest.update(json.dumps(shaping).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))

@@ -10,6 +10,7 @@ import numpy as np
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluation.checks import check_labels
 from hypersphere_jax.evaluation.neighbours import Neighbours, nearest, rows_of
+from hypersphere_jax.evaluation.scores import scores
 
 VOTES = ("majority", "similarity")
 
@@ -91,8 +92,8 @@ def knn_probe(
       devices: of this host; None: the first one.
 
     Returns:
-      What a JSON file can hold: `top1` and `top5` in percent, and the protocol that they were
-      measured with. `top5` asks for the five classes with the most votes, ties as for the first,
+      What a JSON file can hold: that of `scores.scores`, and the protocol that it was measured
+      with. `top5` asks for the five classes with the most votes, ties as for the first,
       and never for a class without a vote; it is None up to 5 classes, and for k < 5.
 
     Raises:
@@ -103,15 +104,15 @@ def knn_probe(
     test_y = check_labels("test", test_y, rows_of(test_x), num_classes)
     found = nearest(train_x, test_x, k, metric=metric, devices=devices, names=("train", "test"))
     ranked = ranked_classes(found, train_y, num_classes, vote, temperature, 5)
-    right = ranked == test_y[:, None]
+    found = scores(ranked, test_y, num_classes=num_classes)
     return {
         "protocol": "knn",
         "k": k,
         "metric": metric,
         "vote": vote,
         "temperature": temperature if vote == "similarity" else None,
-        "top1": 100 * float(right[:, 0].mean()),
-        "top5": 100 * float(right.any(axis=1).mean()) if num_classes > 5 and k >= 5 else None,
+        **found,
+        "top5": found["top5"] if k >= 5 else None,
         "n": len(test_y),
         "n_train": len(train_y),
         "d": int(np.shape(train_x)[1]),

@@ -14,6 +14,7 @@ from hypersphere_jax.config import ProbeConfig, UserError, require
 from hypersphere_jax.evaluation import files, knn, linear, results
 from hypersphere_jax.evaluation.cache import Features
 from hypersphere_jax.evaluation.features import Extraction, augmented_features, extract
+from hypersphere_jax.evaluation.sgd import PROTOCOLS
 from hypersphere_jax.runs import Encoder
 
 logger = logging.getLogger("hypersphere_jax")
@@ -44,9 +45,11 @@ def probe(
       UserError: for what cannot be probed, unless `failed` is there to be told.
     """
     devices = sharding.local_devices(config.devices)
-    found = results.ordered(list(_all(config, devices, say, failed)), config.sort)
-    if config.out is not None:
-        results.write(config.out, found)
+    found: list[Result] = []
+    for result in _all(config, devices, say, failed):
+        found = results.ordered([*found, result], config.sort)
+        if config.out is not None:  # each time, as one that comes later may fail
+            results.write(config.out, found)
     return found
 
 
@@ -128,7 +131,7 @@ def _of_encoder(
         of_layer = about | {"layer": layer} | ({"pool": pool} if pooled else {})
         timed = {
             "seconds_features": round(train.seconds + test.seconds, 3),
-            "data_wait": train.data_wait,
+            "data_wait": _data_wait(train, test),
         }
         classes = len(dataset.class_names)
         for name, options, result in _scores(x_and_y, classes, config, devices, epochs):
@@ -155,6 +158,11 @@ def _scores(
     epochs: Callable[[], Callable] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Result]]:
     """Name, options that are not the default, and result of each protocol."""
+    many = max(config.k)
+    require(
+        "knn" not in config.protocols or many <= len(x_and_y[1]),
+        f"--k {many}: there are only {len(x_and_y[1])} training samples",
+    )
     for protocol in config.protocols:
         if protocol == "knn":
             vote = {"vote": config.vote, "temperature": config.temperature}
@@ -174,6 +182,11 @@ def _scores(
             continue
         augment = config.augment and protocol != "lbfgs"
         more = {} if config.folds is None else {"folds": config.folds}
+        printed = config.as_printed and protocol != "lbfgs"
+        if printed:
+            more["grid"] = PROTOCOLS[protocol].grid[:1]
+        elif protocol == "lbfgs" and config.l2 is not None:
+            more["grid"] = config.l2
         if augment:
             more["epoch_features"] = epochs()
         began = time.perf_counter()
@@ -185,9 +198,12 @@ def _scores(
             devices=devices,
             **more,
         )
-        if augment:
-            result["augment"] = True
+        result |= {"augment": True} if augment else {}
+        result |= {"as_printed": True} if printed else {}
         options = {"folds": config.folds, "augment": "" if augment else None}
+        options["printed"] = "" if printed else None
+        if protocol == "lbfgs" and config.l2 is not None:
+            options["l2"] = "_".join(f"{l2:g}" for l2 in config.l2)
         yield protocol, {**options, "seed": config.seed or None}, _timed(result, began)
 
 
@@ -195,12 +211,18 @@ def _timed(result: Result, began: float) -> Result:
     return result | {"seconds_probe": round(time.perf_counter() - began, 3)}
 
 
+def _data_wait(*extractions: Extraction) -> float | None:
+    """The largest share of the time that one of them waited for images; None: none was computed."""
+    waits = [each.data_wait for each in extractions if each.data_wait is not None]
+    return max(waits, default=None)
+
+
 def _told(train: Extraction, test: Extraction, folder: Path) -> str:
     """One line for people: what was computed, what came from the cache, and the time."""
     computed = [layer for layer in train.pools if layer in (*train.computed, *test.computed)]
     cached = [layer for layer in train.pools if layer not in computed]
-    waits = [wait for wait in (train.data_wait, test.data_wait) if wait is not None]
-    parts = [f"{', '.join(computed)} computed, {max(waits):.0%} data wait"] if computed else []
+    wait = _data_wait(train, test)
+    parts = [f"{', '.join(computed)} computed, {wait:.0%} data wait"] if computed else []
     parts += [f"{', '.join(cached)} from the cache"] if cached else []
     seconds = train.seconds + test.seconds
     return f"features of {'; '.join(parts)}; {seconds:.1f} s ({folder / 'features'})"

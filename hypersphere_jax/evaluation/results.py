@@ -17,12 +17,11 @@ HEADERS = {
     "step": "step",
     "layer": "layer",
     "protocol": "protocol",
-    "valid": "held out (%)",
-    "top1": "top-1 (%)",
-    "interval": "95% interval",
-    "top5": "top-5 (%)",
+    "valid": "held out",
+    "top1": "top-1 ± 95%",
+    "top5": "top-5",
     "chosen": "chosen",
-    "seconds": "seconds",
+    "seconds": "s",
 }
 
 
@@ -46,9 +45,11 @@ def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
     for key, what in (("d", "d {}"), ("n", "{:,} test samples")):
         values = {result[key] for result in results}
         titles += [what.format(*values)] if len(values) == 1 else []
-    width = max(len(f"{row['seconds']:.2f}") for row in rows)
-    for row in rows:
-        row["seconds"] = f"{row['seconds']:{width}.2f}"
+    titles.append("accuracies in percent")
+    for row, result in zip(rows, results, strict=True):
+        low, high = result.get("top1_interval") or (row["top1"], row["top1"])
+        row["top1"] = f"{row['top1']:.2f} ± {(high - low) / 2:.2f}"
+        row["seconds"] = f"{row['seconds']:.2f}"
     columns = [
         key for key in HEADERS if key not in shared and any(row[key] is not None for row in rows)
     ]
@@ -72,7 +73,7 @@ def write(path: Path, results: Sequence[Result]) -> None:
 
 def _row(result: Result) -> Result:
     """The values of the table's columns."""
-    interval, chosen = result.get("top1_interval"), result.get("chosen") or {}
+    chosen = result.get("chosen") or {}
     return {
         "run": result.get("run", result.get("features")),
         "step": result.get("step"),
@@ -80,7 +81,6 @@ def _row(result: Result) -> Result:
         "protocol": _protocol(result),
         "valid": result.get("valid_top1"),
         "top1": result["top1"],
-        "interval": None if interval is None else "{:.2f}-{:.2f}".format(*interval),
         "top5": result.get("top5"),
         "chosen": ", ".join(f"{SHORT.get(k, k)}={v:g}" for k, v in chosen.items()) or None,
         "seconds": result["seconds_probe"],
@@ -90,7 +90,11 @@ def _row(result: Result) -> Result:
 def _protocol(result: Result) -> str:
     """The protocol with its options, but for usual ones."""
     if result["protocol"] != "knn":
-        return result["protocol"] + ("+augment" if result.get("augment") else "")
+        options = [" as printed"] if result.get("as_printed") else []
+        options += ["+augment"] if result.get("augment") else []
+        # A fit that did not end at the optimum is marked.
+        options += ["*"] if result.get("converged") is False else []
+        return "".join([result["protocol"], *options])
     usual = {"metric": "cosine", "vote": "majority"}
     unusual = [result[key] for key in usual if result.get(key, usual[key]) != usual[key]]
     return " ".join([f"knn {result['k']}", *unusual])
