@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import data, feed, hosts, models, runs, sharding, training
+from hypersphere_jax import data, hosts, models, runs, sharding, training
 from hypersphere_jax.augment.recipes import CROP_FLIP
 from hypersphere_jax.config import (
     FinetuneConfig,
@@ -20,7 +20,7 @@ from hypersphere_jax.config import (
     require,
 )
 from hypersphere_jax.data import Dataset, Source, views
-from hypersphere_jax.evaluation.forward import batch_size, make_layers, one_crop
+from hypersphere_jax.evaluation.features import split_features
 
 # Of the labels, to train on where the learning rate is chosen; the others choose it.
 FITTING = 0.8
@@ -119,16 +119,10 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
       devices: of this host to compute on; None: all.
     """
     encoder = runs.load_encoder(folder)
-    here = sharding.local_devices(devices)
-    size, crop = batch_size(len(source), here), one_crop(encoder.config, source)
-    logits = make_layers(encoder.config, encoder.apply, ["logits"], here, size, crop is not None)
-    weights = sharding.replicate((encoder.params, encoder.stats), here)
-    ranks = []
-    for batch in feed.in_order(encoder.config, source, size, here, crop):
-        known = (batch.indices >= 0) & (batch.labels >= 0)
-        order = np.argsort(-logits(weights, batch.images)["logits"], axis=1, kind="stable")
-        ranks.append((order == batch.labels[:, None]).argmax(axis=1)[known])
-    rank = np.concatenate(ranks)
+    logits = split_features(encoder, source, ["logits"], sharding.local_devices(devices))["logits"]
+    labels = np.asarray(logits.labels)
+    order = np.argsort(-logits.x[labels >= 0], axis=1, kind="stable")
+    rank = (order == labels[labels >= 0, None]).argmax(axis=1)
     require(len(rank) > 0, f"no image of {source.origin} has a label")
     top5 = 100 * float(np.mean(rank < 5)) if encoder.config.model.num_classes > 5 else None
     top1 = 100 * float(np.mean(rank < 1))
