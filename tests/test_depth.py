@@ -18,7 +18,7 @@ from PIL import Image
 from test_cli import fails, run_py
 
 import experiments
-from hypersphere_jax import augment, checkpoint, data, models, runs, training
+from hypersphere_jax import assembly, augment, checkpoint, data, models, runs
 from hypersphere_jax.config import DataConfig, DepthConfig, ModelConfig, RuntimeConfig, UserError
 from hypersphere_jax.data import nyu
 from hypersphere_jax.evaluation import depth, depth_fit
@@ -238,7 +238,7 @@ def top(mat, tmp_path_factory):
             runtime=RuntimeConfig(cache_dir=str(folder / "cache")),
         )
         dataset = data.load(config.data)
-        config = training.resolve(config, dataset)
+        config = assembly.resolve(config, dataset)
         runs.open_folder(config, jax.devices()[:1], dataset.digest(), "")
         _, params, stats = models.create(config.model, jax.random.key(seed))
         with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:
