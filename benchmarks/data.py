@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax import augment, data, feed, models, sharding, training
+from hypersphere_jax import assembly, augment, data, feed, models, sharding
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -50,7 +50,7 @@ def pipelines(
         optimizer=OptimizerConfig(batch_size=batch_size),
     )
     dataset = data.load(config)
-    whole = training.resolve(whole, dataset)
+    whole = assembly.resolve(whole, dataset)
     sampler = Sampler(len(dataset.pretrain), batch_size, 0)
     devices = sharding.local_devices(1)
     runtimes = {

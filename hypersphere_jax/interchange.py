@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import checkpoint, data, models, runs, sharding, training
+from hypersphere_jax import assembly, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import (
     ExportConfig,
     ImportConfig,
@@ -77,7 +77,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     require(config.file.is_file(), f"{config.file}: there is no such file")
     state, left = encoder_of(read_state(config.file), config.model.name, config.prefix)
     dataset = data.load(config.data)
-    run = training.resolve(_with_stem(run, state), dataset)
+    run = assembly.resolve(_with_stem(run, state), dataset)
     if config.fresh_head:
         state, old = _without_head(run.model, state)
         left += old

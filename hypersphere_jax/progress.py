@@ -1,4 +1,4 @@
-"""How far a training run is: a bar on a terminal, else a line now and then."""
+"""How far a training run is, and how fast: a bar on a terminal, else a line now and then."""
 
 import sys
 import time
@@ -72,6 +72,46 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class Meter:
+    """Images per second, and the share of the time in which the devices wait for data.
+
+    As a context manager it measures the waiting. Time counts from the end of the first step, which
+    compiles.
+    """
+
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
+        self._since: float | None = None
+
+    def __enter__(self):
+        self._waits_since = time.perf_counter()
+
+    def __exit__(self, *_):
+        if self._since is not None:
+            self._waited += time.perf_counter() - self._waits_since
+
+    def step_done(self) -> None:
+        if self._since is None:
+            self._reset()
+        else:
+            self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """The figures since the last reading; empty when that is no whole step."""
+        passed = time.perf_counter() - self._since
+        steps, waited = self._steps, self._waited
+        self._reset()
+        if not steps:
+            return {}
+        return {
+            "images_per_s": round(steps * self._batch_size / passed, 1),
+            "data_wait": round(waited / passed, 4),
+        }
+
+    def _reset(self) -> None:
+        self._since, self._steps, self._waited = time.perf_counter(), 0, 0.0
 
 
 def track(items: Iterable[Item], name: str, count: int | None = None) -> Iterator[Item]:

@@ -23,12 +23,25 @@ from rich.text import Text
 from hypersphere_jax import runs
 from hypersphere_jax.config import UserError
 
-HEADERS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "uniform_optimum": "optimal uniform"}
+HEADERS = {
+    "top1": "top-1 (%)",
+    "top1_interval": "95% interval",
+    "top5": "top-5 (%)",
+    "uniform_optimum": "optimal uniform",
+}
+# Of a result, what nobody compares; the times that its parts took are left out as well.
+HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait")
+# Of pictures named as a result, by its protocol.
+CAPTIONS = {
+    "metrics": "positive pairs, classes, singular values, projections: those that were measured",
+    "depth": "test images, their true and their predicted depths",
+}
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
 h1, p, pre, td, figcaption { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
@@ -94,8 +107,9 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
       path: of the HTML file.
       title: of the page.
       blocks: from top to bottom, each a tuple of a kind and its content:
-        ("heading", text), ("text", text), ("table", columns, rows), ("figure", path of a PNG,
-        caption), ("config", nested dict), ("command", text of a shell command).
+        ("heading", text), ("subheading", text), ("text", text), ("table", columns, rows),
+        ("figure", path of a PNG, caption), ("config", nested dict), ("command", text of shell
+        commands).
 
     Returns:
       The path.
@@ -133,12 +147,15 @@ def run_report(run_dir: str | Path) -> Path:
         from hypersphere_jax import plots
 
         plots.training_curves({name: records}, run_dir / "figures" / "training_curves.png")
-    pictures = sorted((run_dir / "figures").glob("*.png"))
+    pictures = {path.stem: path for path in sorted((run_dir / "figures").glob("*.png"))}
+    curves = pictures.pop("training_curves", None)
     blocks = [
+        ("heading", "Training"),
         ("text", _progress(records)),
+        *([("figure", curves, "training curves")] if curves else []),
         ("heading", "Evaluation"),
-        *_evaluations(run_dir),
-        *(("figure", picture, picture.stem.replace("_", " ")) for picture in pictures),
+        *_evaluations([run_dir], pictures),
+        *(("figure", path, stem.replace("_", " ")) for stem, path in pictures.items()),
         ("heading", "Configuration"),
         ("config", saved),
         ("heading", "Next"),
@@ -148,33 +165,32 @@ def run_report(run_dir: str | Path) -> Path:
     return write_page(run_dir / "report.html", name, blocks)
 
 
-def _evaluations(run_dir: Path) -> Iterable[tuple]:
-    """A table for each protocol, with the keys that one compares; the files hold the rest."""
-    files = sorted((run_dir / "eval").glob("*.json"))
-    results: dict[str, list[dict]] = {}
-    for file in files:
-        result = {"file": file.stem} | runs.read_json(file)
-        results.setdefault(str(result.get("protocol", file.stem)), []).append(result)
-    for protocol, found in results.items():
-        keys = dict.fromkeys(
-            key
-            for result in found
-            for key, value in result.items()
-            if key not in ("run", "data", "protocol") and not _is_long(value)
-        )
-        rows = [[result.get(key) for key in keys] for result in found]
-        yield ("text", protocol)
-        yield ("table", [HEADERS.get(key, key.replace("_", " ")) for key in keys], rows)
-    if not files:
+def _evaluations(run_dirs: Sequence[str | Path], pictures: dict[str, Path]) -> Iterable[tuple]:
+    """The tables; and after each, taken out of the pictures, those named as its results."""
+    tables = eval_tables(run_dirs)
+    for protocol, (columns, rows) in tables.items():
+        yield ("subheading", protocol)
+        yield ("table", columns, rows)
+        for stem in (row[columns.index("file")] for row in rows):
+            if stem in pictures:
+                caption = f"{stem}: {CAPTIONS[protocol]}" if protocol in CAPTIONS else stem
+                yield ("figure", pictures.pop(stem), caption)
+    if not tables:
         yield ("text", "Nothing was evaluated yet.")
 
 
 def _commands(run_dir: Path, saved: Mapping) -> list[str]:
-    """What to type next: the probe, and the command that started the run if it is on record."""
+    """What to type next, and the command that started the run if it is on record."""
+    config = saved.get("config", {})
+    if str(config.get("data", {}).get("recipe")).startswith("nyu_depth"):
+        verbs = ["depth", "metrics"]
+    else:
+        has_classifier = config.get("model", {}).get("num_classes")
+        verbs = ["probe", "metrics", *([] if has_classifier else ["finetune"])]
     sessions = saved.get("sessions") or [{}]
     typed = sessions[-1].get("command", "")
     continues = [typed] if typed.startswith("python ") else []
-    return [f"python run.py probe {shlex.quote(str(run_dir))}", *continues]
+    return [*(f"python run.py {verb} {shlex.quote(str(run_dir))}" for verb in verbs), *continues]
 
 
 def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
@@ -196,10 +212,9 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     plots.training_curves(
         {name: runs.read_metrics(run_dir) for name, run_dir in folders.items()}, curves
     )
-    columns, rows = eval_table(run_dirs)
     blocks = [
         ("heading", "Evaluation"),
-        ("table", columns, rows) if rows else ("text", "Nothing was evaluated yet."),
+        *_evaluations(run_dirs, {}),
         ("heading", "Settings that differ"),
         ("table", *_differing_settings(configs)),
         ("heading", "Training"),
@@ -208,25 +223,39 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     return write_page(path, title, blocks)
 
 
-def eval_table(run_dirs: Sequence[str | Path]) -> tuple[list[str], list[list]]:
-    """Columns and rows of all eval/*.json of some runs, one row a file.
+def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], list[list]]]:
+    """Columns and rows of all eval/*.json of some runs: a table a protocol, in it one row a file.
 
-    The first column is the run's name where there are several runs.
+    A table has what one compares: neither lists, such as a confusion matrix, nor times. The first
+    column is the run's name where there are several runs.
     """
-    results = [
-        {"run": name, "protocol": file.stem} | runs.read_json(file) | {"run": name}
-        for name, run_dir in _names(run_dirs).items()
-        for file in sorted((run_dir / "eval").glob("*.json"))
-    ]
-    # Lists, such as a confusion matrix, are for the files.
-    keys = dict.fromkeys(k for result in results for k, v in result.items() if not _is_long(v))
-    keys = list(keys)
-    if len(run_dirs) == 1:
-        keys = [key for key in keys if key != "run"]
-    # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
-    keys.sort(key=lambda key: any(isinstance(result.get(key), dict) for result in results))
-    columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
-    return columns, [[result.get(key) for key in keys] for result in results]
+    results: dict[str, list[dict]] = {}
+    for name, run_dir in _names(run_dirs).items():
+        for file in sorted((run_dir / "eval").glob("*.json")):
+            result = runs.read_json(file)
+            place = {"run": name} if len(run_dirs) > 1 else {}
+            row = place | {"file": file.stem} | _compared(result)
+            results.setdefault(str(result.get("protocol", file.stem)), []).append(row)
+    tables = {}
+    for protocol, found in results.items():
+        keys = list(dict.fromkeys(k for row in found for k, v in row.items() if v is not None))
+        # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
+        keys.sort(key=lambda key: any(isinstance(row.get(key), Mapping) for row in found))
+        columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
+        tables[protocol] = columns, [[row.get(key) for key in keys] for row in found]
+    return tables
+
+
+def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a result's row; one with a standard error is text."""
+    row = {}
+    for key, value in result.items():
+        lists = isinstance(value, list) and not key.endswith("_interval")
+        if lists or key in HIDDEN or "seconds" in key or key.endswith("_standard_error"):
+            continue
+        error = result.get(f"{key}_standard_error")
+        row[key] = value if error is None else with_error(value, error)
+    return row
 
 
 # Reading a run's folder.
@@ -257,11 +286,6 @@ def _progress(records: Sequence[Mapping]) -> str:
         if loss is None or not math.isfinite(loss):
             return f"The loss was not finite at step {record['step']}. Last record: {last}."
     return f"Last record: {last}."
-
-
-def _is_long(value: Any) -> bool:
-    """Whether it would not fit into a table: a list, unless of two numbers, an interval."""
-    return isinstance(value, list) and not (len(value) == 2 and all(map(_is_number, value)))
 
 
 def _flat(settings: Mapping, prefix: str = "") -> dict[str, str]:
@@ -352,6 +376,7 @@ def _config_rows(settings: Mapping, depth: int) -> str:
 
 RENDERERS = {
     "heading": partial(_tag, "h2"),
+    "subheading": partial(_tag, "h3"),
     "text": partial(_tag, "p"),
     "command": partial(_tag, "pre"),
     "table": _table,

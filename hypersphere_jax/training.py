@@ -1,82 +1,26 @@
 """The one training loop: from a config to a run's folder, exactly resumable at any moment."""
 
 import contextlib
-import dataclasses
 import functools
-import logging
 import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from hypersphere_jax import augment, checkpoint, data, hosts, models, runs, sharding
-from hypersphere_jax.config import PretrainConfig, Stopped, UserError, require
-from hypersphere_jax.data import views
+from hypersphere_jax import checkpoint, data, hosts, models, runs, sharding
+from hypersphere_jax.assembly import check_groups, from_run, labelled, resolve, step_of
+from hypersphere_jax.config import PretrainConfig, Stopped, UserError
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.evaluation.during import make_evaluation
 from hypersphere_jax.feed import feed, is_resident
-from hypersphere_jax.moco import momentum_schedule, queue_init
+from hypersphere_jax.moco import queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.progress import Progress, track
-from hypersphere_jax.shuffle import shuffle
-from hypersphere_jax.train_step import (
-    Momentum,
-    TrainState,
-    init_state,
-    make_moco_step,
-    make_objective,
-    make_queue_objective,
-    make_step,
-)
-
-logger = logging.getLogger("hypersphere_jax")
-
-
-def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
-    """Fills in what the config leaves open: recipe, image size, channels, classes, batch norm.
-
-    A file is named by its whole path, so that the run can be evaluated from any folder.
-    """
-    recipe = config.data.recipe or dataset.recipe
-    shape, size = dataset.pretrain.image_shape, config.model.image_size
-    require(
-        bool(shape or size),
-        f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
-        "enter the network, such as --image-size 224",
-    )
-    size = size or max(shape[:2])
-    extra = config.data.extra_channels
-    image = jax.ShapeDtypeStruct(shape or (size, size, 3 + extra), np.uint8)
-    try:
-        evaluate = augment.make_evaluate(recipe, size, extra_channels=extra)
-        view = jax.eval_shape(evaluate, image)
-    except ValueError as error:
-        raise UserError(f"--recipe {recipe}: {error}") from error
-    supervised = config.objective.supervised_weight > 0
-    require(
-        bool(dataset.class_names) or not supervised,
-        f"--supervised-weight: the images of {dataset.origin} have no labels",
-    )
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
-        model=models.resolved(
-            dataclasses.replace(
-                config.model,
-                image_size=size,
-                channels=view.shape[-1],
-                num_classes=len(dataset.class_names) if supervised else 0,
-                batch_norm=config.model.batch_norm
-                or ("split" if config.moco.queue_size else "sync"),
-            )
-        ),
-    )
+from hypersphere_jax.progress import Meter, Progress, track
+from hypersphere_jax.signals import StopSignals
+from hypersphere_jax.train_step import Momentum, TrainState, init_state
 
 
 def train(config: PretrainConfig, command: str = "") -> Path:
@@ -96,21 +40,21 @@ def train(config: PretrainConfig, command: str = "") -> Path:
     """
     hosts.join(config.runtime)
     with hosts.ending_together(), contextlib.ExitStack() as held:
-        stop = held.enter_context(_StopSignals())
+        stop = held.enter_context(StopSignals())
         return _train(config, command or "the same command", stop, held)
 
 
 def _train(
-    config: PretrainConfig, command: str, stop: "_StopSignals", held: contextlib.ExitStack
+    config: PretrainConfig, command: str, stop: StopSignals, held: contextlib.ExitStack
 ) -> Path:
     devices = sharding.everywhere(config.runtime.devices)
     sharding.share(config.optimizer.batch_size, devices)
     dataset = data.load(config.data)
     config = resolve(config, dataset)
-    _check_groups(config, len(devices))
+    check_groups(config, len(devices))
     digest = dataset.digest()
     if config.objective.supervised_weight:
-        dataset = _labelled(dataset)
+        dataset = labelled(dataset)
     sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
     total = config.optimizer.epochs * sampler.steps_per_epoch
     schedule = make_schedule(config.optimizer, total)
@@ -120,7 +64,7 @@ def _train(
     folder, runtime = runs.folder_of(config), config.runtime
     first = hosts.is_first()
     if first and config.init_from is not None and not checkpoint.steps(folder / "checkpoints"):
-        params, stats = _from_run(config, params, stats)
+        params, stats = from_run(config, params, stats)
     state = init_state(params, stats, optimizer)
     if config.moco.queue_size:
         queue = queue_init(jax.random.fold_in(run_key, 2), config.moco.queue_size, config.model.dim)
@@ -156,14 +100,14 @@ def _train(
     start = int(state.step)
 
     step_fn = sharding.pmap(
-        _make_step(config, apply, optimizer, dataset, total, resident), devices, donate=(0,)
+        step_of(config, apply, optimizer, dataset, total, resident), devices, donate=(0,)
     )
     state = sharding.replicate(state, devices)
     key = sharding.replicate(jax.random.fold_in(run_key, 1), devices)
 
     unchecked: list[tuple[int, Any]] = []
     saved = start
-    meter = _Meter(config.optimizer.batch_size)
+    meter = Meter(config.optimizer.batch_size)
     writer: Any = runs.MetricsWriter(folder, start) if first else _Elsewhere()
     progress: Any = Progress(config.name, start, total) if first else _Elsewhere()
     try:
@@ -231,105 +175,11 @@ def _train(
     return folder
 
 
-def _labelled(dataset: data.Dataset) -> data.Dataset:
-    """The data with labelled images alone to train on."""
-    labels = np.asarray(dataset.train.labels)
-    known, classes = np.flatnonzero(labels >= 0), np.unique(labels[labels >= 0])
-    require(
-        len(classes) > 1,
-        f"--supervised-weight: the labelled images of {dataset.origin} are all of one class, and "
-        "two are needed",
-    )
-    train = dataset.train
-    if len(known) < len(labels):
-        train = views.Subset(train, known, "labelled images")
-    return dataset._replace(train=train, pretrain=train)
-
-
-def _make_step(
-    config: PretrainConfig,
-    apply: Callable,
-    optimizer: Any,
-    dataset: data.Dataset,
-    total: int,
-    resident: bool,
-) -> Callable:
-    """The step of one device that a config describes, with a queue or without."""
-    transform = augment.make_augment(
-        config.data.recipe,
-        config.model.image_size,
-        cropped=dataset.pretrain.image_shape is None,
-        extra_channels=config.data.extra_channels,
-    )
-    options = {"axis_name": sharding.AXIS}
-    if not config.moco.queue_size:
-        objective = make_objective(config.objective)
-        return make_step(apply, objective, optimizer, transform, **options)
-    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
-    return make_moco_step(
-        apply,
-        make_queue_objective(config.objective),
-        optimizer,
-        transform,
-        decay=momentum_schedule(config.moco.ema_decay, final, total),
-        own_stats=config.moco.ema_stats == "own",
-        separate=_separate(config),
-        resident=resident,
-        **options,
-    )
-
-
-def _separate(config: PretrainConfig) -> Callable | None:
-    """Puts keys into other groups of batch norm than their queries, where there are groups."""
-    if config.model.batch_norm == "sync":
-        return None
-    groups = config.model.bn_groups if config.model.batch_norm == "split" else None
-    return functools.partial(shuffle, groups=groups, axis_name=sharding.AXIS)
-
-
-def _check_groups(config: PretrainConfig, devices: int) -> None:
-    """Refuses batch norm's groups before a folder is made, where the step would only later."""
-    norm, groups = config.model.batch_norm, config.model.bn_groups
-    batch_size = config.optimizer.batch_size
-    if norm == "split":
-        require(
-            groups % devices == 0 and batch_size % groups == 0,
-            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
-            f"--batch-size {batch_size}",
-        )
-    if not config.moco.queue_size:
-        return
-    require(
-        not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
-        "keys would have the batch statistics of their queries' images, which give the positives "
-        "away: with a queue on one device take --batch-norm split with several --bn-groups",
-    )
-    if norm == "sync":
-        logger.warning(
-            "--batch-norm sync with a queue: keys have the batch statistics of their queries' "
-            "images, which give the positives away; split or local keep them apart"
-        )
-
-
-def _decoding(stop: "_StopSignals", items: Sequence[int]) -> Iterator[int]:
+def _decoding(stop: StopSignals, items: Sequence[int]) -> Iterator[int]:
     for item in track(items, "decoding"):
         if stop.asked:
             raise Stopped("stopped while decoding the images; nothing was trained yet")
         yield item
-
-
-def _from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
-    """Parameters and statistics of the run to start from; a classifier of its own stays fresh."""
-    folder = runs.find(config.init_from)
-    its = runs.read_config(folder).model
-    classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
-    source = dataclasses.replace(config.model, **classifier)
-    _, source_params, source_stats = models.abstract(source)
-    like = {"params": source_params, "stats": source_stats}
-    _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
-    if source != config.model:  # in their classifiers, that is
-        tree["params"] = models.with_classifier(tree["params"], params)
-    return tree["params"], tree["stats"]
 
 
 class _Elsewhere:
@@ -371,66 +221,3 @@ def _finite(state: TrainState, step: int) -> dict[str, Any]:
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
             raise _Diverged(f"parameters or optimizer state that are not finite at step {step}")
     return tree
-
-
-class _Meter:
-    """Images per second, and the share of the time in which the devices wait for data.
-
-    As a context manager it measures the waiting. Time counts from the end of the first step, which
-    compiles.
-    """
-
-    def __init__(self, batch_size: int):
-        self._batch_size = batch_size
-        self._since: float | None = None
-
-    def __enter__(self):
-        self._waits_since = time.perf_counter()
-
-    def __exit__(self, *_):
-        if self._since is not None:
-            self._waited += time.perf_counter() - self._waits_since
-
-    def step_done(self) -> None:
-        if self._since is None:
-            self._reset()
-        else:
-            self._steps += 1
-
-    def read(self) -> dict[str, float]:
-        """The figures since the last reading; empty when that is no whole step."""
-        passed = time.perf_counter() - self._since
-        steps, waited = self._steps, self._waited
-        self._reset()
-        if not steps:
-            return {}
-        return {
-            "images_per_s": round(steps * self._batch_size / passed, 1),
-            "data_wait": round(waited / passed, 4),
-        }
-
-    def _reset(self) -> None:
-        self._since, self._steps, self._waited = time.perf_counter(), 0, 0.0
-
-
-class _StopSignals:
-    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once."""
-
-    def __init__(self):
-        self.asked = False
-
-    def __enter__(self) -> "_StopSignals":
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._stop)
-        return self
-
-    def _stop(self, number, frame):
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,10 @@
-"""What runs are compared by: the whole state of a checkpoint, and the metrics but for the time."""
+"""What runs are compared by (states of checkpoints, metrics but for the time), and a kill."""
+
+import contextlib
 
 import jax
 import numpy as np
+import pytest
 
 from hypersphere_jax import checkpoint, models, runs
 from hypersphere_jax.moco import queue_init
@@ -37,3 +40,19 @@ def assert_same_run(folder, other):
     """To the bit."""
     jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
     assert timeless(folder) == timeless(other)
+
+
+@contextlib.contextmanager
+def killed_after_checkpoint(step):
+    """What runs inside ends as by a kill right after the checkpoint of a step."""
+    original = checkpoint.Checkpoints.save
+
+    def save(self, at, tree):
+        original(self, at, tree)
+        if at == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            yield

@@ -18,10 +18,10 @@ from PIL import Image
 from test_cli import fails, run_py
 
 import experiments
-from hypersphere_jax import augment, checkpoint, data, models, runs, training
+from hypersphere_jax import assembly, augment, checkpoint, data, models, runs
 from hypersphere_jax.config import DataConfig, DepthConfig, ModelConfig, RuntimeConfig, UserError
 from hypersphere_jax.data import nyu
-from hypersphere_jax.evaluation import depth
+from hypersphere_jax.evaluation import depth, depth_fit
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.optimizers import make_schedule
 
@@ -102,7 +102,7 @@ def some_split(rng, n=24, side=3, channels=16, size=12):
     noise = rng.standard_normal((n, side, side, channels - 1))
     x = np.concatenate([coarse[..., None], noise], axis=-1).reshape(n, -1)
     depths = np.kron(coarse, np.ones((size // side, size // side)))
-    return depth.Split(x.astype(np.float32), depths.astype(np.float32))
+    return depth_fit.Split(x.astype(np.float32), depths.astype(np.float32))
 
 
 def test_predictor_learns_a_tiny_set_and_no_hole_in_it(rng):
@@ -113,19 +113,19 @@ def test_predictor_learns_a_tiny_set_and_no_hole_in_it(rng):
     rows = np.arange(20)  # the other four are wild: nobody may look at them
     split.depths[20:] = 1e6
     config = DepthConfig(("run",), batch_size=10)
-    predict = depth.fit(split, rows, (3, 3, 16), config)
-    found = depth.errors(predict, split, rows, float(split.depths[:20][~holes[:20]].mean()))
+    predict = depth_fit.fit(split, rows, (3, 3, 16), config)
+    found = depth_fit.errors(predict, split, rows, float(split.depths[:20][~holes[:20]].mean()))
     assert found["mse"] < 0.1 * found["mse_constant"]
     # Where depth is unknown, the prediction is what is around: a 0 there was no target.
     missing = predict(split.x[:20])[holes[:20]] - full[:20][holes[:20]]
     assert np.mean(np.square(missing)) < 0.3 * found["mse_constant"]
-    again = depth.fit(split, rows, (3, 3, 16), config)
+    again = depth_fit.fit(split, rows, (3, 3, 16), config)
     np.testing.assert_array_equal(predict(split.x), again(split.x))
     assert not np.array_equal(predict(split.x[:3]), predict(split.x[3:6]))
     wild = DepthConfig(("run",), batch_size=10, learning_rate=1e30, epochs=4)
     with pytest.raises(UserError, match="diverged"):
-        depth.fit(split, rows, (3, 3, 16), wild)
-    other = depth.fit(split, rows, (3, 3, 16), DepthConfig(("run",), batch_size=10, seed=1))
+        depth_fit.fit(split, rows, (3, 3, 16), wild)
+    other = depth_fit.fit(split, rows, (3, 3, 16), DepthConfig(("run",), batch_size=10, seed=1))
     assert np.abs(predict(split.x) - other(split.x)).max() > 1e-3
 
 
@@ -135,7 +135,7 @@ def test_measures_by_hand(rng, monkeypatch):
     guess = (true * rng.uniform(0.5, 2, true.shape) + 0.1).astype(np.float32)
     guess[0, 0] = -1  # below zero: far off in every ratio
     rows = np.array([0, 2, 3, 6, 5])
-    split = depth.Split(np.arange(7.0)[:, None], true)
+    split = depth_fit.Split(np.arange(7.0)[:, None], true)
 
     def predict(x):
         return guess[x[:, 0].astype(int)]
@@ -153,8 +153,8 @@ def test_measures_by_hand(rng, monkeypatch):
                 for power in (1, 2, 3):
                     sums[power] += max(floor / t, t / floor) < 1.25**power
     for chunk in (256, 2):
-        monkeypatch.setattr(depth, "CHUNK", chunk)
-        found = depth.errors(predict, split, rows, 2.5)
+        monkeypatch.setattr(depth_fit, "CHUNK", chunk)
+        found = depth_fit.errors(predict, split, rows, 2.5)
         assert found["mse"] == pytest.approx(sums["mse"] / count)
         assert found["rmse"] == pytest.approx((sums["mse"] / count) ** 0.5)
         assert found["abs_rel"] == pytest.approx(sums["abs_rel"] / count)
@@ -162,9 +162,9 @@ def test_measures_by_hand(rng, monkeypatch):
         assert found["mse_constant"] == pytest.approx(sums["constant"] / count)
         for power in (1, 2, 3):
             assert found[f"delta{power}"] == pytest.approx(100 * sums[power] / count)
-        assert depth._mean(split, rows) == pytest.approx(true[rows][true[rows] > 0].mean())
+        assert depth_fit.mean_depth(split, rows) == pytest.approx(true[rows][true[rows] > 0].mean())
     with pytest.raises(UserError, match="known depth"):
-        depth.errors(predict, depth.Split(split.x, np.zeros_like(true)), rows, 1.0)
+        depth_fit.errors(predict, depth_fit.Split(split.x, np.zeros_like(true)), rows, 1.0)
 
 
 @pytest.mark.parametrize("size", [16, 24, 50])
@@ -238,7 +238,7 @@ def top(mat, tmp_path_factory):
             runtime=RuntimeConfig(cache_dir=str(folder / "cache")),
         )
         dataset = data.load(config.data)
-        config = training.resolve(config, dataset)
+        config = assembly.resolve(config, dataset)
         runs.open_folder(config, jax.devices()[:1], dataset.digest(), "")
         _, params, stats = models.create(config.model, jax.random.key(seed))
         with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run_cases import killed_after_checkpoint
 from test_cli import fails, run_py
 from test_training import config
 
@@ -128,17 +129,8 @@ def test_stopped_anywhere_it_goes_on(pretrained, tmp_path):
     options = {"fraction": 0.1, "learning_rates": (0.01, 0.1), "epochs": 4, "batch_size": 64}
     whole, result = finetune.finetune(asked(pretrained, tmp_path / "whole", **options))
     for at in (4, 8):  # in the first candidate, and (twice) at the end of a run
-        original = checkpoint.Checkpoints.save
-
-        def save(self, step, tree, at=at, original=original):
-            original(self, step, tree)
-            if step == at:
-                raise KeyboardInterrupt
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint.Checkpoints, "save", save)
-            with pytest.raises(KeyboardInterrupt):
-                finetune.finetune(asked(pretrained, tmp_path / "cut", **options))
+        with killed_after_checkpoint(at):
+            finetune.finetune(asked(pretrained, tmp_path / "cut", **options))
     folder, again = finetune.finetune(asked(pretrained, tmp_path / "cut", **options))
     assert again == result
     jax.tree.map(np.testing.assert_array_equal, weights(folder), weights(whole))

@@ -341,7 +341,7 @@ def test_all_parts_of_a_run(run):
     found = json.loads((run / "eval" / f"{name}.json").read_text())
     assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
     # Lists stay in the files: a table of runs has what one reads.
-    columns, _ = report.eval_table([run])
+    columns, _ = report.eval_tables([run])["metrics"]
     assert "effective rank" in columns and not {"singular values", "projections"} & set(columns)
     encoder, devices = runs.load_encoder(run), jax.devices()[:1]
     test = runs.load_data(run).test

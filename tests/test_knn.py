@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from test_cli import run_py
 
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import neighbours
+from hypersphere_jax.evaluation import neighbours, rows, screening
 from hypersphere_jax.evaluation.knn import knn_predict, knn_probe
 from hypersphere_jax.evaluation.neighbours import nearest
 
@@ -253,18 +253,18 @@ def test_screening_hides_no_mistake(rng, monkeypatch):
     search = []
     in_whole_bank = neighbours._in_whole_bank
 
-    def counted(bank, queries, asking, k, unit):
-        search.append(len(asking))
-        return in_whole_bank(bank, queries, asking, k, unit)
+    def counted(bank, queries, doubtful, k, unit):
+        search.append(len(doubtful))
+        return in_whole_bank(bank, queries, doubtful, k, unit)
 
     monkeypatch.setattr(neighbours, "_in_whole_bank", counted)
     nearest(bank, queries, 5, metric="euclidean")
     assert sum(search) == 0
     # Six digits less than float32 has, in products of which each is wrong.
-    step = neighbours._search
-    monkeypatch.setattr(neighbours, "UNDERFLOW", 1.0)
+    step = screening._search
+    monkeypatch.setattr(screening, "UNDERFLOW", 1.0)
     monkeypatch.setattr(
-        neighbours, "_search", lambda q, *rest: step(q + 0.01 * jnp.sin(1e4 * q), *rest)
+        screening, "_search", lambda q, *rest: step(q + 0.01 * jnp.sin(1e4 * q), *rest)
     )
     found = nearest(bank, queries, 5, metric="euclidean")
     np.testing.assert_array_equal(found.positions, expected.positions)
@@ -351,7 +351,7 @@ def test_features_are_read_in_blocks(rng):
 
     bank, queries = (Spy(rng.normal(size=(n, 512)).astype(np.float32)) for n in (3000, 700))
     found = nearest(bank, queries, 5)
-    assert 0 < bank.largest <= neighbours.CHUNK and 0 < queries.largest <= neighbours.CHUNK
+    assert 0 < bank.largest <= rows.CHUNK and 0 < queries.largest <= rows.CHUNK
     np.testing.assert_array_equal(found.positions, order_of(bank.x, queries.x, 5, "cosine"))
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from run_cases import assert_same_run, state_of
 
-from hypersphere_jax import checkpoint, data, runs, sharding, training
+from hypersphere_jax import assembly, checkpoint, data, runs, sharding, training
 from hypersphere_jax.config import (
     DataConfig,
     MocoConfig,
@@ -152,7 +152,7 @@ def first_step(devices, moco=None, steps=1, **options):
     source = data.Arrays(IMAGES, np.zeros(SIZE, np.int32), ("a",), "here")
     optimizer = optax.sgd(0.5)
     dataset = data.Dataset(source, None, source, "none")
-    step = training._make_step(made, telling, optimizer, dataset, 10, resident=True)
+    step = assembly.step_of(made, telling, optimizer, dataset, 10, resident=True)
     local = sharding.local_devices(devices)
     params = {"w": jnp.array([[0.01, 0.3]])}
     stats = {"seen": jnp.zeros((devices, SIZE // devices))}

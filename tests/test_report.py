@@ -191,7 +191,7 @@ def test_run_report_shows_the_run(tmp_path, picture):
     assert path == run / "report.html"
     curves = run / "figures" / "training_curves.png"
     assert matplotlib.image.imread(curves).shape[1] > 1000
-    assert page.images()[1] == curves.read_bytes() and len(page.images()) == 2
+    assert page.images()[0] == curves.read_bytes() and len(page.images()) == 2
     for text in (
         "digits & <more>",
         "augmented pairs",
@@ -246,29 +246,74 @@ def test_broken_result_is_named(tmp_path, content):
         report.run_report(run)
 
 
-def test_eval_table_joins_protocols_and_runs(tmp_path):
+def test_eval_tables_join_runs_by_protocol(tmp_path):
     runs = [make_run(tmp_path / "a" / "first"), make_run(tmp_path / "a" / "second")]
-    columns, rows = report.eval_table(runs)
-    # Groups stand last; a protocol has gaps where another has values.
-    shared = [
-        "protocol",
-        "split",
-        "top-1 (%)",
-        "n",
-        "align",
-        "uniform",
-        "optimal uniform",
-        "chosen",
-    ]
-    assert columns == ["run", *shared]
-    assert rows[0] == ["first", "lbfgs", "test", 97.25, 397, None, None, None, {"C": 1e-4}]
-    assert rows[3] == ["second", "metrics", None, None, None, 0.21, -3.7, -3.875, None]
-    assert report.eval_table(runs[:1]) == (shared, [row[1:] for row in rows[:2]])
+    tables = report.eval_tables(runs)
+    assert list(tables) == ["lbfgs", "metrics"]
+    # Groups stand last.
+    assert tables["lbfgs"] == (
+        ["run", "file", "split", "top-1 (%)", "n", "chosen"],
+        [[name, "lbfgs", "test", 97.25, 397, {"C": 1e-4}] for name in ("first", "second")],
+    )
+    columns, rows = tables["metrics"]
+    assert columns == ["run", "file", "align", "uniform", "optimal uniform"]
+    assert rows[1] == ["second", "metrics", 0.21, -3.7, -3.875]
+    one = report.eval_tables(runs[:1])
+    assert one == {name: (c[1:], [row[1:] for row in r[:1]]) for name, (c, r) in tables.items()}
     namesake = make_run(tmp_path / "b" / "first")
-    assert {row[0] for row in report.eval_table([runs[0], namesake])[1]} == {
-        str(runs[0]),
-        str(namesake),
+    rows = report.eval_tables([runs[0], namesake])["lbfgs"][1]
+    assert {row[0] for row in rows} == {str(runs[0]), str(namesake)}
+
+
+def test_tables_show_what_one_compares(tmp_path):
+    """Results as the verbs write them: what is long, unknown, or a time stays in the file."""
+    run = make_run(tmp_path / "run")
+    about = {"protocol": "finetune", "init_from": "/a/long/path", "layer": "backbone"}
+    found = {
+        **{"top1": 90.0, "top1_interval": [88.0, 92.5], "top5": None, "learning_rates": [0.1, 0.2]},
+        **{"seconds": 3.0, "fit_seconds": 1.0, "data_wait": 0.25, "confusion": [[1, 2], [3, 4]]},
+        **{"align": 0.5, "align_standard_error": 0.013, "chosen": {"learning_rate": 0.1}},
     }
+    (run / "eval" / "finetune.json").write_text(json.dumps(about | found))
+    columns, rows = report.eval_tables([run])["finetune"]
+    assert columns == ["file", "layer", "top-1 (%)", "95% interval", "align", "chosen"]
+    assert rows == [
+        ["finetune", "backbone", 90.0, [88.0, 92.5], "0.500 ± 0.013", {"learning_rate": 0.1}]
+    ]
+
+
+def test_pictures_stand_below_their_results(tmp_path, picture):
+    run = make_run(tmp_path / "run")
+    (run / "figures").mkdir()
+    depth = {"protocol": "depth", "layer": "conv5", "mse": 1.25}
+    (run / "eval" / "depth-conv5.json").write_text(json.dumps(depth))
+    for name in ("metrics", "depth-conv5", "augmented_pairs"):
+        (run / "figures" / f"{name}.png").write_bytes(picture.read_bytes())
+    page = Page(report.run_report(run))
+    assert len(page.images()) == 4
+    captions = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    assert captions[0] == "training curves" and captions[3] == "augmented pairs"
+    assert captions[1].startswith("depth-conv5: test images")
+    assert captions[2].startswith("metrics: positive pairs")
+    order = [page.text.index(text) for text in ("1.250", captions[1], "lbfgs", captions[2])]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("config", "verbs"),
+    [
+        ({}, ["probe", "metrics", "finetune"]),
+        ({"model": {"num_classes": 10}}, ["probe", "metrics"]),
+        ({"data": {"recipe": "nyu_depth"}}, ["depth", "metrics"]),
+    ],
+)
+def test_commands_fit_the_run(tmp_path, config, verbs):
+    typed = "python run.py pretrain --name run"
+    saved = {"config": config, "sessions": [{"command": typed}]}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    page = Page(report.run_report(tmp_path))
+    expected = [*(f"python run.py {verb} {tmp_path}" for verb in verbs), typed]
+    assert page.text[-1].splitlines() == expected
 
 
 def test_sweep_report_compares_runs(tmp_path):
@@ -276,6 +321,6 @@ def test_sweep_report_compares_runs(tmp_path):
     path = report.sweep_report(runs, tmp_path / "sweep.html", "Two seeds")
     page = Page(path)
     assert page.images() == [(tmp_path / "sweep_curves.png").read_bytes()]
-    assert page.text.count("lbfgs") == 2
+    assert page.text.count("lbfgs") == 3  # the title, and a row of each run
     settings = page.text[page.text.index("Settings that differ") + 1 : page.text.index("Training")]
     assert settings == ["run", "seed", "run3", "3", "run4", "4"]

@@ -50,16 +50,21 @@ def on_one_device():
     return losses, state
 
 
-@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_pmap_gives_the_same_run(devices):
-    step, state = parts()
-    mapped = jax.pmap(
+def mapped_step(step, devices):
+    """The step of so many devices, which share the batch's indices `[devices, b]`."""
+    return jax.pmap(
         step(axis_name="data"),
         axis_name="data",
         in_axes=(None, None, None, 0, None),
         out_axes=None,
         devices=jax.devices()[:devices],
     )
+
+
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_pmap_gives_the_same_run(devices):
+    step, state = parts()
+    mapped = mapped_step(step, devices)
     images, labels, indices = batches()
     losses = []
     for batch in indices:
@@ -115,13 +120,7 @@ def test_groups_of_batch_norm_hold_the_same_images_on_any_number_of_devices():
     images, labels, indices = batches()
     losses = []
     for devices in (1, 2, 4):
-        mapped = jax.pmap(
-            step(axis_name="data"),
-            axis_name="data",
-            in_axes=(None, None, None, 0, None),
-            out_axes=None,
-            devices=jax.devices()[:devices],
-        )
+        mapped = mapped_step(step, devices)
         parted = indices[0].reshape(devices, -1)
         new, metrics = mapped(state, images, labels, parted, jax.random.key(2))
         losses.append([*metrics.values(), new.stats["conv3"]["norm"]["var"][0]])

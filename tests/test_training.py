@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from run_cases import assert_same_run, state_of
+from run_cases import assert_same_run, killed_after_checkpoint, state_of
 
 from hypersphere_jax import checkpoint, runs, training
 from hypersphere_jax.config import (
@@ -128,17 +128,8 @@ def test_resumed_on_other_devices(finished, tmp_path):
 
 def stop_at(tmp_path, step, **changes):
     """Leaves a run as a kill right after the checkpoint of a step does."""
-    original = checkpoint.Checkpoints.save
-
-    def save(self, at, tree):
-        original(self, at, tree)
-        if at == step:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.Checkpoints, "save", save)
-        with pytest.raises(KeyboardInterrupt):
-            training.train(config(tmp_path, **changes))
+    with killed_after_checkpoint(step):
+        training.train(config(tmp_path, **changes))
 
 
 def test_damaged_newest_checkpoint(finished, tmp_path, caplog):

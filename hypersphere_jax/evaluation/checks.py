@@ -1,5 +1,7 @@
 """What every probe asks of its features and labels, each mistake as one clear line."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,19 +19,31 @@ def check_features(name: str, x) -> np.ndarray:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity.
     """
     x = np.asarray(x)
-    require(x.ndim == 2 and x.size > 0, f"{name} features: expected [n, d], got shape {x.shape}")
-    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
-    require(real, f"{name} features: expected real numbers, got {x.dtype}")
+    check_matrix(name, x)
     with np.errstate(over="ignore"):  # what float32 cannot hold is reported below
         x = x.astype(np.float32, copy=False)
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    check_finite(name, np.isfinite(x).all(axis=1))
+    return x
+
+
+def check_matrix(name: str, x) -> None:
+    """Raise `UserError` unless x is `[n, d]` of a real dtype, and not empty. Reads one row."""
+    shaped = len(x.shape) == 2 and math.prod(x.shape) > 0
+    require(shaped, f"{name} features: expected [n, d], got shape {x.shape}")
+    dtype = np.asarray(x[:1]).dtype
+    real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    require(real, f"{name} features: expected real numbers, got {dtype}")
+
+
+def check_finite(name: str, finite: np.ndarray) -> None:
+    """Raise `UserError` that names rows `[n]` of features that are not finite, if there are any."""
+    bad = np.flatnonzero(~finite)
     if bad.size:
         first = ", ".join(str(row) for row in bad[:5])
         raise UserError(
-            f"{name} features: {bad.size} of {len(x)} rows hold NaN or infinity (rows {first}"
+            f"{name} features: {bad.size} of {len(finite)} rows hold NaN or infinity (rows {first}"
             f"{', ...' if bad.size > 5 else ''}); did the training diverge?"
         )
-    return x
 
 
 def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:

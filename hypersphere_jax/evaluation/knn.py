@@ -9,7 +9,8 @@ import numpy as np
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluation.checks import check_labels
-from hypersphere_jax.evaluation.neighbours import Neighbours, nearest, rows_of
+from hypersphere_jax.evaluation.neighbours import Neighbours, nearest
+from hypersphere_jax.evaluation.rows import rows_of
 from hypersphere_jax.evaluation.scores import scores
 
 VOTES = ("majority", "similarity")

@@ -1,0 +1,167 @@
+"""What a config describes: its open fields filled in, the images, the start, and the step."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
+from hypersphere_jax.config import PretrainConfig, UserError, require
+from hypersphere_jax.data import views
+from hypersphere_jax.moco import momentum_schedule
+from hypersphere_jax.shuffle import shuffle
+from hypersphere_jax.train_step import (
+    make_moco_step,
+    make_objective,
+    make_queue_objective,
+    make_step,
+)
+
+logger = logging.getLogger("hypersphere_jax")
+
+
+def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    """Fills in what the config leaves open: recipe, image size, channels, classes, batch norm.
+
+    A file is named by its whole path, so that the run can be evaluated from any folder.
+    """
+    recipe = config.data.recipe or dataset.recipe
+    shape, size = dataset.pretrain.image_shape, config.model.image_size
+    require(
+        bool(shape or size),
+        f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
+        "enter the network, such as --image-size 224",
+    )
+    size = size or max(shape[:2])
+    extra = config.data.extra_channels
+    image = jax.ShapeDtypeStruct(shape or (size, size, 3 + extra), np.uint8)
+    try:
+        evaluate = augment.make_evaluate(recipe, size, extra_channels=extra)
+        view = jax.eval_shape(evaluate, image)
+    except ValueError as error:
+        raise UserError(f"--recipe {recipe}: {error}") from error
+    supervised = config.objective.supervised_weight > 0
+    require(
+        bool(dataset.class_names) or not supervised,
+        f"--supervised-weight: the images of {dataset.origin} have no labels",
+    )
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
+        model=models.resolved(
+            dataclasses.replace(
+                config.model,
+                image_size=size,
+                channels=view.shape[-1],
+                num_classes=len(dataset.class_names) if supervised else 0,
+                batch_norm=config.model.batch_norm
+                or ("split" if config.moco.queue_size else "sync"),
+            )
+        ),
+    )
+
+
+def check_groups(config: PretrainConfig, devices: int) -> None:
+    """Refuses batch norm's groups before a folder is made, where the step would only later.
+
+    Raises:
+      UserError: for groups that do not fit, or would give the positives away.
+    """
+    norm, groups = config.model.batch_norm, config.model.bn_groups
+    batch_size = config.optimizer.batch_size
+    if norm == "split":
+        require(
+            groups % devices == 0 and batch_size % groups == 0,
+            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
+            f"--batch-size {batch_size}",
+        )
+    if not config.moco.queue_size:
+        return
+    require(
+        not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
+        "keys would have the batch statistics of their queries' images, which give the positives "
+        "away: with a queue on one device take --batch-norm split with several --bn-groups",
+    )
+    if norm == "sync":
+        logger.warning(
+            "--batch-norm sync with a queue: keys have the batch statistics of their queries' "
+            "images, which give the positives away; split or local keep them apart"
+        )
+
+
+def labelled(dataset: data.Dataset) -> data.Dataset:
+    """The data with labelled images alone to train on.
+
+    Raises:
+      UserError: when they are all of one class.
+    """
+    labels = np.asarray(dataset.train.labels)
+    known, classes = np.flatnonzero(labels >= 0), np.unique(labels[labels >= 0])
+    require(
+        len(classes) > 1,
+        f"--supervised-weight: the labelled images of {dataset.origin} are all of one class, and "
+        "two are needed",
+    )
+    train = dataset.train
+    if len(known) < len(labels):
+        train = views.Subset(train, known, "labelled images")
+    return dataset._replace(train=train, pretrain=train)
+
+
+def from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
+    """Parameters and statistics of the run to start from; a classifier of its own stays fresh."""
+    folder = runs.find(config.init_from)
+    its = runs.read_config(folder).model
+    classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
+    source = dataclasses.replace(config.model, **classifier)
+    _, source_params, source_stats = models.abstract(source)
+    like = {"params": source_params, "stats": source_stats}
+    _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
+    if source != config.model:  # in their classifiers, that is
+        tree["params"] = models.with_classifier(tree["params"], params)
+    return tree["params"], tree["stats"]
+
+
+def step_of(
+    config: PretrainConfig,
+    apply: Callable,
+    optimizer: Any,
+    dataset: data.Dataset,
+    total: int,
+    resident: bool,
+) -> Callable:
+    """The step of one device that a config describes, with a queue or without."""
+    transform = augment.make_augment(
+        config.data.recipe,
+        config.model.image_size,
+        cropped=dataset.pretrain.image_shape is None,
+        extra_channels=config.data.extra_channels,
+    )
+    options = {"axis_name": sharding.AXIS}
+    if not config.moco.queue_size:
+        objective = make_objective(config.objective)
+        return make_step(apply, objective, optimizer, transform, **options)
+    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
+    return make_moco_step(
+        apply,
+        make_queue_objective(config.objective),
+        optimizer,
+        transform,
+        decay=momentum_schedule(config.moco.ema_decay, final, total),
+        own_stats=config.moco.ema_stats == "own",
+        separate=_separate(config),
+        resident=resident,
+        **options,
+    )
+
+
+def _separate(config: PretrainConfig) -> Callable | None:
+    """Puts keys into other groups of batch norm than their queries, where there are groups."""
+    if config.model.batch_norm == "sync":
+        return None
+    groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+    return functools.partial(shuffle, groups=groups, axis_name=sharding.AXIS)
