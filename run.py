@@ -187,7 +187,7 @@ def report(parse: Callable) -> None:
 
 
 def bench(parse: Callable) -> None:
-    """Speed of the step, its parts (data, augmentation, losses), its traffic, and of probes."""
+    """Speed of the step and its parts, of losses and probes; what devices send each other."""
     from benchmarks import augment, convolution, data, knn, losses, probe, scaling, train_step
 
     parse(

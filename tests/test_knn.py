@@ -369,6 +369,9 @@ def test_probe_carries_its_protocol(rng):
     result = knn_probe(train_x, train_y, test_x, test_y, num_classes=9, k=3, metric="euclidean")
     right = np.sum(np.array(oracle(train_x, train_y, test_x, 3, "euclidean")) == test_y)
     assert json.loads(json.dumps(result)) == result
+    scored = {key: result.pop(key) for key in ("top1_interval", "per_class", "confusion")}
+    assert np.trace(scored["confusion"]) == right and len(scored["per_class"]) == 9
+    assert scored["top1_interval"][0] < result["top1"] < scored["top1_interval"][1]
     assert result == {
         "protocol": "knn",
         "k": 3,

@@ -241,5 +241,7 @@ def _file_name(config: DepthConfig) -> str:
     standard = {field.name: field.default for field in dataclasses.fields(config)}
     names = ("step", "folds", "epochs", "batch_size", "learning_rate", "seed")
     given = ((name, getattr(config, name)) for name in names)
-    changed = (f"-{name}{value}" for name, value in given if value != standard[name])
+    changed = [f"-{name}{value}" for name, value in given if value != standard[name]]
+    # Other data than the run's are told by their file or folder.
+    changed += [f"-{Path(place).stem}" for place in (config.data, config.data_dir) if place]
     return f"depth-{config.layer}{''.join(changed)}"
