@@ -368,7 +368,9 @@ def test_command_line(run, capsys):
     one = ["probe", str(run), "--layer", "backbone", "--protocol", "knn", "--devices", "1"]
     assert run_py.main(one) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("run, step 56, layer backbone, d 128, 397 test samples, accuracies in percent\n")
+    assert captured.out.startswith(
+        "run, step 56, layer backbone, d 128, 397 test samples, accuracies in percent\n"
+    )
     assert "run, step 56: features of backbone" in captured.err
     both = ["probe", str(run), "rnu", "--layers", "output", "conv2", "--devices", "1"]
     assert run_py.main([*both, "--sort", "layer"]) == 2
