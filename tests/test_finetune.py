@@ -14,6 +14,7 @@ from hypersphere_jax import augment, checkpoint, data, finetune, interchange, mo
 from hypersphere_jax.augment.recipes import find
 from hypersphere_jax.config import (
     DataConfig,
+    Diverged,
     FinetuneConfig,
     ImportConfig,
     ModelConfig,
@@ -121,6 +122,68 @@ def test_learning_rate_is_chosen_without_the_test_split(pretrained, tmp_path, mo
     known = logits(folder / "learning_rates" / "0.2", train.images[held.indices]).argmax(axis=1)
     score = 100 * np.mean(known == np.asarray(train.labels)[held.indices])
     np.testing.assert_allclose(result["valid_top1"][1], score)
+
+
+@pytest.mark.slow
+def test_a_rate_that_diverges_is_left_out(pretrained, tmp_path, caplog):
+    options = {"fraction": 0.1, "epochs": 2, "batch_size": 32}
+    some = asked(pretrained, tmp_path, learning_rates=(5000.0, 0.05), **options)
+    folder, result = finetune.finetune(some)
+    assert result["chosen"] == {"learning_rate": 0.05} and result["learning_rates"] == [5000, 0.05]
+    assert result["valid_top1"][0] is None and 0 <= result["valid_top1"][1] <= 100
+    assert json.loads((folder / "eval" / "finetune.json").read_text()) == result
+    assert runs.read_config(folder).optimizer.learning_rate == 0.05
+    assert "5000 is left out: the run diverged" in caplog.text
+    assert f"{result['n_valid']} held-out images" in caplog.text and result["n_valid"] < 100
+    assert finetune.finetune(some)[1] == result
+    files = (folder / "learning_rates" / rate / "config.json" for rate in ("5000.0", "0.05"))
+    assert [len(json.loads(file.read_text())["sessions"]) for file in files] == [1, 2]
+    alone = asked(pretrained, tmp_path, learning_rates=(5000.0,), name="alone", **options)
+    with pytest.raises(Diverged, match=r"the run diverged: .*: .* lower --learning-rates$"):
+        finetune.finetune(alone)
+
+
+def test_rates_that_diverged_are_not_tried_again(pretrained, tmp_path, caplog, monkeypatch):
+    tried = []
+
+    def diverges(run, command):
+        tried.append(run.name)
+        raise Diverged("the run diverged", "choose another --name")
+
+    monkeypatch.setattr(training, "train", diverges)
+
+    def fails(**options):
+        tried.clear()
+        options = {"learning_rates": (5000.0, 6000.0)} | options
+        with pytest.raises(
+            UserError, match=r"--learning-rates 5000 6000\b.* diverged at each; give"
+        ):
+            finetune.finetune(asked(pretrained, tmp_path, **options))
+        return list(tried)
+
+    assert fails() == ["5000.0", "6000.0"]
+    assert "held-out" not in caplog.text  # of which there are 280
+    assert fails() == []
+    assert fails(learning_rates=(5000.0, 6000.0, 7000.0)) == ["7000.0"]
+    assert fails(seed=1) == ["5000.0", "6000.0"]  # which is another run
+
+
+def test_of_equal_rates_the_smallest():
+    assert finetune.best_rate((0.2, 0.05, 0.1), (80.0, 80.0, 79.0)) == 0.05
+    assert finetune.best_rate((0.2, 0.05, 0.1), (80.5, 80.0, 80.5)) == 0.1
+    assert finetune.best_rate((0.05, 0.1), (None, 0.0)) == 0.1
+    with pytest.raises(UserError, match=r"--learning-rates 0\.05 0\.1: .*; give lower ones"):
+        finetune.best_rate((0.05, 0.1), (None, None))
+
+
+def test_logits_that_are_not_finite_are_no_accuracy(pretrained, tmp_path, monkeypatch):
+    def overflown(encoder, source, layers, devices):
+        labels = np.zeros(4, np.int32)
+        return {"logits": (np.array([[0, 1], [1, 0], [1, 2], [0, np.inf]]), labels)}
+
+    monkeypatch.setattr(finetune, "split_features", overflown)
+    with pytest.raises(Diverged, match="logits that are not finite at step"):
+        finetune.score(pretrained, data.load(DataConfig()).test)
 
 
 @pytest.mark.slow
@@ -290,7 +353,7 @@ def test_on_the_command_line(pretrained, tmp_path, capsys):
     assert "--fraction 2" in fails(capsys, "finetune", "x", "--fraction", "2")
     options = ["--runs-dir", str(tmp_path), "--fraction", "0.1", "--epochs", "2", "--devices", "2"]
     rates = ["--learning-rates", "0.01", "0.1", "--eval-every-epochs", "1"]
-    evaluators = ["--evaluators", "classifier"]
+    evaluators = ["--evaluators", "classifier", "--eval-split", "test"]
     arguments = [str(pretrained), *options, *rates, *evaluators]
     assert run_py.main(["finetune", *arguments]) == 0
     table = capsys.readouterr().out

@@ -151,9 +151,9 @@ def _split(config: PretrainConfig) -> str:
     split = asked.eval_split or ("test" if config.data.folds > 1 else "train")
     require(
         split == "test",
-        "--eval-split train: a supervised run trains on the labels of these images, so that their "
-        "accuracy says little; take --eval-split test, which with --folds in pretraining is a "
-        "fold that is held out",
+        "--eval-split: a supervised run trains on the labels of the training images, so that it "
+        "is not evaluated on these; take --eval-split test, or pretrain with --folds, which holds "
+        "a part of them out",
     )
     return split
 
