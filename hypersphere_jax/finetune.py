@@ -5,6 +5,8 @@ from that of the run that gives the encoder; then the classifier is scored on th
 """
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from hypersphere_jax import data, hosts, models, runs, sharding, training
 from hypersphere_jax.augment.recipes import CROP_FLIP
 from hypersphere_jax.config import (
+    Diverged,
     FinetuneConfig,
     MocoConfig,
     ModelConfig,
@@ -24,8 +27,13 @@ from hypersphere_jax.data import Dataset, Source, views
 from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.evaluation.scores import scores
 
+logger = logging.getLogger("hypersphere_jax")
+
 # Of the labels, to train on where the learning rate is chosen; the others choose it.
 FITTING = 0.8
+# Held-out images below which the choice is named a noisy one.
+ENOUGH = 100
+ADVICE = "choose another --name with lower --learning-rates"
 
 
 def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
@@ -33,7 +41,8 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
 
     Of several learning rates each has a run of its own in the folder `learning_rates` of the run,
     on 80% of the labels of each class, and is scored on the others. All are rounded as
-    `data.views.fraction` does, so that a class with one or two images has none to choose by.
+    `data.views.fraction` does, so that a class with one or two images has none to choose by. A rate
+    that diverged is not chosen, nor tried again by the same command; of equals the smallest is.
 
     By default as SimCLR is fine-tuned (Chen et al. 2020, B.5; epochs as in SimCLR v2, B): Nesterov
     momentum 0.9, learning rate 0.05 for 256 images, no weight decay, crop and flip alone. The
@@ -48,7 +57,8 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
       The run's folder, and the result as in `eval/finetune.json`; None on hosts but the first.
 
     Raises:
-      UserError: as `training.train`; for data without labels or a test split; for too few labels.
+      UserError: as `training.train`; for data without labels or a test split; for too few labels;
+        when all of several learning rates diverged.
       Stopped: as `training.train`.
     """
     hosts.join(config.runtime)
@@ -57,15 +67,23 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
         valid = held_out(whole, config.fraction, base.data.subset_seed)
-        valid_top1 = []
-        for rate in rates:
-            folder = training.train(_candidate(config, base, whole, rate), command)
-            valid_top1.append(score(folder, valid, config.runtime.devices)["top1"])
-    chosen = rates[0] if valid_top1 is None else rates[int(np.argmax(valid_top1))]
+        if len(valid) < ENOUGH:
+            logger.warning(
+                "--learning-rates: %d held-out images choose among them, each %.3g points of the "
+                "accuracy: a noisy choice",
+                len(valid),
+                100 / len(valid),
+            )
+        valid_top1 = [_tried(config, base, whole, rate, valid, command) for rate in rates]
+    chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
-    folder = training.train(run, command)
-    if not hosts.is_first():
-        return folder, None
+    try:
+        folder = training.train(run, command)
+        if not hosts.is_first():
+            return folder, None
+        found = score(folder, runs.test_split(whole), config.runtime.devices)
+    except Diverged as error:
+        raise Diverged(error.found, ADVICE) from error
     made = runs.read_config(folder)
     result = {
         "run": folder.name,
@@ -77,7 +95,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "layer": run.model.classifier_layer,
         "fraction": config.fraction,
         "labels": _count(whole, config.fraction, run.data.subset_seed),
-        **score(folder, runs.test_split(whole), config.runtime.devices),
+        **found,
         "num_classes": made.model.num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
@@ -112,6 +130,20 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
     return views.Subset(dataset.train, rows, "held out")
 
 
+def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
+    """The rate with the best accuracy, the smallest of equals; None: it diverged.
+
+    Raises:
+      UserError: when all diverged.
+    """
+    scored = [
+        (-top1, rate) for rate, top1 in zip(rates, valid_top1, strict=True) if top1 is not None
+    ]
+    tried = " ".join(f"{rate:g}" for rate in rates)
+    require(bool(scored), f"--learning-rates {tried}: training diverged at each; give lower ones")
+    return min(scored)[1]
+
+
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
     """Accuracy of a run's classifier, newest checkpoint, as `scores.scores` has it.
 
@@ -119,12 +151,19 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
       folder: of a supervised run.
       source: of images; those without label are left out.
       devices: of this host to compute on; None: all.
+
+    Raises:
+      UserError: when no image has a label.
+      Diverged: for logits that are not finite.
     """
     encoder = runs.load_encoder(folder)
     here = sharding.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], here)["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")
+    if not np.isfinite(logits[known]).all():
+        found = f"the run diverged: logits that are not finite at step {encoder.step} of {folder}"
+        raise Diverged(found, ADVICE)
     num_classes = encoder.config.model.num_classes
     ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
     found = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
@@ -202,12 +241,30 @@ def _with_optimizer(
     )
 
 
-def _candidate(
-    config: FinetuneConfig, base: PretrainConfig, whole: Dataset, rate: float
-) -> PretrainConfig:
+def _tried(
+    config: FinetuneConfig,
+    base: PretrainConfig,
+    whole: Dataset,
+    rate: float,
+    valid: Source,
+    command: str,
+) -> float | None:
+    """Accuracy of one learning rate on the images held out; None where training diverged."""
     folder = runs.folder_of(base) / "learning_rates"
     placed = dataclasses.replace(base, name=str(rate), runs_dir=str(folder))
-    return _with_optimizer(config, placed, whole, rate, FITTING)
+    run = _with_optimizer(config, placed, whole, rate, FITTING)
+    note = runs.folder_of(run) / "diverged.json"
+    of = {"config": runs.shaping(run), "data_digest": whole.digest()}
+    told = runs.read_json(note) if note.is_file() else {}
+    if {key: told.get(key) for key in of} != of:
+        try:
+            made = training.train(run, command)
+            return score(made, valid, config.runtime.devices)["top1"]
+        except Diverged as error:
+            told = of | {"found": error.found}
+            runs.write_json(note, told)
+    logger.warning("--learning-rates: %g is left out: %s", rate, told["found"])
+    return None
 
 
 def _count(dataset: Dataset, fraction: float, seed: int) -> int:

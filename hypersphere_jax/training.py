@@ -12,7 +12,7 @@ import numpy as np
 
 from hypersphere_jax import checkpoint, data, hosts, models, runs, sharding
 from hypersphere_jax.assembly import check_groups, from_run, labelled, resolve, step_of
-from hypersphere_jax.config import PretrainConfig, Stopped, UserError
+from hypersphere_jax.config import Diverged, PretrainConfig, Stopped, UserError
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.evaluation.during import make_evaluation
 from hypersphere_jax.feed import feed, is_resident
@@ -34,8 +34,8 @@ def train(config: PretrainConfig, command: str = "") -> Path:
       The run's folder (see docs/runs.md).
 
     Raises:
-      UserError: for a mistake in the config, a folder that cannot be written, a loss that is not
-        finite.
+      UserError: for a mistake in the config, a folder that cannot be written.
+      Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: after SIGTERM or SIGINT (on any host), once the state is saved.
     """
     hosts.join(config.runtime)
@@ -111,7 +111,7 @@ def _train(
     writer: Any = runs.MetricsWriter(folder, start) if first else _Elsewhere()
     progress: Any = Progress(config.name, start, total) if first else _Elsewhere()
     try:
-        track = functools.partial(_decoding, stop)
+        track = functools.partial(_decoding, stop, command)
         batches = feed(config, dataset, sampler, range(start, total), devices, track)
         held.enter_context(contextlib.closing(batches))
         for step in range(start + 1, total + 1):
@@ -146,7 +146,7 @@ def _train(
                     try:
                         record |= evaluate(encoder["params"], encoder["stats"])
                     except FloatingPointError as error:
-                        raise _Diverged(f"{error} at step {step}") from error
+                        raise _NotFinite(f"{error} at step {step}") from error
                     meter.read()  # so that its time is not the next steps'
                 writer.write(record)
                 progress.update(record)
@@ -159,11 +159,11 @@ def _train(
             raise Stopped(
                 f"stopped after the last step, all is saved in {folder}; again: {command}"
             )
-    except _Diverged as error:
+    except _NotFinite as error:
         checkpoints.close()
-        raise UserError(
-            f"the run diverged: {error}; the checkpoint of step {saved} is kept in {folder}: "
-            "choose another --name with a lower --learning-rate or smaller loss weights"
+        raise Diverged(
+            f"the run diverged: {error}; the checkpoint of step {saved} is kept in {folder}",
+            "choose another --name with a lower --learning-rate or smaller loss weights",
         ) from error
     except BaseException:
         with contextlib.suppress(UserError):  # the first error is the one to report
@@ -175,10 +175,12 @@ def _train(
     return folder
 
 
-def _decoding(stop: StopSignals, items: Sequence[int]) -> Iterator[int]:
+def _decoding(stop: StopSignals, command: str, items: Sequence[int]) -> Iterator[int]:
     for item in track(items, "decoding"):
         if stop.asked:
-            raise Stopped("stopped while decoding the images; nothing was trained yet")
+            raise Stopped(
+                f"stopped while decoding the images, before a step was taken; to go on: {command}"
+            )
         yield item
 
 
@@ -189,7 +191,7 @@ class _Elsewhere:
         return lambda *_: None
 
 
-class _Diverged(Exception):
+class _NotFinite(Exception):
     """A number that is not finite."""
 
 
@@ -197,14 +199,14 @@ def _check(unchecked: list[tuple[int, Any]]) -> dict[str, float]:
     """Reads the metrics of the steps since the last call, and returns those of the newest.
 
     Raises:
-      _Diverged: when the loss or its gradient was not finite at one of them.
+      _NotFinite: when the loss or its gradient was not finite at one of them.
     """
     values: dict[str, float] = {}
     for step, metrics in unchecked:
         values = {name: float(sharding.unreplicate(value)) for name, value in metrics.items()}
         if not all(math.isfinite(values[name]) for name in ("loss", "grad_norm")):
             loss, gradient = values["loss"], values["grad_norm"]
-            raise _Diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
+            raise _NotFinite(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
     unchecked.clear()
     return values
 
@@ -219,5 +221,5 @@ def _finite(state: TrainState, step: int) -> dict[str, Any]:
     tree = _tree(sharding.unreplicate(state))
     for leaf in jax.tree.leaves(tree):
         if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
-            raise _Diverged(f"parameters or optimizer state that are not finite at step {step}")
+            raise _NotFinite(f"parameters or optimizer state that are not finite at step {step}")
     return tree

@@ -20,7 +20,7 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.data import views
-from hypersphere_jax.evaluation import linear, metrics
+from hypersphere_jax.evaluation import during, linear, metrics
 from hypersphere_jax.evaluation.during import make_evaluation
 
 EVALUATE = EvaluateConfig(eval_every_epochs=1, eval_images=200, eval_layer="backbone")
@@ -191,7 +191,7 @@ def test_the_classifier_of_a_supervised_run(tmp_path):
             objective=ObjectiveConfig(supervised_weight=1),
             data=DataConfig(folds=5),
             optimizer=OptimizerConfig(epochs=4, batch_size=220, learning_rate=0.5),
-            evaluate=EvaluateConfig(4, ("classifier",), 2000, eval_split="test"),
+            evaluate=EvaluateConfig(4, ("classifier",), 2000),
         )
     )
     made = runs.read_config(folder)
@@ -204,6 +204,31 @@ def test_the_classifier_of_a_supervised_run(tmp_path):
     np.testing.assert_allclose(found["classifier_top1"], 100 * np.mean(best == test.labels))
 
 
+def test_a_supervised_run_is_not_evaluated_on_labels_that_it_trains_on(tmp_path):
+    def parts(split, evaluators=("classifier",), folds=1):
+        objective = ObjectiveConfig(supervised_weight=1)
+        asked = EvaluateConfig(1, evaluators, 200, eval_split=split)
+        made = config(tmp_path, objective=objective, data=DataConfig(folds=folds), evaluate=asked)
+        dataset = data.load(made.data)
+        bank, queries = during._parts(made, dataset)
+        return bank, queries, dataset
+
+    def images(source):
+        return {source[i]["image"].tobytes() for i in range(len(source))}
+
+    for split, folds in (("train", 1), (None, 1), ("train", 5)):
+        for name in ("knn", "linear", "classifier"):
+            with pytest.raises(UserError, match=r"--eval-split: a supervised run .* with --folds"):
+                parts(split, (name, "align_uniform"), folds)
+    for split, folds in (("test", 1), ("test", 5), (None, 5)):
+        bank, queries, dataset = parts(split, folds=folds)
+        assert images(queries) <= images(dataset.test) - images(dataset.train)
+        assert images(bank) <= images(dataset.train)
+    # What takes no labels may be of the training images.
+    _, queries, dataset = parts(None, ("align_uniform",))
+    assert images(queries) <= images(dataset.train)
+
+
 def test_mistakes_leave_no_folder(tmp_path, rng):
     def fails(message, evaluate, **changes):
         evaluate = EvaluateConfig(eval_every_epochs=1, **evaluate)
@@ -212,6 +237,8 @@ def test_mistakes_leave_no_folder(tmp_path, rng):
         assert not (tmp_path / "run").exists()
 
     fails(r"--eval-layer backbon: .* \(did you mean 'backbone'\?\)", {"eval_layer": "backbon"})
+    supervised = {"objective": ObjectiveConfig(supervised_weight=1)}
+    fails("--eval-split: a supervised run", {"eval_split": "train"}, **supervised)
     fails("--evaluators classifier: the run has none", {"evaluators": ("classifier",)})
     images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
     np.save(tmp_path / "images.npy", images)

@@ -4,21 +4,18 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_cases import killed_after_checkpoint
 from test_cli import fails, run_py
-from test_training import config
 
 from hypersphere_jax import augment, checkpoint, data, finetune, interchange, models, runs, training
-from hypersphere_jax.augment.recipes import find
 from hypersphere_jax.config import (
     DataConfig,
+    Diverged,
     FinetuneConfig,
     ImportConfig,
     ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     RuntimeConfig,
@@ -125,6 +122,68 @@ def test_learning_rate_is_chosen_without_the_test_split(pretrained, tmp_path, mo
 
 
 @pytest.mark.slow
+def test_a_rate_that_diverges_is_left_out(pretrained, tmp_path, caplog):
+    options = {"fraction": 0.1, "epochs": 2, "batch_size": 32}
+    some = asked(pretrained, tmp_path, learning_rates=(5000.0, 0.05), **options)
+    folder, result = finetune.finetune(some)
+    assert result["chosen"] == {"learning_rate": 0.05} and result["learning_rates"] == [5000, 0.05]
+    assert result["valid_top1"][0] is None and 0 <= result["valid_top1"][1] <= 100
+    assert json.loads((folder / "eval" / "finetune.json").read_text()) == result
+    assert runs.read_config(folder).optimizer.learning_rate == 0.05
+    assert "5000 is left out: the run diverged" in caplog.text
+    assert f"{result['n_valid']} held-out images" in caplog.text and result["n_valid"] < 100
+    assert finetune.finetune(some)[1] == result
+    files = (folder / "learning_rates" / rate / "config.json" for rate in ("5000.0", "0.05"))
+    assert [len(json.loads(file.read_text())["sessions"]) for file in files] == [1, 2]
+    alone = asked(pretrained, tmp_path, learning_rates=(5000.0,), name="alone", **options)
+    with pytest.raises(Diverged, match=r"the run diverged: .*: .* lower --learning-rates$"):
+        finetune.finetune(alone)
+
+
+def test_rates_that_diverged_are_not_tried_again(pretrained, tmp_path, caplog, monkeypatch):
+    tried = []
+
+    def diverges(run, command):
+        tried.append(run.name)
+        raise Diverged("the run diverged", "choose another --name")
+
+    monkeypatch.setattr(training, "train", diverges)
+
+    def fails(**options):
+        tried.clear()
+        options = {"learning_rates": (5000.0, 6000.0)} | options
+        with pytest.raises(
+            UserError, match=r"--learning-rates 5000 6000\b.* diverged at each; give"
+        ):
+            finetune.finetune(asked(pretrained, tmp_path, **options))
+        return list(tried)
+
+    assert fails() == ["5000.0", "6000.0"]
+    assert "held-out" not in caplog.text  # of which there are 280
+    assert fails() == []
+    assert fails(learning_rates=(5000.0, 6000.0, 7000.0)) == ["7000.0"]
+    assert fails(seed=1) == ["5000.0", "6000.0"]  # which is another run
+
+
+def test_of_equal_rates_the_smallest():
+    assert finetune.best_rate((0.2, 0.05, 0.1), (80.0, 80.0, 79.0)) == 0.05
+    assert finetune.best_rate((0.2, 0.05, 0.1), (80.5, 80.0, 80.5)) == 0.1
+    assert finetune.best_rate((0.05, 0.1), (None, 0.0)) == 0.1
+    with pytest.raises(UserError, match=r"--learning-rates 0\.05 0\.1: .*; give lower ones"):
+        finetune.best_rate((0.05, 0.1), (None, None))
+
+
+def test_logits_that_are_not_finite_are_no_accuracy(pretrained, tmp_path, monkeypatch):
+    def overflown(encoder, source, layers, devices):
+        labels = np.zeros(4, np.int32)
+        return {"logits": (np.array([[0, 1], [1, 0], [1, 2], [0, np.inf]]), labels)}
+
+    monkeypatch.setattr(finetune, "split_features", overflown)
+    with pytest.raises(Diverged, match="logits that are not finite at step"):
+        finetune.score(pretrained, data.load(DataConfig()).test)
+
+
+@pytest.mark.slow
 def test_stopped_anywhere_it_goes_on(pretrained, tmp_path):
     options = {"fraction": 0.1, "learning_rates": (0.01, 0.1), "epochs": 4, "batch_size": 64}
     whole, result = finetune.finetune(asked(pretrained, tmp_path / "whole", **options))
@@ -161,65 +220,6 @@ def test_an_encoder_of_pytorch(tmp_path):
     )
 
 
-@pytest.mark.parametrize("layer", ["backbone", "projection1", "output"])
-def test_classifier_on_a_layer(layer, rng):
-    model = ModelConfig(
-        image_size=8, channels=1, width=0.1, dim=3, head="moco_v2", head_hidden=7, num_classes=4
-    )
-    apply, params, stats = models.create(
-        dataclasses.replace(model, classifier_layer=layer), jax.random.key(0)
-    )
-    x = jnp.asarray(rng.standard_normal((5, 8, 8, 1)), jnp.float32)
-    outputs, _ = apply(params, stats, x, False)
-    classifier = params["head"]["classifier"]
-    assert classifier["kernel"].shape == ({"backbone": 52, "projection1": 7, "output": 3}[layer], 4)
-    expected = np.asarray(outputs[layer]) @ np.asarray(classifier["kernel"])
-    expected += np.asarray(classifier["bias"])
-    np.testing.assert_allclose(outputs["logits"], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_before_the_head():
-    found = {name: models.before_head(name) for name in models.MODELS}
-    assert found.pop("small_alexnet") == "fc7" and set(found.values()) == {"backbone"}
-
-
-def test_crop_and_flip_alone():
-    for name in ("moco_v2", "simclr_cifar", "balanced_cutout", "stl10"):
-        whole, part = find(name), find(f"{name}:crop_flip")
-        kept = {"rgb", "random_resized_crop", "random_horizontal_flip", "normalize"}
-        assert part.train == tuple(step for step in whole.train if step[0] in kept)
-        assert {"random_resized_crop", "random_horizontal_flip"} <= set(dict(part.train))
-        assert part.evaluate == whole.evaluate
-    assert [name for name, _ in find("digits:crop_flip").train] == [
-        "random_affine",
-        "normalize",
-    ]
-    assert find("none:crop_flip") == find("none")
-    with pytest.raises(ValueError, match="did you mean 'moco_v2'"):
-        find("moco_v3:crop_flip")
-
-
-@pytest.mark.slow
-def test_images_without_label_are_left_out(tmp_path, monkeypatch):
-    train, test = arrays.digits()
-    labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
-    some = Arrays(train.images, labels, train.class_names, train.origin)
-    monkeypatch.setattr(arrays, "digits", lambda: (some, test))
-    supervised = ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
-    folder = training.train(config(tmp_path, objective=supervised))
-    assert runs.read_metrics(folder)[-1]["step"] == 2 * (1000 // 220)
-    assert runs.load_data(folder).digest()  # of the data as they are
-    tuned = asked(folder, tmp_path, name="tuned", epochs=1)
-    assert finetune.finetune(tuned)[1]["labels"] == 1000
-
-
-def save_npz(tmp_path, train_images, train_labels, test_images, test_labels):
-    names = ("train_images", "train_labels", "test_images", "test_labels")
-    parts = (train_images, train_labels, test_images, test_labels)
-    np.savez(tmp_path / "data.npz", **dict(zip(names, map(np.asarray, parts), strict=True)))
-    return str(tmp_path / "data.npz")
-
-
 def test_mistakes(pretrained, tmp_path):
     for changes, message in (
         ({"layer": "conv2"}, r"--classifier-layer conv2: .* on backbone, output"),
@@ -247,42 +247,12 @@ def test_mistakes(pretrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_data_that_cannot_be_fine_tuned_on(tmp_path, rng):
-    images = rng.integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
-    model, optimizer = ModelConfig(dim=3, width=0.1), OptimizerConfig(epochs=1, batch_size=20)
-    supervised = ObjectiveConfig(supervised_weight=1)
-
-    def source(name, file):
-        where = DataConfig(name=file, recipe="digits")
-        made = config(tmp_path, name, data=where, model=model, optimizer=optimizer)
-        again = dataclasses.replace(made, name=f"{name}-supervised", objective=supervised)
-        return training.train(made), again
-
-    np.save(tmp_path / "images.npy", images)
-    folder, again = source("bare", str(tmp_path / "images.npy"))
-    with pytest.raises(UserError, match=r"images\.npy have no labels"):
-        finetune.finetune(asked(folder, tmp_path))
-    with pytest.raises(UserError, match=r"--supervised-weight: .* have no labels"):
-        training.train(again)
-    ones = np.ones(40, np.int32)
-    folder, again = source("one", save_npz(tmp_path, images, ones, images, ones))
-    for train in (
-        lambda: finetune.finetune(asked(folder, tmp_path)),
-        lambda: training.train(again),
-    ):
-        with pytest.raises(UserError, match="are all of one class, and two are needed"):
-            train()
-    names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert names == {"bare", "one"}
-
-
-@pytest.mark.slow
 def test_on_the_command_line(pretrained, tmp_path, capsys):
     assert "no run 'nowhere'" in fails(capsys, "finetune", "nowhere")
     assert "--fraction 2" in fails(capsys, "finetune", "x", "--fraction", "2")
     options = ["--runs-dir", str(tmp_path), "--fraction", "0.1", "--epochs", "2", "--devices", "2"]
     rates = ["--learning-rates", "0.01", "0.1", "--eval-every-epochs", "1"]
-    evaluators = ["--evaluators", "classifier"]
+    evaluators = ["--evaluators", "classifier", "--eval-split", "test"]
     arguments = [str(pretrained), *options, *rates, *evaluators]
     assert run_py.main(["finetune", *arguments]) == 0
     table = capsys.readouterr().out

@@ -118,6 +118,16 @@ def test_stopped_and_resumed_is_the_same_run(finished, tmp_path, kill):
     assert len(json.loads((tmp_path / "run" / "config.json").read_text())["sessions"]) == 2
 
 
+def test_stopped_while_decoding(tmp_path, monkeypatch):
+    def interrupted(items, _):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return iter(items)
+
+    monkeypatch.setattr(training, "track", interrupted)
+    with pytest.raises(Stopped, match=r"while decoding the images, .*; to go on: CMD$"):
+        training.train(config(tmp_path, data=DataConfig(fraction=0.9)), command="CMD")
+
+
 def test_resumed_on_other_devices(finished, tmp_path):
     stop_at(tmp_path, 6)
     runtime = dataclasses.replace(RUNTIME, devices=4)

@@ -6,6 +6,7 @@ run folder may only be continued with the same values.
 """
 
 from hypersphere_jax.config.base import (
+    Diverged,
     Stopped,
     UserError,
     differences,
@@ -28,6 +29,7 @@ from hypersphere_jax.config.runtime import RuntimeConfig
 __all__ = [
     "DataConfig",
     "DepthConfig",
+    "Diverged",
     "EvaluateConfig",
     "ExportConfig",
     "FinetuneConfig",

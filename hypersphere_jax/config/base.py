@@ -12,6 +12,19 @@ class UserError(Exception):
     """A mistake that the user can mend: one line that says what is wrong, where, and what to do."""
 
 
+class Diverged(UserError):
+    """A run with numbers that are not finite.
+
+    Args:
+      found: what is not finite and where, without advice.
+      advice: what to do.
+    """
+
+    def __init__(self, found: str, advice: str):
+        super().__init__(f"{found}: {advice}")
+        self.found = found
+
+
 class Stopped(Exception):
     """A run that was asked to stop and has saved its state; the text says how to continue."""
 

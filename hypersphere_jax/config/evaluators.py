@@ -24,9 +24,11 @@ class EvaluateConfig:
     and fits the regression, the other half is classified."""
     eval_layer: str = "output"
     """Layer whose (flattened) output k-NN and regression classify."""
-    eval_split: Literal["train", "test"] = "train"
+    eval_split: Literal["train", "test"] | None = None
     """Where the classified half is from: the training images, or the test split, whose scores must
-    choose nothing (with `--folds` it is the fold that is held out)."""
+    choose nothing (with `--folds` it is the fold that is held out, which may choose). A supervised
+    run, as fine-tuning is, trains on the labels of the training images, so that those are refused.
+    None: `train`; of a supervised run the fold held out, and without `--folds` it must be said."""
 
     def __post_init__(self):
         at_least_one("eval_every_epochs", self.eval_every_epochs)

@@ -31,7 +31,8 @@ class FinetuneConfig:
     `output`. None: the first of these, so that the head is left out."""
     learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
     """Learning rate for 256 images. Of several, each is tried on 80% of these labels, the one
-    with the best top-1 on the other 20% is chosen, and trained with on all of them."""
+    with the best top-1 on the other 20% is chosen (of equals the smallest, none that diverged),
+    and trained with on all of them."""
     epochs: int | None = None
     """Passes over the images. None: 60 up to 1% of the labels, 30 above."""
     batch_size: int | None = None

@@ -87,7 +87,8 @@ def make_evaluation(
       features are not finite.
 
     Raises:
-      UserError: for a layer that the network has not, or images without the labels that it takes.
+      UserError: for a layer that the network has not, images without the labels that it takes, or
+        a supervised run whose own training images would be classified.
     """
     asked = config.evaluate
     _check(config, dataset)
@@ -134,11 +135,27 @@ def make_evaluation(
 def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
     """Images to search and fit on, and images to classify."""
     asked = config.evaluate
-    if asked.eval_split == "test":
+    if _split(config) == "test":
         return tuple(_some(s, asked.eval_images // 2) for s in (dataset.train, dataset.test))
     part = _some(dataset.train, asked.eval_images)
     require(len(part) > 1, f"--eval-images: {dataset.origin} has one training image")
     return views.fold(part, 2, 0, SEED)
+
+
+def _split(config: PretrainConfig) -> str:
+    """Which split the classified half is from: none whose labels the run trains on."""
+    asked = config.evaluate
+    need = any(name in LABELLED for name in asked.evaluators)
+    if not (need and config.objective.supervised_weight > 0):
+        return asked.eval_split or "train"
+    split = asked.eval_split or ("test" if config.data.folds > 1 else "train")
+    require(
+        split == "test",
+        "--eval-split: a supervised run trains on the labels of the training images, so that it "
+        "is not evaluated on these; take --eval-split test, or pretrain with --folds, which holds "
+        "a part of them out",
+    )
+    return split
 
 
 def _some(source: Source, count: int) -> Source:
@@ -216,7 +233,7 @@ def _check(config: PretrainConfig, dataset: Dataset) -> None:
         "align_uniform alone",
     )
     require(
-        asked.eval_split == "train" or dataset.test is not None,
+        _split(config) == "train" or dataset.test is not None,
         f"--eval-split test: {dataset.origin} has no test split; --folds makes one of the "
         "training images",
     )
