@@ -145,7 +145,7 @@ def first_step(devices, moco=None, steps=1, **options):
     """The state after the steps that training makes of a config."""
     made = PretrainConfig(
         data=DataConfig(recipe="none"),
-        model=ModelConfig(dim=2, image_size=4, channels=1, bn_groups=GROUPS, **options),
+        model=ModelConfig(dim=2, image_size=4, channels=1, **options),
         moco=moco or MocoConfig(queue_size=SIZE),
         optimizer=OptimizerConfig(batch_size=SIZE),
     )
@@ -170,9 +170,9 @@ def first_step(devices, moco=None, steps=1, **options):
 @pytest.mark.parametrize(
     ("devices", "options"),
     [
-        (1, {"batch_norm": "split"}),
-        (2, {"batch_norm": "split"}),
-        (4, {"batch_norm": "split"}),
+        (1, {"batch_norm": "split", "bn_groups": GROUPS}),
+        (2, {"batch_norm": "split", "bn_groups": GROUPS}),
+        (4, {"batch_norm": "split", "bn_groups": GROUPS}),
         (4, {"batch_norm": "local"}),
     ],
 )
@@ -194,7 +194,7 @@ def test_key_and_query_share_no_group(devices, options):
 def test_options_of_the_momentum_encoder():
     def after(**options):
         moco = MocoConfig(queue_size=SIZE, **options)
-        return first_step(1, moco, steps=2, batch_norm="split")
+        return first_step(1, moco, steps=2, batch_norm="split", bn_groups=GROUPS)
 
     copied = after(ema_decay=0.0, ema_stats="averaged")
     np.testing.assert_array_equal(copied.momentum.params["w"], copied.params["w"])
@@ -204,7 +204,9 @@ def test_options_of_the_momentum_encoder():
     # Half a cosine from 0 to 1 over 10 steps, at the step before.
     m = [(1 - math.cos(math.pi * step / 10)) / 2 for step in (0, 1)]
     risen = after(ema_decay=0.0, ema_schedule="cosine")
-    between = first_step(1, MocoConfig(queue_size=SIZE, ema_decay=0.0), batch_norm="split")
+    between = first_step(
+        1, MocoConfig(queue_size=SIZE, ema_decay=0.0), batch_norm="split", bn_groups=GROUPS
+    )
     expected = m[1] * between.params["w"] + (1 - m[1]) * risen.params["w"]
     np.testing.assert_allclose(risen.momentum.params["w"], expected, rtol=1e-5)
     assert not np.array_equal(risen.momentum.params["w"], risen.params["w"])
