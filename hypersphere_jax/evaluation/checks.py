@@ -1,13 +1,19 @@
 """What every probe asks of its features and labels, each mistake as one clear line."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
 
+BLOCK = 2**22  # numbers that are read at a time
 
-def check_features(name: str, x) -> np.ndarray:
-    """Return the features as float32 `[n, d]` on the host.
+
+def check_features(name: str, x):
+    """Return features that can be read in slices of rows, finite where float32 can hold them.
+
+    A block of rows is read at a time, and none is kept: a memory map stays on disk, in its dtype.
+    Whoever computes with a block converts it by `as_float32`.
 
     Args:
       name: how the messages call them, such as "train".
@@ -16,13 +22,15 @@ def check_features(name: str, x) -> np.ndarray:
     Raises:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity.
     """
-    x = np.asarray(x)
-    require(x.ndim == 2 and x.size > 0, f"{name} features: expected [n, d], got shape {x.shape}")
-    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
-    require(real, f"{name} features: expected real numbers, got {x.dtype}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is reported below
-        x = x.astype(np.float32, copy=False)
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    if isinstance(x, jax.Array) or not hasattr(x, "shape"):
+        x = np.asarray(x)
+    shape = tuple(x.shape)
+    usable = len(shape) == 2 and min(shape) > 0
+    require(usable, f"{name} features: expected [n, d], got shape {shape}")
+    dtype = np.asarray(x[:1]).dtype
+    real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    require(real, f"{name} features: expected real numbers, got {dtype}")
+    bad = np.concatenate([_not_finite(x[rows]) + rows.start for rows in row_blocks(*shape, BLOCK)])
     if bad.size:
         first = ", ".join(str(row) for row in bad[:5])
         raise UserError(
@@ -30,6 +38,22 @@ def check_features(name: str, x) -> np.ndarray:
             f"{', ...' if bad.size > 5 else ''}); did the training diverge?"
         )
     return x
+
+
+def as_float32(rows) -> np.ndarray:
+    """A block of rows of any real dtype as the probes compute with it."""
+    return np.asarray(rows, np.float32)
+
+
+def row_blocks(n: int, d: int, numbers: int) -> list[slice]:
+    """Slices of the rows of `[n, d]`, each of about so many numbers."""
+    size = max(1, numbers // d)
+    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+def _not_finite(rows) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+        return np.flatnonzero(~np.isfinite(as_float32(rows)).all(axis=1))
 
 
 def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
@@ -46,7 +70,8 @@ def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     """
     y = np.asarray(y)
     require(y.shape == (n,), f"{name} labels: expected shape ({n},), got {y.shape}")
-    require(np.issubdtype(y.dtype, np.integer), f"{name} labels: expected integers, got {y.dtype}")
+    integers = np.issubdtype(y.dtype, np.integer)
+    require(integers, f"{name} labels: expected integers, got {y.dtype}: save them as integers")
     outside = np.flatnonzero((y < 0) | (y >= num_classes))
     if outside.size:
         raise UserError(
@@ -56,7 +81,7 @@ def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def check_same_dim(name: str, x: np.ndarray, other_name: str, other: np.ndarray) -> None:
+def check_same_dim(name: str, x, other_name: str, other) -> None:
     """Raise `UserError` unless both sets of features have the same dimension."""
     require(
         x.shape[1] == other.shape[1],
