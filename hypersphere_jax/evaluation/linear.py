@@ -23,7 +23,7 @@ from hypersphere_jax.evaluation.scores import rows_at_once, scores, top_classes
 from hypersphere_jax.evaluation.selection import best_cell, stratified_folds, stratified_part
 from hypersphere_jax.evaluation.sgd import PROTOCOLS, fit_grid
 
-L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 # Large problems, while choosing: a mean cross-entropy that is so close to the minimum. Validation
 # accuracies of 20,000 x 2,048 features then moved by 0.03 points at most, in half of the steps.
 EXCESS = 1e-6
@@ -92,7 +92,7 @@ def linear_probe(
       its `valid_top1`, by which encoders may be chosen too; `grid`, for each cell its numbers,
       `valid_top1` (the mean over folds in percent; None where nothing was held out, or a fit
       diverged) and `fold_top1`, one a fold; `seconds` of each part. Under "lbfgs" also how the last
-      fit ended: `steps`, `gradient_norm`, `converged` if that is at most `logistic.TOLERANCE`;
+      fit ended: `steps`, `gradient_norm`, `converged` if that is at most its `logistic.limit`;
       `chosen_at_edge` if the smallest or largest of several l2 was chosen, beyond which there may
       be a better one; and `C`, scikit-learn's for the features as they are.
 
@@ -260,7 +260,7 @@ def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: _Clock):
     report = {
         "steps": int(fit.steps[0]),
         "gradient_norm": norm,
-        "converged": norm <= logistic.TOLERANCE,
+        "converged": bool(norm <= logistic.limit(l2s[best])),
         "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
         "C": 1 / (l2s[best] * scaling.scale**2 * n),
     }

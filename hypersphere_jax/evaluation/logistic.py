@@ -29,6 +29,9 @@ from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 from hypersphere_jax.evaluation.classifier import Classifier, logits
 
 TOLERANCE, MAX_STEPS = 1e-6, 1000  # on the norm of the gradient
+# The weights are at most the norm of the gradient / l2 away from the minimum: below an l2 of about
+# 1e-6 the limit falls with l2, or accuracies are not those of the minimum.
+TOLERANCE_BY_L2 = 3.0
 RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
 READ = 2**20  # numbers of the features that are read at a time
@@ -93,6 +96,11 @@ def scaling(x) -> Scaling:
     return moved._replace(scale=(total / len(x)) ** 0.5) if total > 0 else moved
 
 
+def limit(l2):
+    """The norm of the gradient at which a fit with that l2 ends."""
+    return np.minimum(TOLERANCE, TOLERANCE_BY_L2 * np.asarray(l2))
+
+
 def place(
     x,
     y,
@@ -143,7 +151,6 @@ def fit_logistic(
     held_out: Sequence[int],
     *,
     start: Classifier | None = None,
-    tolerance: float = TOLERANCE,
     excess: float = 0.0,
     max_steps: int = MAX_STEPS,
 ) -> LogisticFit:
@@ -154,9 +161,9 @@ def fit_logistic(
       l2s: g strengths of the penalty, each > 0.
       held_out: g numbers of parts: each fit leaves the rows of that part out. `NONE`: no row.
       start: classifiers `[g, ...]` to begin with. None: zeros.
-      tolerance: a fit ends when the norm of the objective's gradient is at most that ...
-      excess: ... or when the objective is by at most about that above its minimum, as L-BFGS
-        estimates it: half of the product of the gradient and the direction (the Newton decrement).
+      excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or when
+        the objective is by at most about that above its minimum, as L-BFGS estimates it: half of
+        the product of the gradient and the direction (the Newton decrement).
       max_steps: give up after so many.
 
     Returns:
@@ -167,7 +174,13 @@ def fit_logistic(
     if start is not None:
         trial[:] = np.concatenate([start.weights, np.asarray(start.bias)[..., None]], axis=-1)
     model = (problem.basis, problem.variances, problem.rest)
-    about = (np.float32(l2s), np.int32(held_out), np.float32([tolerance, excess]), *model)
+    about = (
+        np.float32(l2s),
+        np.int32(held_out),
+        np.float32(limit(l2s)),
+        np.float32(excess),
+        *model,
+    )
     about = sharding.replicate(about, problem.devices)
     devices = tuple(problem.devices)
     state = _mapped(lbfgs.begin, devices)(sharding.replicate(trial, devices))
@@ -193,10 +206,10 @@ def _mapped(function: Callable, devices: tuple, donate: tuple[int, ...] = ()) ->
     return sharding.pmap(function, devices, donate)
 
 
-def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, *model) -> lbfgs.State:
+def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, excess, *model) -> lbfgs.State:
     gradient_at = functools.partial(_gradient, rows, l2s, held_out)
     model_inverse = functools.partial(_model_inverse, *model, l2s)
-    return lbfgs.advance(state, gradient_at, model_inverse, *limits)
+    return lbfgs.advance(state, gradient_at, model_inverse, limits, excess)
 
 
 def _gradient(rows: Rows, l2s, held_out, trial) -> jax.Array:
