@@ -330,7 +330,10 @@ def test_rows_that_are_not_finite_are_named_in_every_block(rng, monkeypatch):
         UserError, match=r"x features: 6 of 300 .* \(rows 4, 7, 9, 11, 13, \.\.\.\)"
     ):
         checks.check_features("x", x)
-    assert checks.check_features("x", x[14:199]) is not None
+    with pytest.raises(UserError, match=r"3 of 290 rows hold NaN or infinity \(rows 1, 3, 190\);"):
+        checks.check_features("x", x[10:])
+    fine = Spied(x[14:199])
+    assert checks.check_features("x", fine) is fine and max(fine.reads) == 20
 
 
 @pytest.mark.parametrize("devices", [1, 2])
