@@ -224,9 +224,15 @@ def test_anybodys_features(splits, tmp_path):
         ({"test_y": None}, "lacks test_y"),
         (
             {"train_y": np.zeros(300)},
-            r"train_y must be .*\[300, 5\].* are float64 \[300\]",
+            "train_y holds float64 numbers, no class labels: save them as integers",
         ),
-        ({"test_y": np.zeros(99, int)}, r"test_y must be .*\[100, 5\].* are int64 \[99\]"),
+        ({"test_y": np.zeros(100, bool)}, "test_y holds booleans, .*: save them as integers"),
+        ({"test_y": np.array(["a"] * 100)}, "test_y holds <U1, .*: save them as integers"),
+        ({"test_y": np.zeros(99, int)}, r"test_y must be .*\[100, 5\], but its shape is \[99\]"),
+        (
+            {"train_x": np.zeros((0, 5)), "train_y": np.zeros(0, int)},
+            r"train_x has no rows, its shape is \[0, 5\]",
+        ),
         ({"test_y": np.full(100, -1)}, "go from -1 to -1"),
         ({"train_x": np.full((300, 5), np.nan)}, "300 of 300 rows hold NaN"),
         ({"train_x": np.zeros((300, 4))}, "train features have 4 dimensions, test features 5"),
@@ -243,6 +249,43 @@ def test_mistakes_in_features(splits, tmp_path, change, message):
         failures = []
         assert probe.probe(asked(place), failed=failures.append) == []
         assert re.search(message, failures[0]) and str(place) in failures[0]
+
+
+@pytest.mark.parametrize("protocol", ["lbfgs", "knn"])
+def test_label_ids_may_be_any_numbers(splits, tmp_path, protocol):
+    """The scores are those of labels from 0 on, and the ids stand beside them."""
+    ids = {
+        "far": np.array([999_000, 999_001, 999_002], np.uint64),
+        "apart": np.array([7, 2**40, 2**62]),
+        "plain": np.arange(3),
+    }
+    found = {}
+    for name, of in ids.items():
+        given = splits | {key: of[splits[key]] for key in ("train_y", "test_y")}
+        np.savez(tmp_path / f"{name}.npz", **given)
+        (found[name],) = probe.probe(asked(tmp_path / f"{name}.npz", protocols=(protocol,)))
+    plain = found.pop("plain")
+    assert "classes" not in plain
+    for name, result in found.items():
+        assert result["classes"] == ids[name].tolist()
+        changed = {"classes", "features", "seconds", "seconds_probe"}
+        for key in plain.keys() - changed:
+            assert result[key] == plain[key], key
+
+
+def test_a_test_row_of_a_class_that_was_not_trained_on_changes_no_choice(splits, tmp_path):
+    paths = [tmp_path / name for name in ("few.npz", "more.npz")]
+    labels = np.array([10, 30, 40])
+    few = splits | {key: labels[splits[key]] for key in ("train_y", "test_y")}
+    row = {"test_x": splits["test_x"][:1], "test_y": [20]}
+    more = few | {key: np.concatenate([few[key], row[key]]) for key in row}
+    for path, arrays in zip(paths, (few, more), strict=True):
+        np.savez(path, **arrays)
+    without, with_row = probe.probe(asked(*paths, protocols=("lbfgs",)))
+    assert with_row["classes"] == [10, 20, 30, 40] and with_row["per_class"][1] == 0.0
+    for key in ("chosen", "grid", "steps", "gradient_norm", "C", "valid_top1"):
+        assert with_row[key] == without[key], key
+    assert with_row["top1"] == pytest.approx(without["top1"] * 100 / 101)
 
 
 def test_files_that_hold_no_features(splits, tmp_path):

@@ -7,15 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
+from hypersphere_jax import sharding
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import lbfgs, linear, logistic
+from hypersphere_jax.evaluation import checks, lbfgs, linear, logistic, scores
 from hypersphere_jax.evaluation.classifier import Classifier
 from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.evaluation.selection import stratified_folds, stratified_part
+from hypersphere_jax.evaluation.sgd import PROTOCOLS
 
 CLASSES, N, D = 6, 300, 16  # most tests share these shapes, and so the compiled functions
+# Without the smallest values, at which rounding decides a row and scikit-learn takes long.
+L2S = linear.L2S[:6]
 SCORES = {"top1", "top5", "top1_interval", "per_class", "confusion"}
 
 
@@ -65,6 +70,16 @@ def test_lbfgs_finds_the_optimum_of_scikit_learn(rng, d, l2):
     found = fit(x, y, l2)
     assert found.gradient_norm <= logistic.TOLERANCE
     assert_same_classifier(found.classifiers, scikit_learn(x, y, l2))
+
+
+def test_the_limit_of_the_gradient_falls_with_l2(rng):
+    """By the norm that is enough at larger values, the weights are a third off at l2 = 1e-8."""
+    x, y, _, _ = problem(rng, d=40, spread=1.0)
+    found = fit(x, y, 1e-8)
+    assert found.gradient_norm <= 3e-8
+    assert_same_classifier(found.classifiers, scikit_learn(x, y, 1e-8), tolerance=0.05)
+    limits = logistic.limit([1e-1, 1e-6, 1e-7])
+    np.testing.assert_allclose(limits, [1e-6, 1e-6, 3e-7])
 
 
 def test_the_model_of_the_curvature_changes_the_way_and_not_the_end(rng, monkeypatch):
@@ -132,8 +147,8 @@ def test_an_early_end_is_as_near_the_minimum_as_it_was_told(rng):
 
     def objective(classifier):
         weights, bias = (np.asarray(leaf, np.float64) for leaf in classifier)
-        scores = x @ weights.T + bias
-        losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(N), y]
+        outputs = x @ weights.T + bias
+        losses = np.log(np.exp(outputs).sum(axis=1)) - outputs[np.arange(N), y]
         return losses.mean() + 1e-4 / 2 * (weights**2).sum()
 
     best = objective(fit(x, y, 1e-4).classifiers)
@@ -164,7 +179,8 @@ def test_probe_chooses_and_scores_as_the_same_steps_with_scikit_learn(seed, unba
         train_x, train_y = train_x[keep], train_y[keep]
         test_x, test_y = test_x[test_y != 5], test_y[test_y != 5]
     arrays = train_x, train_y, test_x, test_y
-    result = linear_probe(*arrays, num_classes=CLASSES, seed=3, folds=folds)
+    options = {"seed": 3, "folds": folds, "grid": L2S}
+    result = linear_probe(*arrays, num_classes=CLASSES, **options)
 
     n, centre = len(train_x), train_x.mean(axis=0)
     scale = np.sqrt(np.mean(np.sum((train_x - centre) ** 2, axis=1)))
@@ -172,7 +188,7 @@ def test_probe_chooses_and_scores_as_the_same_steps_with_scikit_learn(seed, unba
     part = stratified_folds(train_y, folds, 3) if folds else stratified_part(train_y, 0.2, 3)
     parts = range(folds or 1)
     l2s = [cell["l2"] for cell in result["grid"]]
-    assert l2s == sorted(linear.L2S, reverse=True)
+    assert l2s == sorted(L2S, reverse=True)
     for cell, l2 in zip(result["grid"], l2s, strict=True):
         expected = []
         for fold in parts:
@@ -190,9 +206,9 @@ def test_probe_chooses_and_scores_as_the_same_steps_with_scikit_learn(seed, unba
     assert result["C"] == pytest.approx(1 / (l2 * scale**2 * n), rel=1e-4)
     final = LogisticRegression(C=result["C"], tol=1e-9, max_iter=5000)
     final.fit(train_x.astype(np.float64), train_y)
-    scores = np.full((len(test_x), CLASSES), -np.inf)
-    scores[:, final.classes_] = final.decision_function(test_x)
-    hits = np.argsort(-scores, axis=1) == test_y[:, None]
+    outputs = np.full((len(test_x), CLASSES), -np.inf)
+    outputs[:, final.classes_] = final.decision_function(test_x)
+    hits = np.argsort(-outputs, axis=1) == test_y[:, None]
     per_class = [
         pytest.approx(100 * hits[test_y == c, 0].mean()) if (test_y == c).any() else None
         for c in range(CLASSES)
@@ -254,6 +270,98 @@ def test_lbfgs_result_is_the_same_for_scaled_moved_and_rotated_features(rng):
     assert found(lambda x: x @ rotation) == reference
 
 
+@pytest.fixture(scope="module")
+def pixels():
+    """Handwritten digits as they are, and the result on them."""
+    x, y = load_digits(return_X_y=True)
+    arrays = x[:1400].astype(np.float32), y[:1400], x[1400:].astype(np.float32), y[1400:]
+    options = {"num_classes": 10, "grid": [1e-1, 1e-3]}
+    return arrays, options, linear_probe(*arrays, **options)
+
+
+@pytest.mark.parametrize("factor", [1e-25, 1e18, 1e25, 2e37])
+def test_features_as_large_or_small_as_float32_holds(pixels, factor):
+    """Neither their squares nor, at 2e37, their differences fit into float32."""
+    (train_x, train_y, test_x, test_y), options, expected = pixels
+    if factor == 2e37:
+        train_x, test_x = train_x - 8, test_x - 8
+    large = [(x * np.float32(factor)) for x in (train_x, test_x)]
+    assert all(np.isfinite(x).all() for x in large)
+    result = linear_probe(large[0], train_y, large[1], test_y, **options)
+    assert expected["top1"] > 85 and result["converged"]
+    for key in ("top1", "chosen", "valid_top1", "per_class"):
+        assert result[key] == expected[key], key
+    assert result["C"] == pytest.approx(expected["C"] / factor**2, rel=1e-3)
+
+
+class Spied:
+    """Features that know how many rows, and which, were read at a time."""
+
+    def __init__(self, x):
+        self.x, self.shape, self.reads = x, x.shape, []
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, rows):
+        found = self.x[rows]
+        self.reads.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_lbfgs_reads_features_in_blocks_of_rows(rng, monkeypatch, dtype):
+    train_x, train_y, test_x, test_y = problem(rng)
+    train_x, test_x = Spied(train_x.astype(dtype)), Spied(test_x.astype(dtype))
+    expected = linear_probe(train_x.x, train_y, test_x.x, test_y, num_classes=CLASSES)
+    for where in (checks, scores):
+        monkeypatch.setattr(where, "BLOCK", 20 * D)
+    monkeypatch.setattr(logistic, "READ", 20 * D)
+    found = linear_probe(train_x, train_y, test_x, test_y, num_classes=CLASSES)
+    assert max(train_x.reads) == max(test_x.reads) == 20
+    for key in ("top1", "confusion", "chosen", "grid"):
+        assert found[key] == expected[key], key
+
+
+def test_rows_that_are_not_finite_are_named_in_every_block(rng, monkeypatch):
+    monkeypatch.setattr(checks, "BLOCK", 20 * D)
+    x = _spoiled(np.nan)
+    with pytest.raises(
+        UserError, match=r"x features: 6 of 300 .* \(rows 4, 7, 9, 11, 13, \.\.\.\)"
+    ):
+        checks.check_features("x", x)
+    with pytest.raises(UserError, match=r"3 of 290 rows hold NaN or infinity \(rows 1, 3, 190\);"):
+        checks.check_features("x", x[10:])
+    fine = Spied(x[14:199])
+    assert checks.check_features("x", fine) is fine and max(fine.reads) == 20
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lbfgs_says_so_where_its_copy_does_not_fit(rng, monkeypatch, devices):
+    arrays = problem(rng)
+    monkeypatch.setattr(logistic, "scaling", None)  # it is not even begun
+    share = 4 * N * D // devices
+    monkeypatch.setattr(sharding, "memory", lambda _: share / linear.MEMORY_SHARE - 1)
+    with pytest.raises(UserError, match=r"lbfgs needs .* 300 x 16 .* minibatches \(stl10, moco,"):
+        linear_probe(*arrays, num_classes=CLASSES, devices=jax.devices()[:devices])
+    monkeypatch.undo()
+    monkeypatch.setattr(sharding, "memory", lambda _: share / linear.MEMORY_SHARE + 1)
+    linear_probe(*arrays, num_classes=CLASSES, devices=jax.devices()[:devices], grid=[1e-2])
+
+
+def test_a_choice_at_the_edge_of_the_grid_is_told(rng):
+    arrays = problem(rng, spread=2.5)
+    chosen = linear_probe(*arrays, num_classes=CLASSES)["chosen"]["l2"]
+    for grid, at_edge in (
+        ([chosen], False),
+        ([10.0, chosen, 1e-9], False),
+        ([10.0, chosen], True),
+        ([chosen, 1e-9], True),
+    ):
+        result = linear_probe(*arrays, num_classes=CLASSES, grid=grid)
+        assert result["chosen"] == {"l2": chosen} and result["chosen_at_edge"] is at_edge
+
+
 def test_equal_held_out_scores_choose_the_strongest_regularization(rng):
     y = np.arange(N) % CLASSES
     x = np.eye(D)[y] + 0.01 * rng.normal(size=(N, D))
@@ -270,11 +378,44 @@ def test_one_l2_is_taken_without_a_held_out_part(rng):
     assert result["grid"] == [{"l2": 1e-2, "valid_top1": None, "fold_top1": []}]
 
 
+@pytest.mark.parametrize("protocol", ["lbfgs", "moco"])
+def test_one_cell_is_scored_on_the_folds_that_are_asked_for(rng, centroids, protocol):
+    arrays = problem(rng, spread=1.0)
+    grid = [1e-2] if protocol == "lbfgs" else [(0.01, 0.0)]
+    options = {"num_classes": CLASSES, "protocol": protocol, "folds": 3}
+    (cell,) = linear_probe(*arrays, **options, grid=grid)["grid"]
+    several = linear_probe(
+        *arrays, **options, grid=[*grid, *([10.0] if protocol == "lbfgs" else GRID)]
+    )
+    assert len(cell["fold_top1"]) == 3 and cell["valid_top1"] == np.mean(cell["fold_top1"])
+    name = "l2" if protocol == "lbfgs" else "learning_rate"
+    assert cell in [other for other in several["grid"] if other[name] == cell[name]]
+
+
+@pytest.mark.parametrize("protocol", ["lbfgs", "balanced"])
+def test_a_class_without_training_rows_has_no_part_in_the_fit(rng, monkeypatch, protocol):
+    """Class 3 here: the others are fitted, chosen and predicted as if it were not there."""
+    if protocol in PROTOCOLS:
+        monkeypatch.setitem(PROTOCOLS, protocol, PROTOCOLS[protocol]._replace(epochs=3))
+    train_x, train_y, test_x, test_y = problem(rng, spread=2.0)
+    names = np.array([0, 1, 2, 4, 5, 6])
+    few = linear_probe(train_x, train_y, test_x, test_y, num_classes=6, protocol=protocol)
+    more_x, more_y = np.concatenate([test_x, test_x[:1]]), np.append(names[test_y], 3)
+    more = linear_probe(train_x, names[train_y], more_x, more_y, num_classes=7, protocol=protocol)
+    for key in few.keys() - SCORES - {"seconds", "n", "num_classes"}:
+        assert more[key] == few[key], key
+    assert more["top1"] == pytest.approx(few["top1"] * 200 / 201)
+    table = np.array(more["confusion"])
+    assert table[3].sum() == 1 and table[:, 3].sum() == 0
+    assert table[np.ix_(names, names)].tolist() == few["confusion"]
+    assert more["per_class"][3] == 0.0
+
+
 def test_many_fits_in_groups_are_those_at_once(rng, monkeypatch):
-    arrays = problem(rng)
-    whole = without_seconds(linear_probe(*arrays, num_classes=CLASSES, folds=3))
+    arrays, options = problem(rng), {"num_classes": CLASSES, "folds": 3, "grid": L2S}
+    whole = without_seconds(linear_probe(*arrays, **options))
     monkeypatch.setattr(linear, "AT_ONCE", 7 * CLASSES * D)
-    grouped = without_seconds(linear_probe(*arrays, num_classes=CLASSES, folds=3))
+    grouped = without_seconds(linear_probe(*arrays, **options))
     for key in whole.keys() - {"steps", "gradient_norm"}:
         assert grouped[key] == whole[key], key
 
@@ -397,6 +538,23 @@ def test_learning_rate_and_weight_decay_are_chosen_the_same_way(rng, centroids, 
         assert shuffled[key] == result[key], key
 
 
+def test_held_out_rows_are_read_in_blocks(rng, centroids, monkeypatch):
+    train_x, train_y, test_x, test_y = problem(rng)
+    options = {"num_classes": CLASSES, "protocol": "moco"}
+    expected = linear_probe(train_x, train_y, test_x, test_y, **options)
+    monkeypatch.setattr(scores, "BLOCK", 7 * D)
+    held_out = int(np.sum(stratified_part(train_y, 0.2, 0) == 0))
+    spied = Spied(train_x)
+    result = linear_probe(spied, train_y, test_x, test_y, **options)
+    assert result["grid"] == [
+        cell | {key: pytest.approx(cell[key]) for key in ("valid_top1", "fold_top1")}
+        for cell in expected["grid"]
+    ]
+    # Once for all cells; whole are the readings by the stand-in for training alone.
+    parts = [read for read in spied.reads[2:] if read < N - held_out]
+    assert parts == [7] * (held_out // 7) + [held_out % 7] * int(held_out % 7 > 0)
+
+
 def test_a_classifier_that_diverged_is_no_result(rng, centroids):
     options = {"num_classes": CLASSES, "protocol": "moco", "grid": [(1e4, 0.0)]}
     with pytest.raises(UserError, match="diverged at learning rate 10000"):
@@ -420,7 +578,10 @@ def _spoiled(value):
         ({"test_x": np.zeros(200)}, r"test features: expected \[n, d\], got shape \(200,\)"),
         ({"test_x": np.zeros((200, D), complex)}, "test features: .* got complex128"),
         ({"test_y": np.zeros(199, int)}, r"test labels: expected shape \(200,\), got \(199,\)"),
-        ({"test_y": np.zeros(200)}, "test labels: expected integers, got float64"),
+        ({"test_y": np.zeros(200)}, "test labels: expected integers, got float64: save them as i"),
+        ({"test_y": np.zeros(200, bool)}, "expected integers, got bool: save them as integers"),
+        ({"train_x": np.zeros((0, D)), "train_y": np.zeros(0, int)},
+         r"train features: expected \[n, d\], got shape \(0, 16\)"),
         ({"test_y": np.full(200, 6)}, r"test labels: 6 \(row 0\) is not .* 6 classes 0 to 5"),
         ({"train_y": np.arange(N) % 6 - 1}, r"train labels: -1 \(row 0\)"),
         ({"protocol": "sgd"}, "'sgd': choose one of lbfgs, moco"),

@@ -8,7 +8,7 @@ import pytest
 from sklearn import metrics
 
 from hypersphere_jax.evaluation.classifier import Classifier
-from hypersphere_jax.evaluation.scores import bootstrap_interval, scores, top_classes
+from hypersphere_jax.evaluation.scores import bootstrap_interval, confusion, scores, top_classes
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -30,6 +30,22 @@ def test_scores_are_those_of_scikit_learn(seed):
     assert found["per_class"][:8] == pytest.approx((100 * recall).tolist())
     assert found["per_class"][8] is None  # no row of that class
     assert json.loads(json.dumps(found)) == found
+
+
+def test_confusion_of_many_classes_is_of_pairs_that_occur(rng):
+    y, predicted = rng.integers(90, 101, size=(2, 200))
+    assert np.shape(confusion(predicted % 100, y % 100, 100)) == (100, 100)
+    found = confusion(predicted, y, 101)
+    table = metrics.confusion_matrix(y, predicted, labels=np.arange(101))
+    expected = [[int(i), int(j), int(table[i, j])] for i, j in np.argwhere(table)]
+    assert found == expected and max(count for *_, count in found) > 1
+    # A table of a million classes would take terabytes.
+    few = scores(
+        np.array([[999_999], [3], [3]]), np.array([999_999, 999_998, 3]), num_classes=10**6
+    )
+    assert few["confusion"] == [[3, 3, 1], [999_998, 3, 1], [999_999, 999_999, 1]]
+    assert few["per_class"][-2:] == [0.0, 100.0] and few["per_class"][3:5] == [100.0, None]
+    assert json.loads(json.dumps(few)) == few
 
 
 def test_top5_is_left_out_where_it_is_always_right():

@@ -2,14 +2,20 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
 
+BLOCK = 2**22  # numbers that are read at a time
 
-def check_features(name: str, x) -> np.ndarray:
-    """Return the features as float32 `[n, d]` on the host.
+
+def check_features(name: str, x):
+    """Return features that can be read in slices of rows, finite where float32 can hold them.
+
+    A block of rows is read at a time, and none is kept: a memory map stays on disk, in its dtype.
+    Whoever computes with a block converts it by `as_float32`.
 
     Args:
       name: how the messages call them, such as "train".
@@ -18,18 +24,18 @@ def check_features(name: str, x) -> np.ndarray:
     Raises:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity.
     """
-    x = np.asarray(x)
+    if isinstance(x, jax.Array) or not hasattr(x, "shape"):
+        x = np.asarray(x)
     check_matrix(name, x)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is reported below
-        x = x.astype(np.float32, copy=False)
-    check_finite(name, np.isfinite(x).all(axis=1))
+    check_finite(name, np.concatenate([_finite(x[r]) for r in row_blocks(*x.shape, BLOCK)]))
     return x
 
 
 def check_matrix(name: str, x) -> None:
     """Raise `UserError` unless x is `[n, d]` of a real dtype, and not empty. Reads one row."""
-    shaped = len(x.shape) == 2 and math.prod(x.shape) > 0
-    require(shaped, f"{name} features: expected [n, d], got shape {x.shape}")
+    shape = tuple(x.shape)
+    shaped = len(shape) == 2 and math.prod(shape) > 0
+    require(shaped, f"{name} features: expected [n, d], got shape {shape}")
     dtype = np.asarray(x[:1]).dtype
     real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
     require(real, f"{name} features: expected real numbers, got {dtype}")
@@ -46,6 +52,22 @@ def check_finite(name: str, finite: np.ndarray) -> None:
         )
 
 
+def as_float32(rows) -> np.ndarray:
+    """A block of rows of any real dtype as the probes compute with it."""
+    return np.asarray(rows, np.float32)
+
+
+def row_blocks(n: int, d: int, numbers: int) -> list[slice]:
+    """Slices of the rows of `[n, d]`, each of about so many numbers."""
+    size = max(1, numbers // d)
+    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+def _finite(rows) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+        return np.isfinite(as_float32(rows)).all(axis=1)
+
+
 def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     """Return the labels as int32 `[n]` on the host.
 
@@ -60,7 +82,8 @@ def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     """
     y = np.asarray(y)
     require(y.shape == (n,), f"{name} labels: expected shape ({n},), got {y.shape}")
-    require(np.issubdtype(y.dtype, np.integer), f"{name} labels: expected integers, got {y.dtype}")
+    integers = np.issubdtype(y.dtype, np.integer)
+    require(integers, f"{name} labels: expected integers, got {y.dtype}: save them as integers")
     outside = np.flatnonzero((y < 0) | (y >= num_classes))
     if outside.size:
         raise UserError(
@@ -70,7 +93,7 @@ def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def check_same_dim(name: str, x: np.ndarray, other_name: str, other: np.ndarray) -> None:
+def check_same_dim(name: str, x, other_name: str, other) -> None:
     """Raise `UserError` unless both sets of features have the same dimension."""
     require(
         x.shape[1] == other.shape[1],

@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.evaluation.checks import check_features
+from hypersphere_jax.evaluation.checks import as_float32, check_features
 
 # Half precisions keep norms to a few thousandths.
 TOLERANCE = 0.01
 ROWS = 65536
 # What a probe needs: features `[n, d]` and labels `[n]` of both splits.
 SPLITS = ("train_x", "train_y", "test_x", "test_y")
-MAX_CLASSES = 1_000_000  # more are surely no class labels
 
 
 def are_features(path: Path) -> bool:
@@ -30,7 +29,7 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
       path: an .npz file of these four arrays, or a folder of four .npy files, which stay on disk.
 
     Raises:
-      UserError: when they are not there, or the labels are no integers from 0 on.
+      UserError: when they are not there, hold no row, or the labels are no integers from 0 on.
     """
     if path.is_dir():
         missing = [f"{name}.npy" for name in SPLITS if not (path / f"{name}.npy").is_file()]
@@ -39,14 +38,30 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
     else:
         arrays = _loaded_npz(path)
     for name, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        integers = np.issubdtype(y.dtype, np.integer) and y.shape == x.shape[:1] and y.size > 0
-        found = f"go from {y.min()} to {y.max()}" if integers else f"are {y.dtype} {list(y.shape)}"
+        where = f"{path}: {name}"
+        require(x.shape[:1] != (0,), f"{where}_x has no rows, its shape is {list(x.shape)}")
         require(
-            integers and y.min() >= 0 and y.max() < MAX_CLASSES,
-            f"{path}: {name}_y must be integers from 0 on, one for each of the rows of {name}_x "
-            f"{list(x.shape)}, but they {found}",
+            y.ndim == 1 and y.shape == x.shape[:1],
+            f"{where}_y must be one label for each of the rows of {name}_x {list(x.shape)}, but "
+            f"its shape is {list(y.shape)}",
+        )
+        kind = {"b": "booleans", "f": f"{y.dtype} numbers"}.get(y.dtype.kind, str(y.dtype))
+        integers = np.issubdtype(y.dtype, np.integer)
+        require(integers, f"{where}_y holds {kind}, no class labels: save them as integers")
+        require(
+            y.min() >= 0 and y.max() <= np.iinfo(np.int64).max,
+            f"{where}_y must be integers from 0 on that int64 holds, but they go from {y.min()} to "
+            f"{y.max()}",
         )
     return tuple(arrays)
+
+
+def numbered(train_y, test_y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels of both splits as int32 places in the sorted ids that occur, and these ids `[c]`."""
+    ids = np.concatenate([np.asarray(y).astype(np.int64) for y in (train_y, test_y)])
+    classes, places = np.unique(ids, return_inverse=True)
+    train, test = np.split(places.astype(np.int32), [len(train_y)])
+    return train, test, classes
 
 
 def _loaded_npz(path: Path) -> list[np.ndarray]:
@@ -107,7 +122,7 @@ class FeatureFile:
             # By the largest entry first: the squares of others may not fit.
             x = x / np.abs(x).max(axis=1, keepdims=True)
             x = x / np.linalg.norm(x, axis=1, keepdims=True)
-        return check_features(str(self.path), x)
+        return as_float32(check_features(str(self.path), x))
 
     def check_unit(self) -> None:
         """Raises UserError, naming the norms, unless all rows have (or are given) unit norm.

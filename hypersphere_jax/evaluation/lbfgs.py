@@ -68,7 +68,8 @@ def advance(
       state: from `begin` or the call before.
       gradient_at: gradients of the g convex objectives at points.
       model_inverse: multiplies by the inverse of a model of each objective's second derivative.
-      tolerance: a minimization ends where the norm of its gradient is at most that ...
+      tolerance: number or `[g]`: a minimization ends where the norm of its gradient is at most
+        that ...
       excess: ... or where half of the product of the gradient and the direction is, which
         estimates how far the objective is above its minimum.
     """

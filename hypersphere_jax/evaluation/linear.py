@@ -9,15 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from hypersphere_jax import sharding
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import check_features, check_labels, check_same_dim
+from hypersphere_jax.evaluation.checks import (
+    as_float32,
+    check_features,
+    check_labels,
+    check_same_dim,
+)
 from hypersphere_jax.evaluation.classifier import Classifier
-from hypersphere_jax.evaluation.scores import scores, top_classes
+from hypersphere_jax.evaluation.scores import rows_at_once, scores, top_classes
 from hypersphere_jax.evaluation.selection import best_cell, stratified_folds, stratified_part
 from hypersphere_jax.evaluation.sgd import PROTOCOLS, fit_grid
 
-L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 # Large problems, while choosing: a mean cross-entropy that is so close to the minimum. Validation
 # accuracies of 20,000 x 2,048 features then moved by 0.03 points at most, in half of the steps.
 EXCESS = 1e-6
@@ -25,6 +31,8 @@ EXCESS = 1e-6
 AT_ONCE = 2**24
 # Multiplications in an evaluation of a small problem, which takes less time than a compilation.
 SMALL = 2**30
+# Of a device's memory for its share of the scaled features; the rest is for what else is there.
+MEMORY_SHARE = 0.8
 
 
 def linear_probe(
@@ -48,7 +56,8 @@ def linear_probe(
     such part or each of several folds. The cell with the best mean top-1 accuracy on the parts that
     were left out is chosen, of equals the first: the largest l2, or the paper's own cell. The
     classifier is fitted again on the whole training split and measured once on the test split,
-    whose labels influence nothing else.
+    whose labels influence nothing else: a class without a training row has no part in the fits, and
+    its test rows are always wrong.
 
     Protocol "lbfgs" minimizes mean cross-entropy + l2 / 2 |W|^2 (see `logistic`). The features are
     first centred and divided by one number s, the root mean square norm of the centred training
@@ -60,8 +69,8 @@ def linear_probe(
     The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
 
     Args:
-      train_x: `[n_train, d]` features, an array or memory map of any real dtype; computed in
-        float32.
+      train_x: `[n_train, d]` features of any real dtype, an array or a memory map, which is read in
+        blocks of rows; computed in float32. "lbfgs" makes one scaled copy on the devices.
       train_y: `[n_train]` integers below `num_classes`, of at least two classes.
       test_x: `[n, d]` features.
       test_y: `[n]` integers below `num_classes`.
@@ -72,7 +81,8 @@ def linear_probe(
       valid_fraction: without folds, the part of each class's training samples that is held out, at
         least one where a class has two. A class's only sample stays in the fitting part.
       grid: cells to choose from: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay)
-        for the others. None: `L2S`, or the protocol's own. A single cell is taken as it is.
+        for the others. None: `L2S`, or the protocol's own. A single cell is taken as it is, and
+        scored on what is held out only if `folds` are given.
       epoch_features: for the others, see `sgd.fit_grid`.
       devices: of this host, which share the rows. None: JAX's first.
 
@@ -80,20 +90,24 @@ def linear_probe(
       What a JSON file can hold: that of `scores`; the protocol, `n`, `n_train`, `d`, `num_classes`,
       `seed`, `folds`, and `valid_fraction` (None where it was not used); `chosen`, the best cell;
       its `valid_top1`, by which encoders may be chosen too; `grid`, for each cell its numbers,
-      `valid_top1` (the mean over folds in percent; None with a
-      single cell, or where a fit diverged) and `fold_top1`, one a fold; `seconds` of each part.
-      Under "lbfgs" also how the last fit ended: `steps`, `gradient_norm`, `converged` if that is at
-      most `logistic.TOLERANCE`; and `C`, scikit-learn's for the features as they are.
+      `valid_top1` (the mean over folds in percent; None where nothing was held out, or a fit
+      diverged) and `fold_top1`, one a fold; `seconds` of each part. Under "lbfgs" also how the last
+      fit ended: `steps`, `gradient_norm`, `converged` if that is at most its `logistic.limit`;
+      `chosen_at_edge` if the smallest or largest of several l2 was chosen, beyond which there may
+      be a better one; and `C`, scikit-learn's for the features as they are.
 
     Raises:
-      UserError: for features, labels or options that do not fit.
+      UserError: for features, labels or options that do not fit, and for "lbfgs" features that do
+        not fit into memory.
     """
     clock = _Clock()
     train_x, test_x = check_features("train", train_x), check_features("test", test_x)
     check_same_dim("train", train_x, "test", test_x)
     train_y = check_labels("train", train_y, len(train_x), num_classes)
     test_y = check_labels("test", test_y, len(test_x), num_classes)
-    require(np.unique(train_y).size > 1, f"train labels: only class {train_y[0]}, two are needed")
+    # Only these are fitted; labels are places among them from here on.
+    seen, train_y = np.unique(train_y, return_inverse=True)
+    require(len(seen) > 1, f"train labels: only class {seen[0]}, two are needed")
     if protocol == "lbfgs":
         require(epoch_features is None, "epoch_features: lbfgs has no epochs, leave them out")
         cells = _l2_cells(L2S if grid is None else grid)
@@ -102,7 +116,7 @@ def linear_probe(
         require(protocol in PROTOCOLS, f"protocol {protocol!r}: choose one of {known}")
         cells = _sgd_cells(PROTOCOLS[protocol].grid if grid is None else grid)
     part = np.zeros(len(train_y), np.int32)
-    if len(cells) == 1:
+    if len(cells) == 1 and folds is None:
         parts = range(0)
     elif folds is None:
         part, parts = stratified_part(train_y, valid_fraction, seed), range(1)
@@ -111,14 +125,14 @@ def linear_probe(
     clock.lap("check")
 
     if protocol == "lbfgs":
-        fitted = _lbfgs(train_x, train_y, part, parts, cells, num_classes, devices, clock)
+        fitted = _lbfgs(train_x, train_y, part, parts, cells, len(seen), devices, clock)
     else:
         train = partial(
             fit_grid,
             PROTOCOLS[protocol],
             train_x,
             train_y,
-            num_classes=num_classes,
+            num_classes=len(seen),
             seed=seed,
             epoch_features=epoch_features,
             devices=devices,
@@ -126,7 +140,7 @@ def linear_probe(
         fitted = _sgd(train, train_x, train_y, part, parts, cells, clock)
     classifier, prepare, valid_top1, best, report = fitted
     grid_rows = [_row(cell, column) for cell, column in zip(cells, valid_top1.T, strict=True)]
-    ranked = top_classes(classifier, test_x, min(num_classes, 5), prepare)
+    ranked = seen[top_classes(classifier, test_x, min(len(seen), 5), prepare)]
     found = scores(ranked, test_y, num_classes=num_classes, seed=seed)
     clock.lap("score")
     return {
@@ -190,16 +204,31 @@ def _row(cell: dict[str, float], fold_top1: np.ndarray) -> dict[str, Any]:
     return {**cell, "valid_top1": mean, "fold_top1": each}
 
 
+def _check_memory(n: int, d: int, devices: Sequence[jax.Device]) -> None:
+    """The scaled copy of the features, of which each device holds its share of the rows."""
+    needed = 4 * -(-n // len(devices)) * d
+    room = sharding.memory(devices)
+    require(
+        needed <= MEMORY_SHARE * room,
+        f"lbfgs needs a float32 copy of all {n:,} x {d} training features, {needed / 1e9:.3g} GB "
+        f"on each of {len(devices)} device(s), which hold {room / 1e9:.3g} GB: take more devices, "
+        f"or a protocol that reads the features in minibatches ({', '.join(PROTOCOLS)})",
+    )
+
+
 def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: _Clock):
+    n, d = x.shape
+    devices = jax.local_devices()[:1] if devices is None else devices
+    _check_memory(n, d, devices)
     scaling = logistic.scaling(x)
     jobs = [(cell, fold) for fold in parts for cell in range(len(cells))]
-    at_once = max(1, AT_ONCE // (num_classes * x.shape[1]))
+    at_once = max(1, AT_ONCE // (num_classes * d))
     groups = np.array_split(np.reshape(jobs, (-1, 2)).astype(int), -(-len(jobs) // at_once) or 1)
     problem = logistic.place(
         x, y, part, scaling, num_classes=num_classes, fits=len(groups[0]) or 1, devices=devices
     )
     clock.lap("place")
-    small = x.size * num_classes * len(groups[0]) < SMALL
+    small = n * d * num_classes * len(groups[0]) < SMALL
     excess = 0.0 if small else EXCESS
     l2s = [cell["l2"] for cell in cells]
     valid_top1 = np.zeros((len(parts), len(cells)))
@@ -231,8 +260,9 @@ def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: _Clock):
     report = {
         "steps": int(fit.steps[0]),
         "gradient_norm": norm,
-        "converged": norm <= logistic.TOLERANCE,
-        "C": 1 / (l2s[best] * scaling.scale**2 * len(x)),
+        "converged": bool(norm <= logistic.limit(l2s[best])),
+        "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
+        "C": 1 / (l2s[best] * scaling.scale**2 * n),
     }
     return classifier, scaling.apply, valid_top1, best, report
 
@@ -243,10 +273,14 @@ def _sgd(train, x, y, part, parts, cells, clock: _Clock):
     for fold in parts:
         fitting, held_out = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
         classifiers, _ = train(fitting, pairs)
-        valid_x = x[held_out]
-        for cell, classifier in enumerate(classifiers):
-            right = top_classes(classifier, valid_x)[:, 0] == y[held_out]
-            valid_top1[fold, cell] = 100 * right.mean() if _finite(classifier) else np.nan
+        size = rows_at_once(*classifiers[0].weights.shape)
+        for rows in np.split(held_out, range(size, len(held_out), size)):
+            valid_x = as_float32(x[rows])  # one reading for all cells
+            for cell, classifier in enumerate(classifiers):
+                right = top_classes(classifier, valid_x)[:, 0] == y[rows]
+                valid_top1[fold, cell] += 100 * right.sum() / len(held_out)
+        diverged = [not _finite(classifier) for classifier in classifiers]
+        valid_top1[fold, diverged] = np.nan
     best = best_cell(valid_top1) if parts else 0
     clock.lap("select")
     (classifier,), report = train(np.arange(len(x)), [pairs[best]])
@@ -255,7 +289,7 @@ def _sgd(train, x, y, part, parts, cells, clock: _Clock):
         f"the classifier diverged at learning rate {pairs[best][0]:g}: give a grid of smaller ones",
     )
     clock.lap("refit")
-    return classifier, np.asarray, valid_top1, best, report
+    return classifier, as_float32, valid_top1, best, report
 
 
 def _finite(classifier: Classifier) -> bool:

@@ -25,11 +25,16 @@ from jax import lax
 
 from hypersphere_jax import sharding
 from hypersphere_jax.evaluation import lbfgs
+from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 from hypersphere_jax.evaluation.classifier import Classifier, logits
 
 TOLERANCE, MAX_STEPS = 1e-6, 1000  # on the norm of the gradient
+# The weights are at most the norm of the gradient / l2 away from the minimum: below an l2 of about
+# 1e-6 the limit falls with l2, or accuracies are not those of the minimum.
+TOLERANCE_BY_L2 = 3.0
 RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
+READ = 2**20  # numbers of the features that are read at a time
 NONE = -1  # as a part: no row's
 PADDING = -2
 
@@ -40,11 +45,15 @@ class Scaling(NamedTuple):
     centre: np.ndarray
     scale: float
 
-    def apply(self, x, out=None) -> np.ndarray:
-        """Scaled rows of features `[n, d]`."""
-        out = np.subtract(x, self.centre[None], out=out)
-        out /= np.float32(self.scale)
-        return out
+    def centred(self, x) -> np.ndarray:
+        """float64, since differences and squares of large float32 may not fit into float32."""
+        return np.subtract(as_float32(x), self.centre[None], dtype=np.float64)
+
+    def apply(self, x) -> np.ndarray:
+        """Scaled rows, float32, of features `[n, d]` of any real dtype."""
+        centred = self.centred(x)
+        centred /= self.scale
+        return centred.astype(np.float32)
 
 
 class Rows(NamedTuple):
@@ -76,15 +85,20 @@ class LogisticFit(NamedTuple):
 
 def scaling(x) -> Scaling:
     """The mean of features `[n, d]`, and the root mean square norm of the centred ones."""
-    slices = _slices(len(x), x.shape[1])
-    centre = sum(x[rows].sum(axis=0, dtype=np.float64) for rows in slices) / len(x)
-    centre = centre.astype(np.float32)
+    slices = row_blocks(*x.shape, READ)
+    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in slices) / len(x)
+    moved = Scaling(centre.astype(np.float32), 1.0)  # rounded: a constant dimension becomes 0
     total = 0.0
     for rows in slices:
-        centred = (x[rows] - centre[None]).ravel()
+        centred = moved.centred(x[rows])
         total += float(np.vdot(centred, centred))
-    scale = (total / len(x)) ** 0.5
-    return Scaling(centre, scale if scale > 0 else 1.0)  # 0: an encoder that maps all to one point
+    # 0: an encoder that maps all to one point.
+    return moved._replace(scale=(total / len(x)) ** 0.5) if total > 0 else moved
+
+
+def limit(l2):
+    """The norm of the gradient at which a fit with that l2 ends."""
+    return np.minimum(TOLERANCE, TOLERANCE_BY_L2 * np.asarray(l2))
 
 
 def place(
@@ -100,7 +114,7 @@ def place(
     """Puts the scaled rows on devices: the only copy of the features that is made.
 
     Args:
-      x: float32 `[n, d]`, an array or memory map.
+      x: `[n, d]`, an array or memory map of any real dtype.
       y: int32 `[n]` labels.
       part: `[n]` integers, at least 0: which part of the rows each belongs to.
       scaling: of the features; with the RMS norm 1 the tolerances are in useful units.
@@ -116,8 +130,8 @@ def place(
     # In the alignment for which JAX on CPU takes the array as it is, without another copy.
     total = len(devices) * blocks * size
     scaled = _aligned(total, d)
-    for rows in _slices(n, d):
-        scaling.apply(x[rows], out=scaled[rows])
+    for rows in row_blocks(n, d, READ):
+        scaled[rows] = scaling.apply(x[rows])
     scaled[n:] = 0
     sample = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
     model = _curvature(jnp.asarray(scaled[sample]))
@@ -137,7 +151,6 @@ def fit_logistic(
     held_out: Sequence[int],
     *,
     start: Classifier | None = None,
-    tolerance: float = TOLERANCE,
     excess: float = 0.0,
     max_steps: int = MAX_STEPS,
 ) -> LogisticFit:
@@ -148,9 +161,9 @@ def fit_logistic(
       l2s: g strengths of the penalty, each > 0.
       held_out: g numbers of parts: each fit leaves the rows of that part out. `NONE`: no row.
       start: classifiers `[g, ...]` to begin with. None: zeros.
-      tolerance: a fit ends when the norm of the objective's gradient is at most that ...
-      excess: ... or when the objective is by at most about that above its minimum, as L-BFGS
-        estimates it: half of the product of the gradient and the direction (the Newton decrement).
+      excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or when
+        the objective is by at most about that above its minimum, as L-BFGS estimates it: half of
+        the product of the gradient and the direction (the Newton decrement).
       max_steps: give up after so many.
 
     Returns:
@@ -161,7 +174,13 @@ def fit_logistic(
     if start is not None:
         trial[:] = np.concatenate([start.weights, np.asarray(start.bias)[..., None]], axis=-1)
     model = (problem.basis, problem.variances, problem.rest)
-    about = (np.float32(l2s), np.int32(held_out), np.float32([tolerance, excess]), *model)
+    about = (
+        np.float32(l2s),
+        np.int32(held_out),
+        np.float32(limit(l2s)),
+        np.float32(excess),
+        *model,
+    )
     about = sharding.replicate(about, problem.devices)
     devices = tuple(problem.devices)
     state = _mapped(lbfgs.begin, devices)(sharding.replicate(trial, devices))
@@ -187,10 +206,10 @@ def _mapped(function: Callable, devices: tuple, donate: tuple[int, ...] = ()) ->
     return sharding.pmap(function, devices, donate)
 
 
-def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, *model) -> lbfgs.State:
+def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, excess, *model) -> lbfgs.State:
     gradient_at = functools.partial(_gradient, rows, l2s, held_out)
     model_inverse = functools.partial(_model_inverse, *model, l2s)
-    return lbfgs.advance(state, gradient_at, model_inverse, *limits)
+    return lbfgs.advance(state, gradient_at, model_inverse, limits, excess)
 
 
 def _gradient(rows: Rows, l2s, held_out, trial) -> jax.Array:
@@ -264,12 +283,6 @@ def _curvature(sample) -> tuple[jax.Array, jax.Array, jax.Array]:
     variances = jnp.maximum(variances, 0.0)
     rest = jnp.vdot(sample, sample) / m - jnp.sum(variances)
     return times(basis, turn), variances, jnp.maximum(rest, 0.0) / max(d - basis.shape[1], 1)
-
-
-def _slices(n: int, d: int) -> list[slice]:
-    """Rows of about 64 MB at a time."""
-    size = max(1, 2**24 // d)
-    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
 
 
 def _aligned(n: int, d: int) -> np.ndarray:

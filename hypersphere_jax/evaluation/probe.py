@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from hypersphere_jax import checkpoint, data, runs, sharding
 from hypersphere_jax.config import ProbeConfig, UserError, require
@@ -144,10 +145,14 @@ def _of_features(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> 
         given = getattr(config, name) != getattr(standard, name)
         flag = name.replace("_", "-")
         require(not given, f"--{flag} is for runs, and {str(path)!r} holds features")
-    x_and_y = files.read_splits(path)
-    classes = int(max(x_and_y[1].max(), x_and_y[3].max())) + 1
-    for _, _, result in _scores(x_and_y, classes, config, devices):
-        yield {"features": str(path), "split": "test"} | result
+    train_x, train_y, test_x, test_y = files.read_splits(path)
+    train_y, test_y, classes = files.numbered(train_y, test_y)
+    about = {"features": str(path), "split": "test"}
+    if not np.array_equal(classes, np.arange(len(classes))):
+        about["classes"] = classes.tolist()
+    x_and_y = (train_x, train_y, test_x, test_y)
+    for _, _, result in _scores(x_and_y, len(classes), config, devices):
+        yield about | result
 
 
 def _scores(

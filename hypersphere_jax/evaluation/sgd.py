@@ -40,7 +40,7 @@ from jax import lax
 
 from hypersphere_jax import sharding
 from hypersphere_jax.config import OptimizerConfig, require
-from hypersphere_jax.evaluation.checks import check_features
+from hypersphere_jax.evaluation.checks import as_float32, check_features
 from hypersphere_jax.evaluation.classifier import Classifier, logits
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import track
@@ -179,13 +179,13 @@ def fit_grid(
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
             jax.block_until_ready(classifiers)  # the features may come in the same memory again
-            held, x = None, _checked(epoch, epoch_features(epoch), x.shape)
+            held, x = None, _checked(epoch, epoch_features(epoch), tuple(x.shape))
         batches = _batches(rows, batch_size, seed, epoch)
         if not resident:
             pieces = _gathered(x, y, *batches, devices)
         else:
             if held is None:
-                held = sharding.replicate((np.asarray(x, np.float32), y), devices)
+                held = sharding.replicate((as_float32(x), y), devices)
             pieces = [(*held, *sharding.replicate(batches, devices))]
         for piece in pieces:
             # The next piece is made while the devices work on this one, and none after it.
@@ -195,8 +195,7 @@ def fit_grid(
     leaves = [np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(grid)] for leaf in classifiers]
     found = [Classifier(*map(jnp.asarray, pair)) for pair in zip(*leaves, strict=True)]
     finite = [all(bool(np.isfinite(leaf).all()) for leaf in classifier) for classifier in found]
-    augmented = epoch_features is not None
-    return found, {**_described(protocol), "augmented": augmented, "finite": finite}
+    return found, {**_described(protocol), "finite": finite}
 
 
 def _start(protocol: Protocol, num_classes: int, d: int, seed: int) -> Classifier:
@@ -286,13 +285,14 @@ def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[t
     for first in range(0, steps, count):
         some = order[first : first + count]
         places = np.arange(some.size, dtype=np.int32).reshape(some.shape)
-        gathered = np.asarray(x[some.ravel()], np.float32), y[some.ravel()]
+        gathered = as_float32(x[some.ravel()]), y[some.ravel()]
         yield sharding.replicate((*gathered, places, weights[first : first + count]), devices)
 
 
-def _checked(epoch: int, x, shape: tuple[int, int]) -> np.ndarray:
+def _checked(epoch: int, x, shape: tuple[int, int]):
     x = check_features(f"epoch {epoch}", x)
-    require(x.shape == shape, f"epoch {epoch} features: expected shape {shape}, got {x.shape}")
+    found = tuple(x.shape)
+    require(found == shape, f"epoch {epoch} features: expected shape {shape}, got {found}")
     return x
 
 
