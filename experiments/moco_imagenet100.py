@@ -1,7 +1,8 @@
 """MoCo on ImageNet-100 with a ResNet-50: the best encoders of Table 3 of Wang & Isola (2020).
 
     python run.py pretrain moco_imagenet100/align_uniform --data-dir IMAGENET --workers 16
-    python run.py probe moco_imagenet100_align_uniform --layers backbone
+    python run.py probe moco_imagenet100_align_uniform --layers backbone \\
+        --protocols moco_imagenet100 --as-printed
 
 IMAGENET holds train/WNID/file and val/WNID/file of ImageNet's 1000 classes; the 100 of Table 7 are
 taken. Leave `--data-dir` out for TensorFlow Datasets' copy.
@@ -17,7 +18,7 @@ Expected score, top-1 and top-5 of the validation split (Table 3; Table 10 has a
     align_uniform  3 align (alpha 2) + uniform (t 3, Eq. (22))      74.60%  92.74%
 
 That is a linear classifier trained with SGD for 60 epochs (batch 256, rate 10, times 0.2 at epochs
-30, 40 and 50), on what layer is not said; `probe` fits another one. Not measured here.
+30, 40 and 50), as the command above fits one; on what layer is not said. Not measured here.
 
 Expected time: not measured. Estimate: about 127,000 images times 240 epochs are 0.12 of the work
 of MoCo v2 on ImageNet, which took its authors 53 hours on 8 V100 (moco_v2_imagenet.py): 6 hours.

@@ -1,7 +1,7 @@
 """MoCo v2 on ImageNet with a ResNet-50: both losses of Table 5 of Wang & Isola (2020).
 
     python run.py pretrain moco_v2_imagenet/align_uniform --data-dir IMAGENET --workers 16
-    python run.py probe moco_v2_imagenet_align_uniform --layers backbone
+    python run.py probe moco_v2_imagenet_align_uniform --layers backbone --protocols moco --as-printed
 
 IMAGENET holds train/WNID/file and val/WNID/file. Leave `--data-dir` out for TensorFlow Datasets'
 copy.
@@ -20,7 +20,7 @@ Expected score, top-1 of the validation split (Table 5):
 The former is that of MoCo v2's authors, five runs, whose command (README of
 github.com/facebookresearch/moco) has the cosine schedule: `--schedule cosine`. Both are of a linear
 classifier trained with SGD for 100 epochs (batch 256, rate 30, times 0.1 at epochs 60 and 80);
-`probe` fits another one, which keeps all features in memory. Not measured here.
+so does the command above. Not measured here.
 
 Expected time: 53 hours on 8 V100 (the same README, for its own code). Not measured here. In FLOP:
 8.2e9 a forward pass of 224 pixels, times 4 for the query's and key's passes, times 1,281,167
