@@ -1,7 +1,7 @@
-"""MoCo on ImageNet-100 with a ResNet-50: the best encoders of Table 3 of Wang & Isola (2020).
+r"""MoCo on ImageNet-100 with a ResNet-50: the best encoders of Table 3 of Wang & Isola (2020).
 
     python run.py pretrain moco_imagenet100/align_uniform --data-dir IMAGENET --workers 16
-    python run.py probe moco_imagenet100_align_uniform --layers backbone \\
+    python run.py probe moco_imagenet100_align_uniform --layers backbone \
         --protocols moco_imagenet100 --as-printed
 
 IMAGENET holds train/WNID/file and val/WNID/file of ImageNet's 1000 classes; the 100 of Table 7 are

@@ -1,7 +1,8 @@
-"""MoCo v2 on ImageNet with a ResNet-50: both losses of Table 5 of Wang & Isola (2020).
+r"""MoCo v2 on ImageNet with a ResNet-50: both losses of Table 5 of Wang & Isola (2020).
 
     python run.py pretrain moco_v2_imagenet/align_uniform --data-dir IMAGENET --workers 16
-    python run.py probe moco_v2_imagenet_align_uniform --layers backbone --protocols moco --as-printed
+    python run.py probe moco_v2_imagenet_align_uniform --layers backbone \
+        --protocols moco --as-printed
 
 IMAGENET holds train/WNID/file and val/WNID/file. Leave `--data-dir` out for TensorFlow Datasets'
 copy.
