@@ -177,8 +177,9 @@ def _draw_projections(part: SubFigure, directions: list, result: Mapping[str, An
     grid[0, 0].set_ylim(0, 1.1 * max(0.45, *densities))
     for axes in grid[:, 0]:
         axes.set_ylabel("density")
-    for axes in grid[-1]:
+    for axes in grid.flat[max(0, len(directions) - columns) : len(directions)]:  # lowest ones
         axes.set_xlabel(r"projection $\cdot\ \sqrt{d}$")
+        axes.tick_params(labelbottom=True)
     handles, labels = grid[0, 0].get_legend_handles_labels()
     part.legend(handles, labels, ncols=3, fontsize="small", loc="outside lower center")
     part.suptitle(
