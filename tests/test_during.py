@@ -294,6 +294,7 @@ def test_weights_that_are_not_finite_end_the_run(tmp_path):
 @pytest.mark.slow
 def test_two_hosts(evaluated, tmp_path):
     options = ("--eval-every-epochs", "1", "--eval-images", "200", "--eval-layer", "backbone")
+    options += ("--queue-size", "0", "--ema-decay", "0.999", "--bn-groups", "8")  # no queue here
     ends, _ = run_two(tmp_path, options=(options, options))
     assert [status for status, _ in ends] == [0, 0], ends
     for step, found in values(evaluated).items():

@@ -30,6 +30,7 @@ from hypersphere_jax.config import (
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluation import probe
+from hypersphere_jax.evaluation.measure import measure
 from hypersphere_jax.feed import is_resident
 
 ROOT = Path(__file__).parent.parent
@@ -126,7 +127,7 @@ def test_evaluation_leaves_bad_images_out(varied):
     linear, _ = probe.probe(ProbeConfig((str(varied),), devices=2))
     assert linear["n"] == 20 * CLASSES - 1
     assert linear["top1"] > 60  # the classes differ in colour
-    found = probe.measure(MetricsConfig(run=str(varied), devices=2))
+    found = measure(MetricsConfig(run=str(varied), devices=2))
     assert found["n"] == 20 * CLASSES - 1 and 0 < found["align"] < 4
 
 
