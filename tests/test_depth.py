@@ -285,7 +285,7 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, mat, capsys)
     write_mat(moved, images, depths, [f"scene_{number // 3}" for number in range(60)])
     others = ["--data", str(moved)]
     assert run_py.main(["depth", *names, *short, *others]) == 0
-    again = [json.loads(f.read_text()) for f in files]
+    again = [json.loads(f.with_stem(f"{f.stem}-moved").read_text()) for f in files]
     assert {r["run"]: r["cv_mse"] for r in again} == pytest.approx(
         {r["run"]: r["cv_mse"] for r in (first, second)}
     )
@@ -337,7 +337,8 @@ def test_tfds(top, tmp_path, capsys):
     run = top / "first"
     options = ["--data", "nyu_depth_v2", "--data-dir", str(tmp_path), "--epochs", "5"]
     assert run_py.main(["depth", str(run), *options]) == 0
-    result = json.loads((run / "eval" / "depth-conv5-epochs5.json").read_text())
+    name = f"depth-conv5-epochs5-nyu_depth_v2-{tmp_path.name}.json"  # told from the run's own data
+    result = json.loads((run / "eval" / name).read_text())
     assert (result["n"], result["n_train"]) == (8, 16) and "TensorFlow" in result["data"]
     capsys.readouterr()
 

@@ -168,9 +168,11 @@ def test_whatever_happens_the_run_is_the_same(four, tmp_path):
     # With streamed images now, of which each host reads its rows.
     streaming = [("--pipeline", "streaming")] * 2
     (first, second), _ = run_two(tmp_path, streaming, kill=((0, 0), (8, signal.SIGTERM)))
-    at = [re.match(r"stopped and saved at step (\d+) of 12", line) for _, line in (first, second)]
-    assert first[0] == second[0] == 0 and at[0][1] == at[1][1]
-    assert checkpoint.steps(checkpoints)[-1] == int(at[0][1])
+    said = r"stopped (?:and saved at step (\d+) of 12|after the last step)"
+    at = [re.match(said, line) for _, line in (first, second)]
+    assert first[0] == second[0] == 0 and None not in at, (first, second)
+    steps = {int(match[1] or 12) for match in at}  # on a busy machine it may be the last
+    assert steps == {checkpoint.steps(checkpoints)[-1]}
 
     training.train(config(tmp_path, **MOCO))
     assert_close(tmp_path / "run", four)

@@ -92,7 +92,8 @@ def test_resumption_is_exact(finished, tmp_path, monkeypatch):
 @pytest.mark.parametrize("batch_norm", ["sync", "split"])
 def test_devices_change_nothing(tmp_path, batch_norm):
     numbers = (1, 2, 4, 8) if batch_norm == "sync" else (1, 4)
-    model = ModelConfig(dim=DIM, width=0.1, batch_norm=batch_norm, bn_groups=4)
+    groups = {"bn_groups": 4} if batch_norm == "split" else {}
+    model = ModelConfig(dim=DIM, width=0.1, batch_norm=batch_norm, **groups)
     found = []
     for devices in numbers:
         runtime = dataclasses.replace(RUNTIME, devices=devices)
