@@ -155,6 +155,13 @@ def export_npz(parse: Callable) -> None:
     print(interchange.export_npz(config))
 
 
+def reproduce(parse: Callable) -> None:
+    """A table or figure of a paper: its numbers and ours, at the paper's scale or a laptop's."""
+    from experiments import reproduce
+
+    reproduce.main(parse(reproduce.ReproduceConfig), _command())
+
+
 def data(parse: Callable) -> None:
     """Data sets: list and prepare them, inspect one, show a sheet of its augmented views."""
     from hypersphere_jax import datasheet
@@ -207,7 +214,7 @@ def bench(parse: Callable) -> None:
 VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
-        *(quickstart, pretrain, finetune, probe, metrics, depth, data, report, bench),
+        *(quickstart, pretrain, finetune, probe, metrics, depth, reproduce, data, report, bench),
         *(import_torch, export_npz),
     )
 }

@@ -132,9 +132,10 @@ def config_of(
 
     Args:
       row: of `rows`. A row of Tables 1 to 3 gives the config of its encoder in Tables 8 to 10.
-      scale: `paper`; or `laptop`, for STL-10's rows: their losses, dimension and initialization on
-        digits with a small encoder, for a quarter of the epochs with a quarter of the batch, at
-        least 2 pairs, and the rate scaled with it.
+      scale: `paper`; or for STL-10's rows, with their losses, dimension and initialization,
+        `laptop`: a small encoder of digits, an eighth of the epochs and a quarter of the batch;
+        `cifar10`: a narrow SmallAlexNet of CIFAR-10 at 16 pixels, a hundredth of the epochs and a
+        sixth of the batch. Batches have at least 2 pairs; the rate is scaled with them.
       runs_dir: folder of all runs, where also the encoder is that a finetuned one begins from.
       doubtful: also take settings that may be misread, as they stand.
 
@@ -144,7 +145,7 @@ def config_of(
     """
     reason = refusal(row, doubtful)
     require(reason is None, str(reason))
-    require(scale in SCALES, f"--scale {scale}: must be {' or '.join(SCALES)}")
+    require(scale in SCALES, f"scale {scale!r}: must be one of {', '.join(SCALES)}")
     row, start = specified(row), initial(row)
     base, values = BASES[row.table], row.values
     config = dataclasses.replace(
@@ -201,26 +202,45 @@ def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerC
 
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
+    model = ModelConfig("small_cnn", dim=config.model.dim)
+    return _smaller(config, "laptop", DataConfig("digits"), model, epochs=8, batch=4)
+
+
+def _cifar10(config: PretrainConfig) -> PretrainConfig:
+    model = ModelConfig("small_alexnet", dim=config.model.dim, width=0.125, image_size=16)
+    return _smaller(config, "cifar10", DataConfig("cifar10"), model, epochs=100, batch=6)
+
+
+def _smaller(
+    config: PretrainConfig,
+    scale: str,
+    data: DataConfig,
+    model: ModelConfig,
+    epochs: int,
+    batch: int,
+) -> PretrainConfig:
+    """The run on other data, with its epochs and batch divided by these numbers."""
     require(
         config.data.name == "stl10",
-        f"--scale laptop: {config.name} is of {config.data.name}, and only STL-10's rows have it",
+        f"--scale {scale}: {config.name} is of {config.data.name}, and only STL-10's rows have it",
     )
     rule = config.optimizer
-    batch_size = max(2, rule.batch_size // 4)
+    batch_size = max(2, rule.batch_size // batch)
     return dataclasses.replace(
         config,
-        name=f"{config.name}_laptop",
-        init_from=config.init_from and f"{config.init_from}_laptop",
-        data=DataConfig("digits"),
-        model=ModelConfig("small_cnn", dim=config.model.dim),
+        name=f"{config.name}_{scale}",
+        init_from=config.init_from and f"{config.init_from}_{scale}",
+        data=data,
+        model=model,
         optimizer=dataclasses.replace(
             rule,
-            epochs=rule.epochs // 4,
+            epochs=max(1, rule.epochs // epochs),
             batch_size=batch_size,
             learning_rate=rule.learning_rate * batch_size / rule.batch_size,
         ),
-        runtime=RuntimeConfig(devices=1),
+        # One device, over which any batch divides.
+        runtime=RuntimeConfig(devices=1, log_every_steps=50, checkpoint_every_steps=1000),
     )
 
 
-SCALES = {"paper": lambda config: config, "laptop": _laptop}
+SCALES = {"paper": lambda config: config, "laptop": _laptop, "cifar10": _cifar10}

@@ -307,12 +307,12 @@ def test_laptop_keeps_what_the_row_is_about():
     assert laptop.name != paper.name and laptop.data.name == "digits"
     assert laptop.init_from == f"runs/{config_of(initial(row), 'laptop').name}"
     rule = laptop.optimizer
-    assert (rule.epochs, rule.batch_size, rule.learning_rate) == (3, 64, 0.03)
+    assert (rule.epochs, rule.batch_size, rule.learning_rate) == (1, 64, 0.03)
     smallest = config_of(row_of(STL10, 2), "laptop").optimizer  # 3 pairs in the paper
     assert (smallest.batch_size, smallest.learning_rate) == (2, pytest.approx(2 * 0.12 / 256))
     with pytest.raises(UserError, match="only STL-10's rows"):
         config_of(row_of(NYU, 1), "laptop")
-    with pytest.raises(UserError, match="must be paper or laptop"):
+    with pytest.raises(UserError, match="must be one of paper, laptop, cifar10"):
         config_of(row, "moon")
 
 

@@ -22,6 +22,9 @@ from hypersphere_jax.evaluation.screening import Candidates, Frame, screen
 from hypersphere_jax.progress import track
 
 METRICS = ("cosine", "euclidean")
+# Elements of candidates at once. More than of whole blocks: here each call has its cost in Python,
+# during which the other threads wait.
+PAIRS = 2**18
 
 
 class Neighbours(NamedTuple):
@@ -145,7 +148,7 @@ def _similarity(
     """float64 `[p]` of one query `[d]` and members, or all of them, of each pair by itself."""
     similarity = np.empty(len(bank.squares if members is None else members))
     square = np.vecdot(query, query)
-    for part in chunks(len(similarity), len(query)):
+    for part in chunks(len(similarity), len(query), PAIRS):
         which = part if members is None else members[part]
         b = bank.read(which)
         if unit:

@@ -78,9 +78,9 @@ def or_one(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, x, 1.0)
 
 
-def chunks(n: int, d: int) -> list[slice]:
-    """Slices of n rows of d elements: small enough for the caches of a core."""
-    size = max(1, CHUNK // d)
+def chunks(n: int, d: int, most: int = CHUNK) -> list[slice]:
+    """Slices of n rows of d elements, of this many elements at most: for the caches of a core."""
+    size = max(1, most // d)
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
 
 

@@ -10,6 +10,7 @@ from hypersphere_jax.plots.depth import depth_sheet
 from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
 from hypersphere_jax.plots.losses import loss_scaling
 from hypersphere_jax.plots.runs import alignment_uniformity_plane, training_curves
+from hypersphere_jax.plots.sweeps import metrics_planes, trajectories, weights_curves
 from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
@@ -20,7 +21,10 @@ __all__ = [
     "gaussian_kde_2d",
     "loss_scaling",
     "metrics_figure",
+    "metrics_planes",
     "training_curves",
+    "trajectories",
     "view_sheet",
     "vmf_kde",
+    "weights_curves",
 ]

@@ -1,0 +1,111 @@
+"""What a run would cost: the measured time of a step, times the steps."""
+
+import dataclasses
+import functools
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hypersphere_jax import assembly, data, models, sharding
+from hypersphere_jax.config import DataConfig, PretrainConfig, UserError
+from hypersphere_jax.moco import queue_init
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train_step import Momentum, init_state
+
+# Number and side of the images, where they are not here.
+ABSENT = {
+    "stl10": (105_000, 96),
+    "nyu_depth_v2": (795, 480),
+    "imagenet2012": (1_281_167, 224),
+    "cifar10": (50_000, 32),
+}
+IMAGENET100 = 126_689  # images of the 100 classes of Table 7
+# On CPU a step takes time in proportion to its pairs; this many are measured at most.
+MOST_PAIRS = 32
+DIM = 128  # of all measured steps: the output's dimension hardly matters to their time
+REPEATS = 3
+
+
+class Cost(NamedTuple):
+    """Steps of a run, and the seconds of one."""
+
+    steps: int
+    seconds: float
+
+
+def cost(config: PretrainConfig) -> Cost:
+    """Steps of a run, and the measured seconds of one on this machine's first device."""
+    batch = config.optimizer.batch_size
+    steps = config.optimizer.epochs * max(1, _images(config.data)[0] // batch)
+    pairs = batch if jax.default_backend() != "cpu" else min(batch, MOST_PAIRS)
+    plain = PretrainConfig(
+        data=config.data,
+        model=dataclasses.replace(config.model, dim=DIM),
+        moco=config.moco,
+        objective=_same_terms(config),
+        optimizer=dataclasses.replace(config.optimizer, batch_size=pairs),
+    )
+    return Cost(steps, _seconds(plain) * batch / pairs)
+
+
+def notes() -> list[str]:
+    """What one should know of these numbers."""
+    how = f"s / step: measured on one {jax.devices()[0].device_kind} with random images"
+    if jax.default_backend() == "cpu":
+        how += f", {MOST_PAIRS} pairs at most, and scaled to the batch"
+    return [f"{how}.", "Training alone: reading images, compiling and evaluation come on top."]
+
+
+def _same_terms(config: PretrainConfig):
+    """The losses that take part, each with its default options: these do not matter to time."""
+    names = ("contrastive", "align", "uniform", "supervised")
+    weights = {f"{name}_weight": getattr(config.objective, f"{name}_weight") for name in names}
+    ones = {name: float(weight > 0) for name, weight in weights.items()}
+    return type(config.objective)(**ones)
+
+
+def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
+    """Number and shape of the images to train on."""
+    if config.name == "imagenet2012":
+        return (IMAGENET100 if config.classes else ABSENT[config.name][0]), (224, 224, 3)
+    try:
+        source = data.load(config).pretrain
+        return len(source), source.image_shape
+    except UserError:
+        count, side = ABSENT[config.name]
+        return count, (side, side, 3)
+
+
+@functools.cache
+def _seconds(config: PretrainConfig) -> float:
+    pairs = config.optimizer.batch_size
+    shape = (2 * pairs, *_images(config.data)[1])
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    labels = np.arange(len(images), dtype=np.int32) % 2
+    source = data.Arrays(images, labels, ("a", "b"), "random images")
+    dataset = data.Dataset(
+        source, source, source, config.data.recipe or data.NAMED[config.data.name]
+    )
+    plain = dataclasses.replace(config, data=DataConfig(recipe=config.data.recipe))
+    config = assembly.resolve(plain, dataset)
+    apply, params, stats = models.create(config.model, jax.random.key(0))
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
+    state = init_state(params, stats, optimizer)
+    if config.moco.queue_size:
+        queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
+        state = state._replace(momentum=Momentum(params, stats, queue))
+    devices = sharding.local_devices(1)
+    step = assembly.step_of(config, apply, optimizer, dataset, 1000, resident=True)
+    step = sharding.pmap(step, devices, donate=(0,))
+    batch = np.arange(pairs, dtype=np.int32)
+    fixed = sharding.replicate((images, labels, batch, jax.random.key(2)), devices)
+    state = sharding.replicate(state, devices)
+    times = []
+    for _ in range(1 + REPEATS):  # the first one compiles
+        began = time.perf_counter()
+        state, metrics = step(state, *fixed)
+        jax.block_until_ready(metrics)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

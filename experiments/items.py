@@ -1,0 +1,152 @@
+"""What an item of the reproduction is: the runs that it needs, and how its result is shown."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments import specifications
+from experiments.shown import Shown
+from experiments.sweeps import Measures, Planned, Rows
+from experiments.tables import Row, expected
+from hypersphere_jax.config import PretrainConfig
+
+
+class Context(NamedTuple):
+    """Where and how an item is reproduced.
+
+    Attributes:
+      scale: `paper`, or `laptop`: the same claims with small encoders and images.
+      runs_dir: folder of the encoders, which items of one scale share.
+      folder: of this item's table, pictures and page.
+      data_dir: where the images are, see `folder_of`; None: TensorFlow Datasets' folder.
+      row: of the paper's table, the one to train; None: those that the item needs.
+    """
+
+    scale: str
+    runs_dir: Path
+    folder: Path
+    data_dir: str | None = None
+    row: int | None = None
+
+
+# From the rows so far to the runs of a stage. Later stages may depend on what earlier ones gave.
+Stage = Callable[[Context, Rows], list[Planned]]
+
+
+class Scale(NamedTuple):
+    """What an item needs at a scale.
+
+    Attributes:
+      data: names of the data sets.
+      hours: on 2 CPU cores (and what is measured or estimated so says so in docs/results.md).
+      stages: of runs; empty where nothing is trained.
+    """
+
+    data: tuple[str, ...]
+    hours: float
+    stages: tuple[Stage, ...] = ()
+
+
+class Item(NamedTuple):
+    """A table, figure or theorem of a paper.
+
+    Attributes:
+      title: what it shows, in a few words.
+      scales: by name; one that is not there cannot be had.
+      show: from the rows of all stages to the result. It also draws the pictures.
+    """
+
+    title: str
+    scales: dict[str, Scale]
+    show: Callable[[Context, Rows], Shown]
+
+
+def located(config: PretrainConfig, context: Context) -> PretrainConfig:
+    """The config with its runs and images where the context has them."""
+    place = folder_of(config.data.name, context.data_dir)
+    data = dataclasses.replace(config.data, data_dir=place)
+    return dataclasses.replace(config, runs_dir=str(context.runs_dir), data=data)
+
+
+def folder_of(name: str, data_dir: str | None) -> str | None:
+    """Where a data set is: the folder of that name with its images, or else data_dir itself."""
+    if data_dir is None or name == "digits":
+        return None
+    inside = Path(data_dir) / name
+    images = any((inside / f"train{ending}").exists() for ending in ("", ".zip"))
+    return str(inside) if images else data_dir
+
+
+def planned_row(
+    row: Row,
+    context: Context,
+    measures: Measures,
+    scale: str | None = None,
+    seed: int | None = None,
+    doubtful: bool = False,
+) -> Planned:
+    """The run of a row of a table, with what the paper printed of it as `paper_…`.
+
+    Args:
+      row: of `tables.rows`.
+      context: of the item.
+      measures: of the encoder.
+      scale: of `specifications.SCALES`; None: that of the context.
+      seed: in place of the row's own.
+      doubtful: as for `config_of`.
+    """
+    config = specifications.config_of(
+        row, scale or context.scale, runs_dir=str(context.runs_dir), doubtful=doubtful
+    )
+    if seed is not None:
+        config = dataclasses.replace(config, name=f"{config.name}_seed{seed}", seed=seed)
+    row = specifications.specified(row)
+    about = described(config) | {"table": row.table, "row": row.number}
+    about |= {f"paper_{name}": value for name, value in expected(row).items()}
+    return Planned(located(config, context), about, measures)
+
+
+def described(config: PretrainConfig) -> dict:
+    """Columns that tell what was trained."""
+    rule = config.optimizer
+    return {
+        "data": config.data.name,
+        "loss": specifications.formula(config.objective),
+        "kind": kind(config),
+        "dim": config.model.dim,
+        "batch": rule.batch_size,
+        "epochs": rule.epochs,
+        "seed": config.seed,
+    }
+
+
+def kind(config: PretrainConfig) -> str:
+    """Which losses take part, such as `align+uniform`."""
+    names = ("contrastive", "align", "uniform", "supervised")
+    return "+".join(name for name in names if getattr(config.objective, f"{name}_weight"))
+
+
+def with_sources(chosen: Sequence[Planned], planned: Sequence[Planned]) -> list[Planned]:
+    """The chosen runs, and those of the plan that they begin from."""
+    names = {one.config.name for one in chosen}
+    names |= {Path(one.config.init_from).name for one in chosen if one.config.init_from}
+    return [one for one in planned if one.config.name in names]
+
+
+def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planned]:
+    """The runs whose name fits one of the patterns; all of them without patterns."""
+    if not patterns:
+        return list(planned)
+    fits = [
+        one for one in planned if any(fnmatch.fnmatch(one.config.name, each) for each in patterns)
+    ]
+    return with_sources(fits, planned)
+
+
+def spread(rows: Sequence, count: int) -> list:
+    """As many of the rows as asked for, evenly over their order, the first and last among them."""
+    if count >= len(rows):
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (count - 1))] for place in range(count)]

@@ -1,0 +1,27 @@
+"""Wang & Isola (2020): its tables, figures and theorems, as items of `python run.py reproduce`."""
+
+from experiments.items import Item
+from experiments.wang_isola import best, circle, plane, trajectories, weights
+
+ITEMS: dict[str, Item] = {
+    name: item
+    for module in (best, circle, plane, trajectories, weights)
+    for name, item in module.ITEMS.items()
+}
+
+# Items whose encoders are rows of a table, for `--row`.
+TABLES_OF_ROWS = tuple(f"wang-isola/table{number}" for number in (2, 3, 5, 8, 9, 10))
+
+# What the paper has besides, and where it is.
+ELSEWHERE = {
+    "wang-isola/figure1": "an illustration of alignment and uniformity",
+    "wang-isola/figure2": "an illustration of linear separability",
+    "wang-isola/figure6": "code of the two losses: `align_loss`, `uniform_loss`",
+    "wang-isola/table6": "the layers of the depth predictor: `models/depth_predictor.py`",
+    "wang-isola/table7": "the classes of ImageNet-100: `experiments/paper_tables/`",
+}
+LATER = {
+    "wang-isola/table4": "best encoders of BookCorpus: text is not here yet",
+    "wang-isola/table11": "all BookCorpus encoders: text is not here yet",
+    "wang-isola/figure9b": "BookCorpus's encoders in the plane: text is not here yet",
+}

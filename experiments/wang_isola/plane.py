@@ -1,0 +1,208 @@
+"""Figures 5 and 9a of Wang & Isola: encoders in the plane of alignment and uniformity."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from experiments import items, tables
+from experiments.items import Context, Item, Scale
+from experiments.shown import Shown
+from experiments.specifications import refusal
+from experiments.sweeps import Measures, Planned, Rows
+from experiments.wang_isola.rows import IMAGENET100, NYU, STL10, table_item
+from hypersphere_jax import plots
+
+TABLE8, TABLE9, TABLE10 = (f"wang-isola/table{number}" for number in (8, 9, 10))
+LAPTOP = Measures()
+
+# At the laptop's scale: encoders of digits, and rows whose losses are trained on CIFAR-10.
+DIGITS = 64
+SMALLEST_BATCH = 16
+# Contrastive alone; align and uniform; mixtures. Their accuracies in the paper span its range.
+CIFAR10_ROWS = (67, 69, 79, 83, 85, 87, 145, 154, 158, 174, 186, 184, 198, 89, 95, 107)
+
+
+class Score(NamedTuple):
+    """What colours the plane."""
+
+    key: str
+    name: str
+    lower_is_better: bool = False
+
+
+ACCURACY = Score("output_linear", "linear accuracy on the output (%)")
+TOP1 = Score("backbone_linear", "linear accuracy before the head (%)")
+DEPTH = Score("conv5_mse", "mean squared error of depth from conv5", lower_is_better=True)
+
+
+def usable_rows(table: str = TABLE8) -> list[tables.Row]:
+    """Rows of a table that were trained from scratch, with settings that are known for certain."""
+    return [
+        row for row in tables.rows(table) if refusal(row) is None and row.values["init"] == "rand"
+    ]
+
+
+def _rows_of(table: str, measures: Measures) -> Callable[[Context, Rows], list[Planned]]:
+    def stage(context: Context, rows: Rows) -> list[Planned]:
+        return [items.planned_row(row, context, measures) for row in usable_rows(table)]
+
+    return stage
+
+
+def _digits(context: Context, rows: Rows) -> list[Planned]:
+    large = [row for row in usable_rows() if row.values["batch_size"] >= SMALLEST_BATCH]
+    chosen = items.spread(large, DIGITS)
+    return [items.planned_row(row, context, LAPTOP) for row in chosen]
+
+
+def cifar10(context: Context, rows: Rows) -> list[Planned]:
+    """The encoders of CIFAR-10 at the laptop's scale."""
+    return [
+        items.planned_row(tables.row_of(TABLE8, number), context, LAPTOP, scale="cifar10")
+        for number in CIFAR10_ROWS
+    ]
+
+
+def rank_correlations(
+    rows: Rows, key: str = "output_linear", draws: int = 2000, seed: int = 0
+) -> dict[str, tuple[float, float, float]]:
+    """Spearman's correlation of a score with each metric, and with both together.
+
+    The last is the multiple correlation of the score's rank with the ranks of the two. Both metrics
+    are better when lower, so of an accuracy the first two are negative where the claim holds.
+
+    Returns:
+      By name (`align`, `uniform`, `both`): the value, and the ends of its 95% interval by the
+      bootstrap over encoders. NaN where one of the values is the same for all encoders.
+    """
+    values = np.array([[row["align"], row["uniform"], row[key]] for row in rows])
+
+    def correlations(sample):
+        align, uniform, score = (stats.rankdata(column) for column in sample.T)
+        design = np.stack([np.ones_like(align), align, uniform], axis=1)
+        fitted = design @ np.linalg.lstsq(design, score, rcond=None)[0]
+        return [_correlation(each, score) for each in (align, uniform, fitted)]
+
+    random = np.random.default_rng(seed)
+    n = len(values)
+    drawn = [correlations(values[random.integers(0, n, n)]) for _ in range(draws)]
+    low, high = np.nanpercentile(drawn, (2.5, 97.5), axis=0)
+    names = ("align", "uniform", "both")
+    found = zip(names, correlations(values), low, high, strict=True)
+    return {name: tuple(map(float, numbers)) for name, *numbers in found}
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    if np.ptp(a) < 1e-9 * len(a) or np.ptp(b) < 1e-9 * len(b):
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _show(figure: str, score: Score) -> Callable[[Context, Rows], Shown]:
+    def show(context: Context, rows: Rows) -> Shown:
+        return show_plane(context, rows, figure, score)
+
+    return show
+
+
+def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown:
+    """The plane of each data set, and how the score goes with the metrics."""
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        if row["status"] == "done":
+            groups.setdefault(row["data"], []).append(row)
+    columns = ["data", "encoders", "score with", "rank correlation", "95% interval"]
+    columns += ["lower left", "others"]
+    table = []
+    for name, group in groups.items():
+        means = lower_left(group, score.key)
+        for metric, (value, low, high) in rank_correlations(group, score.key).items():
+            what = {"both": "both together"}.get(metric, f"L_{metric}")
+            line = [name, len(group), what, round(value, 3), f"{low:.2f} to {high:.2f}"]
+            table.append([*line, *(means if metric == "both" else (None, None))])
+    failed = sum(row["status"] == "failed" for row in rows)
+    text = [
+        "The paper's claim: encoders with low L_align and low L_uniform are the better ones, and "
+        "the best stand at the lower left of the plane. It draws the plane and prints no "
+        f"correlation. Here the score is {score.name}; its rank correlation (Spearman) with each "
+        "metric; the multiple correlation with the ranks of both (intervals by the bootstrap over "
+        "encoders); and the mean score of the encoders that are better than the median in both "
+        "metrics, beside that of all others.",
+        *([f"{failed} of {len(rows)} encoders failed: results.csv says why."] if failed else []),
+        *(_verdict(name, group, score) for name, group in groups.items()),
+    ]
+    path = context.folder / "figure.png"
+    plots.metrics_planes(groups, path, *score)
+    caption = (
+        "Each point is an encoder: its alignment and uniformity on the test split; colour: "
+        f"{score.name}. Blue is better"
+    )
+    title = f"Alignment, uniformity and {score.name} of many encoders ({figure})"
+    return Shown(title, columns, table, [(path, caption)], text)
+
+
+def lower_left(rows: Rows, key: str) -> tuple[float | None, float | None]:
+    """Mean score of the encoders up to the median in both metrics, and of all others."""
+    align, uniform, score = (
+        np.array([row[name] for row in rows]) for name in ("align", "uniform", key)
+    )
+    inside = (align <= np.median(align)) & (uniform <= np.median(uniform))
+    return tuple(float(score[part].mean()) if part.any() else None for part in (inside, ~inside))
+
+
+def _verdict(name: str, rows: Rows, score: Score) -> str:
+    best_first = sorted(rows, key=lambda row: row[score.key], reverse=not score.lower_is_better)
+    best = best_first[0]
+    ranks = {
+        metric: 1 + sum(row[metric] < best[metric] for row in rows)
+        for metric in ("align", "uniform")
+    }
+    return (
+        f"{name}: the best encoder ({best[score.key]:.4g}; {best['loss']}) is number "
+        f"{ranks['align']} of {len(rows)} in alignment and number {ranks['uniform']} in uniformity."
+    )
+
+
+ITEMS = {
+    "wang-isola/figure5a": Item(
+        "STL-10's encoders in the plane of alignment and uniformity",
+        {
+            "laptop": Scale(("digits", "cifar10"), 1.0, (_digits, cifar10)),
+            "paper": Scale(("stl10",), 90_000, (_rows_of(TABLE8, STL10),)),
+        },
+        _show("Figure 5a", ACCURACY),
+    ),
+    "wang-isola/figure5b": Item(
+        "NYU-Depth-V2's encoders in that plane",
+        {"paper": Scale(("nyu_depth_v2",), 500, (_rows_of(TABLE9, NYU),))},
+        _show("Figure 5b", DEPTH),
+    ),
+    "wang-isola/figure9a": Item(
+        "ImageNet-100's encoders in that plane",
+        {
+            "paper": Scale(
+                ("imagenet2012",), 125_000, (_rows_of("wang-isola/table10", IMAGENET100),)
+            )
+        },
+        _show("Figure 9a", TOP1),
+    ),
+    TABLE8: table_item(
+        TABLE8, "all STL-10 encoders, the grid behind Figure 5a", STL10, ("stl10",), 90_000, LAPTOP
+    ),
+    TABLE9: table_item(
+        TABLE9,
+        "all NYU-Depth-V2 encoders, the grid behind Figure 5b",
+        NYU,
+        ("nyu_depth_v2",),
+        500,
+    ),
+    TABLE10: table_item(
+        TABLE10,
+        "all ImageNet-100 encoders, the grid behind Figure 9a",
+        IMAGENET100,
+        ("imagenet2012",),
+        125_000,
+    ),
+}
