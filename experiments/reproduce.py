@@ -1,10 +1,9 @@
 """The papers' tables and figures, each by one command: `python run.py reproduce ITEM`."""
 
-import dataclasses
 import difflib
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
@@ -12,15 +11,27 @@ from experiments import costs, items, sweeps, wang_isola
 from experiments.items import Context, Item
 from experiments.shown import Shown
 from experiments.sweeps import Planned, Rows
-from hypersphere_jax import data, report
+from hypersphere_jax import data, report, runs
 from hypersphere_jax.config import DataConfig, UserError, require
+from hypersphere_jax.config.base import at_least_one, config
 from hypersphere_jax.evaluation import results
 
 ITEMS: dict[str, Item] = wang_isola.ITEMS
 ELSEWHERE = wang_isola.ELSEWHERE | wang_isola.LATER
 
 
-@dataclasses.dataclass(frozen=True)
+class _Files(NamedTuple):
+    """What is written of an item, beside its page."""
+
+    rows: str = "results.csv"
+    shown: str = "shown.json"
+    figure: str = "figure.png"
+
+
+FILES = _Files()
+
+
+@config
 class ReproduceConfig:
     """A table, figure or theorem of a paper: the paper's numbers and ours, side by side.
 
@@ -51,57 +62,55 @@ class ReproduceConfig:
     """Folder of all that is reproduced."""
 
     def __post_init__(self):
-        require(self.jobs >= 1, f"--jobs {self.jobs}: must be at least 1")
+        at_least_one("jobs", self.jobs)
         for name in ("row", "only", "dry_run", "retry"):
             flag = name.replace("_", "-")
             require(self.item is not None or not getattr(self, name), f"--{flag} needs an ITEM")
 
 
-def main(config: ReproduceConfig, command: str = "") -> None:
+def main(options: ReproduceConfig, command: str = "") -> None:
     """Lists the items, says what one would cost, or reproduces it."""
-    if config.item is None:
-        _list(config)
+    if options.item is None:
+        _list(options)
         return
-    item = find(config.item)
-    scale = item.scales.get(config.scale)
+    item = find(options.item)
+    scale = item.scales.get(options.scale)
     require(
         scale is not None,
-        f"{config.item} has no --scale {config.scale}: take --scale {' or '.join(item.scales)}",
+        f"{options.item} has no --scale {options.scale}: take --scale {' or '.join(item.scales)}",
     )
-    paper, _, name = config.item.partition("/")
-    top = config.out / paper
     context = Context(
-        config.scale,
-        top / f"runs-{config.scale}",
-        top / (name if config.row is None else f"{name}-row{config.row}") / config.scale,
-        config.data_dir,
-        config.row,
+        options.scale,
+        place(options.out, options.item, options.scale).parent.parent / f"runs-{options.scale}",
+        place(options.out, options.item, options.scale, options.row),
+        options.data_dir,
+        options.row,
     )
     require(
-        config.row is None or config.item in wang_isola.TABLES_OF_ROWS,
-        f"--row: {config.item} is no table of encoders; those are "
+        options.row is None or options.item in wang_isola.TABLES_OF_ROWS,
+        f"--row: {options.item} is no table of encoders; those are "
         f"{', '.join(wang_isola.TABLES_OF_ROWS)}",
     )
-    if config.dry_run:
-        _dry_run(config.item, item, context, config)
+    if options.dry_run:
+        _dry_run(options.item, item, context, options)
         return
     rows: Rows = []
     for number, stage in enumerate(scale.stages):
-        planned = items.matching(stage(context, rows), config.only)
+        planned = items.matching(stage(context, rows), options.only)
         require(
             number > 0 or bool(planned),
-            f"--only {' '.join(config.only)}: no run has such a name; --dry-run prints them",
+            f"--only {' '.join(options.only)}: no run has such a name; --dry-run prints them",
         )
         rows += sweeps.sweep(
             planned,
-            jobs=config.jobs,
-            retry=config.retry,
+            jobs=options.jobs,
+            retry=options.retry,
             command=command,
             logs=context.folder / "logs",
             say=lambda line: print(line, file=sys.stderr),
         )
     if rows:
-        results.write(context.folder / "results.csv", rows)
+        results.write(context.folder / FILES.rows, rows)
         failed = [row for row in rows if row["status"] == "failed"]
         for row in failed:
             print(f"failed: {row['run']}: {row['reason']}", file=sys.stderr)
@@ -110,12 +119,20 @@ def main(config: ReproduceConfig, command: str = "") -> None:
             "every run failed, for the reasons above: mend them, then the same with --retry",
         )
     shown = item.show(context, rows)
+    shown_file = {**shown._asdict(), "command": command}
+    shown_file["figures"] = [(path.name, caption) for path, caption in shown.figures]
+    runs.write_json(context.folder / FILES.shown, shown_file)
     page = _page(context, shown, command)
     report.print_table(shown.columns, shown.rows, title=shown.title)
     print("\n" + "\n".join(shown.text))
     for path, _ in shown.figures:
         print(f"picture: {path}")
     print(f"page: {page}")
+
+
+def place(out: Path, item: str, scale: str, row: int | None = None) -> Path:
+    """The folder of an item's table, pictures and page."""
+    return out / (item if row is None else f"{item}-row{row}") / scale
 
 
 def find(name: str) -> Item:
@@ -144,14 +161,14 @@ def _page(context: Context, shown: Shown, command: str) -> Path:
     return report.write_page(context.folder / "report.html", shown.title, blocks)
 
 
-def _list(config: ReproduceConfig) -> None:
+def _list(options: ReproduceConfig) -> None:
     columns = ["item", "what", "scale", "data", "here", "encoders", "hours on 2 cores"]
     rows, found = [], {}
     for name, item in sorted(ITEMS.items(), key=_order):
         for place, (scale, needs) in enumerate(item.scales.items()):
-            context = Context(scale, Path("runs"), Path("runs"), config.data_dir)
+            context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
             for each in needs.data:
-                found.setdefault(each, _is_here(each, config.data_dir))
+                found.setdefault(each, _is_here(each, options.data_dir))
             first = needs.stages[0](context, []) if needs.stages else []
             rows.append(
                 [
@@ -193,12 +210,12 @@ def _is_here(name: str, data_dir: str | None) -> bool:
     return True
 
 
-def _dry_run(name: str, item: Item, context: Context, config: ReproduceConfig) -> None:
-    stages = item.scales[config.scale].stages
+def _dry_run(name: str, item: Item, context: Context, options: ReproduceConfig) -> None:
+    stages = item.scales[options.scale].stages
     if not stages:
         print(f"{name}: nothing to train; `python run.py reproduce {name}` computes it")
         return
-    planned = items.matching(stages[0](context, []), config.only)
+    planned = items.matching(stages[0](context, []), options.only)
     columns = ["run", "loss", "d", "pairs", "epochs", "steps", "s / step", "hours", "paper (%)"]
     rows, total = [], 0.0
     for one in planned:
@@ -219,7 +236,7 @@ def _dry_run(name: str, item: Item, context: Context, config: ReproduceConfig) -
                 _printed(one),
             ]
         )
-    report.print_table(columns, rows, title=f"{name} at --scale {config.scale}")
+    report.print_table(columns, rows, title=f"{name} at --scale {options.scale}")
     print(f"\n{len(planned)} runs, {total:.2g} hours of training one after the other")
     for line in costs.notes():
         print(line)

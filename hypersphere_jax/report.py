@@ -78,7 +78,7 @@ def print_table(
             finite = [value for value in values if _is_number(value) and math.isfinite(value)]
             best[index] = highlight_best[column](finite, default=None)
     for row in rows:
-        cells = [Text(_text(value)) for value in row]
+        cells = [Text(text_of(value)) for value in row]
         for index, value in best.items():
             if row[index] == value:
                 cells[index].stylize("bold")
@@ -280,7 +280,7 @@ def _read_config(run_dir: Path) -> dict:
 def _progress(records: Sequence[Mapping]) -> str:
     if not records:
         return "No metrics yet: no step was logged."
-    last = ", ".join(f"{key} {_text(value)}" for key, value in records[-1].items())
+    last = ", ".join(f"{key} {text_of(value)}" for key, value in records[-1].items())
     for record in records:
         loss = record.get("loss", 0.0)
         if loss is None or not math.isfinite(loss):
@@ -319,13 +319,14 @@ def _is_numeric(values: Sequence[Any]) -> bool:
     return bool(present) and all(map(_is_number, present))
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as tables print it: four digits, `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(text_of, value))
     if isinstance(value, Real) and not isinstance(value, Integral):
         return f"{value:#.4g}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value)
@@ -343,7 +344,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     marks = [' class="number"' if flag else "" for flag in numeric]
     lines = [[f"<th{m}>{escape(c)}</th>" for m, c in zip(marks, columns, strict=True)]]
     for row in rows:
-        lines.append([f"<td{m}>{escape(_text(v))}</td>" for m, v in zip(marks, row, strict=True)])
+        lines.append([f"<td{m}>{escape(text_of(v))}</td>" for m, v in zip(marks, row, strict=True)])
     body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f'<div class="wide"><table>\n{body}\n</table></div>'
 

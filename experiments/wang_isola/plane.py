@@ -20,6 +20,7 @@ LAPTOP = Measures()
 # At the laptop's scale: encoders of digits, and rows whose losses are trained on CIFAR-10.
 DIGITS = 64
 SMALLEST_BATCH = 16
+FEWEST = 5  # encoders that are ranked
 # Contrastive alone; align and uniform; mixtures. Their accuracies in the paper span its range.
 CIFAR10_ROWS = (67, 69, 79, 83, 85, 87, 145, 154, 158, 174, 186, 184, 198, 89, 95, 107)
 
@@ -66,12 +67,18 @@ def cifar10(context: Context, rows: Rows) -> list[Planned]:
 
 
 def rank_correlations(
-    rows: Rows, key: str = "output_linear", draws: int = 2000, seed: int = 0
+    rows: Rows, key: str = "output_linear", draws: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float, float]]:
     """Spearman's correlation of a score with each metric, and with both together.
 
     The last is the multiple correlation of the score's rank with the ranks of the two. Both metrics
     are better when lower, so of an accuracy the first two are negative where the claim holds.
+
+    Args:
+      rows: of at least three encoders.
+      key: of the score.
+      draws: of the bootstrap.
+      seed: of the bootstrap.
 
     Returns:
       By name (`align`, `uniform`, `both`): the value, and the ends of its 95% interval by the
@@ -87,11 +94,15 @@ def rank_correlations(
 
     random = np.random.default_rng(seed)
     n = len(values)
-    drawn = [correlations(values[random.integers(0, n, n)]) for _ in range(draws)]
-    low, high = np.nanpercentile(drawn, (2.5, 97.5), axis=0)
-    names = ("align", "uniform", "both")
-    found = zip(names, correlations(values), low, high, strict=True)
-    return {name: tuple(map(float, numbers)) for name, *numbers in found}
+    drawn = np.array([correlations(values[random.integers(0, n, n)]) for _ in range(draws)])
+    found = {}
+    for name, value, column in zip(
+        ("align", "uniform", "both"), correlations(values), drawn.T, strict=True
+    ):
+        known = column[np.isfinite(column)]  # a draw may be of one encoder alone
+        ends = np.percentile(known, (2.5, 97.5)) if len(known) else (np.nan, np.nan)
+        found[name] = (value, *map(float, ends))
+    return found
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -118,6 +129,9 @@ def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown
     table = []
     for name, group in groups.items():
         means = lower_left(group, score.key)
+        if len(group) < FEWEST:
+            table.append([name, len(group), "too few to rank", None, None, None, None])
+            continue
         for metric, (value, low, high) in rank_correlations(group, score.key).items():
             what = {"both": "both together"}.get(metric, f"L_{metric}")
             line = [name, len(group), what, round(value, 3), f"{low:.2f} to {high:.2f}"]

@@ -1,0 +1,276 @@
+"""The items of the reproduction: their lists, what they plan, and what they conclude."""
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_cli import fails
+
+from experiments import costs, reproduce, sweeps, tables
+from experiments.items import Context, folder_of, spread
+from experiments.reproduce import ITEMS, ReproduceConfig
+from experiments.specifications import config_of, formula
+from experiments.wang_isola import best, circle, plane, trajectories, weights
+from hypersphere_jax.config import UserError, to_dict
+
+FIGURES = [f"figure{name}" for name in (1, 2, 3, 4, "5a", "5b", 6, 7, 8, "9a", "9b", 10, 11)]
+TABLES = [f"table{number}" for number in range(1, 12)]
+THEOREMS = ["theorem1", "theorem2"]
+
+
+@pytest.fixture
+def context(tmp_path):
+    return Context("laptop", tmp_path / "runs", tmp_path / "item")
+
+
+def plan(item, context, scale=None):
+    scale = scale or context.scale
+    return ITEMS[f"wang-isola/{item}"].scales[scale].stages[0](context, [])
+
+
+def test_every_table_figure_and_theorem_of_the_paper_is_listed_once():
+    listed = [*ITEMS, *reproduce.ELSEWHERE]
+    assert sorted(listed) == sorted(f"wang-isola/{name}" for name in FIGURES + TABLES + THEOREMS)
+
+
+def test_the_list(capsys):
+    reproduce.main(ReproduceConfig())
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*ITEMS, *reproduce.ELSEWHERE))
+    (line,) = (line for line in out.splitlines() if line.startswith("wang-isola/figure7"))
+    assert re.search(r"laptop +digits +yes +26 ", line)
+    assert out.index("wang-isola/figure8") < out.index("wang-isola/figure10")
+
+
+@pytest.mark.parametrize("row", np.random.default_rng(7).choice(279, 12, replace=False) + 1)
+def test_a_row_trains_that_very_encoder(row, context):
+    chosen = tables.row_of(plane.TABLE8, int(row))
+    context = context._replace(scale="paper", row=int(row))
+    try:
+        expected = config_of(chosen, runs_dir=str(context.runs_dir))
+    except UserError as error:
+        with pytest.raises(UserError, match=re.escape(str(error))):
+            plan("table8", context)
+        return
+    *sources, one = plan("table8", context)
+    assert to_dict(one.config) == to_dict(expected)
+    assert [str(context.runs_dir / source.config.name) for source in sources] == [
+        name for name in [one.config.init_from] if name
+    ]
+    printed = tables.expected(chosen)
+    assert {f"paper_{name}": value for name, value in printed.items()}.items() <= one.about.items()
+
+
+def test_the_laptops_sweeps_span_the_papers_ranges(context):
+    digits = plan("figure5a", context)
+    assert len(digits) >= 60 and len({one.config.name for one in digits}) == len(digits)
+    assert {one.about["kind"] for one in digits} >= {"contrastive", "align+uniform", "uniform"}
+    dims = {one.config.model.dim for one in digits}
+    assert min(dims) == 2 and max(dims) >= 1024
+    assert len({one.config.optimizer.batch_size for one in digits}) >= 5
+    cifar10 = plane.cifar10(context, [])
+    assert len(cifar10) >= 16 and {one.config.data.name for one in cifar10} == {"cifar10"}
+    # Table 1 chooses among these: the paper's own choices are there.
+    losses = {formula(one.config.objective) for one in cifar10}
+    for row in tables.rows(best.TABLE1)[:2]:
+        assert formula(config_of(row).objective) in losses
+
+
+def test_figure_7_at_both_scales(context):
+    ratios = {one.about["uniform_weight"]: one for one in plan("figure7", context)}
+    assert {0, 1} <= set(ratios) and len(plan("figure7", context)) == 26
+    paper = plan("figure7", context._replace(scale="paper"))
+    assert len(paper) > 50
+    for one in paper:
+        loss = one.config.objective
+        assert (loss.align_alpha, loss.uniform_t, loss.contrastive_weight) == (2, 2, 0)
+        assert (one.config.optimizer.batch_size, one.config.model.dim) == (768, 128)
+
+
+def test_figure_8_begins_at_the_high_temperature(context):
+    start, *finetuned = plan("figure8", context)
+    assert start.config.objective.contrastive_tau == 2.5 and start.about["kind"] == "contrastive"
+    assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
+    for one in finetuned:
+        assert one.config.init_from == str(context.runs_dir / start.config.name)
+        assert one.config.runtime.keep_every_steps and one.measures.all_steps
+    start, *finetuned = plan("figure8", context._replace(scale="paper"))
+    assert {one.config.init_from for one in finetuned} == {
+        str(context.runs_dir / start.config.name)
+    }
+    assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
+
+
+def test_circle_has_two_dimensions(context):
+    runs = plan("figure3", context)
+    assert [one.config.model.dim for one in runs] == [2, 2]
+    assert [one.about["kind"] for one in runs] == ["supervised", "contrastive"]
+
+
+def encoder(align, uniform, accuracy, **more):
+    numbers = {"align": align, "uniform": uniform, "output_linear": accuracy}
+    return {"status": "done", "data": "digits", "loss": "a loss", **numbers, **more}
+
+
+def test_rank_correlations():
+    random = np.random.default_rng(0)
+    align, uniform, noise = random.normal(size=(3, 40))
+    rows = [encoder(*numbers) for numbers in zip(align, uniform, -align + noise, strict=True)]
+    found = plane.rank_correlations(rows)
+    for name, values in (("align", align), ("uniform", uniform)):
+        value, low, high = found[name]
+        assert value == pytest.approx(stats.spearmanr(values, -align + noise).statistic)
+        assert low < value < high
+    assert found["both"][0] >= abs(found["align"][0])
+    # Ranks know nothing of scale; and a score that the two make together is known from both.
+    rows = [encoder(np.exp(a), u, 90 - a - u) for a, u in zip(align, uniform, strict=True)]
+    assert plane.rank_correlations(rows, draws=10)["both"][0] > 0.95
+    assert np.isnan(
+        plane.rank_correlations([encoder(1, u, u) for u in uniform], draws=1)["align"][0]
+    )
+
+
+def test_the_plane(context):
+    rows = [encoder(i, -i, 90 - abs(i - 5)) for i in range(11)]
+    rows += [encoder(0, -9, 99.0, data="cifar10"), {"status": "failed", "data": "digits"}]
+    shown = plane.show_plane(context, rows, "Figure 5a", plane.ACCURACY)
+    assert [line[:2] for line in shown.rows] == [["digits", 11]] * 3 + [["cifar10", 1]]
+    assert "1 of 13 encoders failed" in shown.text[1]
+    assert "number 6 of 11 in alignment and number 6" in shown.text[2]
+    assert shown.figures[0][0].is_file()
+    assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
+
+
+def test_the_inverted_u(context):
+    def rows(accuracies):
+        return [
+            encoder(0.1, -1, accuracy, align_weight=align, uniform_weight=uniform)
+            for (align, uniform), accuracy in zip([(0, 1), (1, 1), (1, 0)], accuracies, strict=True)
+        ]
+
+    shown = weights.show(context, [*rows((60, 90, 20)), *rows((62, 94, 22))])
+    assert [line[0] for line in shown.rows] == ["1 : 0", "1 : 1", "0 : 1"]
+    assert shown.rows[1][3:7] == [92, 2, 90, 94]
+    assert "best is 92.00% at 1 : 1" in shown.text[1] and "Both ends are below" in shown.text[1]
+    assert "does not show" in weights.show(context, rows((95, 90, 20))).text[1]
+
+
+def test_trajectories(context):
+    rows = [
+        encoder(0.5 - 0.01 * step, -1, 50 + step, panel=panel, step=step)
+        | {"output_linear_low": 49 + step, "output_linear_high": 51 + step}
+        for panel in trajectories.OBJECTIVES
+        for step in (0, 5, 10)
+    ]
+    shown = trajectories.show(context, [encoder(1, 1, 1), *rows])
+    assert [line[1] for line in shown.rows] == [0, 10] * 3
+    assert "align only: L_align 0.500 to 0.400" in shown.text[1]
+    assert "50.00% to 60.00%" in shown.text[1] and shown.figures[0][0].is_file()
+
+
+def grid():
+    """Encoders by row of Table 8, kind, accuracy by cross-validation and on the test split."""
+    made = ((79, "contrastive", 70, 60), (83, "contrastive", 60, 99), (174, "align+uniform", 65, 1))
+    return [
+        encoder(1, 1, test, row=row, kind=kind, seed=0, output_linear_cv=cv, output_knn5=50)
+        for row, kind, cv, test in made
+    ]
+
+
+def test_table_1_chooses_without_the_test_split(context):
+    assert {name: row["row"] for name, row in best.selected(grid()).items()} == {
+        "best contrastive only": 79,
+        "best align and uniform only": 174,
+        "best among all encoders": 79,
+    }
+    repeats = best._repeats(context, grid())
+    assert sorted((one.about["row"], one.config.seed) for one in repeats) == [
+        (row, seed) for row in (79, 174) for seed in (1, 2, 3)
+    ]
+    # Repeats do not take part in the choice.
+    later = encoder(1, 1, 99, row=83, kind="contrastive", seed=1, output_linear_cv=99)
+    assert best.selected([*grid(), later])["best contrastive only"]["row"] == 79
+
+
+def test_table_1_reports_the_repeats(context):
+    rows = grid()
+    for row, kind, accuracies in (
+        (79, "contrastive", (70, 71, 72)),
+        (174, "align+uniform", (74, 75, 76)),
+    ):
+        rows += [
+            encoder(1, 1, accuracy, row=row, kind=kind, seed=seed, output_knn5=accuracy - 10)
+            for seed, accuracy in zip(best.SEEDS, accuracies, strict=True)
+        ]
+    shown = best.show(context, rows)
+    assert [line[2:4] for line in shown.rows] == [[3, 71], [3, 75], [3, 71]]
+    assert shown.rows[0][4] == "± 2.48"  # 4.303 / sqrt(3)
+    assert "+4.00 points" in shown.text[1] and "do not tell" not in shown.text[1]
+    assert shown.rows[0][-2:] == [80.46, 78.75]
+
+
+def test_potential_of_points_on_the_circle():
+    angles = np.linspace(0, 2 * np.pi, 3000, endpoint=False)
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    uniform = np.exp(-4) * np.i0(4)
+    # Equal steps sum a periodic function exactly, but for the point itself.
+    assert circle.potential(points) == pytest.approx((3000 * uniform - 1) / 2999)
+    assert f"{uniform:.4f}" == "0.2070"
+
+
+def test_spread():
+    assert spread(range(10), 3) == [0, 4, 9] and spread([1, 2], 5) == [1, 2]
+
+
+def test_data_by_name(tmp_path):
+    assert folder_of("digits", "anywhere") is None and folder_of("stl10", None) is None
+    assert folder_of("stl10", str(tmp_path)) == str(tmp_path)
+    (tmp_path / "stl10").mkdir()
+    assert folder_of("stl10", str(tmp_path)) == str(tmp_path)  # TensorFlow Datasets' layout
+    (tmp_path / "stl10" / "train.zip").touch()
+    assert folder_of("stl10", str(tmp_path)) == str(tmp_path / "stl10")
+
+
+def test_dry_run_trains_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(costs, "_seconds", lambda config: 0.5)
+    config = ReproduceConfig(
+        "wang-isola/table8", row=57, dry_run=True, out=tmp_path / "out", data_dir=str(tmp_path)
+    )
+    reproduce.main(config)
+    out = capsys.readouterr().out
+    printed = tables.row_of("wang-isola/table8", 57).values["val_output_linear"]
+    assert "table8_row57" in out and f"{printed:g}" in out and "1 runs" in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_measured_step_costs_time():
+    one = config_of(tables.row_of("wang-isola/table8", 191), "laptop")
+    found = costs.cost(one)
+    assert found.steps == 25 * 7 and 1e-4 < found.seconds < 10
+
+
+def test_failures_end_in_a_reason_each(capsys, monkeypatch, tmp_path):
+    failed = [{"run": "a", "status": "failed", "reason": "loss nan", "data": "digits"}]
+    monkeypatch.setattr(sweeps, "sweep", lambda *_, **__: failed)
+    with pytest.raises(UserError, match="--retry"):
+        reproduce.main(ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path))
+    assert "failed: a: loss nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["wang-isola/figure77"], "did you mean 'wang-isola/figure7'"),
+        (["wang-isola/table4"], "text is not here yet"),
+        (["wang-isola/table3", "--scale", "laptop"], "has no --scale laptop"),
+        (["wang-isola/figure7", "--row", "3"], "is no table of encoders"),
+        (["wang-isola/table8", "--row", "280"], "has rows 1 to 279"),
+        (["wang-isola/figure7", "--scale", "laptop", "--only", "x"], "no run has such a name"),
+        (["--dry-run"], "--dry-run needs an ITEM"),
+        (["wang-isola/figure7", "--jobs", "0"], "--jobs 0"),
+    ],
+)
+def test_mistakes(capsys, arguments, message):
+    assert message in fails(capsys, "reproduce", *arguments)

@@ -1,0 +1,156 @@
+"""Sweeps: nothing is done twice, a failure is recorded and the others go on."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import sweeps
+from experiments.items import matching
+from experiments.sweeps import Measures, Planned
+from hypersphere_jax import runs, training
+from hypersphere_jax.config import (
+    DataConfig,
+    Diverged,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    Stopped,
+    UserError,
+)
+
+NUMBERS = {"step": 5, "align": 0.5, "uniform": -2.0, "output_linear": 90.0}
+
+
+def planned(tmp_path, name, **options):
+    config = PretrainConfig(
+        name=name,
+        runs_dir=str(tmp_path),
+        model=ModelConfig(dim=8, width=0.25),
+        optimizer=OptimizerConfig(epochs=1, **options),
+        runtime=RuntimeConfig(devices=1),
+    )
+    return Planned(config, {"weight": 2})
+
+
+@pytest.fixture
+def happens(monkeypatch):
+    """Training in name only: what was asked for, and what it raises by the name of the run."""
+    found = {"names": [], "raises": {}}
+
+    def train(config, command):
+        found["names"].append(config.name)
+        if config.name in found["raises"]:
+            raise found["raises"][config.name]
+        return runs.folder_of(config)
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(sweeps, "_measured", lambda folder, measures: [dict(NUMBERS)])
+    return found
+
+
+def test_failures_are_recorded_and_the_others_go_on(tmp_path, happens):
+    sweep = [planned(tmp_path, name) for name in ("a", "nan", "memory", "wrong", "b")]
+    happens["raises"] = {
+        "nan": Diverged("loss nan at step 3", "take a lower rate"),
+        "memory": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB"),
+        "wrong": UserError("no such thing"),
+    }
+    said = []
+    rows = sweeps.sweep(sweep, say=said.append)
+    assert [row["run"] for row in rows] == ["a", "nan", "memory", "wrong", "b"]
+    assert [row["status"] for row in rows] == ["done", "failed", "failed", "failed", "done"]
+    reasons = [row["reason"] for row in rows if row["status"] == "failed"]
+    assert reasons[0] == "loss nan at step 3" and reasons[1].startswith("out of memory: RESOURCE")
+    assert reasons[2] == "no such thing"
+    assert rows[0]["align"] == 0.5 and all(row["weight"] == 2 for row in rows)
+    assert len(said) == 5 and said[1].startswith("2 of 5: nan: failed: loss nan")
+
+    # What is done, or has failed, is not done again; unless what failed is asked for.
+    assert sweeps.sweep(sweep) == rows and len(happens["names"]) == 5
+    del happens["raises"]["nan"]
+    rows = sweeps.sweep(sweep, retry=True)
+    assert happens["names"][5:] == ["nan", "memory", "wrong"]
+    assert [row["status"] for row in rows] == ["done", "done", "failed", "failed", "done"]
+
+
+def test_a_bug_ends_the_sweep(tmp_path, happens):
+    happens["raises"] = {"a": ZeroDivisionError("a bug")}
+    with pytest.raises(ZeroDivisionError):
+        sweeps.sweep([planned(tmp_path, "a"), planned(tmp_path, "b")])
+    other = jax.errors.JaxRuntimeError("INTERNAL: something else")
+    happens["raises"] = {"a": other}
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        sweeps.sweep([planned(tmp_path, "a")])
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, happens):
+    sweep = [planned(tmp_path, name) for name in ("a", "b", "c")]
+    happens["raises"] = {"b": Stopped("saved")}
+    with pytest.raises(Stopped):
+        sweeps.sweep(sweep)
+    assert happens["names"] == ["a", "b"]
+    happens["raises"] = {}
+    rows = sweeps.sweep(sweep)
+    assert happens["names"] == ["a", "b", "b", "c"]
+    assert [row["status"] for row in rows] == ["done"] * 3
+
+
+def test_another_config_or_measure_is_another_result(tmp_path, happens):
+    one = planned(tmp_path, "a")
+    sweeps.sweep([one])
+    for other in (
+        planned(tmp_path, "a", learning_rate=0.01),
+        one._replace(measures=Measures(folds=None)),
+    ):
+        assert sweeps.rows_of(other) is None
+    # How a run is carried out, and where its data lie, shape nothing.
+    runtime = RuntimeConfig(devices=1, log_every_steps=7)
+    moved = dataclasses.replace(one.config, runtime=runtime, data=DataConfig(data_dir="elsewhere"))
+    assert sweeps.rows_of(one._replace(config=moved)) == sweeps.rows_of(one)
+
+
+def test_a_run_that_others_begin_from_comes_first(tmp_path, happens):
+    late, start = planned(tmp_path, "late"), planned(tmp_path, "start")
+    config = dataclasses.replace(late.config, init_from=str(tmp_path / "start"))
+    late = late._replace(config=config)
+    rows = sweeps.sweep([late, planned(tmp_path, "other"), start])
+    assert happens["names"][0] == "start"
+    assert [row["run"] for row in rows] == ["late", "other", "start"]
+    # Of a part of the plan, too.
+    assert matching([late, start, planned(tmp_path, "other")], ["la*"]) == [late, start]
+    assert matching([late, start], []) == [late, start] and matching([late, start], ["x"]) == []
+
+
+def test_data_that_are_not_there_end_it_before_it_begins(tmp_path, happens):
+    one = planned(tmp_path, "a")
+    config = dataclasses.replace(one.config, data=DataConfig(str(tmp_path / "nothing")))
+    with pytest.raises(UserError, match="nothing"):
+        sweeps.sweep([planned(tmp_path, "b"), one._replace(config=config)])
+    assert happens["names"] == []
+
+
+@pytest.mark.slow
+def test_a_real_sweep_in_two_processes(tmp_path):
+    """Two encoders and a finetuned one; one that diverges; and each number as the verbs say it."""
+    start = planned(tmp_path, "start")
+    fine = planned(tmp_path, "fine")
+    config = dataclasses.replace(fine.config, init_from=str(tmp_path / "start"))
+    fine = fine._replace(config=config, measures=Measures(all_steps=True))
+    wild = planned(tmp_path, "wild", learning_rate=1e30)
+    rows = sweeps.sweep([fine, start, wild], jobs=2, logs=tmp_path / "logs")
+    by_run = {name: [row for row in rows if row["run"] == name] for name in ("fine", "wild")}
+    assert [row["step"] for row in by_run["fine"]] == [0, 5]
+    assert by_run["wild"][0]["status"] == "failed" and "step" in by_run["wild"][0]["reason"]
+    (alone,) = (row for row in rows if row["run"] == "start")
+    # Where the finetuned one begins, the other ended.
+    assert by_run["fine"][0]["output_knn5"] == alone["output_knn5"]
+    assert by_run["fine"][0]["uniform"] == pytest.approx(alone["uniform"], abs=1e-4)
+    folder = tmp_path / "start"
+    assert not (folder / "features").exists() and (folder / "metrics.jsonl").is_file()
+    saved = json.loads((folder / "eval" / "knn5-output.json").read_text())
+    assert saved["top1"] == alone["output_knn5"]
+    assert np.isfinite(alone["output_linear_cv"]) and alone["seconds_training"] > 0
