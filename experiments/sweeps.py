@@ -216,9 +216,10 @@ def _told(rows: Rows) -> str:
     last = rows[-1]
     if last["status"] == "failed":
         return f"failed: {last['reason']}"
-    names = [name for name in last if name.endswith(("align", "uniform", "_mse"))]
+    measured = [name for name in last if not name.startswith("paper_")]
+    names = [name for name in measured if name.endswith(("align", "uniform", "_mse"))]
     numbers = [f"{name.replace('_', ' ')} {last[name]:.3f}" for name in names]
-    names = [name for name in last if name.endswith(("_linear", "_knn5"))]
+    names = [name for name in measured if name.endswith(("_linear", "_knn5"))]
     numbers += [f"{name.replace('_', ' ')} {last[name]:.2f}%" for name in names]
     seconds = last["seconds_training"] + last["seconds_measuring"]
     return f"{', '.join(numbers)} ({seconds:.0f} s)"
