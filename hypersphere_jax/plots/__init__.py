@@ -10,6 +10,13 @@ from hypersphere_jax.plots.depth import depth_sheet
 from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
 from hypersphere_jax.plots.losses import loss_scaling
 from hypersphere_jax.plots.runs import alignment_uniformity_plane, training_curves
+from hypersphere_jax.plots.theory import (
+    hypergeometric_curves,
+    limit_deviations,
+    optimum_curves,
+    potential_sheet,
+    single_negative_sheet,
+)
 from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
@@ -18,8 +25,13 @@ __all__ = [
     "depth_sheet",
     "draw_metrics",
     "gaussian_kde_2d",
+    "hypergeometric_curves",
+    "limit_deviations",
     "loss_scaling",
     "metrics_figure",
+    "optimum_curves",
+    "potential_sheet",
+    "single_negative_sheet",
     "training_curves",
     "view_sheet",
     "vmf_kde",

@@ -1,0 +1,1 @@
+"""The tables, figures and theorems of Wang & Isola (2020)."""
