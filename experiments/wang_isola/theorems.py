@@ -268,14 +268,14 @@ def theorem1(
         "prints M^-2/3.",
         f"Measured with the library's info_nce_loss at tau = {TAU:g}, for M = {sizes[0]} to "
         f"{sizes[-1]}. Uniform features have the limit -s/tau + log 0F1(; d/2; 1/(4 tau^2)) for "
-        f"positives with inner product s. The {len(x)} digits are a population, each negative being "
-        "any of them, whose limit is the same mean over them, theory.contrastive_limit = "
+        f"positives with inner product s. The {len(x)} digits are a population: each negative is "
+        "any of them, and the limit is the same mean over them, theory.contrastive_limit = "
         f"{float(theory.contrastive_limit(x, y, TAU)):.6f}. Slopes are fitted on logarithmic axes "
         f"from M = {FIT_FROM}, by weighted least squares.",
-        "With one draw of a query and its negatives, the deviation is random. Its root mean square falls with "
-        f"slopes of {between('rms')}. That is the theorem's rate: its proof bounds the mean "
-        "absolute deviation of single draws, which is of the same order, and for which the older "
-        "revision's M^-2/3 is too fast.",
+        "With one draw of a query and its negatives, the deviation is random. Its root mean square "
+        f"falls with slopes of {between('rms')}. That is the theorem's rate: its proof bounds the "
+        "mean absolute deviation of single draws, which is of the same order, and for which the "
+        "older revision's M^-2/3 is too fast.",
         "The theorem itself speaks of the expectation over draws, for which O(M^-1/2) is an upper "
         f"bound and not the rate. It falls with slopes of {between('bias')}, that is like 1/M: "
         "the first order of the random part averages out, and what is left are the positive's own "
@@ -301,8 +301,8 @@ def theorem1(
 # Theorem 2.
 
 TAUS = (0.1, 0.5, 1.0)
-POINTS = 720  # equal masses, by which distributions on the circle are represented
-FREE_POINTS, STARTS, STEPS, STEP_SIZE = 60, 5, 1500, 1.0
+POINTS = 1440  # of equal mass, that represent a distribution; all sets of points divide it
+FREE_POINTS, STARTS, STEPS, STEP_SIZE = 60, 5, 1000, 1.0
 
 
 def single_negative(cosines: np.ndarray, positive: float, tau: float) -> np.ndarray:
@@ -402,8 +402,9 @@ def theorem2(folder: Path, seed: int = 0) -> Shown:
     rows = []
 
     def add(tau, dim, name, x, exact, y=None, negatives=None):
-        others = x if negatives is None else negatives
-        loss = float(all_pairs_loss(x, x if y is None else y, others, tau))
+        y, negatives = (x if points is None else points for points in (y, negatives))
+        x, y, negatives = (np.tile(part, (POINTS // len(part), 1)) for part in (x, y, negatives))
+        loss = float(all_pairs_loss(x, y, negatives, tau))
         rows.append([tau, dim, name, loss, exact, exact - uniform_single(dim, tau)])
 
     even = 2 * np.pi * np.arange(POINTS) / POINTS
@@ -425,7 +426,7 @@ def theorem2(folder: Path, seed: int = 0) -> Shown:
         add(tau, 2, "aligned, uniform", _circle(even), uniform_single(2, tau))
         add(tau, 2, f"aligned, {n} equally spaced points", x, spaced_single(n, tau))
     for dim in (3, 8):
-        points = rng.standard_normal((2, 2048, dim))
+        points = rng.standard_normal((2, POINTS, dim))
         points = (points / np.linalg.norm(points, axis=2, keepdims=True)).astype(np.float32)
         exact = uniform_single(dim, 1.0)
         add(1.0, dim, "aligned, uniform", points[0], exact, negatives=points[1])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from scipy import special
 
@@ -97,8 +98,10 @@ def potential_error(features: np.ndarray, t: float = T) -> float:
     moments = waves.mean(axis=0)
     of_points = 2 * (waves.conj() @ (special.ive(k, 2 * t) * moments)).real  # and a constant
     mean, squares = (expected_potential(lambda k: np.abs(moments[k - 1]), s) for s in (t, 2 * t))
-    # The second part is all there is where all points have the same potential, as uniform ones do.
-    variance = 4 * of_points.var() + 2 * max(0.0, squares - mean**2) / len(angles)
+    of_pairs = max(0.0, squares - mean**2) / len(angles)
+    # Each point's own potential is a mean over pairs and scatters by that alone. What it scatters
+    # more counts; uniform points have no more.
+    variance = 4 * max(0.0, of_points.var() - of_pairs) + 2 * of_pairs
     return math.sqrt(variance / len(angles))
 
 
@@ -127,7 +130,7 @@ def figure4(
     panels, rows = [], []
     for (name, features), value in zip([*samples, *encoders], exact, strict=True):
         features = np.asarray(features, np.float32)
-        measured = math.exp(float(uniform_loss(features, T)))
+        measured = math.exp(float(jax.jit(uniform_loss)(features, T)))
         panels.append({"name": name, "features": features, "potential": measured})
         error = potential_error(features)
         difference = None if value is None else measured - value
@@ -139,11 +142,12 @@ def figure4(
     named = {row[0]: row[2] for row in rows}
     clusters, broad = (named[name] for name in ("three vMF, κ = 10", "vMF, κ = 1"))
     text = [
-        f"The paper draws {POINTS} points on the circle for each of several distributions and for the "
-        "encoders of its Figure 3, and finds that their average pairwise Gaussian potential G_2 "
-        "agrees with what one calls uniform: lower is more uniform. Which distributions it drew "
-        "stands in the titles of its plots, which its text does not give: these here are chosen "
-        "to go from uniform to a single point, and no value can be compared with the paper's.",
+        f"The paper draws {POINTS} points on the circle for each of several distributions and for "
+        "the encoders of its Figure 3, and finds that their average pairwise Gaussian potential "
+        "G_2 agrees with what one calls uniform: lower is more uniform. Which distributions it "
+        "drew stands in the titles of its plots, which its text does not give: these here are "
+        "chosen to go from uniform to a single point, and no value can be compared with the "
+        "paper's.",
         f"The potential is exp(L_uniform) at t = {T:g}, over all pairs of different points: "
         "estimator (9) of the paper, in which no point is paired with itself, so that its mean is "
         "the exact value of the distribution. That is a sum of Bessel functions, from the "
@@ -158,9 +162,9 @@ def figure4(
         "around the whole circle more than gaps between clusters.",
     ]
     caption = (
-        f"{points} points on the circle from named distributions, and encoders if there are any, with "
-        "their mean pairwise potential. The exact parameters of the paper's plots are not in its "
-        "text; these are of our choice."
+        f"{points} points on the circle from named distributions, and encoders if there are any, "
+        "with their mean pairwise potential. The exact parameters of the paper's plots are not in "
+        "its text; these are of our choice."
     )
     columns = ["points", "L_uniform", "measured", "standard error", "exact", "difference"]
     title = "Figure 4: average pairwise G_2 potential as a measure of uniformity"

@@ -117,9 +117,9 @@ def limit_deviations(series: Sequence[Mapping], path: str | Path | None = None) 
     Dots with two standard errors are measured, dashed lines are the first order.
 
     Args:
-      series: one a kind of features: "name", "sizes" [k], and four times [k]: "rms", "rms_error",
-        "bias", "bias_error" (standard errors); with "rms_constant" and "bias_constant" of the
-        first order, rms_constant / sqrt(M) and bias_constant / M.
+      series: one a kind of features: "name", "sizes" [k], and "rms", "rms_error", "bias",
+        "bias_error" [k], the errors being standard errors; and of the first order "rms_constant",
+        for rms_constant / sqrt(M), and "bias_constant", for bias_constant / M.
       path: where the PNG goes; None: nowhere.
     """
     figure = Figure(figsize=(11, 4.8), dpi=DPI, layout="constrained")
@@ -140,6 +140,8 @@ def limit_deviations(series: Sequence[Mapping], path: str | Path | None = None) 
         axes.plot([], [], color="gray", linestyle="--", label=f"first order, slope {slope}")
         axes.set(yscale="log", title=title, ylabel=label)
         axes.set_xscale("log", base=2)
+        sizes = series[0]["sizes"]
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.set_xlabel("number M of negatives")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
@@ -195,10 +197,9 @@ def single_negative_sheet(
     free.ticklabel_format(axis="y", style="sci", scilimits=(-3, -3), useMathText=True)
     for axes in (aligned, uniform, points, free):
         axes.axhline(0, color="gray", linestyle="--", linewidth=1)
+        axes.set_ylabel("loss above aligned + uniform (nats)")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    for axes in (aligned, points):
-        axes.set_ylabel("loss above aligned + uniform (nats)")
     return saved(figure, path)
 
 
