@@ -23,6 +23,7 @@ FIT_FROM = 256  # first order in 1 / sqrt(M): below, the next order bends the li
 DIM = 4
 ANGLE = 60.0  # degrees between the positives that are not aligned
 PER_CLASS = 5  # digits of each class that make the second distribution
+DIGIT_DIM = 8
 DRAWS = 2048  # at most, for each M
 CHUNK = 2**18  # negatives at once
 
@@ -95,7 +96,10 @@ def _log_mean_exp(dim: int, scale: float) -> float:
 
 
 def digit_pairs(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels of a few digits of each class, and of the same moved by a pixel, normalized: x, y."""
+    """A linear encoder of a few digits of each class, and of the same moved by a pixel: x, y.
+
+    It projects pixels to the first singular directions of the images, and normalizes.
+    """
     source = data.load(DataConfig()).train
     rng = np.random.default_rng(seed)
     labels = np.asarray(source.labels)
@@ -103,9 +107,10 @@ def digit_pairs(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     images = np.stack([source[int(i)]["image"] for i in np.concatenate(chosen)]).astype(np.float32)
     moved = np.zeros_like(images)
     moved[:, :, 1:] = images[:, :, :-1]
-    flat = (part.reshape(len(part), -1) for part in (images, moved))
-    x, y = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in flat)
-    return x, y
+    flat = [part.reshape(len(part), -1) for part in (images, moved)]
+    directions = np.linalg.svd(flat[0], full_matrices=False)[2][:DIGIT_DIM]
+    x, y = (part @ directions.T for part in flat)
+    return tuple(part / np.linalg.norm(part, axis=1, keepdims=True) for part in (x, y))
 
 
 def population(name: str, x: np.ndarray, y: np.ndarray, tau: float = TAU) -> Features:
@@ -234,7 +239,7 @@ def theorem1(
     """
     series, rows, slopes = [], [], {"rms": [], "bias": []}
     x, y = digit_pairs(seed)
-    digits = population(f"pixels of {len(x)} digits, moved by a pixel", x, y)
+    digits = population(f"{len(x)} digits in R^{DIGIT_DIM}, positives moved by a pixel", x, y)
     for features in (uniform_features(), digits):
         measured = deviations(features, sizes, draws, negatives, seed)
         for name, constant, item in zip(
@@ -268,8 +273,9 @@ def theorem1(
         "prints M^-2/3.",
         f"Measured with the library's info_nce_loss at tau = {TAU:g}, for M = {sizes[0]} to "
         f"{sizes[-1]}. Uniform features have the limit -s/tau + log 0F1(; d/2; 1/(4 tau^2)) for "
-        f"positives with inner product s. The {len(x)} digits are a population: each negative is "
-        "any of them, and the limit is the same mean over them, theory.contrastive_limit = "
+        f"positives with inner product s. The {len(x)} digits, in their first {DIGIT_DIM} singular "
+        "directions and normalized, are a population: each negative is any of them, and the limit "
+        "is the same mean over them, theory.contrastive_limit = "
         f"{float(theory.contrastive_limit(x, y, TAU)):.6f}. Slopes are fitted on logarithmic axes "
         f"from M = {FIT_FROM}, by weighted least squares.",
         "With one draw of a query and its negatives, the deviation is random. Its root mean square "
