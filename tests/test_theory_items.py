@@ -117,6 +117,23 @@ def test_figure4(tmp_path, rng):
         plots.potential_sheet([])
 
 
+def test_potential_sheet_is_inside_the_picture(rng):
+    angles = [rng.vonmises(0, kappa, 50) for kappa in (0.1, 1, 10, 100, 1000)]
+    panels = [
+        {"name": f"an encoder numbered {i}", "features": items._unit(a), "potential": i / 10}
+        for i, a in enumerate(angles)
+    ]
+    figure = plots.potential_sheet(panels)
+    assert_is_labelled(figure)
+    figure.draw_without_rendering()
+    assert len(figure.axes) == 10
+    for axes in figure.axes:
+        box = axes.get_tightbbox()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles[3] == "an encoder numbered 3\nmean $G_{2}$ potential 0.3000"
+
+
 # Figures 10 and 11.
 
 

@@ -37,22 +37,22 @@ def potential_sheet(
     rows = -(-len(panels) // COLUMNS)
     columns = min(COLUMNS, len(panels))
     figure = Figure(figsize=(3.1 * columns, 4.7 * rows + 0.4), dpi=DPI, layout="constrained")
-    for row, part in enumerate(figure.subfigures(rows, 1, squeeze=False)[:, 0]):
-        cells = part.add_gridspec(2, columns, height_ratios=(2, 1))
-        for column, panel in enumerate(panels[row * columns : (row + 1) * columns]):
-            features = np.asarray(panel["features"])
-            if features.ndim != 2 or features.shape[1] != 2:
-                raise ValueError(f"{panel['name']}: features must be [n, 2], got {features.shape}")
-            plane = part.add_subplot(cells[0, column])
-            angle = part.add_subplot(cells[1, column])
-            title = f"{panel['name']}\nmean $G_{{{t:g}}}$ potential {panel['potential']:.4f}"
-            plane.set_title(title, fontsize="medium")
-            draw_plane_density(plane, features)
-            draw_angle_density(angle, features)
-            angle.set_ylim(bottom=0)
-            if column == 0:
-                plane.set_ylabel("second coordinate")
-                angle.set_ylabel("density\n(1/rad)")
+    cells = figure.add_gridspec(2 * rows, columns, height_ratios=(2, 1) * rows)
+    for index, panel in enumerate(panels):
+        row, column = divmod(index, columns)
+        features = np.asarray(panel["features"])
+        if features.ndim != 2 or features.shape[1] != 2:
+            raise ValueError(f"{panel['name']}: features must be [n, 2], got {features.shape}")
+        plane = figure.add_subplot(cells[2 * row, column])
+        angle = figure.add_subplot(cells[2 * row + 1, column])
+        title = f"{panel['name']}\nmean $G_{{{t:g}}}$ potential {panel['potential']:.4f}"
+        plane.set_title(title, fontsize="medium")
+        draw_plane_density(plane, features)
+        draw_angle_density(angle, features)
+        angle.set_ylim(bottom=0)
+        if column == 0:
+            plane.set_ylabel("second coordinate")
+            angle.set_ylabel("density\n(1/rad)")
     figure.supxlabel(
         "shading: Gaussian KDE, up to each panel's maximum; "
         "curves: von Mises-Fisher KDE; dashed: the uniform density 1/2π",
