@@ -9,7 +9,7 @@ import pytest
 from conftest import sphere
 from scipy import integrate, special
 
-from experiments.wang_isola import theorems
+from experiments.wang_isola import many_negatives, single_negative
 from experiments.wang_isola import theory as items
 from hypersphere_jax import plots
 from hypersphere_jax.theory import contrastive_limit, uniformity_optimum
@@ -181,7 +181,7 @@ def test_curves_show_what_they_are_given():
 
 def test_uniform_features_have_their_constants(rng):
     tau, dim = 0.4, 6
-    features = theorems.uniform_features(tau, dim, angle=50.0)
+    features = many_negatives.uniform_features(tau, dim, angle=50.0)
     drawn = features.draw(rng, 40, 9)
     cosines = np.einsum("nd,nkd->nk", drawn.queries, drawn.keys)
     np.testing.assert_allclose(cosines, [[1, math.cos(math.radians(50))]] * 40, atol=1e-6)
@@ -206,7 +206,7 @@ def test_uniform_features_have_their_constants(rng):
 
 def test_population_is_that_of_contrastive_limit(rng):
     x, y, tau = sphere(rng, 7, 3), sphere(rng, 7, 3), 0.5
-    features = theorems.population("points", x, y, tau)
+    features = many_negatives.population("points", x, y, tau)
     drawn = features.draw(rng, 400, 4)
     rows = [int(np.flatnonzero((x == query).all(axis=1))[0]) for query in drawn.queries]
     assert set(rows) == set(range(7))
@@ -226,7 +226,7 @@ def test_population_is_that_of_contrastive_limit(rng):
 
 
 def test_digits_are_seen_by_a_linear_encoder():
-    x, y = theorems.digit_pairs(0)
+    x, y = many_negatives.digit_pairs(0)
     assert x.shape == y.shape == (50, 8)
     for part in (x, y):
         np.testing.assert_allclose(np.linalg.norm(part, axis=1), 1, rtol=1e-6)
@@ -239,14 +239,16 @@ def test_digits_are_seen_by_a_linear_encoder():
 def test_power_law(rng):
     sizes = [16, 64, 256, 1024]
     for slope in (-0.5, -1.0):
-        found, error = theorems.power_law(sizes, -3 * np.array(sizes) ** slope, np.ones(4) * 1e-3)
+        found, error = many_negatives.power_law(
+            sizes, -3 * np.array(sizes) ** slope, np.ones(4) * 1e-3
+        )
         assert found == pytest.approx(slope, abs=1e-12) and 0 < error < 0.2
     # Its error is the scatter over noise of the size that it was told.
     found, told = [], []
     for _ in range(400):
         errors = 0.03 * np.array(sizes) ** -0.5
         values = np.array(sizes) ** -0.5 + errors * rng.normal(size=4)
-        slope, error = theorems.power_law(sizes, values, errors)
+        slope, error = many_negatives.power_law(sizes, values, errors)
         found.append(slope)
         told.append(error)
     assert np.mean(found) == pytest.approx(-0.5, abs=3e-3)
@@ -256,7 +258,7 @@ def test_power_law(rng):
 @pytest.fixture(scope="module")
 def theorem1(tmp_path_factory):
     folder = tmp_path_factory.mktemp("theorem1")
-    shown = theorems.theorem1(folder, 1, sizes=(256, 4096), draws=512, negatives=2**20)
+    shown = many_negatives.theorem1(folder, 1, sizes=(256, 4096), draws=512, negatives=2**20)
     return shown, folder
 
 
@@ -272,8 +274,8 @@ def test_theorem1_slopes(theorem1):
 
 
 def test_theorem1_is_a_function_of_the_seed():
-    kind = theorems.uniform_features()
-    runs = [theorems.deviations(kind, [16], 64, 2**12, seed) for seed in (1, 1, 2)]
+    kind = many_negatives.uniform_features()
+    runs = [many_negatives.deviations(kind, [16], 64, 2**12, seed) for seed in (1, 1, 2)]
     assert runs[0][0].rms == runs[1][0].rms != runs[2][0].rms
 
 
@@ -285,7 +287,9 @@ def test_expectation_is_exact_at_few_negatives(rng):
         math.comb(m, k) / 2**m * -math.log(top / (top + k * top + m - k)) for k in range(m + 1)
     )
     exact = loss - math.log(m) - (math.log((top + 1) / 2) - 1 / tau)
-    (found,) = theorems.deviations(theorems.population("two", x, x, tau), [m], 4096, 2**20, 0, tau)
+    (found,) = many_negatives.deviations(
+        many_negatives.population("two", x, x, tau), [m], 4096, 2**20, 0, tau
+    )
     assert abs(found.bias[0] - exact) < 4 * found.bias_error[0] < 0.1 * exact
 
 
@@ -311,18 +315,18 @@ def test_limit_deviations_figure():
 def test_uniform_single_is_an_integral(tau):
     for positive in (1.0, 0.3):
         circle = softplus_of(np.cos(GRID), tau, positive).mean()
-        found = theorems.uniform_single(2, tau, positive)
+        found = single_negative.uniform_single(2, tau, positive)
         assert found == pytest.approx(circle, rel=1e-9)
     # In three dimensions the cosine is uniform, and the integral a dilogarithm.
     sphere_value = tau / 2 * (special.spence(1 + math.exp(-2 / tau)) + np.pi**2 / 12)
-    assert theorems.uniform_single(3, tau) == pytest.approx(sphere_value, rel=1e-7)
+    assert single_negative.uniform_single(3, tau) == pytest.approx(sphere_value, rel=1e-7)
 
 
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_von_mises_single_is_the_double_integral(tau):
     for kappa in (0.3, 5.0, 60.0):
         exact = energy(von_mises(kappa), lambda cosines: softplus_of(cosines, tau))
-        assert theorems.von_mises_single(kappa, tau) == pytest.approx(exact, rel=1e-9)
+        assert single_negative.von_mises_single(kappa, tau) == pytest.approx(exact, rel=1e-9)
 
 
 def test_a_square_is_below_the_constant_of_theorem_2():
@@ -330,10 +334,10 @@ def test_a_square_is_below_the_constant_of_theorem_2():
     square = (math.log(2) + 2 * math.log1p(math.exp(-1)) + math.log1p(math.exp(-2))) / 4
     uniform = integrate.quad(lambda a: math.log1p(math.exp(math.cos(a) - 1)), 0, math.pi)
     assert square < uniform[0] / math.pi - 1e-4 and uniform[1] < 1e-9
-    assert theorems.spaced_single(4, 1.0) == pytest.approx(square, rel=1e-12)
+    assert single_negative.spaced_single(4, 1.0) == pytest.approx(square, rel=1e-12)
     # A little of the wave with a negative coefficient is enough.
     bent = energy(1 + 0.5 * np.cos(4 * GRID), lambda cosines: softplus_of(cosines, 1.0))
-    gain = theorems.waves(1.0)[4] * 0.25 / 4
+    gain = single_negative.waves(1.0)[4] * 0.25 / 4
     assert gain < 0 and bent == pytest.approx(uniform[0] / math.pi + gain, rel=1e-9)
 
 
@@ -347,7 +351,7 @@ def test_the_derivative_in_the_proof_is_not_completely_monotone():
 @pytest.fixture(scope="module")
 def theorem2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("theorem2")
-    return theorems.theorem2(folder, 1), folder
+    return single_negative.theorem2(folder, 1), folder
 
 
 def test_theorem2_rows(theorem2):
@@ -372,10 +376,10 @@ def test_theorem2_rows(theorem2):
 
 def test_free_points_gather_at_a_pentagon(theorem2):
     tau, _, name, loss, exact, above = theorem2[0].rows[-1]
-    pentagon = theorems.spaced_single(5, 0.5)
+    pentagon = single_negative.spaced_single(5, 0.5)
     assert tau == 0.5 and "free" in name
     assert exact == pytest.approx(pentagon, abs=1e-5) and loss == pytest.approx(exact, abs=1e-5)
-    assert above == exact - theorems.uniform_single(2, 0.5) < -4e-4
+    assert above == exact - single_negative.uniform_single(2, 0.5) < -4e-4
 
 
 def test_single_negative_figure():

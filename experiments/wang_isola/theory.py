@@ -14,7 +14,8 @@ import numpy as np
 from scipy import special
 
 from experiments.shown import Shown
-from experiments.wang_isola.theorems import theorem1, theorem2
+from experiments.wang_isola.many_negatives import theorem1
+from experiments.wang_isola.single_negative import theorem2
 from hypersphere_jax import plots, theory, uniform_loss
 
 __all__ = ["figure4", "figure10", "figure11", "theorem1", "theorem2"]
