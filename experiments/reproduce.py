@@ -165,7 +165,10 @@ def _list(options: ReproduceConfig) -> None:
     columns = ["item", "what", "scale", "data", "here", "encoders", "hours on 2 cores"]
     rows, found = [], {}
     for name, item in sorted(ITEMS.items(), key=_order):
-        for place, (scale, needs) in enumerate(item.scales.items()):
+        scales = item.scales
+        if len(set(scales.values())) < len(scales):  # nothing depends on it
+            scales = {"any": scales["paper"]}
+        for place, (scale, needs) in enumerate(scales.items()):
             context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
             for each in needs.data:
                 found.setdefault(each, _is_here(each, options.data_dir))

@@ -1,22 +1,22 @@
-"""What an item of the reproduction has to show: on the terminal, as a page, and as text."""
+"""What a reproduced item shows: a table, pictures, and sentences about them."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Shown(NamedTuple):
-    """A result beside what the paper says.
+    """One table or figure of a paper, as it came out here.
 
     Attributes:
-      title: one line.
-      columns: of the table.
-      rows: of the table, one value a column.
-      figures: files of pictures, and a caption of each.
-      text: what is claimed, what was found, and whether the claim shows.
+      title: what it is, on one line.
+      columns: names of the table's columns.
+      rows: one value a column; None where there is none.
+      figures: a PNG and its caption, each.
+      text: plain sentences, a paragraph each: the claim, what was computed, whether it holds.
     """
 
     title: str
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list]
     figures: list[tuple[Path, str]]
     text: list[str]

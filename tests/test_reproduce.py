@@ -11,7 +11,7 @@ from experiments import costs, reproduce, sweeps, tables
 from experiments.items import Context, folder_of, spread
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of, formula
-from experiments.wang_isola import best, circle, plane, trajectories, weights
+from experiments.wang_isola import best, plane, trajectories, weights
 from hypersphere_jax.config import UserError, to_dict
 
 FIGURES = [f"figure{name}" for name in (1, 2, 3, 4, "5a", "5b", 6, 7, 8, "9a", "9b", 10, 11)]
@@ -210,15 +210,6 @@ def test_table_1_reports_the_repeats(context):
     assert shown.rows[0][4] == "± 2.48"  # 4.303 / sqrt(3)
     assert "+4.00 points" in shown.text[1] and "do not tell" not in shown.text[1]
     assert shown.rows[0][-2:] == [80.46, 78.75]
-
-
-def test_potential_of_points_on_the_circle():
-    angles = np.linspace(0, 2 * np.pi, 3000, endpoint=False)
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    uniform = np.exp(-4) * np.i0(4)
-    # Equal steps sum a periodic function exactly, but for the point itself.
-    assert circle.potential(points) == pytest.approx((3000 * uniform - 1) / 2999)
-    assert f"{uniform:.4f}" == "0.2070"
 
 
 def test_spread():

@@ -1,11 +1,11 @@
 """Wang & Isola (2020): its tables, figures and theorems, as items of `python run.py reproduce`."""
 
 from experiments.items import Item
-from experiments.wang_isola import best, circle, plane, trajectories, weights
+from experiments.wang_isola import best, circle, plane, theory, trajectories, weights
 
 ITEMS: dict[str, Item] = {
     name: item
-    for module in (best, circle, plane, trajectories, weights)
+    for module in (best, circle, plane, theory, trajectories, weights)
     for name, item in module.ITEMS.items()
 }
 

@@ -1,6 +1,7 @@
 """Figures 3 and 4 of Wang & Isola: encoders onto the circle, and how uniform their features are."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from experiments.items import Context, Item, Scale
 from experiments.shown import Shown
 from experiments.specifications import STL10
 from experiments.sweeps import Measures, Planned, Rows
-from hypersphere_jax import data, plots, runs, sharding
+from hypersphere_jax import data, plots, runs, sharding, uniform_loss
 from hypersphere_jax.config import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluation.features import pair_features, split_features
 
@@ -82,7 +83,7 @@ def show(context: Context, rows: Rows) -> Shown:
             encoder["name"],
             float(encoder["pair_distances"].mean()),
             float(np.median(encoder["pair_distances"])),
-            potential(encoder["features"]),
+            math.exp(uniform_loss(encoder["features"], t=2)),
         ]
         for encoder in found
     ]
@@ -96,16 +97,6 @@ def show(context: Context, rows: Rows) -> Shown:
     ]
     caption = "CIFAR-10's test split on the circle, after Figure 3"
     return Shown("Encoders on the circle (Figure 3)", columns, table, [(path, caption)], text)
-
-
-def potential(features: np.ndarray, t: float = 2.0) -> float:
-    """Mean Gaussian potential exp(-t |x - y|^2) of all pairs of different points."""
-    total = 0.0
-    for begin in range(0, len(features), 1000):
-        products = np.asarray(features[begin : begin + 1000], float) @ np.asarray(features.T, float)
-        total += np.exp(2 * t * (products - 1)).sum()
-    n = len(features)
-    return float((total - n) / (n * (n - 1)))
 
 
 ITEMS = {

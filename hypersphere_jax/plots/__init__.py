@@ -11,6 +11,13 @@ from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
 from hypersphere_jax.plots.losses import loss_scaling
 from hypersphere_jax.plots.runs import alignment_uniformity_plane, training_curves
 from hypersphere_jax.plots.sweeps import metrics_planes, trajectories, weights_curves
+from hypersphere_jax.plots.theory import (
+    hypergeometric_curves,
+    limit_deviations,
+    optimum_curves,
+    potential_sheet,
+    single_negative_sheet,
+)
 from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
@@ -19,9 +26,14 @@ __all__ = [
     "depth_sheet",
     "draw_metrics",
     "gaussian_kde_2d",
+    "hypergeometric_curves",
+    "limit_deviations",
     "loss_scaling",
     "metrics_figure",
     "metrics_planes",
+    "optimum_curves",
+    "potential_sheet",
+    "single_negative_sheet",
     "training_curves",
     "trajectories",
     "view_sheet",

@@ -66,8 +66,8 @@ def _draw_circle_row(row: SubFigure, groups: Sequence[tuple], distances: np.ndar
     for column, (title, features) in enumerate(groups, start=1):
         plane = row.add_subplot(cells[0, column], sharey=plane, title=title)
         angle = row.add_subplot(cells[1, column], sharey=angle)
-        _draw_plane_density(plane, features)
-        _draw_angle_density(angle, features)
+        draw_plane_density(plane, features)
+        draw_angle_density(angle, features)
         if column == 1:
             plane.set_ylabel("second coordinate")
             angle.set_ylabel("density\n(1/rad)")
@@ -87,7 +87,8 @@ def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
     axes.set_ylabel("pairs (%)")
 
 
-def _draw_plane_density(axes: Axes, features: np.ndarray) -> None:
+def draw_plane_density(axes: Axes, features: np.ndarray) -> None:
+    """Draw features [n, 2] as points in the plane, shaded by Gaussian KDE."""
     grid = np.linspace(-1.35, 1.35, 136)
     density = gaussian_kde_2d(features, grid, BANDWIDTH)
     axes.imshow(density, cmap="Blues", origin="lower", extent=(grid[0], grid[-1]) * 2, vmin=0)
@@ -99,7 +100,8 @@ def _draw_plane_density(axes: Axes, features: np.ndarray) -> None:
     axes.set_xlabel("first coordinate")
 
 
-def _draw_angle_density(axes: Axes, features: np.ndarray) -> None:
+def draw_angle_density(axes: Axes, features: np.ndarray) -> None:
+    """Draw the von Mises-Fisher KDE of the angles of features [n, 2]."""
     grid = np.linspace(-np.pi, np.pi, 361)
     density = vmf_kde(np.arctan2(features[:, 1], features[:, 0]), grid, KAPPA)
     axes.fill_between(grid, density, color=COLORS[0], alpha=0.4, linewidth=0)
