@@ -162,36 +162,32 @@ def _page(context: Context, shown: Shown, command: str) -> Path:
 
 
 def _list(options: ReproduceConfig) -> None:
-    columns = ["item", "what", "scale", "data", "here", "encoders", "hours on 2 cores"]
+    columns = ["item", "scale", "data", "here", "encoders", "hours"]
     rows, found = [], {}
-    for name, item in sorted(ITEMS.items(), key=_order):
+    ordered = sorted(ITEMS.items(), key=_order)
+    for name, item in ordered:
         scales = item.scales
         if len(set(scales.values())) < len(scales):  # nothing depends on it
             scales = {"any": scales["paper"]}
-        for place, (scale, needs) in enumerate(scales.items()):
+        for number, (scale, needs) in enumerate(scales.items()):
             context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
             for each in needs.data:
                 found.setdefault(each, _is_here(each, options.data_dir))
             first = needs.stages[0](context, []) if needs.stages else []
-            rows.append(
-                [
-                    name if place == 0 else "",
-                    item.title if place == 0 else "",
-                    scale,
-                    ", ".join(needs.data) or "none",
-                    "yes" if all(found[each] for each in needs.data) else "no",
-                    len(first) or None,
-                    _hours(needs.hours),
-                ]
-            )
+            here = "yes" if all(found[each] for each in needs.data) else "no"
+            names = ", ".join(needs.data) or "none"
+            hours = f"{needs.hours:.1g}" if needs.hours < 1 else f"{needs.hours:,.0f}"
+            rows.append([name if number == 0 else "", scale, names, here, len(first), hours])
     report.print_table(columns, rows, title="Tables, figures and theorems of the papers")
+    print(
+        "\nhere: whether the images are found (--data-dir). hours: on 2 CPU cores, at --scale paper"
+        "\nan estimate for comparison; on one GPU, `ITEM --dry-run` measures its step.\n"
+    )
+    for name, item in ordered:
+        print(f"  {name:<21}{item.title}")
     print("\nNothing to reproduce, or not here yet:")
     for name, why in ELSEWHERE.items():
-        print(f"  {name:<22}{why}")
-    print(
-        "\nhours: at --scale paper estimated for 2 cores, where nobody would wait for them: on one "
-        "GPU\n`ITEM --dry-run` measures its step. here: whether the images are found (--data-dir)."
-    )
+        print(f"  {name:<21}{why}")
 
 
 def _order(named: tuple[str, Item]) -> tuple:
@@ -199,10 +195,6 @@ def _order(named: tuple[str, Item]) -> tuple:
     stem = name.rstrip("abcdefgh")
     digits = "".join(letter for letter in stem[::-1] if letter.isdigit())[::-1]
     return stem.rstrip("0123456789"), int(digits or 0), name
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.1g}" if hours < 1 else f"{hours:,.0f}"
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:

@@ -40,6 +40,7 @@ def test_the_list(capsys):
     assert all(name in out for name in (*ITEMS, *reproduce.ELSEWHERE))
     (line,) = (line for line in out.splitlines() if line.startswith("wang-isola/figure7"))
     assert re.search(r"laptop +digits +yes +26 ", line)
+    assert all(len(line) <= 100 for line in out.splitlines())
     assert out.index("wang-isola/figure8") < out.index("wang-isola/figure10")
 
 
