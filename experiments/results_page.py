@@ -1,6 +1,6 @@
 """docs/results.md, from what `python run.py reproduce` has written.
 
-    python -m experiments.results_page record wang-isola/figure7 --scale laptop
+    python -m experiments.results_page record wang-isola/figure7 laptop
     python -m experiments.results_page
 
 The first keeps the result of an item in docs/results/; the second writes the page from all that is
@@ -65,7 +65,7 @@ def _name(item: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["record"]:
-        print(record(sys.argv[2], sys.argv[4] if len(sys.argv) > 4 else "paper"))
+        print(record(*sys.argv[2:4]))
     else:
         PAGE.write_text(page())
         print(PAGE)

@@ -7,12 +7,14 @@ import pytest
 from scipy import stats
 from test_cli import fails
 
-from experiments import costs, reproduce, sweeps, tables
+from experiments import costs, reproduce, results_page, sweeps, tables
 from experiments.items import Context, folder_of, spread
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of, formula
 from experiments.wang_isola import best, plane, trajectories, weights
+from hypersphere_jax import runs
 from hypersphere_jax.config import UserError, to_dict
+from hypersphere_jax.report import text_of
 
 FIGURES = [f"figure{name}" for name in (1, 2, 3, 4, "5a", "5b", 6, 7, 8, "9a", "9b", 10, 11)]
 TABLES = [f"table{number}" for number in range(1, 12)]
@@ -268,3 +270,23 @@ def test_failures_end_in_a_reason_each(capsys, monkeypatch, tmp_path):
 )
 def test_mistakes(capsys, arguments, message):
     assert message in fails(capsys, "reproduce", *arguments)
+
+
+def test_the_page_holds_what_was_recorded():
+    """docs/results.md again, from what `reproduce` wrote; and that again, from its CSV."""
+    assert results_page.PAGE.read_text() == results_page.page()
+    sections = [line for line in results_page.page().splitlines() if line.startswith("## ")]
+    assert len(sections) == len(list(results_page.KEPT.iterdir())) >= 5
+
+
+@pytest.mark.parametrize("item", ["figure5a", "figure7", "figure8", "table1"])
+def test_recorded_tables_follow_from_their_rows(item, context):
+    kept = results_page.KEPT / f"wang-isola-{item}-laptop"
+    if not kept.exists():
+        pytest.skip(f"{item} is not recorded")
+    rows = sweeps.read_csv(kept / "results.csv")
+    shown = ITEMS[f"wang-isola/{item}"].show(context, rows)
+    recorded = runs.read_json(kept / "shown.json")
+    assert (shown.columns, shown.text) == (recorded["columns"], recorded["text"])
+    for ours, theirs in zip(shown.rows, recorded["rows"], strict=True):
+        assert [text_of(cell) for cell in ours] == [text_of(cell) for cell in theirs]
