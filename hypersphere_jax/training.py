@@ -73,8 +73,8 @@ def train_together(
     """Trains encoders, or continues their runs, many of them in one program.
 
     Those that differ in numbers alone (see `structure`) and stand at the same step are trained
-    together, with the results of `train` up to rounding. What is left over is trained as by `train`,
-    one after another; so are runs with a queue, and such whose images are streamed.
+    together, with the results of `train` up to rounding. What is left over is trained as by
+    `train`, one after another; so are runs with a queue, and such whose images are streamed.
 
     Args:
       configs: all of the runs, each with a folder of its own.
@@ -143,15 +143,11 @@ def _parts(task: Task, n: int, at_most: int | None, compiled: Callable) -> int:
     if n == 1 or at_most is not None:
         return math.ceil(n / (at_most or 1))
     limit = MEMORY_SHARE * sharding.memory(task.devices)
-    parts = 1
-    while parts < n:
-        size = math.ceil(n / parts)
-        needed = _needed(compiled, size)
-        if needed <= limit:
-            break
-        # All but the images grows with their number, so that it takes so many parts at least.
-        parts = max(parts + 1, math.ceil(parts * min(needed / limit, 2)))
-    return parts
+    size = n
+    while size > 1 and (needed := _needed(compiled, size)) > limit:
+        # All but the images grows with their number, so that no more than this share will fit.
+        size = min(size - 1, max(1, int(size * max(limit / needed, 0.5))))
+    return math.ceil(n / size)
 
 
 def _needed(compiled: Callable, n: int) -> float:
