@@ -69,9 +69,10 @@ class Run:
           UserError: when the folder holds another run, or another process trains in it.
         """
         with contextlib.ExitStack() as held:
-            held.callback(self._abandon)
             if hosts.is_first():
                 held.enter_context(runs.lock(self.folder))
+            held.callback(self._abandon)
+            if hosts.is_first():
                 self._open(devices, digest, command)
             self.state = sharding.from_first_host(self.state)
             self.start = self.saved = int(self.state.step)
