@@ -93,7 +93,7 @@ def assert_close_records(folder, other):
     assert [record.keys() for record in mine] == [record.keys() for record in theirs]
     for record, expected in zip(mine, theirs, strict=True):
         for name, value in expected.items():
-            assert math.isclose(record[name], value, rel_tol=2e-4, abs_tol=2e-5), (name, value)
+            assert math.isclose(record[name], value, rel_tol=1e-5, abs_tol=1e-5), (name, value)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
