@@ -195,11 +195,22 @@ def report(parse: Callable) -> None:
 
 def bench(parse: Callable) -> None:
     """Speed of the step and its parts, of losses and probes; what devices send each other."""
-    from benchmarks import augment, convolution, data, knn, losses, probe, scaling, train_step
+    from benchmarks import (
+        augment,
+        convolution,
+        data,
+        knn,
+        losses,
+        probe,
+        scaling,
+        together,
+        train_step,
+    )
 
     parse(
         {
             "step": train_step.step,
+            "together": together.together,
             "convolution": convolution.layers,
             "augment": augment.augment,
             "data": data.pipelines,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.data import views
 from hypersphere_jax.moco import momentum_schedule
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train_step import (
     make_moco_step,
@@ -22,6 +23,13 @@ from hypersphere_jax.train_step import (
 )
 
 logger = logging.getLogger("hypersphere_jax")
+
+# What may differ between encoders that train together, besides the seed and the start.
+WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
+NUMBERS = {
+    "objective": (*WEIGHTS, "contrastive_tau", "align_alpha", "uniform_t"),
+    "optimizer": ("learning_rate", "weight_decay", "momentum"),
+}
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
@@ -133,8 +141,12 @@ def step_of(
     dataset: data.Dataset,
     total: int,
     resident: bool,
+    numbers: Mapping[str, jax.Array] | None = None,
 ) -> Callable:
-    """The step of one device that a config describes, with a queue or without."""
+    """The step of one device that a config describes, with a queue or without.
+
+    Without one, `numbers` may take the place of the objective's, see `make_objective`.
+    """
     transform = augment.make_augment(
         config.data.recipe,
         config.model.image_size,
@@ -143,7 +155,7 @@ def step_of(
     )
     options = {"axis_name": sharding.AXIS}
     if not config.moco.queue_size:
-        objective = make_objective(config.objective)
+        objective = make_objective(config.objective, numbers)
         return make_step(apply, objective, optimizer, transform, **options)
     final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
     return make_moco_step(
@@ -157,6 +169,58 @@ def step_of(
         resident=resident,
         **options,
     )
+
+
+def structure(config: PretrainConfig) -> Hashable:
+    """What a config shares with those that can train together with it: all but its numbers.
+
+    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    """
+    standard = PretrainConfig()
+    objective = {name: getattr(standard.objective, name) for name in NUMBERS["objective"]}
+    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
+    optimizer = {name: getattr(standard.optimizer, name) for name in NUMBERS["optimizer"]}
+    places = ("name", "runs_dir", "seed", "init_from", "init_step")
+    return dataclasses.replace(
+        config,
+        **{name: getattr(standard, name) for name in places},
+        objective=dataclasses.replace(config.objective, **objective),
+        optimizer=dataclasses.replace(config.optimizer, **optimizer),
+    )
+
+
+def numbers_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
+    """A config's numbers, as the step of `step_together` takes them; float32 scalars."""
+    return {
+        part: {name: np.float32(getattr(getattr(config, part), name)) for name in names}
+        for part, names in NUMBERS.items()
+    }
+
+
+def step_together(
+    config: PretrainConfig, apply: Callable, dataset: data.Dataset, total: int
+) -> Callable:
+    """The step of one device for encoders of one structure, whose images are resident.
+
+    Args:
+      config: of any of them.
+      apply: the network, see `models.create`.
+      dataset: of which `pretrain` is trained on.
+      total: steps of a run.
+
+    Returns:
+      `step(state, images, labels, indices, key, numbers) -> (state, metrics)` as `make_step`'s,
+      where all but `images` and `labels` have a leading axis of the encoders.
+    """
+
+    def step(state, images, labels, indices, key, numbers):
+        rule = numbers["optimizer"]
+        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
+        optimizer = make_optimizer(config.optimizer, schedule, rule)
+        one = step_of(config, apply, optimizer, dataset, total, True, numbers["objective"])
+        return one(state, images, labels, indices, key)
+
+    return jax.vmap(step, in_axes=(0, None, None, 0, 0, 0))
 
 
 def _separate(config: PretrainConfig) -> Callable | None:

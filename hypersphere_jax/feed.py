@@ -48,12 +48,11 @@ def feed(
       UserError: for images that cannot be read, or that do not fit the way that was asked for.
     """
     source, runtime = dataset.pretrain, config.runtime
-    bad = Bad(source, config.data.bad_images)
     rows = sharding.rows_here(sampler.batch_size, devices)
     if is_resident(source, runtime.pipeline, devices):
-        arrays = in_memory(source, bad, _cache(config), track)
-        images, labels = sharding.replicate((arrays.images, arrays.labels), devices)
+        images, labels = _resident(config, source, devices, track)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
+    bad = Bad(source, config.data.bad_images)
     batches = stream(
         source,
         sampler,
@@ -68,6 +67,28 @@ def feed(
     return _ahead(
         (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
     )
+
+
+def feed_together(
+    config: PretrainConfig,
+    dataset: Dataset,
+    samplers: Sequence[Sampler],
+    steps: range,
+    devices: Sequence[jax.Device],
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> Generator[tuple[Any, Any, Any]]:
+    """As `feed`, for encoders that train together: one host, and images that are resident.
+
+    The images are there once; `indices` have an axis of the encoders, one for each sampler, after
+    that of the devices, and are then those of each encoder's own batch.
+    """
+    images, labels = _resident(config, dataset.pretrain, devices, track)
+
+    def indices(step):
+        parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
+        return sharding.split(np.stack(parts, axis=1), devices)
+
+    return ((images, labels, indices(step)) for step in steps)
 
 
 def in_order(
@@ -103,6 +124,12 @@ def in_order(
     for start in range(0, n, size):
         rows = slice(start, start + size)
         yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
+
+
+def _resident(config, source, devices, track) -> tuple[Any, Any]:
+    bad = Bad(source, config.data.bad_images)
+    arrays = in_memory(source, bad, _cache(config), track)
+    return sharding.replicate((arrays.images, arrays.labels), devices)
 
 
 def _consecutive(n: int, size: int, step: int) -> np.ndarray:

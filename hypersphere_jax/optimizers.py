@@ -3,7 +3,9 @@
 Which flags give which paper's settings stands in docs/optimizers.md.
 """
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +14,9 @@ import optax
 from hypersphere_jax.config import OptimizerConfig
 
 
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+def make_schedule(
+    config: OptimizerConfig, steps: int, learning_rate: jax.Array | None = None
+) -> optax.Schedule:
     r"""Learning rate at each step of a run.
 
     The peak is the config's rate r for 256 pairs, scaled to a batch of b:
@@ -26,10 +30,14 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     Args:
       config: of the optimizer; its epochs are the unit of the warm-up.
       steps: steps of the run S, >= 1.
+      learning_rate: takes the place of the config's r, and may be traced.
 
     Returns:
       A function of the number of steps done.
     """
+    if learning_rate is not None:
+        unit = make_schedule(dataclasses.replace(config, learning_rate=1.0), steps)
+        return lambda step: learning_rate * unit(step)
     peak = _peak(config)
     warmup = min(round(config.warmup_epochs * steps / config.epochs), steps - 1)
     if config.schedule == "cosine":
@@ -46,7 +54,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(
-    config: OptimizerConfig, schedule: optax.Schedule
+    config: OptimizerConfig,
+    schedule: optax.Schedule,
+    numbers: Mapping[str, jax.Array] | None = None,
 ) -> optax.GradientTransformation:
     r"""SGD, LARS or Adam; weight decay goes into the gradient g before all else but clipping.
 
@@ -63,25 +73,28 @@ def make_optimizer(
     Args:
       config: of the optimizer.
       schedule: learning rate r at each step, see `make_schedule`.
+      numbers: scalars in place of the config's `weight_decay` and `momentum`, which may be traced.
     """
+    value = vars(config) | dict(numbers or {})
+    weight_decay, momentum = value["weight_decay"], value["momentum"]
     weights = weight_mask if config.exclude_norm_and_bias else None
-    decay = optax.add_decayed_weights(config.weight_decay, weights)
+    decay = optax.add_decayed_weights(weight_decay, weights)
     rate = optax.scale_by_learning_rate(schedule)
     if config.optimizer == "adam":
         rules = [decay, optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps), rate]
     elif config.optimizer == "lars":
         lars = optax.lars(
             schedule,
-            config.weight_decay,
+            weight_decay,
             weight_decay_mask=weight_mask,
             trust_coefficient=config.lars_trust,
             trust_ratio_mask=weight_mask,
-            momentum=config.momentum,
+            momentum=momentum,
             nesterov=config.nesterov,
         )
         rules = [lars]
     else:
-        rules = [decay, optax.trace(config.momentum, config.nesterov), rate]
+        rules = [decay, optax.trace(momentum, config.nesterov), rate]
     if config.clip_norm is not None:
         rules = [optax.clip_by_global_norm(config.clip_norm), *rules]
     return optax.chain(*rules)

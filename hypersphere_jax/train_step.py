@@ -5,7 +5,7 @@ with `axis_name=None`, on a single device, with the same numbers.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -46,18 +46,26 @@ class TrainState(NamedTuple):
     momentum: Momentum | None = None  # None without a queue
 
 
-def make_objective(config: ObjectiveConfig) -> Objective:
+def make_objective(
+    config: ObjectiveConfig, numbers: Mapping[str, jax.Array] | None = None
+) -> Objective:
     """The weighted sum of losses that a config describes, global over the axis.
 
     Alignment and uniformity are always among the metrics, with the config's alpha and t, also
     when the loss does not contain them.
+
+    Args:
+      config: of the objective.
+      numbers: scalars that take the place of the config's fields of these names, and may be
+        traced. Which terms the loss has is the config's choice all the same.
     """
+    value = vars(config) | dict(numbers or {})
 
     def objective(view1, view2, labels, axis_name):
         x, y = view1["output"], view2["output"]
-        t = config.uniform_t
+        t = value["uniform_t"]
         metrics = {
-            "align": align_loss(x, y, config.align_alpha, axis_name=axis_name),
+            "align": align_loss(x, y, value["align_alpha"], axis_name=axis_name),
             "uniform": (
                 uniform_loss(x, t, axis_name=axis_name) + uniform_loss(y, t, axis_name=axis_name)
             )
@@ -65,11 +73,11 @@ def make_objective(config: ObjectiveConfig) -> Objective:
         }
         if config.contrastive_weight:
             metrics["contrastive"] = contrastive_loss(
-                x, y, config.contrastive_tau, axis_name=axis_name
+                x, y, value["contrastive_tau"], axis_name=axis_name
             )
         if config.supervised_weight:
             metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
-        return _weighted(config, metrics), metrics
+        return _weighted(config, value, metrics), metrics
 
     return objective
 
@@ -100,7 +108,7 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
             metrics["contrastive"] = info_nce_loss(
                 query, key, queue, config.contrastive_tau, axis_name=axis_name
             )
-        loss = _weighted(config, metrics)
+        loss = _weighted(config, vars(config), metrics)
         similarities = {
             "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
             "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
@@ -111,12 +119,12 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
     return objective
 
 
-def _weighted(config: ObjectiveConfig, metrics: Metrics) -> jax.Array:
+def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
     # A term without weight stays out: zero times its infinity would not be zero.
     return sum(
-        weight * metrics[name]
+        value[f"{name}_weight"] * metrics[name]
         for name in ("contrastive", "align", "uniform", "supervised")
-        if (weight := getattr(config, f"{name}_weight"))
+        if getattr(config, f"{name}_weight")
     )
 
 

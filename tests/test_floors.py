@@ -29,6 +29,7 @@ FLOORS = {
     "runs": 3,
     "feed": 3,
     "assembly": 3,
+    "session": 4,
     "training": 4,
     "finetune": 4,
     "interchange": 4,

@@ -44,18 +44,17 @@ DRIVER = """
 import os, sys, time
 import jax
 import run
-from hypersphere_jax import hosts, training
+from hypersphere_jax import hosts, session
 hosts.POLL_SECONDS = 0.2  # else these few short steps are over before a stop is heard of
 at, number = int(sys.argv[1]), int(sys.argv[2])
-check = training._check
-def check_and_signal(unchecked):
-    steps = [step for step, _ in unchecked]
-    values = check(unchecked)
+check = session.Group.check
+def check_and_signal(group):
+    steps = [step for step, _ in group.unchecked]
+    check(group)
     if at in steps:
         os.kill(os.getpid(), number)
         time.sleep(1)
-    return values
-training._check = check_and_signal
+session.Group.check = check_and_signal
 sys.argv = ["run.py", *sys.argv[3:]]
 sys.exit(run.main(sys.argv[1:]))
 """

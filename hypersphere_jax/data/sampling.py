@@ -1,7 +1,5 @@
 """Which images stand in the batch of a step: a function of (seed, step), without state."""
 
-import functools
-
 import numpy as np
 
 from hypersphere_jax.config import require
@@ -21,15 +19,18 @@ class Sampler:
         self.batch_size = batch_size
         self.steps_per_epoch = n // batch_size
         self._n, self._seed = n, seed
+        self._orders: dict[int, np.ndarray] = {}
 
     def __call__(self, step: int) -> np.ndarray:
         """Indices int32 `[batch_size]` of the global batch of a step (counted from 0)."""
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.batch_size
-        return _order(self._n, self._seed, epoch)[start : start + self.batch_size]
+        return self._order(epoch)[start : start + self.batch_size]
 
-
-# Few epochs are held at a time: the running one, and the next at its border.
-@functools.lru_cache(maxsize=4)
-def _order(n: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(n).astype(np.int32)
+    def _order(self, epoch: int) -> np.ndarray:
+        held = self._orders  # of few epochs: the running one, and the next at its border
+        if epoch not in held:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._n)
+            newest = {key: held[key] for key in list(held)[-1:]}
+            self._orders = held = newest | {epoch: order.astype(np.int32)}
+        return held[epoch]

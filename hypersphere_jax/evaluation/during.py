@@ -1,8 +1,9 @@
 """Evaluation while a run trains: on a part of the data, of the encoder as it is at the moment."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ EVALUATORS: dict[str, Callable[[Held], dict[str, float]]] = {
 
 def make_evaluation(
     config: PretrainConfig, dataset: Dataset, apply: Callable, devices: Sequence[jax.Device]
-) -> Callable[[Any, Any], dict[str, float]]:
+) -> Callable[..., dict[str, float]]:
     """What evaluates an encoder again and again, on images that are read here once.
 
     Alignment is over two random views of each image, the same ones each time; all else is of the
@@ -83,8 +84,9 @@ def make_evaluation(
       devices: of this host. Nothing here talks to other hosts: each may do the same.
 
     Returns:
-      (params, stats) -> values by name, such as `eval/knn_top1`. It raises FloatingPointError when
-      features are not finite.
+      `evaluate(params, stats, objective=config.objective)` -> values by name, such as
+      `eval/knn_top1`. Another objective, of a run that trains together with this one, gives its
+      alpha and t. It raises FloatingPointError when features are not finite.
 
     Raises:
       UserError: for a layer that the network has not, images without the labels that it takes, or
@@ -116,9 +118,10 @@ def make_evaluation(
     if labelled:
         _check_labels(held)
 
-    def evaluate(params, stats):
+    def evaluate(params, stats, objective=config.objective):
         weights = sharding.replicate((params, stats), devices)
-        found = held._replace(features=_over(outputs, weights, size, read.images))
+        its = dataclasses.replace(config, objective=objective)
+        found = held._replace(config=its, features=_over(outputs, weights, size, read.images))
         if two_views is not None:
             found = found._replace(pairs=two_views(weights))
         for name, x in (found.features | found.pairs).items():

@@ -58,13 +58,17 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
     """
     config = resolved(config)
     apply, _, _ = abstract(config)
+    return apply, *_initial(config)(key)
 
+
+@functools.lru_cache(maxsize=2)  # many encoders of one config are compiled once
+def _initial(config: ModelConfig) -> Callable:
     @jax.jit
     def initial(key):
         _, params, stats = _split(_build(config, BatchNorm, key))
         return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
-    return apply, *initial(key)
+    return initial
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
