@@ -50,6 +50,9 @@ class ReproduceConfig:
     """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run` prints the names."""
     jobs: int = 1
     """Processes that train at a time, each with its share of the cores; with GPUs, one on each."""
+    together: bool | None = None
+    """Train encoders that differ in numbers alone (weights, tau, alpha, t, rate, seed) in one
+    program, as many at a time as fit. None: with one job, on accelerators."""
     dry_run: bool = False
     """Print the runs, what they would cost at the measured speed of a step, and the paper's
     numbers; train nothing."""
@@ -63,7 +66,8 @@ class ReproduceConfig:
 
     def __post_init__(self):
         at_least_one("jobs", self.jobs)
-        for name in ("row", "only", "dry_run", "retry"):
+        require(self.jobs == 1 or not self.together, "--together is for one process: --jobs 1")
+        for name in ("row", "only", "together", "dry_run", "retry"):
             flag = name.replace("_", "-")
             require(self.item is not None or not getattr(self, name), f"--{flag} needs an ITEM")
 
@@ -107,6 +111,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
             retry=options.retry,
             command=command,
             logs=context.folder / "logs",
+            together=options.together,
             say=lambda line: print(line, file=sys.stderr),
         )
     if rows:

@@ -74,6 +74,7 @@ def sweep(
     retry: bool = False,
     command: str = "",
     logs: Path | None = None,
+    together: bool | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Rows:
     """Trains and measures what is not done yet.
@@ -84,6 +85,8 @@ def sweep(
       retry: do those again that failed before.
       command: what the user typed, for the line that says how to continue.
       logs: folder for what several processes print; None: they print here.
+      together: train those that differ in numbers alone in one program, see
+        `training.train_together`. None: with one job, on accelerators.
       say: is told of each run as it ends.
 
     Returns:
@@ -106,16 +109,43 @@ def sweep(
     ]
     total = sum(rows_of(one) is None for one in planned)
     began, done = time.monotonic(), 0
+
+    def ended(one: Planned) -> None:
+        nonlocal done
+        done += 1
+        rest = (time.monotonic() - began) / done * (total - done)
+        ending = f"; about {rest / 60:.0f} min left" if done < total else ""
+        say(f"{done} of {total}: {one.config.name}: {_told(rows_of(one))}{ending}")
+
     for wave in waves:
         open_runs = [one for one in wave if rows_of(one) is None]
+        if together if together is not None else jobs == 1 and jax.default_backend() != "cpu":
+            for one in _train_together(open_runs, command):
+                ended(one)
+            open_runs = [one for one in open_runs if rows_of(one) is None]
         for one, result in workers.each(carry_out, open_runs, jobs, command, logs):
             if isinstance(result, str):
                 _record_failure(one, result)
-            done += 1
-            rest = (time.monotonic() - began) / done * (total - done)
-            ending = f"; about {rest / 60:.0f} min left" if done < total else ""
-            say(f"{done} of {total}: {one.config.name}: {_told(rows_of(one))}{ending}")
+            ended(one)
     return [row for one in planned for row in rows_of(one) or []]
+
+
+def _train_together(planned: Sequence[Planned], command: str) -> list[Planned]:
+    """Trains runs, as many of them as can be in one program; those that diverged."""
+    if not planned:
+        return []
+    configs = [one.config for one in planned]
+    sharding.keep_compiled(configs[0].runtime.cache_dir)
+    try:
+        outcomes = training.train_together(configs, command)
+    except UserError:  # of one of them: it will be told of that one when it is carried out alone
+        return []
+    failed = []
+    for one, outcome in zip(planned, outcomes, strict=True):
+        if isinstance(outcome, Diverged):
+            _record_failure(one, outcome.found)
+            failed.append(one)
+    return failed
 
 
 def carry_out(one: Planned, command: str = "") -> str | None:

@@ -77,6 +77,25 @@ def test_failures_are_recorded_and_the_others_go_on(tmp_path, happens):
     assert [row["status"] for row in rows] == ["done", "done", "failed", "failed", "done"]
 
 
+def test_together(tmp_path, happens, monkeypatch):
+    """Those that train in one program are measured one by one; one that diverges is recorded."""
+    asked = []
+
+    def train_together(configs, command):
+        asked.append([config.name for config in configs])
+        return [Diverged("nan", "advice") if c.name == "b" else tmp_path / c.name for c in configs]
+
+    monkeypatch.setattr(training, "train_together", train_together)
+    sweep = [planned(tmp_path, name) for name in ("a", "b", "c")]
+    rows = sweeps.sweep(sweep, together=True)
+    assert asked == [["a", "b", "c"]] and happens["names"] == ["a", "c"]
+    assert [row["status"] for row in rows] == ["done", "failed", "done"]
+    assert sweeps.sweep(sweep, together=True) == rows and len(asked) == 1
+    # A mistake in one of them is that one's.
+    monkeypatch.setattr(training, "train_together", lambda *_: 1 / 0)
+    assert sweeps.sweep([planned(tmp_path, "d")])[0]["status"] == "done"  # on CPU: alone
+
+
 def test_a_bug_ends_the_sweep(tmp_path, happens):
     happens["raises"] = {"a": ZeroDivisionError("a bug")}
     with pytest.raises(ZeroDivisionError):
