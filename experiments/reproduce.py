@@ -100,13 +100,14 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         return
     rows: Rows = []
     for number, stage in enumerate(scale.stages):
-        planned = items.matching(stage(context, rows), options.only)
+        planned = stage(context, rows)
+        chosen = items.matching(planned, options.only)
         require(
-            number > 0 or bool(planned),
+            number > 0 or bool(chosen),
             f"--only {' '.join(options.only)}: no run has such a name; --dry-run prints them",
         )
-        rows += sweeps.sweep(
-            planned,
+        sweeps.sweep(
+            chosen,
             jobs=options.jobs,
             retry=options.retry,
             command=command,
@@ -114,6 +115,8 @@ def main(options: ReproduceConfig, command: str = "") -> None:
             together=options.together,
             say=lambda line: print(line, file=sys.stderr),
         )
+        # Also those that were done before, by a command without --only.
+        rows += sweeps.known(planned)
     if rows:
         results.write(context.folder / FILES.rows, rows)
         failed = [row for row in rows if row["status"] == "failed"]

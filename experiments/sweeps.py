@@ -127,6 +127,11 @@ def sweep(
             if isinstance(result, str):
                 _record_failure(one, result)
             ended(one)
+    return known(planned)
+
+
+def known(planned: Sequence[Planned]) -> Rows:
+    """All rows of what is done or failed, in the order of the plan."""
     return [row for one in planned for row in rows_of(one) or []]
 
 

@@ -249,7 +249,8 @@ def test_a_measured_step_costs_time():
 
 def test_failures_end_in_a_reason_each(capsys, monkeypatch, tmp_path):
     failed = [{"run": "a", "status": "failed", "reason": "loss nan", "data": "digits"}]
-    monkeypatch.setattr(sweeps, "sweep", lambda *_, **__: failed)
+    monkeypatch.setattr(sweeps, "sweep", lambda *_, **__: None)
+    monkeypatch.setattr(sweeps, "known", lambda planned: failed)
     with pytest.raises(UserError, match="--retry"):
         reproduce.main(ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path))
     assert "failed: a: loss nan" in capsys.readouterr().err
