@@ -40,7 +40,7 @@ class Scale(NamedTuple):
 
     Attributes:
       data: names of the data sets.
-      hours: on 2 CPU cores (and what is measured or estimated so says so in docs/results.md).
+      hours: on 2 CPU cores; at the paper's scale an estimate.
       stages: of runs; empty where nothing is trained.
     """
 
@@ -146,7 +146,7 @@ def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planne
 
 
 def spread(rows: Sequence, count: int) -> list:
-    """As many of the rows as asked for, evenly over their order, the first and last among them."""
+    """As many of the rows as asked for (2 at least), evenly from the first to the last."""
     if count >= len(rows):
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (count - 1))] for place in range(count)]

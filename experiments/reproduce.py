@@ -1,6 +1,7 @@
 """The papers' tables and figures, each by one command: `python run.py reproduce ITEM`."""
 
 import difflib
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -8,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 from tyro.conf import Positional, arg
 
 from experiments import costs, items, sweeps, wang_isola
-from experiments.items import Context, Item
+from experiments.items import Context, Item, Scale
 from experiments.shown import Shown
 from experiments.sweeps import Planned, Rows
 from hypersphere_jax import data, report, runs
@@ -43,16 +44,16 @@ class ReproduceConfig:
     """What to reproduce, such as wang-isola/table1."""
     scale: Literal["paper", "laptop"] = "paper"
     """`paper`: its data and settings; `laptop`: the same claims with digits, or CIFAR-10 and a
-    narrow encoder, in an hour or less on 2 cores."""
+    narrow encoder, in minutes to an hour on 2 cores (all of Table 8: two)."""
     row: int | None = None
     """Of a table: the one encoder of this row, counted from 1 as in experiments/paper_tables/."""
     only: tuple[str, ...] = ()
     """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run` prints the names."""
     jobs: int = 1
     """Processes that train at a time, each with its share of the cores; with GPUs, one on each."""
-    together: bool | None = None
-    """Train encoders that differ in numbers alone (weights, tau, alpha, t, rate, seed) in one
-    program, as many at a time as fit. None: with one job, on accelerators."""
+    together: Literal["auto", "yes", "no"] = "auto"
+    """Whether encoders that differ in numbers alone (weights, tau, alpha, t, rate, seed) train in
+    one program, as many at a time as fit. `auto`: with one job, on accelerators."""
     dry_run: bool = False
     """Print the runs, what they would cost at the measured speed of a step, and the paper's
     numbers; train nothing."""
@@ -66,8 +67,10 @@ class ReproduceConfig:
 
     def __post_init__(self):
         at_least_one("jobs", self.jobs)
-        require(self.jobs == 1 or not self.together, "--together is for one process: --jobs 1")
-        for name in ("row", "only", "together", "dry_run", "retry"):
+        require(
+            self.jobs == 1 or self.together != "yes", "--together yes is for one process: --jobs 1"
+        )
+        for name in ("row", "only", "dry_run", "retry"):
             flag = name.replace("_", "-")
             require(self.item is not None or not getattr(self, name), f"--{flag} needs an ITEM")
 
@@ -98,44 +101,72 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     if options.dry_run:
         _dry_run(options.item, item, context, options)
         return
+    rows, mistakes, total = _carried_out(scale, context, options, command)
+    done = [row for row in rows if row["status"] == "done"]
+    failed = [row for row in rows if row["status"] == "failed"]
+    for line in (*(f"failed: {row['run']}: {row['reason']}" for row in failed), *mistakes):
+        print(line, file=sys.stderr)
+    if failed:
+        print("--retry does those again that failed", file=sys.stderr)
+    if rows:
+        results.write(context.folder / FILES.rows, rows)
+    require(bool(done) or not scale.stages, "no run is done, for the reasons above")
+    seen = len({row["run"] for row in rows})
+    part = f"{seen} of {total} planned runs are done or failed." if seen < total else ""
+    shown = item.show(context, rows)
+    shown = shown._replace(text=[*shown.text, *filter(None, [part])])
+    written = {**shown._asdict(), "part": part}
+    written["figures"] = [(path.name, caption) for path, caption in shown.figures]
+    runs.write_json(context.folder / FILES.shown, written)
+    page = _page(context, shown, command)
+    report.print_table(shown.columns, shown.rows, title=shown.title)
+    print("\n" + "\n".join(shown.text))
+    if shown.verdict:
+        print(f"Verdict: {shown.verdict}.")
+    for path, _ in shown.figures:
+        print(f"picture: {path}")
+    print(f"page: {page}")
+    require(
+        not mistakes,
+        f"{len(mistakes)} run(s) are not done, for the reasons above: mend them, and the same "
+        "command does the rest",
+    )
+
+
+def _carried_out(
+    scale: Scale, context: Context, options: ReproduceConfig, command: str
+) -> tuple[Rows, list[str], int]:
+    """Rows of the runs of all stages, mistakes that kept some from being done, and their number."""
     rows: Rows = []
+    mistakes: list[str] = []
+    total = 0
     for number, stage in enumerate(scale.stages):
         planned = stage(context, rows)
-        chosen = items.matching(planned, options.only)
-        require(
-            number > 0 or bool(chosen),
-            f"--only {' '.join(options.only)}: no run has such a name; --dry-run prints them",
-        )
-        sweeps.sweep(
+        total += len(planned)
+        chosen = _chosen(planned, options) if number == 0 else planned
+        mistakes += sweeps.sweep(
             chosen,
             jobs=options.jobs,
             retry=options.retry,
             command=command,
             logs=context.folder / "logs",
-            together=options.together,
+            together={"yes": True, "no": False, "auto": None}[options.together],
             say=lambda line: print(line, file=sys.stderr),
         )
         # Also those that were done before, by a command without --only.
         rows += sweeps.known(planned)
-    if rows:
-        results.write(context.folder / FILES.rows, rows)
-        failed = [row for row in rows if row["status"] == "failed"]
-        for row in failed:
-            print(f"failed: {row['run']}: {row['reason']}", file=sys.stderr)
-        require(
-            len(failed) < len(rows),
-            "every run failed, for the reasons above: mend them, then the same with --retry",
-        )
-    shown = item.show(context, rows)
-    shown_file = {**shown._asdict(), "command": command}
-    shown_file["figures"] = [(path.name, caption) for path, caption in shown.figures]
-    runs.write_json(context.folder / FILES.shown, shown_file)
-    page = _page(context, shown, command)
-    report.print_table(shown.columns, shown.rows, title=shown.title)
-    print("\n" + "\n".join(shown.text))
-    for path, _ in shown.figures:
-        print(f"picture: {path}")
-    print(f"page: {page}")
+        if len({row["run"] for row in rows}) < total:
+            break  # what a later stage does depends on all of this one
+    return rows, mistakes, total
+
+
+def _chosen(planned: list[Planned], options: ReproduceConfig) -> list[Planned]:
+    chosen = items.matching(planned, options.only)
+    require(
+        bool(chosen),
+        f"--only {' '.join(options.only)}: no run has such a name; --dry-run prints them",
+    )
+    return chosen
 
 
 def place(out: Path, item: str, scale: str, row: int | None = None) -> Path:
@@ -161,6 +192,7 @@ def find(name: str) -> Item:
 def _page(context: Context, shown: Shown, command: str) -> Path:
     blocks = [
         *(("text", text) for text in shown.text),
+        *([("text", f"Verdict: {shown.verdict}.")] if shown.verdict else []),
         ("table", shown.columns, shown.rows),
         *(("figure", path, caption) for path, caption in shown.figures),
         ("heading", "Again"),
@@ -172,11 +204,11 @@ def _page(context: Context, shown: Shown, command: str) -> Path:
 def _list(options: ReproduceConfig) -> None:
     columns = ["item", "scale", "data", "here", "encoders", "hours"]
     rows, found = [], {}
-    ordered = sorted(ITEMS.items(), key=_order)
+    ordered = sorted(ITEMS.items(), key=lambda named: order(named[0]))
     for name, item in ordered:
         scales = item.scales
         if len(set(scales.values())) < len(scales):  # nothing depends on it
-            scales = {"any": scales["paper"]}
+            scales = {"both": scales["paper"]}
         for number, (scale, needs) in enumerate(scales.items()):
             context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
             for each in needs.data:
@@ -198,11 +230,9 @@ def _list(options: ReproduceConfig) -> None:
         print(f"  {name:<21}{why}")
 
 
-def _order(named: tuple[str, Item]) -> tuple:
-    name = named[0]
-    stem = name.rstrip("abcdefgh")
-    digits = "".join(letter for letter in stem[::-1] if letter.isdigit())[::-1]
-    return stem.rstrip("0123456789"), int(digits or 0), name
+def order(name: str) -> list:
+    """By which names are sorted: figure2 before figure10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:
@@ -218,13 +248,13 @@ def _dry_run(name: str, item: Item, context: Context, options: ReproduceConfig) 
     if not stages:
         print(f"{name}: nothing to train; `python run.py reproduce {name}` computes it")
         return
-    planned = items.matching(stages[0](context, []), options.only)
-    columns = ["run", "loss", "d", "pairs", "epochs", "steps", "s / step", "hours", "paper (%)"]
+    planned = _chosen(stages[0](context, []), options)
+    columns = ["run", "loss", "d", "pairs", "epochs", "steps", "s / step", "hours", "the paper"]
     rows, total = [], 0.0
     for one in planned:
         cost = costs.cost(one.config)
-        done = sweeps.rows_of(one) is not None
-        hours = 0.0 if done else cost.steps * cost.seconds / 3600
+        known = sweeps.known([one])
+        hours = 0.0 if known else cost.steps * cost.seconds / 3600
         total += hours
         rows.append(
             [
@@ -235,7 +265,7 @@ def _dry_run(name: str, item: Item, context: Context, options: ReproduceConfig) 
                 one.about["epochs"],
                 cost.steps,
                 cost.seconds,
-                "done" if done else f"{hours:.2g}",
+                known[0]["status"] if known else f"{hours:.2g}",
                 _printed(one),
             ]
         )
@@ -248,5 +278,11 @@ def _dry_run(name: str, item: Item, context: Context, options: ReproduceConfig) 
 
 
 def _printed(one: Planned) -> str:
-    numbers = [value for name, value in one.about.items() if name.startswith("paper_val")]
-    return ", ".join(f"{value:g}" for value in numbers)
+    """What the paper printed of a run's validation split: accuracies in percent, or errors."""
+    start = "paper_val_"
+    numbers = [
+        f"{name.removeprefix(start).replace('_', ' ')} {value:g}"
+        for name, value in one.about.items()
+        if name.startswith(start)
+    ]
+    return ", ".join(numbers)

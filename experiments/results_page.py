@@ -7,12 +7,11 @@ The first keeps the result of an item in docs/results/; the second writes the pa
 kept there. So the page holds what the commands print, and a test makes it again.
 """
 
-import re
 import shutil
 import sys
 from pathlib import Path
 
-from experiments.reproduce import FILES, ITEMS, place
+from experiments.reproduce import FILES, ITEMS, order, place
 from hypersphere_jax import runs
 from hypersphere_jax.config import require
 from hypersphere_jax.report import text_of
@@ -25,16 +24,31 @@ MARK = "<!-- from here on written by experiments/results_page.py -->\n"
 
 
 def page() -> str:
-    """The whole page: what stands above the mark, and the items."""
+    """The whole page: what stands above the mark, the verdicts, and the items."""
     introduction, _, _ = PAGE.read_text().partition(MARK)
-    kept = [folder for item in ITEMS for folder in sorted(KEPT.glob(f"{_name(item)}-*"))]
-    return "\n".join([introduction + MARK, *(_section(folder) for folder in kept)])
+    kept = [
+        (name, scale, folder)
+        for name in sorted(ITEMS, key=order)
+        for scale in ITEMS[name].scales
+        if (folder := _folder(name, scale)).is_dir()
+    ]
+    overview = [["item", "claims", "here"], ["---"] * 3]
+    for name, _, folder in kept:
+        verdict = runs.read_json(folder / FILES.shown)["verdict"]
+        overview.append([name.partition("/")[2], ITEMS[name].title, verdict or "-"])
+    return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
 
 def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
-    """Keeps what an item has written."""
-    source, kept = place(out, item, scale), KEPT / f"{_name(item)}-{scale}"
+    """Keeps what an item has written.
+
+    Raises:
+      UserError: when there is nothing, or a part of its runs is missing.
+    """
+    source, kept = place(out, item, scale), _folder(item, scale)
     require((source / FILES.shown).is_file(), f"no result in {source}: reproduce {item} first")
+    part = runs.read_json(source / FILES.shown)["part"]
+    require(not part, f"{source}: {part} Do the rest first")
     kept.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if (source / name).is_file():
@@ -42,25 +56,33 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     return kept
 
 
-def _section(folder: Path) -> str:
+def _section(name: str, scale: str, folder: Path) -> str:
     shown = runs.read_json(folder / FILES.shown)
-    command = re.sub(r"--data-dir \S+", "--data-dir DATA", shown["command"])
+    needs = ITEMS[name].scales[scale]
+    command = f"python run.py reproduce {name}"
+    command += f" --scale {scale}" if needs.stages else ""
+    command += " --data-dir DATA" if set(needs.data) - {"digits"} else ""
     rows = [shown["columns"], ["---"] * len(shown["columns"])]
     rows += [[text_of(cell) for cell in row] for row in shown["rows"]]
-    claim, *found = shown["text"] or [""]
+    claim, *found = shown["text"]
     parts = [
         f"## {shown['title']}",
         claim,
         f"```\n{command}\n```",
-        "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        *(f"![{caption}](results/{folder.name}/{name})" for name, caption in shown["figures"]),
+        _table(rows),
+        *(f"![{caption}](results/{folder.name}/{file})" for file, caption in shown["figures"]),
         *found,
+        f"**Here:** {shown['verdict']}." if shown["verdict"] else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _name(item: str) -> str:
-    return item.replace("/", "-")
+def _table(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _folder(item: str, scale: str) -> Path:
+    return KEPT / f"{item.replace('/', '-')}-{scale}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ class Shown(NamedTuple):
       columns: names of the table's columns.
       rows: one value a column; None where there is none.
       figures: a PNG and its caption, each.
-      text: plain sentences, a paragraph each: the claim, what was computed, whether it holds.
+      text: plain sentences, a paragraph each: the claim, what was computed, what was found.
+      verdict: whether the claim shows, in a few words; empty where nothing is claimed.
     """
 
     title: str
@@ -20,3 +21,4 @@ class Shown(NamedTuple):
     rows: list[list]
     figures: list[tuple[Path, str]]
     text: list[str]
+    verdict: str = ""

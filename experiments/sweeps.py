@@ -25,6 +25,7 @@ from hypersphere_jax.config import (
     PretrainConfig,
     ProbeConfig,
     UserError,
+    require,
     to_dict,
 )
 from hypersphere_jax.evaluation import depth
@@ -76,8 +77,8 @@ def sweep(
     logs: Path | None = None,
     together: bool | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Rows:
-    """Trains and measures what is not done yet.
+) -> list[str]:
+    """Trains and measures what is not done yet. A run that fails is recorded, the others go on.
 
     Args:
       planned: the runs. One that others begin from is trained before them.
@@ -90,15 +91,14 @@ def sweep(
       say: is told of each run as it ends.
 
     Returns:
-      All rows, in the order of the plan: `run`, `status` (`done`, or `failed` with its `reason`),
-      what the plan says about it, and of one that is done each step's numbers.
+      Of each run that a mistake keeps from being done, a line that says why. The same call does it
+      once that is mended.
 
     Raises:
-      UserError: when the data are not there.
+      UserError: when the data are not there, or no longer those of the runs that are done.
       Stopped: on a signal, once what was in the making is saved.
     """
-    for config in {one.config.data: one.config.data for one in planned}.values():
-        data.load(config)
+    _check_data(planned)
     if retry:
         for one in planned:
             _failure(one).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def sweep(
         [one for one in planned if _path(one) not in sources],
     ]
     total = sum(rows_of(one) is None for one in planned)
-    began, done = time.monotonic(), 0
+    began, done, mistakes = time.monotonic(), 0, []
 
     def ended(one: Planned) -> None:
         nonlocal done
@@ -118,16 +118,48 @@ def sweep(
         say(f"{done} of {total}: {one.config.name}: {_told(rows_of(one))}{ending}")
 
     for wave in waves:
-        open_runs = [one for one in wave if rows_of(one) is None]
-        if together if together is not None else jobs == 1 and jax.default_backend() != "cpu":
-            for one in _train_together(open_runs, command):
+        for one in wave:
+            if rows_of(one) is None and _source_failed(one, planned):
+                _record_failure(one, f"{one.config.init_from}, from which it begins, failed")
                 ended(one)
-            open_runs = [one for one in open_runs if rows_of(one) is None]
-        for one, result in workers.each(carry_out, open_runs, jobs, command, logs):
+        if together if together is not None else jobs == 1 and jax.default_backend() != "cpu":
+            for one in _train_together(_open(wave), command, say):
+                ended(one)
+            began = time.monotonic()  # what is left is measuring
+        for one, result in workers.each(carry_out, _open(wave), jobs, command, logs):
+            if isinstance(result, UserError):
+                mistakes.append(f"{one.config.name}: {result}")
+                say(mistakes[-1])
+                continue
             if isinstance(result, str):
                 _record_failure(one, result)
             ended(one)
-    return known(planned)
+    return mistakes
+
+
+def _open(planned: Sequence[Planned]) -> list[Planned]:
+    return [one for one in planned if rows_of(one) is None]
+
+
+def _source_failed(one: Planned, planned: Sequence[Planned]) -> bool:
+    """Whether the run that this one begins from is one of the plan, and failed."""
+    sources = [other for other in planned if _path(other) == one.config.init_from]
+    return any(row["status"] == "failed" for row in known(sources))
+
+
+def _check_data(planned: Sequence[Planned]) -> None:
+    digests: dict[Any, str] = {}
+    for one in planned:
+        config = one.config.data
+        if config not in digests:
+            digests[config] = data.load(config).digest()
+        record = _folder(one) / "config.json"
+        if record.is_file() and rows_of(one) is not None:
+            require(
+                runs.read_json(record).get("data_digest") == digests[config],
+                f"the images of {config.name} are no longer those that {_folder(one)} was trained "
+                "on: restore them, or choose another --out",
+            )
 
 
 def known(planned: Sequence[Planned]) -> Rows:
@@ -135,7 +167,9 @@ def known(planned: Sequence[Planned]) -> Rows:
     return [row for one in planned for row in rows_of(one) or []]
 
 
-def _train_together(planned: Sequence[Planned], command: str) -> list[Planned]:
+def _train_together(
+    planned: Sequence[Planned], command: str, say: Callable[[str], None]
+) -> list[Planned]:
     """Trains runs, as many of them as can be in one program; those that diverged."""
     if not planned:
         return []
@@ -143,7 +177,13 @@ def _train_together(planned: Sequence[Planned], command: str) -> list[Planned]:
     sharding.keep_compiled(configs[0].runtime.cache_dir)
     try:
         outcomes = training.train_together(configs, command)
-    except UserError:  # of one of them: it will be told of that one when it is carried out alone
+    except UserError as error:  # of one of them: that one will fail by itself, and the others not
+        say(f"not in one program: {error}")
+        return []
+    except jax.errors.JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        say("out of memory in one program: now one after the other")
         return []
     failed = []
     for one, outcome in zip(planned, outcomes, strict=True):
@@ -153,16 +193,22 @@ def _train_together(planned: Sequence[Planned], command: str) -> list[Planned]:
     return failed
 
 
-def carry_out(one: Planned, command: str = "") -> str | None:
-    """Trains a run and measures it; the reason where that fails, and None where it does not."""
+def carry_out(one: Planned, command: str = "") -> str | UserError | None:
+    """Trains a run and measures it.
+
+    Returns:
+      None; the reason where it failed and would fail again; or a mistake that the user can mend.
+    """
     began = time.monotonic()
     sharding.keep_compiled(one.config.runtime.cache_dir)
     try:
         folder = training.train(one.config, command)
         trained = time.monotonic()
         rows = _measured(folder, one.measures)
-    except (Diverged, UserError) as error:
-        return getattr(error, "found", str(error))
+    except Diverged as error:
+        return error.found
+    except UserError as error:
+        return error
     except MemoryError:
         return "out of memory"
     except jax.errors.JaxRuntimeError as error:
@@ -199,7 +245,7 @@ def read_csv(path: Path) -> Rows:
 
 
 def _measured(folder: Path, measures: Measures) -> Rows:
-    steps = checkpoint.steps(folder / "checkpoints") if measures.all_steps else [None]
+    steps = _steps(folder) if measures.all_steps else [None]
     score = _depths if measures.depth else _accuracies
     rows = []
     for step in steps:
@@ -212,6 +258,13 @@ def _measured(folder: Path, measures: Measures) -> Rows:
     # They are many, and large beside all else of a run; what was measured of them is kept.
     shutil.rmtree(folder / "features", ignore_errors=True)
     return rows
+
+
+def _steps(folder: Path) -> list[int]:
+    """Checkpoints that every run of this config has, wherever it was interrupted."""
+    every = runs.read_config(folder).runtime.keep_every_steps
+    saved = checkpoint.steps(folder / "checkpoints")
+    return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 
 
 def _accuracies(folder: Path, step: int | None, measures: Measures) -> dict[str, Any]:
@@ -281,7 +334,10 @@ def _failure(one: Planned) -> Path:
 
 
 def _key(one: Planned) -> str:
-    content = json.dumps([runs.shaping(one.config), one.measures], sort_keys=True)
+    shaping = runs.shaping(one.config)
+    if one.config.init_from is not None:  # wherever that one is
+        shaping["init_from"] = Path(one.config.init_from).name
+    content = json.dumps([shaping, one.measures], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

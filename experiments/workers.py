@@ -36,21 +36,25 @@ def each(
     Args:
       function: of a module, so that another process can import it.
       tasks: what it is called with.
-      jobs: processes at a time. One: this process does all of them in order.
+      jobs: processes at a time. One: this process does all tasks in order.
       command: to continue with.
       logs: folder for what the processes print, a file each; None: they print here.
 
     Raises:
-      Stopped: on a signal to this process, once all processes have saved what they were at.
+      Stopped: on a signal to this process or one of the others, once all have saved what they were
+        at.
       UserError: for more jobs than there are cores, or GPUs.
+      OSError: of a process, such as a full disk.
     """
-    if jobs == 1 or len(tasks) < 2:
+    _places(jobs)  # a mistake is told also where there is nothing to do
+    if jobs == 1:
         for task in tasks:
             yield task, function(task, command)
         return
+    jobs = min(jobs, len(tasks))
     waiting, busy = deque(tasks), {}
     places = _places(jobs)
-    free, idle = list(range(min(jobs, len(tasks)))), []
+    free, idle = list(range(jobs)), []
     asked = False  # whether the processes were asked to stop: once, as twice means at once
     with StopSignals() as stop:
         try:
@@ -76,6 +80,10 @@ def each(
                         continue
                     if kind == "error":
                         raise RuntimeError(f"in a process of its own:\n{value}")
+                    if kind == "system":
+                        raise value
+                    if kind == "stopped":  # perhaps by a signal to that process alone
+                        stop.asked = True
                     if kind == "done":
                         idle.append(worker)
                         yield task, value
@@ -126,6 +134,9 @@ def _work(function: Callable, connection: Connection, place: dict, log: str | No
         except (Stopped, KeyboardInterrupt):
             connection.send(("stopped", None))
             return
+        except OSError as error:
+            connection.send(("system", error))
+            return
         except BaseException:
             connection.send(("error", traceback.format_exc()))
             return
@@ -133,6 +144,8 @@ def _work(function: Callable, connection: Connection, place: dict, log: str | No
 
 def _places(jobs: int) -> list[dict]:
     """The cores and the GPU of each process."""
+    if jobs < 1:
+        return []
     gpus = _gpus()
     require(
         not gpus or jobs <= len(gpus),
@@ -150,7 +163,8 @@ def _places(jobs: int) -> list[dict]:
 def _gpus() -> list[str]:
     """Numbers of NVIDIA's GPUs, without starting JAX, which would take one."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+        names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        return [name for name in names if name and not name.startswith("-")]
     numbers = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
     return sorted((match.group(1) for match in numbers if match), key=int)
 

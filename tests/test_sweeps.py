@@ -60,21 +60,23 @@ def test_failures_are_recorded_and_the_others_go_on(tmp_path, happens):
         "wrong": UserError("no such thing"),
     }
     said = []
-    rows = sweeps.sweep(sweep, say=said.append)
-    assert [row["run"] for row in rows] == ["a", "nan", "memory", "wrong", "b"]
-    assert [row["status"] for row in rows] == ["done", "failed", "failed", "failed", "done"]
+    assert sweeps.sweep(sweep, say=said.append) == ["wrong: no such thing"]
+    rows = sweeps.known(sweep)
+    assert [row["run"] for row in rows] == ["a", "nan", "memory", "b"]
+    assert [row["status"] for row in rows] == ["done", "failed", "failed", "done"]
     reasons = [row["reason"] for row in rows if row["status"] == "failed"]
     assert reasons[0] == "loss nan at step 3" and reasons[1].startswith("out of memory: RESOURCE")
-    assert reasons[2] == "no such thing"
     assert rows[0]["align"] == 0.5 and all(row["weight"] == 2 for row in rows)
     assert len(said) == 5 and said[1].startswith("2 of 5: nan: failed: loss nan")
 
-    # What is done, or has failed, is not done again; unless what failed is asked for.
-    assert sweeps.sweep(sweep) == rows and len(happens["names"]) == 5
-    del happens["raises"]["nan"]
-    rows = sweeps.sweep(sweep, retry=True)
-    assert happens["names"][5:] == ["nan", "memory", "wrong"]
-    assert [row["status"] for row in rows] == ["done", "done", "failed", "failed", "done"]
+    # What is done, or has failed, is not done again, unless that is asked for; a mistake is no
+    # failure: once it is mended, the run is done.
+    del happens["raises"]["nan"], happens["raises"]["wrong"]
+    assert sweeps.sweep(sweep) == [] and happens["names"][5:] == ["wrong"]
+    assert sweeps.sweep(sweep, retry=True) == [] and happens["names"][6:] == ["nan", "memory"]
+    assert [row["status"] for row in sweeps.known(sweep)] == ["done"] * 2 + ["failed"] + [
+        "done"
+    ] * 2
 
 
 def test_together(tmp_path, happens, monkeypatch):
@@ -87,13 +89,26 @@ def test_together(tmp_path, happens, monkeypatch):
 
     monkeypatch.setattr(training, "train_together", train_together)
     sweep = [planned(tmp_path, name) for name in ("a", "b", "c")]
-    rows = sweeps.sweep(sweep, together=True)
+    assert sweeps.sweep(sweep, together=True) == []
+    rows = sweeps.known(sweep)
     assert asked == [["a", "b", "c"]] and happens["names"] == ["a", "c"]
     assert [row["status"] for row in rows] == ["done", "failed", "done"]
-    assert sweeps.sweep(sweep, together=True) == rows and len(asked) == 1
-    # A mistake in one of them is that one's.
+    sweeps.sweep(sweep, together=True)
+    assert len(asked) == 1
+    # A mistake in one of them is that one's, and too little memory no reason to end.
+    errors = [UserError("a mistake"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GiB")]
+    for number, error in enumerate(errors):
+
+        def fails(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(training, "train_together", fails)
+        said, later = [], [planned(tmp_path, f"later{number}")]
+        assert sweeps.sweep(later, together=True, say=said.append) == []
+        assert "in one program" in said[0] and sweeps.known(later)[0]["status"] == "done"
+    # On CPU not unless it is asked for.
     monkeypatch.setattr(training, "train_together", lambda *_: 1 / 0)
-    assert sweeps.sweep([planned(tmp_path, "d")])[0]["status"] == "done"  # on CPU: alone
+    assert sweeps.sweep([planned(tmp_path, "alone")]) == []
 
 
 def test_a_bug_ends_the_sweep(tmp_path, happens):
@@ -113,9 +128,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path, happens):
         sweeps.sweep(sweep)
     assert happens["names"] == ["a", "b"]
     happens["raises"] = {}
-    rows = sweeps.sweep(sweep)
-    assert happens["names"] == ["a", "b", "b", "c"]
-    assert [row["status"] for row in rows] == ["done"] * 3
+    assert sweeps.sweep(sweep) == [] and happens["names"] == ["a", "b", "b", "c"]
+    assert [row["status"] for row in sweeps.known(sweep)] == ["done"] * 3
 
 
 def test_another_config_or_measure_is_another_result(tmp_path, happens):
@@ -136,9 +150,19 @@ def test_a_run_that_others_begin_from_comes_first(tmp_path, happens):
     late, start = planned(tmp_path, "late"), planned(tmp_path, "start")
     config = dataclasses.replace(late.config, init_from=str(tmp_path / "start"))
     late = late._replace(config=config)
-    rows = sweeps.sweep([late, planned(tmp_path, "other"), start])
-    assert happens["names"][0] == "start"
-    assert [row["run"] for row in rows] == ["late", "other", "start"]
+    sweep = [late, planned(tmp_path, "other"), start]
+    happens["raises"] = {"start": Diverged("nan", "advice")}
+    sweeps.sweep(sweep)
+    # What begins from one that failed has no beginning.
+    assert happens["names"] == ["start", "other"]
+    assert "from which it begins, failed" in sweeps.rows_of(late)[0]["reason"]
+    happens["raises"] = {}
+    sweeps.sweep(sweep, retry=True)
+    assert happens["names"][2:] == ["start", "late"]
+    assert [row["run"] for row in sweeps.known(sweep)] == ["late", "other", "start"]
+    # The same runs in a folder that was moved are the same.
+    moved = dataclasses.replace(late.config, init_from="elsewhere/start")
+    assert sweeps.rows_of(late._replace(config=moved)) == sweeps.rows_of(late)
     # Of a part of the plan, too.
     assert matching([late, start, planned(tmp_path, "other")], ["la*"]) == [late, start]
     assert matching([late, start], []) == [late, start] and matching([late, start], ["x"]) == []
@@ -152,15 +176,34 @@ def test_data_that_are_not_there_end_it_before_it_begins(tmp_path, happens):
     assert happens["names"] == []
 
 
+def test_results_of_other_images_are_not_taken(tmp_path, happens):
+    one = planned(tmp_path, "a")
+    sweeps.sweep([one])
+    runs.write_json(tmp_path / "a" / "config.json", {"data_digest": "another"})
+    with pytest.raises(UserError, match="images of digits are no longer those"):
+        sweeps.sweep([one])
+
+
+def test_checkpoints_on_the_way_are_those_of_every_run(tmp_path, monkeypatch):
+    """Where it was interrupted there is one more, which counts for nothing."""
+    config = PretrainConfig(runtime=RuntimeConfig(keep_every_steps=5))
+    monkeypatch.setattr(runs, "read_config", lambda folder: config)
+    for step in (0, 5, 8, 10, 12):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert sweeps._steps(tmp_path) == [0, 5, 10, 12]
+
+
 @pytest.mark.slow
 def test_a_real_sweep_in_two_processes(tmp_path):
     """Two encoders and a finetuned one; one that diverges; and each number as the verbs say it."""
     start = planned(tmp_path, "start")
     fine = planned(tmp_path, "fine")
     config = dataclasses.replace(fine.config, init_from=str(tmp_path / "start"))
+    config = dataclasses.replace(config, runtime=RuntimeConfig(devices=1, keep_every_steps=5))
     fine = fine._replace(config=config, measures=Measures(all_steps=True))
     wild = planned(tmp_path, "wild", learning_rate=1e30)
-    rows = sweeps.sweep([fine, start, wild], jobs=2, logs=tmp_path / "logs")
+    assert sweeps.sweep([fine, start, wild], jobs=2, logs=tmp_path / "logs") == []
+    rows = sweeps.known([fine, start, wild])
     by_run = {name: [row for row in rows if row["run"] == name] for name in ("fine", "wild")}
     assert [row["step"] for row in by_run["fine"]] == [0, 5]
     assert by_run["wild"][0]["status"] == "failed" and "step" in by_run["wild"][0]["reason"]

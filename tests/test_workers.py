@@ -20,6 +20,10 @@ def work(task, command):
         os.kill(os.getpid(), signal.SIGKILL)
     if task == "bug":
         raise ZeroDivisionError("a bug")
+    if task == "full":
+        raise OSError(28, "No space left on device", "file")
+    if task == "leave":
+        os.kill(os.getpid(), signal.SIGTERM)
     if task == "long":
         try:
             time.sleep(60)
@@ -58,7 +62,22 @@ def test_a_signal_stops_all_once_they_have_saved():
     assert time.monotonic() - began < 30
 
 
+@needs_two
+def test_a_process_that_is_stopped_alone_stops_all():
+    with pytest.raises(Stopped):
+        list(workers.each(work, ["leave", "long", "long"], 2, "do"))
+
+
+@needs_two
+def test_a_full_disk_stays_one():
+    with pytest.raises(OSError, match="No space left") as error:
+        list(workers.each(work, ["full", 1], 2, "do"))
+    assert error.value.filename == "file"
+
+
 def test_too_many_jobs():
+    with pytest.raises(UserError, match="--jobs 10000: there are"):
+        list(workers.each(work, [], 10_000, "do"))
     with pytest.raises(UserError, match="--jobs 10000: there are"):
         list(workers.each(work, [1, 2], 10_000, "do"))
 

@@ -275,14 +275,13 @@ def theorem1(
         f"{float(theory.contrastive_limit(x, y, TAU)):.6f}. Slopes are fitted on logarithmic axes "
         f"from M = {FIT_FROM}, by weighted least squares.",
         "With one draw of a query and its negatives, the deviation is random. Its root mean square "
-        f"falls with slopes of {between('rms')}. That is the theorem's rate: its proof bounds the "
-        "mean absolute deviation of single draws, which is of the same order, and for which the "
-        "older revision's M^-2/3 is too fast.",
+        f"falls with slopes of {between('rms')}. The proof bounds the mean absolute deviation of "
+        "single draws, which is of the same order, by M^-1/2; the older revision's M^-2/3 would be "
+        "too fast for it.",
         "The theorem itself speaks of the expectation over draws, for which O(M^-1/2) is an upper "
-        f"bound and not the rate. It falls with slopes of {between('bias')}, that is like 1/M: "
-        "the first order of the random part averages out, and what is left are the positive's own "
-        "term in the sum and the bias of the log of a mean, both of order 1/M. The claim holds, "
-        "and the expectation is faster.",
+        f"bound and not the rate. It falls with slopes of {between('bias')}; one expects 1/M: the "
+        "first order of the random part averages out, and what is left are the positive's own "
+        "term in the sum and the bias of the log of a mean, both of order 1/M.",
         "So that the expectation can be seen at all below the noise of draws, each draw's first "
         "order, the relative error of its mean potential, is subtracted; its own expectation is "
         "exactly zero. The last column has the first order in closed form at the largest M.",
@@ -297,4 +296,10 @@ def theorem1(
         "right: the expectation."
     )
     title = "Theorem 1: deviation of the normalized contrastive loss from its limit"
-    return Shown(title, columns, rows, [(path, caption)], text)
+    draws = all(abs(slope + 0.5) < 0.1 for slope, _ in slopes["rms"])
+    faster = all(slope < -0.5 for slope, _ in slopes["bias"])
+    verdict = (
+        f"single draws {'have' if draws else 'do NOT have'} slope -1/2 within 0.1; the expectation "
+        f"{'falls faster than the bound' if faster else 'does NOT keep the bound'}"
+    )
+    return Shown(title, columns, rows, [(path, caption)], text, verdict)

@@ -88,9 +88,10 @@ def show_rows(table: str, title: str, rows: Rows) -> Shown:
             about = [row["row"], row["loss"], row["dim"], row["seed"]]
             what = theirs.replace("_", " ")
             lines.append([*about, what, paper, found, interval, found - paper])
-    text = [f"Did not finish: {'; '.join(failed)}."] if failed else []
-    datasets = {row["data"] for row in rows}
-    if "digits" in datasets or "cifar10" in datasets:
+    text = ["The paper's number of each encoder beside ours, as its columns name them."]
+    if failed:
+        text.append(f"Failed: {'; '.join(failed)}.")
+    if {"digits", "cifar10"} & {row["data"] for row in rows}:
         text.append(
             "At the laptop's scale other images and a smaller encoder were trained: the paper's "
             "numbers are of its own data, and only their order can be compared."

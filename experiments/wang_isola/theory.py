@@ -26,13 +26,13 @@ __all__ = ["figure4", "figure10", "figure11", "theorem1", "theorem2"]
 T = 2.0  # of the potential in Figure 4
 POINTS = 10_000  # of each of its panels, as in the paper
 
-# Figure 10: values of z = t^2 at t = 1/2, 1, 2, 3, 4, as they are in Corollary 1.
-Z = (0.25, 1.0, 4.0, 9.0, 16.0)
-TABLE_ALPHAS = (0.5, 1.0, 4.0, 16.0, 64.0, 512.0)
+# Figure 10: values of z = t^2 at t = 1/2, 1, 2, 4, as they are in Corollary 1.
+Z = (0.25, 1.0, 4.0, 16.0)
+TABLE_ALPHAS = (0.5, 16.0, 512.0)
 # Figure 11. The paper trains at t = 2, and with 128 and 256 dimensions most often.
-SCALES = (0.5, 1.0, 2.0, 3.0, 4.0)
+SCALES = (0.5, 1.0, 2.0, 4.0)
 DIMS = 2 ** np.arange(1, 13)
-TABLE_DIMS = (2, 32, 128, 1024, 4096)
+TABLE_DIMS = (2, 128, 4096)
 
 
 # Figure 4.
@@ -172,7 +172,12 @@ def figure4(
     )
     columns = ["points", "L_uniform", "measured", "standard error", "exact", "difference"]
     title = "Figure 4: average pairwise G_2 potential as a measure of uniformity"
-    return Shown(title, columns, rows, [(path, caption)], text)
+    least = rows[0][2] == min(row[2] for row in rows[: len(DISTRIBUTIONS)])
+    verdict = (
+        f"{sum(near)} of {len(near)} potentials are the exact ones within three standard errors; "
+        f"uniform points {'have' if least else 'do NOT have'} the least"
+    )
+    return Shown(title, columns, rows, [(path, caption)], text, verdict)
 
 
 def _unit(angles: np.ndarray) -> np.ndarray:
@@ -216,7 +221,9 @@ def figure10(folder: Path, seed: int = 0) -> Shown:
     columns = ["z", "alpha", "0F1 by SciPy", "ours", "difference", "above 1", "z / alpha"]
     caption = "0F1(; alpha; z) against alpha for several z, on logarithmic axes. Dashed: the limit."
     title = "Figure 10: asymptotic behaviour of 0F1(; alpha; z)"
-    return Shown(title, columns, rows, [(path, caption)], text)
+    ends = max(row[5] for row in last)
+    verdict = f"{'falls' if falls else 'does NOT fall'} towards 1: {ends:.4f} above it at most"
+    return Shown(title, columns, rows, [(path, caption)], text, verdict)
 
 
 def figure11(folder: Path, seed: int = 0) -> Shown:
@@ -248,11 +255,15 @@ def figure11(folder: Path, seed: int = 0) -> Shown:
     columns = ["t", "m", "paper's formula", "ours", "difference", "limit", "above the limit"]
     caption = "Optimal L_uniform against the feature dimension m for several t. Dashed: limits -2t."
     title = "Figure 11: optimal L_uniform against the feature dimension"
-    return Shown(title, columns, rows, [(path, caption)], text)
+    verdict = (
+        f"{'strictly decreases' if falls else 'does NOT decrease'}; "
+        f"{of_two[4096][6]:.4f} above -4 in 4,096 dimensions at t = 2"
+    )
+    return Shown(title, columns, rows, [(path, caption)], text, verdict)
 
 
 def _with_encoders(context: Context, rows: Rows) -> Shown:
-    found = circle.encoders(context)
+    found = circle.encoders(context, rows)
     return figure4(
         context.folder, encoders=[(encoder["name"], encoder["features"]) for encoder in found]
     )

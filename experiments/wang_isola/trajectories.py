@@ -7,11 +7,12 @@ from experiments.items import Context, Item, Scale
 from experiments.shown import Shown
 from experiments.sweeps import Measures, Planned, Rows
 from hypersphere_jax import plots
-from hypersphere_jax.config import ObjectiveConfig
+from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
 
 TABLE = "wang-isola/table8"
 # The paper: what starts from row 278. Its text says tau = 2.5, and the rows that Table 8 marks as
 # such starts have 1, 2 and 3; 2 is the one with finetuned encoders of all three objectives.
+PAPER_START = 278
 PAPER = {"align only": 255, "uniform only": 258, "align + uniform": 265}
 # At the laptop's scale: row 87, which has tau = 2.5.
 START = 87
@@ -20,7 +21,8 @@ OBJECTIVES = {
     "uniform only": ObjectiveConfig(align_weight=0, uniform_weight=1),
     "align + uniform": ObjectiveConfig(align_weight=1, uniform_weight=1),
 }
-EVERY = 65  # steps between two checkpoints that are measured
+# Steps between two checkpoints that are measured; in the paper's runs, an epoch.
+EVERY, PAPER_EVERY = 65, 136
 ALONG = Measures(folds=None, all_steps=True)
 
 
@@ -30,29 +32,32 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
     for name, objective in OBJECTIVES.items():
         config = dataclasses.replace(
             start.config,
-            name=f"figure8_{name.replace(' + ', '_').replace(' ', '_')}",
             init_from=f"{context.runs_dir}/{start.config.name}",
             objective=objective,
             optimizer=dataclasses.replace(start.config.optimizer, epochs=1),
-            runtime=dataclasses.replace(
-                start.config.runtime, checkpoint_every_steps=EVERY, keep_every_steps=EVERY
-            ),
         )
-        planned.append(Planned(config, items.described(config) | {"panel": name}, ALONG))
+        about = items.described(config) | {"panel": name}
+        planned.append(_along(config, name, EVERY, about))
     return planned
 
 
 def _paper(context: Context, rows: Rows) -> list[Planned]:
-    measures = Measures(folds=None, all_steps=True)
-    planned = [items.planned_row(tables.row_of(TABLE, 278), context, Measures())]
+    start = items.planned_row(tables.row_of(TABLE, PAPER_START), context, Measures())
+    planned = [start]
     for name, number in PAPER.items():
-        one = items.planned_row(tables.row_of(TABLE, number), context, measures)
-        runtime = dataclasses.replace(
-            one.config.runtime, checkpoint_every_steps=136, keep_every_steps=136
-        )
-        config = dataclasses.replace(one.config, runtime=runtime)
-        planned.append(one._replace(config=config, about={**one.about, "panel": name}))
+        one = items.planned_row(tables.row_of(TABLE, number), context, ALONG)
+        # Under a name of their own: in Table 8 the same runs keep fewer checkpoints.
+        planned.append(_along(one.config, name, PAPER_EVERY, {**one.about, "panel": name}))
     return planned
+
+
+def _along(config: PretrainConfig, name: str, every: int, about: dict) -> Planned:
+    """A run whose checkpoints are measured, so many steps apart."""
+    runtime = dataclasses.replace(
+        config.runtime, checkpoint_every_steps=every, keep_every_steps=every
+    )
+    name = f"figure8_{name.replace(' + ', '_').replace(' ', '_')}"
+    return Planned(dataclasses.replace(config, name=name, runtime=runtime), about, ALONG)
 
 
 def show(context: Context, rows: Rows) -> Shown:
@@ -61,6 +66,7 @@ def show(context: Context, rows: Rows) -> Shown:
     for row in rows:
         if row.get("panel") and row["status"] == "done":
             panels.setdefault(row["panel"], []).append(row)
+    require(bool(panels), "none of the finetuned encoders is done: nothing to draw")
     columns = ["finetuned by", "steps", "L_align", "L_uniform", "linear (%)", "95% interval"]
     if context.scale == "paper":
         columns.append("paper (%)")
@@ -71,8 +77,9 @@ def show(context: Context, rows: Rows) -> Shown:
             line = [name, row["step"], row["align"], row["uniform"], row["output_linear"]]
             table.append([*line, f"{low:.2f} to {high:.2f}"])
             if context.scale == "paper":
-                at_end = row is checkpoints[-1]
-                table[-1].append(row.get("paper_val_output_linear") if at_end else 64.19)
+                begun = tables.row_of(TABLE, PAPER_START).values["val_output_linear"]
+                ended = row.get("paper_val_output_linear")
+                table[-1].append(ended if row is checkpoints[-1] else begun)
     path = context.folder / "figure.png"
     plots.trajectories(panels, path, "finetuning step")
     text = [
@@ -81,15 +88,29 @@ def show(context: Context, rows: Rows) -> Shown:
         "rises steadily."
     ]
     for name, checkpoints in panels.items():
-        first, last = checkpoints[0], checkpoints[-1]
-        text.append(
-            f"{name}: L_align {first['align']:.3f} to {last['align']:.3f}, L_uniform "
-            f"{first['uniform']:.3f} to {last['uniform']:.3f}, accuracy "
-            f"{first['output_linear']:.2f}% to {last['output_linear']:.2f}%."
-        )
-    caption = "Checkpoints of encoders finetuned from one with contrastive loss at a high tau"
+        accuracies = [row["output_linear"] for row in checkpoints]
+        text.append(f"{name}: accuracy {', '.join(f'{value:.2f}' for value in accuracies)}%.")
+    caption = (
+        "Checkpoints of three encoders, finetuned from one that was trained with the contrastive "
+        "loss at a high tau"
+    )
     title = "Finetuning trajectories from a suboptimal temperature (Figure 8)"
-    return Shown(title, columns, table, [(path, caption)], text)
+    return Shown(title, columns, table, [(path, caption)], text, _verdict(panels))
+
+
+def _verdict(panels: dict[str, Rows]) -> str:
+    """What becomes of the accuracy, where the intervals of beginning and end lie apart."""
+    found = []
+    for name, checkpoints in panels.items():
+        first, last = checkpoints[0], checkpoints[-1]
+        change = last["output_linear"] - first["output_linear"]
+        apart = (
+            last["output_linear_low"] > first["output_linear_high"]
+            or last["output_linear_high"] < first["output_linear_low"]
+        )
+        word = ("better" if change > 0 else "worse") if apart else "not clearly changed"
+        found.append(f"{name}: {word} ({change:+.2f} points)")
+    return f"{'; '.join(found)}; one encoder each"
 
 
 ITEMS = {

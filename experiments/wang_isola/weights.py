@@ -1,7 +1,6 @@
 """Figure 7 of Wang & Isola: what the weights of alignment and uniformity do to an encoder."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,8 +64,8 @@ def show(context: Context, rows: Rows) -> Shown:
     for row in sorted(rows, key=_share):
         if row["status"] == "done":
             groups.setdefault((row["align_weight"], row["uniform_weight"]), []).append(row)
-    columns = ["align : uniform", "L_align", "exp L_uniform", "linear (%)", "seeds", "lowest"]
-    columns += ["highest"] + (["paper (%)"] if context.scale == "paper" else [])
+    columns = ["align : uniform", "L_align", "exp L_uniform", "linear (%)", "95% interval", "seeds"]
+    columns += ["paper (%)"] if context.scale == "paper" else []
     table = []
     for weights, group in groups.items():
         accuracies = [row["output_linear"] for row in group]
@@ -75,9 +74,8 @@ def show(context: Context, rows: Rows) -> Shown:
             float(np.mean([row["align"] for row in group])),
             float(np.mean(np.exp([row["uniform"] for row in group]))),
             round(float(np.mean(accuracies)), 2),
+            "{:.2f} to {:.2f}".format(*_interval(group)),
             len(group),
-            round(min(accuracies), 2),
-            round(max(accuracies), 2),
         ]
         if context.scale == "paper":
             line.append(group[0].get("paper_val_output_linear"))
@@ -90,26 +88,38 @@ def show(context: Context, rows: Rows) -> Shown:
         "while neither weight is more than 4 times the other, accuracy is good and does not "
         "depend on them."
     ]
+    text.append(
+        "Accuracies are means over seeds. Their intervals are those of the bootstrap over test "
+        "images, averaged over the seeds."
+    )
     return Shown(
         "Weights of alignment and uniformity (Figure 7)",
         columns,
         table,
         [(path, "From alignment alone (left) to uniformity alone (right), alpha 2, t 2")],
-        [*text, *_verdict(table)],
+        text,
+        _verdict(groups),
     )
 
 
-def _verdict(table: Sequence[list]) -> list[str]:
-    if len(table) < 3:
-        return []
-    accuracies = [line[3] for line in table]
-    best = int(np.argmax(accuracies))
-    shows = accuracies[0] < accuracies[best] > accuracies[-1]
-    return [
-        f"Here the best is {accuracies[best]:.2f}% at {table[best][0]}; the ends have "
-        f"{accuracies[0]:.2f}% ({table[0][0]}) and {accuracies[-1]:.2f}% ({table[-1][0]}). "
-        + ("Both ends are below it." if shows else "The inverted U does not show.")
-    ]
+def _interval(group: Rows) -> tuple[float, float]:
+    return tuple(
+        float(np.mean([row[f"output_linear_{end}"] for row in group])) for end in ("low", "high")
+    )
+
+
+def _verdict(groups: dict[tuple[float, float], Rows]) -> str:
+    if len(groups) < 3:
+        return ""
+    means = {
+        weights: np.mean([row["output_linear"] for row in group])
+        for weights, group in groups.items()
+    }
+    first, *_, last = groups
+    best = max(means, key=means.get)
+    shows = all(_interval(groups[end])[1] < _interval(groups[best])[0] for end in (first, last))
+    numbers = ", ".join(f"{means[key]:.2f}% at {_label(key)}" for key in (best, first, last))
+    return f"the inverted U {'shows' if shows else 'does not show'} ({numbers})"
 
 
 def _share(row: dict) -> float:
