@@ -106,6 +106,7 @@ def test_together_as_alone(name, pair, alone):
     assert checkpoint.steps(pair / name / "checkpoints") == [0, 3, 6]
 
 
+@pytest.mark.slow
 def test_on_two_devices(pair, tmp_path):
     runtime = dataclasses.replace(RUNTIME, devices=2)
     plain = {"runtime": runtime, "evaluate": EvaluateConfig()}
