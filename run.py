@@ -156,7 +156,7 @@ def export_npz(parse: Callable) -> None:
 
 
 def reproduce(parse: Callable) -> None:
-    """A table or figure of a paper: its numbers and ours, at the paper's scale or a laptop's."""
+    """A table or figure of a paper: its numbers and ours, at its scale or at a laptop's."""
     from experiments import reproduce
 
     reproduce.main(parse(reproduce.ReproduceConfig), _command())
