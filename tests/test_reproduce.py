@@ -222,8 +222,9 @@ def test_table_1_reports_the_repeats(context):
             for seed, accuracy in zip(best.SEEDS, accuracies, strict=True)
         ]
     shown = best.show(context, rows)
-    assert [line[2:4] for line in shown.rows] == [[3, 71], [3, 75], [3, 71]]
-    assert shown.rows[0][4] == 2.48  # 4.303 / sqrt(3)
+    # Half of the interval: 4.303 / sqrt(3), Student's t with two degrees of freedom.
+    assert [line[2] for line in shown.rows] == [3, 3, 3]
+    assert [line[3] for line in shown.rows] == ["71.00 ± 2.48", "75.00 ± 2.48", "71.00 ± 2.48"]
     assert "+4.00 points" in shown.verdict and "do not tell" not in shown.verdict
     assert shown.rows[0][-2:] == [80.46, 78.75]
 

@@ -53,7 +53,7 @@ def show(context: Context, rows: Rows) -> Shown:
     """The paper's three rows, and ours: at the laptop's scale, mean and interval over seeds."""
     if context.scale == "paper":
         return show_rows(TABLE1, "Best encoders of STL-10", rows)
-    columns = ["selection", "loss", "seeds", "linear (%)", "linear ±", "5-NN (%)", "5-NN ±"]
+    columns = ["selection", "loss", "seeds", "linear (%)", "5-NN (%)"]
     columns += ["paper's loss", "paper: linear", "paper: 5-NN"]
     table, accuracies = [], {}
     printed = {row.values["selection"]: row for row in tables.rows(TABLE1)}
@@ -72,8 +72,8 @@ def show(context: Context, rows: Rows) -> Shown:
                 name,
                 chosen["loss"],
                 len(repeats),
-                *mean_and_interval(accuracies[name]),
-                *mean_and_interval([row["output_knn5"] for row in repeats]),
+                with_interval(accuracies[name]),
+                with_interval([row["output_knn5"] for row in repeats]),
                 _loss(printed[name]),
                 paper["val_output_linear"],
                 paper["val_output_knn5"],
@@ -96,13 +96,13 @@ def show(context: Context, rows: Rows) -> Shown:
     )
 
 
-def mean_and_interval(values: list[float]) -> tuple[float, float | None]:
-    """The mean, and half of its 95% interval by Student's t over runs."""
-    mean = round(float(np.mean(values)), 2)
+def with_interval(values: list[float]) -> str:
+    """The mean ± half of its 95% interval by Student's t over runs."""
+    mean = f"{np.mean(values):.2f}"
     if len(values) < 2:
-        return mean, None
+        return mean
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return mean, round(float(half), 2)
+    return f"{mean} ± {half:.2f}"
 
 
 def _verdict(accuracies: dict[str, list[float]]) -> str:
