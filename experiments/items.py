@@ -56,11 +56,13 @@ class Item(NamedTuple):
       title: what it shows, in a few words.
       scales: by name; one that is not there cannot be had.
       show: from the rows of all stages to the result. It also draws the pictures.
+      by_row: scales at which a single row of the table can be asked for.
     """
 
     title: str
     scales: dict[str, Scale]
     show: Callable[[Context, Rows], Shown]
+    by_row: tuple[str, ...] = ()
 
 
 def located(config: PretrainConfig, context: Context) -> PretrainConfig:

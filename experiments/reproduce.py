@@ -93,10 +93,11 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         options.data_dir,
         options.row,
     )
+    by_row = [name for name, each in ITEMS.items() if options.scale in each.by_row]
     require(
-        options.row is None or options.item in wang_isola.TABLES_OF_ROWS,
-        f"--row: {options.item} is no table of encoders; those are "
-        f"{', '.join(wang_isola.TABLES_OF_ROWS)}",
+        options.row is None or options.item in by_row,
+        f"--row: at --scale {options.scale}, {options.item} is no table of encoders; those are "
+        f"{', '.join(sorted(by_row, key=order))}",
     )
     if options.dry_run:
         _dry_run(options.item, item, context, options)
@@ -202,7 +203,7 @@ def _page(context: Context, shown: Shown, command: str) -> Path:
 
 
 def _list(options: ReproduceConfig) -> None:
-    columns = ["item", "scale", "data", "here", "encoders", "hours"]
+    columns = ["item", "scale", "data", "here", "encoders", "device", "hours"]
     rows, found = [], {}
     ordered = sorted(ITEMS.items(), key=lambda named: order(named[0]))
     for name, item in ordered:
@@ -217,7 +218,9 @@ def _list(options: ReproduceConfig) -> None:
             here = "yes" if all(found[each] for each in needs.data) else "no"
             names = ", ".join(needs.data) or "none"
             hours = f"{needs.hours:.1g}" if needs.hours < 1 else f"{needs.hours:,.0f}"
-            rows.append([name if number == 0 else "", scale, names, here, len(first), hours])
+            device = "GPU" if needs.stages and scale == "paper" else "CPU"
+            name = name if number == 0 else ""
+            rows.append([name, scale, names, here, len(first), device, hours])
     report.print_table(columns, rows, title="Tables, figures and theorems of the papers")
     print(
         "\nhere: whether the images are found (--data-dir). hours: on 2 CPU cores, at --scale paper"

@@ -65,6 +65,15 @@ def test_a_row_trains_that_very_encoder(row, context):
     assert {f"paper_{name}": value for name, value in printed.items()}.items() <= one.about.items()
 
 
+@pytest.mark.parametrize(("table", "count"), [(1, 3), (2, 3), (3, 3), (5, 2), (9, 64), (10, 45)])
+def test_rows_of_the_other_tables(table, count, context):
+    name = f"wang-isola/table{table}"
+    context = context._replace(scale="paper", row=count)
+    *_, one = plan(f"table{table}", context)
+    expected = config_of(tables.row_of(name, count), runs_dir=str(context.runs_dir))
+    assert to_dict(one.config) == to_dict(expected)
+
+
 def test_the_laptops_sweeps_span_the_papers_ranges(context):
     both = plan("figure5a", context)
     digits = [one for one in both if one.config.data.name == "digits"]
@@ -291,6 +300,7 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
         (["wang-isola/table4"], "text is not here yet"),
         (["wang-isola/table3", "--scale", "laptop"], "has no --scale laptop"),
         (["wang-isola/figure7", "--row", "3"], "is no table of encoders"),
+        (["wang-isola/table1", "--scale", "laptop", "--row", "1"], "is no table of encoders"),
         (["wang-isola/table8", "--row", "280"], "has rows 1 to 279"),
         (["wang-isola/figure7", "--scale", "laptop", "--only", "x"], "no run has such a name"),
         (["wang-isola/figure7", "--dry-run", "--only", "x"], "no run has such a name"),

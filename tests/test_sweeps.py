@@ -6,10 +6,12 @@ import json
 import jax
 import numpy as np
 import pytest
+from depth_cases import scenes, write_mat
 
-from experiments import sweeps
+from experiments import sweeps, tables
 from experiments.items import matching
 from experiments.sweeps import Measures, Planned
+from experiments.wang_isola import rows
 from hypersphere_jax import runs, training
 from hypersphere_jax.config import (
     DataConfig,
@@ -61,12 +63,12 @@ def test_failures_are_recorded_and_the_others_go_on(tmp_path, happens):
     }
     said = []
     assert sweeps.sweep(sweep, say=said.append) == ["wrong: no such thing"]
-    rows = sweeps.known(sweep)
-    assert [row["run"] for row in rows] == ["a", "nan", "memory", "b"]
-    assert [row["status"] for row in rows] == ["done", "failed", "failed", "done"]
-    reasons = [row["reason"] for row in rows if row["status"] == "failed"]
+    found = sweeps.known(sweep)
+    assert [row["run"] for row in found] == ["a", "nan", "memory", "b"]
+    assert [row["status"] for row in found] == ["done", "failed", "failed", "done"]
+    reasons = [row["reason"] for row in found if row["status"] == "failed"]
     assert reasons[0] == "loss nan at step 3" and reasons[1].startswith("out of memory: RESOURCE")
-    assert rows[0]["align"] == 0.5 and all(row["weight"] == 2 for row in rows)
+    assert found[0]["align"] == 0.5 and all(row["weight"] == 2 for row in found)
     assert len(said) == 5 and said[1].startswith("2 of 5: nan: failed: loss nan")
 
     # What is done, or has failed, is not done again, unless that is asked for; a mistake is no
@@ -90,9 +92,9 @@ def test_together(tmp_path, happens, monkeypatch):
     monkeypatch.setattr(training, "train_together", train_together)
     sweep = [planned(tmp_path, name) for name in ("a", "b", "c")]
     assert sweeps.sweep(sweep, together=True) == []
-    rows = sweeps.known(sweep)
+    found = sweeps.known(sweep)
     assert asked == [["a", "b", "c"]] and happens["names"] == ["a", "c"]
-    assert [row["status"] for row in rows] == ["done", "failed", "done"]
+    assert [row["status"] for row in found] == ["done", "failed", "done"]
     sweeps.sweep(sweep, together=True)
     assert len(asked) == 1
     # A mistake in one of them is that one's, and too little memory no reason to end.
@@ -203,11 +205,11 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     fine = fine._replace(config=config, measures=Measures(all_steps=True))
     wild = planned(tmp_path, "wild", learning_rate=1e30)
     assert sweeps.sweep([fine, start, wild], jobs=2, logs=tmp_path / "logs") == []
-    rows = sweeps.known([fine, start, wild])
-    by_run = {name: [row for row in rows if row["run"] == name] for name in ("fine", "wild")}
+    found = sweeps.known([fine, start, wild])
+    by_run = {name: [row for row in found if row["run"] == name] for name in ("fine", "wild")}
     assert [row["step"] for row in by_run["fine"]] == [0, 5]
     assert by_run["wild"][0]["status"] == "failed" and "step" in by_run["wild"][0]["reason"]
-    (alone,) = (row for row in rows if row["run"] == "start")
+    (alone,) = (row for row in found if row["run"] == "start")
     # Where the finetuned one begins, the other ended.
     assert by_run["fine"][0]["output_knn5"] == alone["output_knn5"]
     assert by_run["fine"][0]["uniform"] == pytest.approx(alone["uniform"], abs=1e-4)
@@ -216,3 +218,28 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     saved = json.loads((folder / "eval" / "knn5-output.json").read_text())
     assert saved["top1"] == alone["output_knn5"]
     assert np.isfinite(alone["output_linear_cv"]) and alone["seconds_training"] > 0
+
+
+@pytest.mark.slow
+def test_depth_and_the_protocol_of_imagenet100_are_measured(tmp_path):
+    """As Tables 2, 9 and Figure 5b ask, and Tables 3, 10 and Figure 9a, on small data."""
+    images, depths = scenes(60)
+    mat = write_mat(tmp_path / "nyu.mat", images, depths, [f"scene_{n // 3}" for n in range(60)])
+    small = ModelConfig("small_alexnet", dim=4, width=0.05, image_size=32)
+    config = dataclasses.replace(
+        planned(tmp_path, "nyu", batch_size=16).config,
+        data=DataConfig("nyu_depth_v2", str(mat)),
+        model=small,
+    )
+    nyu = Planned(config, {}, rows.NYU._replace(layers=("conv5",), folds=2))
+    imagenet100 = planned(tmp_path, "digits")._replace(measures=rows.IMAGENET100)
+    assert sweeps.sweep([nyu, imagenet100]) == []
+    depth, classes = sweeps.known([nyu, imagenet100])
+    assert depth["conv5_mse"] > 0 and depth["conv5_mse_cv"] > 0
+    assert np.isfinite([depth["align"], depth["uniform"]]).all()
+    assert 10 < classes["backbone_linear_cv"] < 100 and classes["backbone_linear_top5"] > 50
+    # Each printed result of these tables has one of ours beside it.
+    for table, found in (("table9", depth), ("table10", classes)):
+        printed = tables.expected(tables.row_of(f"wang-isola/{table}", 1))
+        ours = {rows.OURS[name] for name in printed if name in rows.OURS}
+        assert len(ours) >= 3 and {name for name in ours if "conv4" not in name} <= set(found)

@@ -9,9 +9,6 @@ ITEMS: dict[str, Item] = {
     for name, item in module.ITEMS.items()
 }
 
-# Items whose encoders are rows of a table, for `--row`.
-TABLES_OF_ROWS = tuple(f"wang-isola/table{number}" for number in (2, 3, 5, 8, 9, 10))
-
 # What the paper has besides, and where it is.
 ELSEWHERE = {
     "wang-isola/figure1": "an illustration of alignment and uniformity",

@@ -24,8 +24,10 @@ SELECTIONS = {
 
 
 def _paper(context: Context, rows: Rows) -> list[Planned]:
-    """The three encoders that the paper's own selection found."""
-    return [items.planned_row(row, context, STL10) for row in tables.rows(TABLE1)]
+    """The three encoders that the paper's own selection found, or one of them."""
+    numbers = (1, 2, 3) if context.row is None else (context.row,)
+    chosen = [tables.row_of(TABLE1, number) for number in numbers]
+    return [items.planned_row(row, context, STL10) for row in chosen]
 
 
 def _repeats(context: Context, rows: Rows) -> list[Planned]:
@@ -132,6 +134,7 @@ ITEMS = {
             "paper": Scale(("stl10",), 1_500, (_paper,)),
         },
         show,
+        by_row=("paper",),
     ),
     "wang-isola/table2": table_item(
         "wang-isola/table2", "best encoders of NYU-Depth-V2", NYU, ("nyu_depth_v2",), 16

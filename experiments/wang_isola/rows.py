@@ -45,7 +45,9 @@ def table_item(
     scales = {"paper": Scale(data, hours, (_stage(table, measures),))}
     if laptop is not None:
         scales["laptop"] = Scale(("digits",), 2.0, (_stage(table, laptop),))
-    return Item(title, scales, lambda context, rows: show_rows(table, title, rows))
+    return Item(
+        title, scales, lambda context, rows: show_rows(table, title, rows), by_row=tuple(scales)
+    )
 
 
 def _stage(table: str, measures: Measures) -> Callable[[Context, Rows], list[Planned]]:
