@@ -65,7 +65,7 @@ def test_a_row_trains_that_very_encoder(row, context):
     assert {f"paper_{name}": value for name, value in printed.items()}.items() <= one.about.items()
 
 
-@pytest.mark.parametrize(("table", "row"), [(1, 3), (2, 3), (3, 3), (5, 2), (9, 64), (10, 44)])
+@pytest.mark.parametrize(("table", "row"), [(1, 3), (2, 3), (3, 3), (5, 2), (9, 64), (10, 1)])
 def test_rows_of_the_other_tables(table, row, context):
     name = f"wang-isola/table{table}"
     context = context._replace(scale="paper", row=row)
