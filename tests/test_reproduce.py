@@ -140,10 +140,12 @@ def test_rank_correlations():
         value, low, high, chance = found[name]
         assert value == pytest.approx(stats.spearmanr(values, -align + noise).statistic)
         assert low < value < high and 0.2 < chance < 0.45  # 1.96 / sqrt(39) is 0.31
-    assert found["both"][0] >= abs(found["align"][0])
+    assert found["ranks"][0] >= abs(found["align"][0])
+    total = stats.spearmanr(align + uniform, -align + noise).statistic
+    assert found["sum"][0] == pytest.approx(total)
     # Ranks know nothing of scale; and a score that the two make together is known from both.
     rows = [encoder(np.exp(a), u, 90 - a - u) for a, u in zip(align, uniform, strict=True)]
-    assert plane.rank_correlations(rows, draws=10)["both"][0] > 0.95
+    assert plane.rank_correlations(rows, draws=10)["ranks"][0] > 0.95
     assert np.isnan(
         plane.rank_correlations([encoder(1, u, u) for u in uniform], draws=1)["align"][0]
     )
@@ -153,9 +155,9 @@ def test_the_plane(context):
     rows = [encoder(i, -i, 90 - abs(i - 5)) for i in range(11)]
     rows += [encoder(0, -9, 99.0, data="cifar10"), {"status": "failed", "data": "digits"}]
     shown = plane.show_plane(context, rows, "Figure 5a", plane.ACCURACY)
-    assert [line[:2] for line in shown.rows] == [["digits", 11]] * 3 + [["cifar10", 1]]
+    assert [line[:2] for line in shown.rows] == [["digits", 11]] * 4 + [["cifar10", 1]]
     assert "1 of 13 encoders failed" in shown.text[1] and shown.verdict.startswith("digits: ")
-    assert "number 6 of 11 in alignment and number 6" in shown.text[2]
+    assert "number 6 of 11 in alignment and number 6" in shown.text[3]
     assert shown.figures[0][0].is_file()
     assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
 

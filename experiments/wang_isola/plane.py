@@ -21,6 +21,13 @@ LAPTOP = Measures()
 DIGITS = 64
 SMALLEST_BATCH = 16
 FEWEST = 5  # encoders that are ranked
+# What the score is correlated with.
+WITH = {
+    "align": "L_align",
+    "uniform": "L_uniform",
+    "sum": "L_align + L_uniform",
+    "ranks": "both, fitted to ranks",
+}
 # Contrastive alone; align and uniform; mixtures. The three of Table 1 are among them, and the
 # accuracies of the others in the paper span its range. All have 128 dimensions and batch 768 there.
 CIFAR10_ROWS = (67, 69, 79, 83, 85, 87, 145, 154, 158, 174, 186, 184, 198, 89, 95, 107, 109)
@@ -76,8 +83,10 @@ def rank_correlations(
 ) -> dict[str, tuple[float, float, float, float]]:
     """Spearman's correlation of a score with each metric, and with both together.
 
-    The last is the multiple correlation of the score's rank with the ranks of the two. Both metrics
-    are better when lower, so of an accuracy the first two are negative where the claim holds.
+    Both together are their sum, L_align + L_uniform; and, fitted, what the ranks of the two make of
+    the score's (their multiple correlation, which says little where one metric's rank follows from
+    the other's, as along the front of the best). Metrics are better when lower, so of an accuracy
+    all but the last are negative where the claim holds.
 
     Args:
       rows: of at least three encoders.
@@ -86,18 +95,19 @@ def rank_correlations(
       seed: of the bootstrap.
 
     Returns:
-      By name (`align`, `uniform`, `both`): the value; the ends of its 95% interval by the bootstrap
-      over encoders; and what chance does not exceed, in absolute value, in 95% of permutations of
-      the score: of both together, that is far from 0 where encoders are few. NaN where one of the
-      values is the same for all encoders.
+      By name (`align`, `uniform`, `sum`, `ranks`): the value; the ends of its 95% interval by the
+      bootstrap over encoders; and what chance does not exceed, in absolute value, in 95% of
+      permutations of the score: of the fit, that is far from 0 where encoders are few. NaN where
+      one of the values is the same for all encoders.
     """
     values = np.array([[row["align"], row["uniform"], row[key]] for row in rows])
 
     def correlations(sample):
-        align, uniform, score = (stats.rankdata(column) for column in sample.T)
+        columns = (*sample.T, sample[:, 0] + sample[:, 1])
+        align, uniform, score, both = (stats.rankdata(column) for column in columns)
         design = np.stack([np.ones_like(align), align, uniform], axis=1)
         fitted = design @ np.linalg.lstsq(design, score, rcond=None)[0]
-        return [_correlation(each, score) for each in (align, uniform, fitted)]
+        return [_correlation(each, score) for each in (align, uniform, both, fitted)]
 
     random = np.random.default_rng(seed)
     n = len(values)
@@ -109,7 +119,7 @@ def rank_correlations(
         ]
     )
     found = {}
-    for place, name in enumerate(("align", "uniform", "both")):
+    for place, name in enumerate(WITH):
         ends = _percentiles(drawn[:, place], (2.5, 97.5))
         (chance,) = _percentiles(np.abs(shuffled[:, place]), (95,))
         found[name] = (correlations(values)[place], *ends, chance)
@@ -150,21 +160,22 @@ def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown
             continue
         found = rank_correlations(group, score.key)
         for metric, (value, low, high, chance) in found.items():
-            what = {"both": "both together"}.get(metric, f"L_{metric}")
-            line = [name, len(group), what, round(value, 3), f"{low:.2f} to {high:.2f}"]
-            line.append(round(chance, 3))
-            table.append([*line, *(means if metric == "both" else (None, None))])
+            line = [name, len(group), WITH[metric], f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
+            line.append(f"{chance:.3f}")
+            table.append([*line, *(means if metric == "sum" else (None, None))])
         verdicts.append(f"{name}: {_verdict(found, score)}")
     failed = sum(row["status"] == "failed" for row in rows)
     text = [
         "The paper's claim: encoders with low L_align and low L_uniform are the better ones, and "
         "the best stand at the lower left of the plane. It draws the plane and prints no "
         f"correlation. Here the score is {score.name}; its rank correlation (Spearman) with each "
-        "metric; the multiple correlation with the ranks of both, which cannot be negative "
-        "(intervals by the bootstrap over encoders; chance: what 95% of permutations of the score "
-        "stay below, in absolute value); and the mean score of the encoders that are no worse than "
-        "the median in both metrics, beside that of all others.",
+        "metric, with their sum, and the multiple correlation with the ranks of both, which cannot "
+        "be negative (intervals by the bootstrap over encoders; chance: what 95% of permutations "
+        "of the score stay below, in absolute value); and the mean score of the encoders that are "
+        "no worse than the median in both metrics, beside that of all others.",
         *([f"{failed} of {len(rows)} encoders failed: results.csv says why."] if failed else []),
+        "Where encoders lie along a front, on which one metric is bought with the other, a single "
+        "metric cannot tell the middle of the front from its ends; the sum can.",
         *(_best(name, group, score) for name, group in groups.items()),
     ]
     path = context.folder / "figure.png"
@@ -180,15 +191,11 @@ def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown
 def _verdict(found: dict[str, tuple], score: Score) -> str:
     """Which of the correlations have the sign of the claim, and are beyond chance."""
     sign = 1 if score.lower_is_better else -1
-    shows = [
-        f"L_{metric}"
-        for metric in ("align", "uniform")
-        if sign * found[metric][0] > found[metric][3]
-    ]
-    both = found["both"]
-    alone = f"the score goes with {' and with '.join(shows)}" if shows else "with neither alone"
-    beyond = "beyond chance" if both[0] > both[3] else "not beyond chance"
-    return f"{alone}; with both together {both[0]:.2f}, {beyond}"
+    shows = {metric: sign * found[metric][0] > found[metric][3] for metric in WITH}
+    alone = [WITH[metric] for metric in ("align", "uniform") if shows[metric]]
+    with_sum = f"rank correlation {found['sum'][0]:.2f} with L_align + L_uniform"
+    beyond = "beyond chance" if shows["sum"] else "NOT beyond chance"
+    return f"{with_sum}, {beyond}; alone, with {' and '.join(alone) or 'neither'} beyond chance"
 
 
 def lower_left(rows: Rows, key: str) -> tuple[float | None, float | None]:
