@@ -87,6 +87,7 @@ def varied(of_many_sizes, tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs"), "varied", **of_many_sizes)
 
 
+@pytest.mark.slow
 def test_streaming_is_resident_to_the_bit(tmp_path):
     resident = train(tmp_path, "resident")
     for workers in (0, 2):
@@ -170,6 +171,7 @@ def test_what_ends_reading_loses_no_step(varied, images, of_many_sizes, tmp_path
     assert losses(train(tmp_path, "run", **of_many_sizes)) == losses(varied)
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_workers_saves(images, tmp_path):
     """A terminal sends the signal to the readers, too."""
     command = [sys.executable, "run.py", "pretrain", "--data", str(images), "--bad-images", "skip"]

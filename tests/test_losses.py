@@ -174,6 +174,7 @@ def step_over_devices(loss, shapes, **options):
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, 4) for name in ON_DEVICES), ("balanced", 2), ("dcl 0.5", 8)]
 )
+@pytest.mark.slow
 def test_devices_give_the_same_value_and_gradient(name, devices, rng):
     loss, _, shapes, pairwise = CASES[name]
     arrays = inputs(rng, shapes, n=16, d=6)

@@ -158,6 +158,7 @@ def test_devices_change_nothing(images, devices, intra_batch):
 
 
 @pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.slow
 def test_shuffled_keys_come_back(images, resident, devices=4):
     """Without batch norm, where keys are made changes nothing, under `shard_map` too."""
     plain, alone = make()

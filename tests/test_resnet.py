@@ -65,6 +65,7 @@ def test_layers(name):
     assert models.layers(given)["logits"] == (4,)
 
 
+@pytest.mark.slow
 def test_zero_scales_make_every_block_the_identity():
     apply, params, stats = made(dataclasses.replace(TINY, zero_init_residual=True))
     outputs, _ = apply(params, stats, images(TINY), train=True)
@@ -84,6 +85,7 @@ def test_kernels_start_as_pytorchs():
 
 
 @pytest.mark.parametrize("head", ["linear", "moco_v2", "simclr2", "simclr3", "balanced"])
+@pytest.mark.slow
 def test_head_is_numpys(head):
     hidden = {} if head == "linear" else {"head_hidden": 7}
     config = dataclasses.replace(HEADS, head=head, **hidden)
@@ -122,6 +124,7 @@ def test_widths_of_heads():
 
 
 @pytest.mark.parametrize("head", ["linear", "simclr2"])
+@pytest.mark.slow
 def test_bfloat16_is_close(head):
     full = dataclasses.replace(HEADS, head=head, num_classes=4)
     half = dataclasses.replace(full, dtype="bfloat16")

@@ -61,7 +61,8 @@ def mapped_step(step, devices):
     )
 
 
-@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.slow
 def test_pmap_gives_the_same_run(devices):
     step, state = parts()
     mapped = mapped_step(step, devices)
@@ -78,7 +79,8 @@ def test_pmap_gives_the_same_run(devices):
         np.testing.assert_allclose(a, b, atol=1e-3)
 
 
-@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.slow
 def test_shard_map_gives_the_same_run(check_vma):
     step, state = parts()
     whole, part = PartitionSpec(), PartitionSpec("data")
@@ -115,6 +117,7 @@ def test_unsynchronized_batch_norm_keeps_one_state():
     assert abs(float(metrics["loss"][0]) - on_one_device()[0][0]) > 1e-4
 
 
+@pytest.mark.slow
 def test_groups_of_batch_norm_hold_the_same_images_on_any_number_of_devices():
     step, state = parts(dataclasses.replace(MODEL, batch_norm="split", bn_groups=4))
     images, labels, indices = batches()
