@@ -86,9 +86,10 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         scale is not None,
         f"{options.item} has no --scale {options.scale}: take --scale {' or '.join(item.scales)}",
     )
+    paper = options.item.partition("/")[0]
     context = Context(
         options.scale,
-        place(options.out, options.item, options.scale).parent.parent / f"runs-{options.scale}",
+        options.out / paper / f"runs-{options.scale}",
         place(options.out, options.item, options.scale, options.row),
         options.data_dir,
         options.row,

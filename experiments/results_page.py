@@ -35,7 +35,7 @@ def page() -> str:
         for scale in ITEMS[name].scales
         if (folder := _folder(name, scale)).is_dir()
     ]
-    overview = [["item", "claims", "here"], ["---"] * 3]
+    overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, folder in kept:
         verdict = runs.read_json(folder / FILES.shown)["verdict"]
         overview.append([name.partition("/")[2], ITEMS[name].title, verdict or "-"])
