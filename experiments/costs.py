@@ -66,6 +66,7 @@ def notes() -> list[str]:
     return [f"{how}.", "Training alone: reading images, compiling and evaluation come on top."]
 
 
+@functools.cache
 def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
     """Number and shape of the images to train on."""
     if config.name == "imagenet2012":
