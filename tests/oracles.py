@@ -66,6 +66,13 @@ def uniform_oracle(x, t=2.0, include_self=False):
     return _log_mean_exp(exponents)
 
 
+def uniformity(x, t=2.0):
+    """`uniform_oracle` by arrays, for hundreds of points: over all pairs of different ones."""
+    x = np.float64(x)
+    squares = ((x[:, None] - x[None]) ** 2).sum(-1)[~np.eye(len(x), dtype=bool)]
+    return math.log(np.exp(-t * squares).mean())
+
+
 def contrastive_oracle(x, y, tau=0.5):
     """W&I B.1, with the minus sign of Eq. (1): 2K cross-entropies, x over y and y over x."""
     x, y = _rows(x), _rows(y)

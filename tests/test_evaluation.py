@@ -1,4 +1,4 @@
-"""From checkpoints, or files of features, to scores, the files of `eval/`, and the table."""
+"""From checkpoints to scores, the files of `eval/`, and the verb."""
 
 import csv
 import dataclasses
@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from probe_cases import asked
 from sklearn.neighbors import KNeighborsClassifier
 from test_cli import fails, run_py
 
@@ -52,10 +53,6 @@ def encoder(run):
 def copy(run, tmp_path):
     """The same run, to be damaged."""
     return Path(shutil.copytree(run, tmp_path / "copy"))
-
-
-def asked(*names, **options):
-    return ProbeConfig(tuple(map(str, names)), devices=1, **options)
 
 
 def test_probe(run):
@@ -121,53 +118,6 @@ def test_every_step_and_several_runs(run, copy):
         probe.probe(config)
 
 
-RESULTS = [
-    {"run": "a", "step": 1, "layer": "fc7", "protocol": "lbfgs", "top1": 50.0, "top5": 70.0},
-    {"run": "b", "step": 1, "layer": "fc7", "protocol": "knn", "k": 5, "top1": 61.25, "top5": None},
-    {"run": "a", "step": 1, "layer": "conv5", "protocol": "lbfgs", "top1": 55.0, "top5": 90.0},
-]
-RESULTS = [
-    result
-    | {"d": 8, "n": 1397, "seconds_probe": 10.0 - place, "chosen": {"l2": 0.001}}
-    | {"top1_interval": [result["top1"] - 2 - place * 1.25, result["top1"] + 2 + place * 1.25]}
-    for place, result in enumerate(RESULTS)
-]
-
-
-@pytest.mark.parametrize(
-    ("column", "order"),
-    [
-        (None, [0, 1, 2]),
-        ("top1", [1, 2, 0]),  # best first
-        ("top5", [2, 0, 1]),  # without one: last
-        ("run", [0, 2, 1]),
-        ("layer", [2, 0, 1]),
-        ("seconds", [2, 1, 0]),
-    ],
-)
-def test_sorting(column, order):
-    assert results.ordered(RESULTS, column) == [RESULTS[place] for place in order]
-
-
-def test_table():
-    """What all share stands above it once."""
-    title, columns, rows = results.table(RESULTS)
-    assert title == "2 runs, step 1, d 8, 1,397 test samples, accuracies in percent"
-    assert columns == ["run", "layer", "protocol", "top-1 ± 95%", "top-5", "chosen", "s"]
-    assert rows[0] == ["a", "fc7", "lbfgs", "50.00 ± 2.00", 70.0, "l2=0.001", "10.00"]
-    assert rows[1] == ["b", "fc7", "knn 5", "61.25 ± 3.25", None, "l2=0.001", "9.00"]
-    of_sgd = RESULTS[0] | {
-        "protocol": "moco",
-        "augment": True,
-        "chosen": {"learning_rate": 30.0, "weight_decay": 0.0},
-        "converged": False,
-        "valid_top1": 49.5,
-    }
-    _, columns, ((protocol, valid, _, _, chosen, _),) = results.table([of_sgd])
-    assert protocol == "moco+augment*" and chosen == "lr=30, wd=0" and valid == 49.5
-    assert "held out" in columns and "run" not in columns
-
-
 def test_csv_and_json(run, tmp_path):
     config = asked(run, step=0, sort="top1", k=(1, 3), out=tmp_path / "new" / "x.json")
     found = probe.probe(config)
@@ -185,120 +135,6 @@ def test_csv_and_json(run, tmp_path):
         cell["l2"] for cell in next(r["grid"] for r in found if "grid" in r)
     ]
     assert "grid" not in lbfgs and {row["k"] for row in rows} == {"", "1", "3"}
-
-
-@pytest.fixture
-def splits(rng):
-    """Features and labels of three classes that overlap."""
-    labels = [rng.integers(0, 3, n) for n in (300, 100)]
-    x = [(rng.standard_normal((len(y), 5)) + 1.2 * y[:, None]) for y in labels]
-    return {"train_x": x[0], "train_y": labels[0], "test_x": x[1], "test_y": labels[1]}
-
-
-def test_anybodys_features(splits, tmp_path):
-    np.savez(tmp_path / "f.npz", **splits)
-    (tmp_path / "folder").mkdir()
-    for name, array in splits.items():
-        half = array.astype(np.float16) if name.endswith("x") else array
-        np.save(tmp_path / "folder" / f"{name}.npy", half)
-    found = probe.probe(
-        asked(tmp_path / "f.npz", tmp_path / "folder", k=(1, 9), metric="euclidean")
-    )
-    assert [result["protocol"] for result in found] == ["lbfgs", "knn", "knn"] * 2
-    assert found[0]["features"] == str(tmp_path / "f.npz") and found[0]["num_classes"] == 3
-    for k, result in ((1, found[1]), (9, found[2])):
-        squares = ((splits["test_x"][:, None] - splits["train_x"][None]) ** 2).sum(-1)
-        nearest = splits["train_y"][np.argsort(squares, axis=1)[:, :k]]
-        votes = (nearest[:, :, None] == np.arange(3)).sum(1)
-        clear = np.sort(votes, axis=1)[:, -1] > np.sort(votes, axis=1)[:, -2]
-        right = (votes.argmax(1) == splits["test_y"]) | ~clear
-        assert 100 * (right & clear).mean() <= result["top1"] <= 100 * right.mean()
-    assert abs(found[0]["top1"] - found[3]["top1"]) <= 2  # half precision
-    with pytest.raises(UserError, match=r"--layers is for runs, and .*f\.npz' holds features"):
-        probe.probe(asked(tmp_path / "f.npz", layers=("fc7",)))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"test_y": None}, "lacks test_y"),
-        (
-            {"train_y": np.zeros(300)},
-            "train_y holds float64 numbers, no class labels: save them as integers",
-        ),
-        ({"test_y": np.zeros(100, bool)}, "test_y holds booleans, .*: save them as integers"),
-        ({"test_y": np.array(["a"] * 100)}, "test_y holds <U1, .*: save them as integers"),
-        ({"test_y": np.zeros(99, int)}, r"test_y must be .*\[100, 5\], but its shape is \[99\]"),
-        (
-            {"train_x": np.zeros((0, 5)), "train_y": np.zeros(0, int)},
-            r"train_x has no rows, its shape is \[0, 5\]",
-        ),
-        ({"test_y": np.full(100, -1)}, "go from -1 to -1"),
-        ({"train_x": np.full((300, 5), np.nan)}, "300 of 300 rows hold NaN"),
-        ({"train_x": np.zeros((300, 4))}, "train features have 4 dimensions, test features 5"),
-        ({"train_y": np.ones(300, int)}, "train labels: only class 1"),
-        ({"test_x": np.array([{}] * 100)}, "not a readable .np. file"),
-    ],
-)
-def test_mistakes_in_features(splits, tmp_path, change, message):
-    arrays = {name: array for name, array in (splits | change).items() if array is not None}
-    np.savez(tmp_path / "f.npz", **arrays)
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    for place in (tmp_path / "f.npz", tmp_path):
-        failures = []
-        assert probe.probe(asked(place), failed=failures.append) == []
-        assert re.search(message, failures[0]) and str(place) in failures[0]
-
-
-@pytest.mark.parametrize("protocol", ["lbfgs", "knn"])
-def test_label_ids_may_be_any_numbers(splits, tmp_path, protocol):
-    """The scores are those of labels from 0 on, and the ids stand beside them."""
-    ids = {
-        "far": np.array([999_000, 999_001, 999_002], np.uint64),
-        "apart": np.array([7, 2**40, 2**62]),
-        "plain": np.arange(3),
-    }
-    found = {}
-    for name, of in ids.items():
-        given = splits | {key: of[splits[key]] for key in ("train_y", "test_y")}
-        np.savez(tmp_path / f"{name}.npz", **given)
-        (found[name],) = probe.probe(asked(tmp_path / f"{name}.npz", protocols=(protocol,)))
-    plain = found.pop("plain")
-    assert "classes" not in plain
-    for name, result in found.items():
-        assert result["classes"] == ids[name].tolist()
-        changed = {"classes", "features", "seconds", "seconds_probe"}
-        for key in plain.keys() - changed:
-            assert result[key] == plain[key], key
-
-
-def test_a_test_row_of_a_class_that_was_not_trained_on_changes_no_choice(splits, tmp_path):
-    paths = [tmp_path / name for name in ("few.npz", "more.npz")]
-    labels = np.array([10, 30, 40])
-    few = splits | {key: labels[splits[key]] for key in ("train_y", "test_y")}
-    row = {"test_x": splits["test_x"][:1], "test_y": [20]}
-    more = few | {key: np.concatenate([few[key], row[key]]) for key in row}
-    for path, arrays in zip(paths, (few, more), strict=True):
-        np.savez(path, **arrays)
-    without, with_row = probe.probe(asked(*paths, protocols=("lbfgs",)))
-    assert with_row["classes"] == [10, 20, 30, 40] and with_row["per_class"][1] == 0.0
-    for key in ("chosen", "grid", "steps", "gradient_norm", "C", "valid_top1"):
-        assert with_row[key] == without[key], key
-    assert with_row["top1"] == pytest.approx(without["top1"] * 100 / 101)
-
-
-def test_files_that_hold_no_features(splits, tmp_path):
-    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 cut short")
-    np.save(tmp_path / "train_x.npy", splits["train_x"])
-    for name, message in (
-        ("cut.npz", "not a readable .npz file"),
-        ("none.npz", "there is no such file"),
-        ("train_x.npy", "a single array, but a probe needs"),
-        ("", "lacks train_y.npy, test_x.npy, test_y.npy"),
-    ):
-        with pytest.raises(UserError, match=message):
-            probe.probe(asked(tmp_path / name))
 
 
 def test_what_protocols_are_given(run, monkeypatch):
