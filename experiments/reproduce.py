@@ -213,8 +213,9 @@ def _list(options: ReproduceConfig) -> None:
             scales = {"both": scales["paper"]}
         for number, (scale, needs) in enumerate(scales.items()):
             context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
-            for each in needs.data:
-                found.setdefault(each, _is_here(each, options.data_dir))
+            found |= {
+                each: _is_here(each, options.data_dir) for each in needs.data if each not in found
+            }
             first = needs.stages[0](context, []) if needs.stages else []
             here = "yes" if all(found[each] for each in needs.data) else "no"
             names = ", ".join(needs.data) or "none"
