@@ -2,13 +2,19 @@
 
 import difflib
 
-from experiments import moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth
+from experiments import (
+    moco_cifar10,
+    moco_imagenet100,
+    moco_v2_imagenet,
+    nyu_depth,
+    quick_thought,
+)
 from hypersphere_jax.config import PretrainConfig, UserError
 
 # What `python run.py pretrain` takes as its first argument: FILE/VARIANT.
 PRETRAIN: dict[str, PretrainConfig] = {
     f"{module.__name__.rpartition('.')[2]}/{variant}": config
-    for module in (moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth)
+    for module in (moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought)
     for variant, config in module.CONFIGS.items()
 }
 

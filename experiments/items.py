@@ -20,7 +20,7 @@ class Context(NamedTuple):
       scale: `paper`, or `laptop`: the same claims with small encoders and images.
       runs_dir: folder of the encoders, which items of one scale share.
       folder: of this item's table, pictures and page.
-      data_dir: where the images are, see `folder_of`; None: TensorFlow Datasets' folder.
+      data_dir: where the data are, see `folder_of`; None: TensorFlow Datasets' folder.
       row: of the paper's table, the one to train; None: those that the item needs.
     """
 
@@ -30,6 +30,9 @@ class Context(NamedTuple):
     data_dir: str | None = None
     row: int | None = None
 
+
+# Data sets that are text, each in a folder of its name.
+TEXT = ("books", "sentiment")
 
 # From the rows so far to the runs of a stage. Later stages may depend on what earlier ones gave.
 Stage = Callable[[Context, Rows], list[Planned]]
@@ -73,12 +76,13 @@ def located(config: PretrainConfig, context: Context) -> PretrainConfig:
 
 
 def folder_of(name: str, data_dir: str | None) -> str | None:
-    """Where a data set is: the folder of that name with its images, or else data_dir itself."""
+    """Where a data set is: the folder of that name with its data, or else data_dir itself."""
     if data_dir is None or name == "digits":
         return None
     inside = Path(data_dir) / name
     images = any((inside / f"train{ending}").exists() for ending in ("", ".zip"))
-    return str(inside) if images else data_dir
+    text = name in TEXT and inside.is_dir()
+    return str(inside) if images or text else data_dir
 
 
 def planned_row(

@@ -18,7 +18,7 @@ from hypersphere_jax.config.base import at_least_one, config
 from hypersphere_jax.evaluation import results
 
 ITEMS: dict[str, Item] = wang_isola.ITEMS
-ELSEWHERE = wang_isola.ELSEWHERE | wang_isola.LATER
+ELSEWHERE = wang_isola.ELSEWHERE
 
 
 class _Files(NamedTuple):
@@ -230,7 +230,7 @@ def _list(options: ReproduceConfig) -> None:
     )
     for name, item in ordered:
         print(f"  {name:<21}{item.title}")
-    print("\nNothing to reproduce, or not here yet:")
+    print("\nNothing to reproduce:")
     for name, why in ELSEWHERE.items():
         print(f"  {name:<21}{why}")
 

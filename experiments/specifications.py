@@ -5,14 +5,14 @@
 Wang & Isola B.1: SGD with momentum 0.9 and weight decay 0.0001, STL-10 for 200 epochs with the rate
 times 0.1 at epochs 155, 170 and 185, all else from the row. Its learning rate is the one that the
 run begins with, whatever the batch. Where a run is shorter (finetuning, 12 epochs), decays that lie
-behind its end are left out. NYU-Depth-V2 (B.1), ImageNet-100 (B.2.1) and ImageNet (B.2.2) stand in
-nyu_depth.py, moco_imagenet100.py and moco_v2_imagenet.py.
+behind its end are left out. NYU-Depth-V2 (B.1), ImageNet-100 (B.2.1), ImageNet (B.2.2) and
+BookCorpus (B.3) stand in nyu_depth.py, moco_imagenet100.py, moco_v2_imagenet.py, quick_thought.py.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
-from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth
+from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
 from hypersphere_jax.config import (
     DataConfig,
@@ -34,7 +34,10 @@ LOSSES = (
     "uniform_t",
     "uniform_intra_batch",
 )
-SETTINGS = (*LOSSES, "init", "epochs", "batch_size", "queue_size", "initial_lr", "dim")
+SETTINGS = (
+    *LOSSES,
+    *("init", "epochs", "batch_size", "queue_size", "initial_lr", "dim", "l2_normalized"),
+)
 
 STL10 = PretrainConfig(
     name="stl10",
@@ -58,6 +61,7 @@ BASES = {
     "wang-isola/table8": STL10,
     "wang-isola/table9": nyu_depth.CONFIGS["contrastive"],
     "wang-isola/table10": moco_imagenet100.CONFIGS["contrastive"],
+    "wang-isola/table11": quick_thought.CONFIGS["contrastive"],
 }
 # The best encoders' tables, and those that have their settings.
 DETAILS = {
@@ -132,7 +136,8 @@ def config_of(
 
     Args:
       row: of `rows`. A row of Tables 1 to 3 gives the config of its encoder in Tables 8 to 10.
-      scale: `paper`; or for STL-10's rows, with their losses, dimension and initialization,
+      scale: `paper`; for BookCorpus' rows `laptop`: encoders of 200 dimensions, for two epochs; for
+        STL-10's rows, with their losses, dimension and initialization,
         `laptop`: a small encoder of digits, an eighth of the epochs and a quarter of the batch;
         `cifar10`: a narrow SmallAlexNet of CIFAR-10 at 16 pixels, a hundredth of the epochs and a
         sixth of the batch. Batches have at least 2 pairs; the rate is scaled with them.
@@ -154,7 +159,9 @@ def config_of(
         runs_dir=runs_dir,
         seed=_repeats(row),
         init_from=start and f"{runs_dir}/{_run_name(start)}",
-        model=dataclasses.replace(base.model, dim=values["dim"]),
+        model=dataclasses.replace(
+            base.model, dim=values["dim"], unit_norm=values.get("l2_normalized", True)
+        ),
         objective=ObjectiveConfig(
             **{name: values[name] for name in LOSSES if values.get(name) is not None}
         ),
@@ -202,8 +209,22 @@ def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerC
 
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
+    if config.data.name == "books":
+        return _eight_novels(config)
     model = ModelConfig("small_cnn", dim=config.model.dim)
     return _smaller(config, "laptop", DataConfig("digits"), model, epochs=8, batch=4)
+
+
+def _eight_novels(config: PretrainConfig) -> PretrainConfig:
+    """A sixth of the dimensions, a third of the word embeddings, two epochs of a small corpus."""
+    dims = {"dim": config.model.dim // 6, "embedding": 200}
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}_laptop",
+        model=dataclasses.replace(config.model, **dims),
+        optimizer=dataclasses.replace(config.optimizer, epochs=2 * config.optimizer.epochs),
+        runtime=RuntimeConfig(devices=1, log_every_steps=50, checkpoint_every_steps=200),
+    )
 
 
 def _cifar10(config: PretrainConfig) -> PretrainConfig:
@@ -222,7 +243,7 @@ def _smaller(
     """The run on other data, with its epochs and batch divided by these numbers."""
     require(
         config.data.name == "stl10",
-        f"--scale {scale}: {config.name} is of {config.data.name}, and only STL-10's rows have it",
+        f"--scale {scale}: {config.name} is of {config.data.name}, which has no such scale",
     )
     rule = config.optimizer
     batch_size = max(2, rule.batch_size // batch)

@@ -25,6 +25,7 @@ from hypersphere_jax.config import (
     PretrainConfig,
     ProbeConfig,
     UserError,
+    differences,
     require,
     to_dict,
 )
@@ -33,6 +34,7 @@ from hypersphere_jax.evaluation.measure import measure
 from hypersphere_jax.evaluation.probe import probe
 
 Rows = list[dict[str, Any]]
+TASKS = ("mr", "cr")
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
@@ -45,7 +47,10 @@ class Measures(NamedTuple):
       folds: of the cross-validation on the training split, by which encoders are selected; None: a
         held-out part of it.
       all_steps: of every checkpoint that is kept, also the random initialization.
-      depth: depth maps from the layers, in place of metrics and classes.
+      depth: depth maps from the layers, in place of classes.
+      tasks: labelled sentences that are classified, see `ProbeConfig.data`, in place of classes.
+      tasks_dir: where they are, which shapes no number.
+      initial: of the random initialization too.
     """
 
     layers: tuple[str, ...] = ("output",)
@@ -53,6 +58,9 @@ class Measures(NamedTuple):
     folds: int | None = 5
     all_steps: bool = False
     depth: bool = False
+    tasks: tuple[str, ...] = ()
+    tasks_dir: str | None = None
+    initial: bool = False
 
 
 class Planned(NamedTuple):
@@ -246,7 +254,8 @@ def read_csv(path: Path) -> Rows:
 
 def _measured(folder: Path, measures: Measures) -> Rows:
     steps = _steps(folder) if measures.all_steps else [None]
-    score = _depths if measures.depth else _accuracies
+    steps = [0, *steps] if measures.initial else steps
+    score = _depths if measures.depth else _of_tasks if measures.tasks else _accuracies
     rows = []
     for step in steps:
         found = measure(MetricsConfig(str(folder), parts=(), step=step))
@@ -300,6 +309,25 @@ def _depths(folder: Path, step: int | None, measures: Measures) -> dict[str, Any
     return row
 
 
+def _of_tasks(folder: Path, step: int | None, measures: Measures) -> dict[str, Any]:
+    """Accuracy on each task, in percent, with its interval, and that of the cross-validation."""
+    row = {}
+    for score in probe(
+        ProbeConfig(
+            (str(folder),),
+            data=measures.tasks,
+            data_dir=measures.tasks_dir,
+            layers=measures.layers,
+            protocols=("quick_thought",),
+            step=step,
+        )
+    ):
+        name = score["data"] if score["layer"] == "output" else f"{score['data']}_{score['layer']}"
+        row[name], row[f"{name}_cv"] = score["top1"], score["valid_top1"]
+        row[f"{name}_low"], row[f"{name}_high"] = score["top1_interval"]
+    return row
+
+
 def _told(rows: Rows) -> str:
     last = rows[-1]
     if last["status"] == "failed":
@@ -307,7 +335,7 @@ def _told(rows: Rows) -> str:
     measured = [name for name in last if not name.startswith("paper_")]
     names = [name for name in measured if name.endswith(("align", "uniform", "_mse"))]
     numbers = [f"{name.replace('_', ' ')} {last[name]:.3f}" for name in names]
-    names = [name for name in measured if name.endswith(("_linear", "_knn5"))]
+    names = [name for name in measured if name.endswith(("_linear", "_knn5")) or name in TASKS]
     numbers += [f"{name.replace('_', ' ')} {last[name]:.2f}%" for name in names]
     seconds = last["seconds_training"] + last["seconds_measuring"]
     return f"{', '.join(numbers)} ({seconds:.0f} s)"
@@ -337,7 +365,12 @@ def _key(one: Planned) -> str:
     shaping = runs.shaping(one.config)
     if one.config.init_from is not None:  # wherever that one is
         shaping["init_from"] = Path(one.config.init_from).name
-    content = json.dumps([shaping, one.measures], sort_keys=True)
+    # What has its default is left out: an option that comes later changes no key.
+    changed = differences(runs.shaping(PretrainConfig()), shaping)
+    measures = one.measures._replace(tasks_dir=None)._asdict()
+    standard = Measures()._asdict()
+    measures = {name: value for name, value in measures.items() if value != standard[name]}
+    content = json.dumps([changed, measures], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

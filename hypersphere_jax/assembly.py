@@ -19,6 +19,8 @@ from hypersphere_jax.train_step import (
     make_moco_step,
     make_objective,
     make_queue_objective,
+    make_sentence_objective,
+    make_sentence_step,
     make_step,
 )
 
@@ -36,7 +38,19 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     """Fills in what the config leaves open: recipe, image size, channels, classes, batch norm.
 
     A file is named by its whole path, so that the run can be evaluated from any folder.
+
+    Raises:
+      UserError: for options that do not fit the data.
     """
+    is_text = isinstance(dataset.pretrain, data.Corpus)
+    kinds = ("sentences", "images") if is_text else ("images", "sentences")
+    require(
+        is_text == config.model.reads_text,
+        f"{dataset.origin} holds {kinds[0]}, and --model {config.model.name} is for {kinds[1]}"
+        + (": take --model sentence_gru" if is_text else ""),
+    )
+    if is_text:
+        return _resolved_text(config, dataset)
     recipe = config.data.recipe or dataset.recipe
     shape, size = dataset.pretrain.image_shape, config.model.image_size
     require(
@@ -70,6 +84,22 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
                 or ("split" if config.moco.queue_size else "sync"),
             )
         ),
+    )
+
+
+def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    for unfit, flag in (
+        (config.moco.queue_size > 0, "--queue-size"),
+        (config.objective.supervised_weight > 0, "--supervised-weight"),
+        (config.evaluate.eval_every_epochs is not None, "--eval-every-epochs"),
+        (config.runtime.pipeline != "auto", "--pipeline"),
+        (config.runtime.workers > 0, "--workers"),
+    ):
+        require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, **data.located(config.data)),
+        model=dataclasses.replace(config.model, vocabulary=len(dataset.pretrain.vocabulary)),
     )
 
 
@@ -143,10 +173,13 @@ def step_of(
     resident: bool,
     numbers: Mapping[str, jax.Array] | None = None,
 ) -> Callable:
-    """The step of one device that a config describes, with a queue or without.
+    """The step of one device that a config describes: of sentences, or images with a queue or not.
 
-    Without one, `numbers` may take the place of the objective's, see `make_objective`.
+    Without a queue, `numbers` may take the place of the objective's, see `make_objective`.
     """
+    if config.model.reads_text:
+        objective = make_sentence_objective(config.objective, numbers)
+        return make_sentence_step(apply, objective, optimizer, axis_name=sharding.AXIS)
     transform = augment.make_augment(
         config.data.recipe,
         config.model.image_size,

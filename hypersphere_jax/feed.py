@@ -1,7 +1,8 @@
 """What a training step is fed with: images on the devices, all of them or those of the step.
 
 The step takes `(images, labels, indices)` and gathers its part of the batch itself, so resident
-and streamed images pass through the same step: of streamed ones it takes all, in their order.
+and streamed images pass through the same step: of streamed ones it takes all, in their order. In
+the place of the images, text has the packed sentences of the step.
 """
 
 import functools
@@ -17,7 +18,9 @@ from hypersphere_jax import augment, sharding
 from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import Bad, Batch, TwoCrops, in_memory, stream
-from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.data.sampling import Consecutive, Sampler
+from hypersphere_jax.data.text import Corpus
+from hypersphere_jax.packing import Packed, pack, places, some_more
 from hypersphere_jax.progress import track
 
 # `auto` keeps images resident if they take at most this share of a device's memory.
@@ -29,12 +32,12 @@ AHEAD = 2
 def feed(
     config: PretrainConfig,
     dataset: Dataset,
-    sampler: Sampler,
+    sampler: Sampler | Consecutive,
     steps: range,
     devices: Sequence[jax.Device],
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """`(images, labels, indices)` of each step, as `train_step.make_step` takes them.
+    """`(images, labels, indices)` of each step, as the steps of `train_step` take them.
 
     Args:
       config: of the run, with all sizes filled in.
@@ -48,6 +51,8 @@ def feed(
       UserError: for images that cannot be read, or that do not fit the way that was asked for.
     """
     source, runtime = dataset.pretrain, config.runtime
+    if config.model.reads_text:
+        return _ahead(_sentences(source, sampler(step), devices) for step in steps)
     rows = sharding.rows_here(sampler.batch_size, devices)
     if is_resident(source, runtime.pipeline, devices):
         images, labels = _resident(config, source, devices, track)
@@ -91,6 +96,29 @@ def feed_together(
     return ((images, labels, indices(step)) for step in steps)
 
 
+def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
+    """Consecutive sentences, an equal part of them packed for each of this host's devices.
+
+    Args:
+      source: of the sentences.
+      numbers: of those of the global batch.
+      devices: of all hosts. All have the same number of rows, which depends on the batch.
+
+    Returns:
+      On the host: arrays with a leading axis of this host's devices.
+    """
+    lengths = np.split(source.lengths[numbers], len(devices))
+    t = source.image_shape[0]
+    found = [places(part, t) for part in lengths]
+    shape = some_more(max(count for _, _, count in found)), t
+    parts = list(zip(np.split(numbers, len(devices)), found, strict=True))
+    mine = []
+    for part, (rows, columns, _) in parts[sharding.rows_here(len(devices), devices)]:
+        words, its = source.rows(part[0], part[-1] + 1)
+        mine.append(pack(np.split(words, np.cumsum(its)[:-1]), rows, columns, shape))
+    return jax.tree.map(lambda *parts: np.stack(parts), *mine)
+
+
 def in_order(
     config: PretrainConfig,
     source: Source,
@@ -132,6 +160,11 @@ def _resident(config, source, devices, track) -> tuple[Any, Any]:
     return sharding.replicate((arrays.images, arrays.labels), devices)
 
 
+def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
+    nothing = np.zeros((len(sharding.here(devices)), 0), np.int32)
+    return sharding.split((packed(source, numbers, devices), nothing, nothing), devices)
+
+
 def _consecutive(n: int, size: int, step: int) -> np.ndarray:
     return np.arange(step * size, min(n, (step + 1) * size))
 
@@ -141,7 +174,9 @@ def _cache(config: PretrainConfig) -> Path:
 
 
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
-    """Whether all images stay on the devices."""
+    """Whether all images stay on the devices; text does not, as it is read by the batch."""
+    if isinstance(source, Corpus):
+        return False
     if pipeline == "auto":
         limit = RESIDENT_SHARE * sharding.memory(sharding.here(devices))
         return source.image_shape is not None and _size(source) <= limit

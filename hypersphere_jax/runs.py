@@ -29,6 +29,7 @@ from hypersphere_jax.config import (
 )
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+VOCABULARY = "vocabulary.txt"
 # Where a run lies and how it is carried out, which shapes no number.
 IDENTITY = ("name", "runs_dir", "runtime", "evaluate")
 
@@ -191,6 +192,30 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
         "on: restore them",
     )
     return dataset
+
+
+def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
+    """Keeps the words that a run of text knows, one a line: with them it reads any sentence."""
+    with whole_file(folder / VOCABULARY) as file:
+        file.write("".join(f"{word}\n" for word in vocabulary).encode())
+
+
+def read_vocabulary(folder: Path) -> tuple[str, ...]:
+    """The words that a run of text knows, by their numbers.
+
+    Raises:
+      UserError: when their file is not there, or not whole.
+    """
+    file = folder / VOCABULARY
+    require(file.is_file(), f"{file} is missing: the same `pretrain` command writes it again")
+    words = tuple(file.read_text(encoding="utf-8").split("\n")[:-1])
+    known = read_config(folder).model.vocabulary
+    require(
+        len(words) == known,
+        f"{file} has {len(words)} words, and the encoder knows {known}: the same `pretrain` "
+        "command writes it again",
+    )
+    return words
 
 
 def moved(config: DataConfig, data_dir: str | None) -> DataConfig:

@@ -14,7 +14,7 @@ import numpy as np
 from hypersphere_jax import checkpoint, data, hosts, models, runs, sharding
 from hypersphere_jax.assembly import from_run
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError
-from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.progress import Meter, Progress
@@ -35,7 +35,8 @@ class Run:
 
     def __init__(self, config: PretrainConfig, dataset: data.Dataset):
         self.config, self.folder = config, runs.folder_of(config)
-        self.sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
+        self._vocabulary = getattr(dataset.pretrain, "vocabulary", None)
+        self.sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
         self.total = config.optimizer.epochs * self.sampler.steps_per_epoch
         self.schedule = make_schedule(config.optimizer, self.total)
         self.optimizer = make_optimizer(config.optimizer, self.schedule)
@@ -82,6 +83,8 @@ class Run:
 
     def _open(self, devices: Sequence[jax.Device], digest: str, command: str) -> None:
         runs.open_folder(self.config, devices, digest, command)
+        if self._vocabulary is not None:
+            runs.write_vocabulary(self.folder, self._vocabulary)
         runtime = self.config.runtime
         self._checkpoints = checkpoint.Checkpoints(
             self.folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps

@@ -18,10 +18,15 @@ from hypersphere_jax.losses import (
     align_loss,
     contrastive_loss,
     info_nce_loss,
+    l2_normalize,
+    quick_thought_align_loss,
+    quick_thought_contrastive_loss,
+    quick_thought_uniform_loss,
     uniform_loss,
     uniform_queue_loss,
 )
 from hypersphere_jax.moco import KeyQueue, ema_update, queue_push, queue_statistics
+from hypersphere_jax.packing import PADDING
 
 Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name) -> (loss, metrics)
@@ -119,6 +124,35 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
     return objective
 
 
+def make_sentence_objective(
+    config: ObjectiveConfig, numbers: Mapping[str, jax.Array] | None = None
+) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum of consecutive sentences' features by two encoders (B.3).
+
+    Alignment and uniformity are of unit features; the contrastive loss is of the features as they
+    are, which have no unit norm in the original Quick-Thought.
+
+    Returns:
+      `objective(f, g, axis_name) -> (loss, metrics)`; features `[k, d]`, the devices' sentences one
+      after the other in the axis' order. `uniform` is the sum of both encoders', as in B.3.
+    """
+    value = vars(config) | dict(numbers or {})
+
+    def objective(f, g, axis_name):
+        unit = l2_normalize(f), l2_normalize(g)
+        over = {"axis_name": axis_name}
+        metrics = {
+            "align": quick_thought_align_loss(*unit, value["align_alpha"], **over),
+            "uniform": quick_thought_uniform_loss(*unit, value["uniform_t"], **over),
+        }
+        if config.contrastive_weight:
+            tau = value["contrastive_tau"]
+            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **over)
+        return _weighted(config, value, metrics), metrics
+
+    return objective
+
+
 def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
     # A term without weight stays out: zero times its infinity would not be zero.
     return sum(
@@ -172,6 +206,44 @@ def make_step(
             return loss, (stats, metrics)
 
         return _updated(state, loss_of, optimizer, axis_name)
+
+    return step
+
+
+def make_sentence_step(
+    apply: Callable,
+    objective: Callable,
+    optimizer: optax.GradientTransformation,
+    *,
+    axis_name: str | None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A training step of Quick-Thought's two sentence encoders, on one device.
+
+    Args:
+      apply: the network, see `models.SentenceGRU`.
+      objective: the global loss of both encoders' features, see `make_sentence_objective`.
+      optimizer: an optax transformation.
+      axis_name: the mapped axis, or None on a single device.
+
+    Returns:
+      As `make_step`, where the images are `Packed` sentences, this device's part of a batch of
+      consecutive ones. `padding` among the metrics is the share of the work that is padding.
+
+    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
+    """
+
+    def step(state, sentences, labels, indices, key):
+        del labels, indices, key  # nothing is drawn, and all sentences are this step's
+
+        def loss_of(params):
+            outputs, stats = apply(params, state.stats, sentences, True, axis_name)
+            loss, metrics = objective(outputs["f"], outputs["g"], axis_name)
+            return loss, (stats, metrics)
+
+        padding = jnp.mean(sentences.words == PADDING)
+        padding = padding if axis_name is None else jax.lax.pmean(padding, axis_name)
+        state, metrics = _updated(state, loss_of, optimizer, axis_name)
+        return state, metrics | {"padding": padding}
 
     return step
 

@@ -21,7 +21,7 @@ from hypersphere_jax.assembly import (
     structure,
 )
 from hypersphere_jax.config import Diverged, PretrainConfig, Stopped, UserError, require
-from hypersphere_jax.data.sampling import Sampler
+from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.evaluation.during import make_evaluation
 from hypersphere_jax.feed import feed, feed_together, is_resident
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
@@ -130,7 +130,7 @@ def _alike(tasks: Sequence[Task]) -> list[list[int]]:
     """The places of the tasks, those together that can train together."""
     groups: dict[Any, list[int]] = {}
     for i, (config, dataset, _, _, resident) in enumerate(tasks):
-        sampler = Sampler(len(dataset.pretrain), config.optimizer.batch_size, config.seed)
+        sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
         saved = checkpoint.steps(runs.folder_of(config) / "checkpoints") or [0]
         done = saved[-1] >= config.optimizer.epochs * sampler.steps_per_epoch
         alone = done or not resident or config.moco.queue_size > 0

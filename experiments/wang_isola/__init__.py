@@ -1,11 +1,11 @@
 """Wang & Isola (2020): its tables, figures and theorems, as items of `python run.py reproduce`."""
 
 from experiments.items import Item
-from experiments.wang_isola import best, circle, plane, theory, trajectories, weights
+from experiments.wang_isola import best, circle, plane, sentences, theory, trajectories, weights
 
 ITEMS: dict[str, Item] = {
     name: item
-    for module in (best, circle, plane, theory, trajectories, weights)
+    for module in (best, circle, plane, sentences, theory, trajectories, weights)
     for name, item in module.ITEMS.items()
 }
 
@@ -16,9 +16,4 @@ ELSEWHERE = {
     "wang-isola/figure6": "code of the two losses: `align_loss`, `uniform_loss`",
     "wang-isola/table6": "the layers of the depth predictor: `models/depth_predictor.py`",
     "wang-isola/table7": "the classes of ImageNet-100: `experiments/paper_tables/`",
-}
-LATER = {
-    "wang-isola/table4": "best encoders of BookCorpus: text is not here yet",
-    "wang-isola/table11": "all BookCorpus encoders: text is not here yet",
-    "wang-isola/figure9b": "BookCorpus's encoders in the plane: text is not here yet",
 }

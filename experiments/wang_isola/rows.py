@@ -14,6 +14,7 @@ STL10 = Measures(layers=("output", "fc7"))
 NYU = Measures(layers=("conv5", "conv4"), depth=True)
 IMAGENET100 = Measures(layers=("backbone",), protocol="moco_imagenet100", folds=3)
 IMAGENET = Measures(layers=("backbone",), protocol="moco", folds=None)
+BOOKCORPUS = Measures(protocol="quick_thought", tasks=("mr", "cr"))
 
 # Column of the papers' tables: column of ours.
 OURS = {
@@ -30,6 +31,10 @@ OURS = {
     "val_conv4_mse": "conv4_mse",
     "cv_conv5_mse": "conv5_mse_cv",
     "cv_conv4_mse": "conv4_mse_cv",
+    "val_mr": "mr",
+    "val_cr": "cr",
+    "cv_mr": "mr_cv",
+    "cv_cr": "cr_cv",
 }
 
 

@@ -9,8 +9,10 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
 
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
-Column = Literal["run", "step", "layer", "protocol", "valid", "top1", "top5", "seconds"]
-Protocol = Literal["lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced"]
+Column = Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"]
+Protocol = Literal[
+    *("lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought")
+]
 
 
 @config
@@ -26,6 +28,10 @@ class ProbeConfig:
     """One or several: runs (folders, or names under `runs/`), folders of runs, or features: an .npz
     file with train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as
     .npy files, which may be larger than memory."""
+    data: tuple[str, ...] = ()
+    """Of sentence encoders, the labelled sentences to classify: `mr`, `cr` or `mpqa`, whose files
+    are in `--data-dir`; the start of a pair of files, START.pos and START.neg, one sentence a line;
+    a .tsv file of labels and sentences; or a folder with train.tsv and test.tsv."""
     layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
     """Layers whose (flattened) outputs are classified: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"
@@ -58,7 +64,7 @@ class ProbeConfig:
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
     all_steps: bool = False
     """Take every checkpoint that is saved."""
-    sort: Literal["run", "step", "layer", "protocol", "valid", "top1", "top5", "seconds"] | None = (
+    sort: Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"] | None = (
         None
     )
     """Order of the results: by this column, scores from the best on; `valid` is that on held-out
@@ -66,7 +72,7 @@ class ProbeConfig:
     out: Path | None = None
     """Also write all results into this .csv or .json file. (Each goes into its run's `eval/`.)"""
     data_dir: str | None = None
-    """Where the runs' data are now, if they were moved."""
+    """Where the runs' data are now, if they were moved; with `--data`, where those are."""
     seed: int = 0
     """Seed of held-out parts and folds, of minibatches, and of random crops."""
     devices: int | None = None
@@ -95,7 +101,7 @@ class ProbeConfig:
         """No option is given that nothing would take."""
         standard = {field.name: field.default for field in dataclasses.fields(self)}
         given = [name for name in standard if getattr(self, name) != standard[name]]
-        minibatch = set(self.protocols) - {"lbfgs", "knn"}
+        minibatch = set(self.protocols) - {"lbfgs", "knn", "quick_thought"}
         for name, takes, what in (
             ("augment", minibatch, "--protocols stl10, moco, simclr or balanced"),
             ("as_printed", minibatch, "--protocols stl10, moco, simclr or balanced"),
@@ -108,6 +114,10 @@ class ProbeConfig:
         ):
             flag = name.replace("_", "-")
             require(bool(takes) or name not in given, f"--{flag} needs {what}")
+        require(
+            "quick_thought" not in self.protocols or bool(self.data),
+            "--protocols quick_thought needs --data: the sentences to classify, such as mr",
+        )
 
 
 @config

@@ -12,13 +12,14 @@ class ModelConfig:
     """The encoder."""
 
     name: Annotated[
-        Literal["small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50"],
+        Literal["small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"],
         arg(name="model"),
     ] = "small_cnn"
     """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola's) for 32 and 64,
-    ResNets for all sizes."""
+    ResNets for all sizes; `sentence_gru` for text: the two sentence encoders of Quick-Thought."""
     dim: int = 32
-    """Dimension d of the output on the unit hypersphere."""
+    """Dimension d of the output on the unit hypersphere; of each of the two sentence encoders, half
+    of it for each direction."""
     width: float = 1.0
     """Factor on all channel counts but the head's."""
     stem: Literal["cifar", "imagenet"] | None = None
@@ -52,6 +53,14 @@ class ModelConfig:
     `sync`."""
     bn_groups: int = 8
     """Parts of the global batch under `--batch-norm split`."""
+    embedding: int = 620
+    """Dimensions of the word embeddings of `sentence_gru`."""
+    unit_norm: bool = True
+    """Of `sentence_gru`: whether the contrastive loss sees features of unit norm. Alignment,
+    uniformity and evaluation always do."""
+    vocabulary: Fixed[int | None] = None
+    """Words that `sentence_gru` knows, the special ones among them; a run takes them from its
+    data."""
 
     def __post_init__(self):
         require(self.dim >= 2, f"--dim {self.dim}: the hypersphere needs at least 2 dimensions")
@@ -60,7 +69,7 @@ class ModelConfig:
             self.image_size is None or self.image_size >= 4,
             f"--image-size {self.image_size}: must be at least 4 pixels",
         )
-        for flag in ("head_hidden", "bn_groups"):
+        for flag in ("head_hidden", "bn_groups", "embedding"):
             at_least_one(flag, getattr(self, flag))
         require(
             self.batch_norm in (None, "split") or "--bn-groups" not in given(self),
@@ -76,3 +85,22 @@ class ModelConfig:
             self.head != "linear" or self.head_hidden is None,
             "--head-hidden needs a --head with hidden layers",
         )
+        self._check_text()
+
+    def _check_text(self):
+        for_text = ("--embedding", "--unit-norm", "--vocabulary")
+        for_both = ("--name", "--dim", "--dtype")
+        for flag in given(self):
+            fits = flag in for_both or (flag in for_text) == self.reads_text
+            shown = flag.replace("--unit", "--no-unit")
+            kind = "sentences" if flag in for_text else "images"
+            require(fits, f"{shown} is for encoders of {kind}, not {self.name}")
+        require(
+            not self.reads_text or self.dim % 2 == 0,
+            f"--dim {self.dim}: {self.name} has half of it for each direction: take an even number",
+        )
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether this is an encoder of sentences."""
+        return self.name == "sentence_gru"

@@ -13,7 +13,7 @@ from hypersphere_jax import augment, feed, models, sharding
 from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, views
 from hypersphere_jax.evaluation import knn, linear
-from hypersphere_jax.evaluation.forward import batch_size, make_mapped, on_host, one_crop
+from hypersphere_jax.evaluation.forward import as_seen, batch_size, make_mapped, on_host, one_crop
 from hypersphere_jax.losses import align_loss, uniform_loss
 
 # Of the images and of their two views: the same ones in every run, so that runs compare.
@@ -103,7 +103,7 @@ def make_evaluation(
     layers = {"output"} if "align_uniform" in asked.evaluators else set()
     layers |= {asked.eval_layer} if {"knn", "linear"} & set(asked.evaluators) else set()
     layers |= {"logits"} if "classifier" in asked.evaluators else set()
-    outputs = _make_layers(config, apply, sorted(layers), devices, size, crop is not None)
+    outputs = _make_layers(as_seen(config, both), apply, sorted(layers), devices, size)
     two_views = None
     if "align_uniform" in asked.evaluators:
         two_views = _make_two_views(config, both, apply, devices, size)
@@ -177,17 +177,11 @@ def _read(config, source, size, devices, prepare) -> Images:
     return Images(images[readable], labels[readable], np.flatnonzero(readable))
 
 
-def _make_layers(config, apply, layers, devices, size, cropped) -> Callable:
+def _make_layers(seen, apply, layers, devices, size) -> Callable:
     """(weights, images) -> flattened layers of images as evaluation sees them."""
-    evaluate = augment.make_evaluate(
-        config.data.recipe,
-        config.model.image_size,
-        cropped=cropped,
-        extra_channels=config.data.extra_channels,
-    )
 
     def function(weights, images):
-        outputs, _ = apply(*weights, jax.vmap(evaluate)(images), False)
+        outputs, _ = apply(*weights, seen(images), False)
         return {name: jnp.reshape(outputs[name], (len(images), -1)) for name in layers}
 
     return make_mapped(function, devices, size)

@@ -121,6 +121,7 @@ def augmented_features(
       UserError: for a layer that the encoder does not have, or a recipe without crop and flip.
     """
     pools = _pools(encoder, [layer], pool)
+    require(not encoder.config.model.reads_text, "--augment is for images, not sentences")
     data, size = encoder.config.data, encoder.config.model.image_size
     recipe = augment.find(f"{data.recipe}:crop_flip")
     require(
@@ -209,13 +210,11 @@ def _compute(
     devices: Sequence[jax.Device],
 ) -> tuple[dict[str, Features], float]:
     """Features of some layers, and which share of the time passed waiting for images."""
-    recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
-    cropped, extra = source.image_shape is None, encoder.config.data.extra_channels
-    evaluate = augment.make_evaluate(recipe, size, cropped=cropped, extra_channels=extra)
     prepare = forward.one_crop(encoder.config, source)
+    as_seen = forward.as_seen(encoder.config, source)
 
     def outputs(apply, _, images, __):
-        return _pooled(apply(jax.vmap(evaluate)(images)), pools)
+        return _pooled(apply(as_seen(images)), pools)
 
     began = time.perf_counter()
     rows = forward.batch_size(source, devices)
@@ -291,7 +290,7 @@ def _fingerprint(encoder: Encoder, source: Source, devices: Sequence[jax.Device]
     config, digest = encoder.config, hashlib.sha256()
     model = {k: v for k, v in to_dict(config.model).items() if k not in TRAINING_ONLY}
     flags = [jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64]
-    recipe = augment.find(config.data.recipe).evaluate
+    recipe = None if config.model.reads_text else augment.find(config.data.recipe).evaluate
     versions = [_code(), jax.__version__, jaxlib.__version__, DECODER, devices[0].device_kind]
     shaping = [*versions, *flags, source.digest, recipe, config.data.extra_channels, model]
     digest.update(json.dumps(shaping).encode())

@@ -47,6 +47,20 @@ def one_crop(config: PretrainConfig, source: Source) -> OneCrop | None:
     return OneCrop(augment.host_crops(config.data.recipe, config.model.image_size)[1])
 
 
+def as_seen(config: PretrainConfig, source: Source) -> Callable[[jax.Array], jax.Array]:
+    """What the network sees of images `[b, …]` in evaluation; of sentences their words."""
+    if config.model.reads_text:
+        return lambda words: words
+    return jax.vmap(
+        augment.make_evaluate(
+            config.data.recipe,
+            config.model.image_size,
+            cropped=source.image_shape is None,
+            extra_channels=config.data.extra_channels,
+        )
+    )
+
+
 def make_mapped(function: Callable, devices: Sequence[jax.Device], rows: int) -> Callable:
     """Maps a function over batches of at most `rows` rows; compiled once for all of them.
 

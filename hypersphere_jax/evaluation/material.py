@@ -1,5 +1,6 @@
 """What there is to measure: of a run's split, or of somebody's files."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from hypersphere_jax import runs
 from hypersphere_jax.config import MetricsConfig, UserError, require
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.source import Sample
-from hypersphere_jax.evaluation import geometry
+from hypersphere_jax.evaluation import geometry, metrics
 from hypersphere_jax.evaluation.features import pair_features, split_features
 from hypersphere_jax.evaluation.files import FeatureFile
 from hypersphere_jax.evaluation.metrics import Estimate, Rows, row_slices
+from hypersphere_jax.evaluation.sentences import neighbour_metrics, neighbours
 from hypersphere_jax.runs import Encoder
 
 
@@ -24,7 +26,8 @@ class Material(NamedTuple):
 
     `x` are unit features `[n, d]`, and `pairs` those of the two sides of positive pairs. `labels`
     are integers `[n]`, called `labels_name` in messages. `class_names` are by label. `prototype`
-    gives the prototype bias, and of how many images it is.
+    gives the prototype bias, and of how many images it is. `summary(alpha, t, devices)` gives
+    alignment and uniformity; of text it is `metrics.summary` of neighbours, and `x` are f's.
     """
 
     x: Any
@@ -32,7 +35,8 @@ class Material(NamedTuple):
     labels: np.ndarray | None
     labels_name: str
     class_names: Sequence[str]
-    prototype: Callable[[], tuple[Estimate, int]]
+    prototype: Callable[[], tuple[Estimate, int]] | None
+    summary: Callable[..., dict[str, Any]]
 
 
 class Picked:
@@ -65,6 +69,14 @@ def of_run(config: MetricsConfig, devices: Sequence[jax.Device]) -> tuple[dict[s
     encoder = runs.load_encoder(folder, config.step)
     dataset = runs.load_data(folder, config.data_dir)
     source = runs.test_split(dataset) if config.split == "test" else dataset.train
+    about = {
+        "run": folder.name,
+        "step": encoder.step,
+        "data": encoder.config.data.name,
+        "split": config.split,
+    }
+    if encoder.config.model.reads_text:
+        return about | {"layer": "f, g"}, _of_text(encoder, source, devices)
     found = split_features(encoder, source, ["output"], devices)["output"]
     _check_finite(f"{config.split} features of {folder.name}", found.x)
     pairs = pair_features(encoder, source, devices, config.seed)
@@ -74,16 +86,24 @@ def of_run(config: MetricsConfig, devices: Sequence[jax.Device]) -> tuple[dict[s
     def prototype() -> tuple[Estimate, int]:
         return _prototype_of_run(encoder, source, pairs, devices, config.seed)
 
-    about = {
-        "run": folder.name,
-        "step": encoder.step,
-        "data": encoder.config.data.name,
-        "split": config.split,
-        "layer": "output",
-    }
     labels = found.labels if dataset.class_names else None
     name = f"labels of the {config.split} split"
-    return about, Material(found.x, pairs, labels, name, dataset.class_names, prototype)
+    summary = functools.partial(metrics.summary, found.x, pairs)
+    return about | {"layer": "output"}, Material(
+        found.x, pairs, labels, name, dataset.class_names, prototype, summary
+    )
+
+
+def _of_text(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> Material:
+    """Features of neighbouring sentences: f of one and g of the other are a pair."""
+    found = split_features(encoder, source, ["f", "g"], devices)
+    f, g = found["f"].x, found["g"].x
+    for name, x in (("f", f), ("g", g)):
+        _check_finite(f"{name}'s features of {encoder.folder.name}", x)
+    first, second = neighbours(source.documents)
+    pairs = Rows(f, first), Rows(g, second)
+    summary = functools.partial(neighbour_metrics, f, g, source.documents)
+    return Material(f, pairs, None, "labels of the text", (), None, summary)
 
 
 def _prototype_of_run(
@@ -145,7 +165,8 @@ def of_file(config: MetricsConfig) -> tuple[dict[str, Any], Material]:
         "normalized": config.normalize,
     }
     pairs = None if others is None else (x, others)
-    return about, Material(x, pairs, labels, str(config.labels), (), prototype)
+    summary = functools.partial(metrics.summary, x, pairs)
+    return about, Material(x, pairs, labels, str(config.labels), (), prototype, summary)
 
 
 def _labels(path: Path) -> np.ndarray:

@@ -34,7 +34,7 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
     result = {
         **about,
         "protocol": "metrics",
-        **metrics.summary(found.x, found.pairs, config.alpha, config.t, devices),
+        **found.summary(config.alpha, config.t, devices),
     }
     for part in chosen:
         result |= _known(PARTS[part](config, found, devices))
@@ -80,6 +80,8 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
     chance = math.sqrt(math.pi / 2 / n) * math.log(2)
     optimum = result["uniform_optimum"]
     rows = (
+        ("L_uniform of f", "uniform_f", optimum / 2),
+        ("L_uniform of g", "uniform_g", optimum / 2),
         ("L_uniform of the views, mean", "uniform_views", optimum),
         ("L_uniform by class, mean", "uniform_by_class_mean", optimum),
         ("effective rank", "effective_rank", float(d)),

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypersphere_jax.config import ProbeConfig, UserError, require
 from hypersphere_jax.evaluation import files, knn, linear, results
 from hypersphere_jax.evaluation.cache import Features
 from hypersphere_jax.evaluation.features import Extraction, augmented_features, extract
+from hypersphere_jax.evaluation.sentences import sentence_probe
 from hypersphere_jax.evaluation.sgd import PROTOCOLS
 from hypersphere_jax.runs import Encoder
 
@@ -23,13 +24,15 @@ logger = logging.getLogger("hypersphere_jax")
 Result = dict[str, Any]
 Say = Callable[[str], None]
 # Options of a run that a file of features has no use for.
-OF_RUNS = ("layers", "pool", "augment", "step", "all_steps", "data_dir")
+OF_RUNS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
 
 
 def probe(
     config: ProbeConfig, say: Say = lambda line: None, failed: Say | None = None
 ) -> list[Result]:
     """Linear probes and k-NN of checkpoints' layers, or of files of features.
+
+    Of sentence encoders, on the labelled sentences that the config names.
 
     Hyper-parameters are chosen on the training split; the test split is scored once.
 
@@ -82,20 +85,39 @@ def _set_aside(name: str, failed: Say | None) -> Iterator[None]:
 def _of_run(
     folder: Path, config: ProbeConfig, devices: list[jax.Device], say: Say, failed: Say | None
 ) -> Iterator[Result]:
+    datasets = _labelled_data(folder, config)
+    steps = checkpoint.steps(folder / "checkpoints") if config.all_steps else [config.step]
+    require(bool(steps), f"no checkpoint in {folder / 'checkpoints'}: `pretrain` saves one there")
+    for step in steps:
+        with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
+            encoder = runs.load_encoder(folder, step)
+            for task, dataset in datasets.items():
+                its = {"data": task and Path(task).name, "step": step}
+                for name, options, result in _of_encoder(encoder, dataset, config, devices, say):
+                    _save(folder, name, its | options, result)
+                    yield result
+
+
+def _labelled_data(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
+    """What is classified: the run's own data (None), or for text that of each task by its name."""
+    its = runs.read_config(folder)
+    if its.model.reads_text:
+        require(
+            bool(config.data),
+            f"{folder} holds encoders of sentences, and its text has no labels: say with --data "
+            "what to classify, such as mr (with --data-dir), or START of START.pos and START.neg",
+        )
+        vocabulary = runs.read_vocabulary(folder)
+        where = None if config.data_dir is None else Path(config.data_dir).expanduser()
+        return {task: data.load_labelled(task, where, vocabulary) for task in config.data}
+    require(not config.data, f"--data is for encoders of sentences, and {folder} is of images")
     dataset = runs.load_data(folder, config.data_dir)
     require(
         bool(dataset.class_names),
         f"the images of {dataset.origin} have no labels, which a probe needs",
     )
     runs.test_split(dataset)
-    steps = checkpoint.steps(folder / "checkpoints") if config.all_steps else [config.step]
-    require(bool(steps), f"no checkpoint in {folder / 'checkpoints'}: `pretrain` saves one there")
-    for step in steps:
-        with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
-            encoder = runs.load_encoder(folder, step)
-            for name, options, result in _of_encoder(encoder, dataset, config, devices, say):
-                _save(folder, name, {"step": step, **options}, result)
-                yield result
+    return {None: dataset}
 
 
 def _of_encoder(
@@ -106,21 +128,19 @@ def _of_encoder(
     say: Say,
 ) -> Iterator[tuple[str, dict[str, Any], Result]]:
     """Results, and the name and options that their files have."""
-    train, test = (
-        extract(encoder, source, config.layers, devices, config.pool)
-        for source in (dataset.train, runs.test_split(dataset))
-    )
-    say(f"{encoder.folder.name}, step {encoder.step}: {_told(train, test, encoder.folder)}")
+    sources = [source for source in (dataset.train, dataset.test) if source is not None]
+    splits = [extract(encoder, source, config.layers, devices, config.pool) for source in sources]
+    say(f"{encoder.folder.name}, step {encoder.step}: {_told(splits, encoder.folder)}")
     about = {
         "run": encoder.folder.name,
         "step": encoder.step,
-        "data": encoder.config.data.name,
-        "split": "test",
+        "data": dataset.name or encoder.config.data.name,
+        "split": "test" if len(splits) == 2 else "folds",
     }
-    for layer, pool in train.pools.items():
-        x_and_y = (*_labelled(train.features[layer]), *_labelled(test.features[layer]))
-        for name, split in (("training", x_and_y[1]), ("test", x_and_y[3])):
-            require(len(split) > 0, f"no {name} image of {dataset.origin} has a label")
+    for layer, pool in splits[0].pools.items():
+        x_and_y = [part for split in splits for part in _labelled(split.features[layer])]
+        for name, labels in zip(("training", "test"), x_and_y[1::2], strict=False):
+            require(len(labels) > 0, f"no {name} sample of {dataset.origin} has a label")
 
         def epochs(layer=layer):
             make = augmented_features(
@@ -131,8 +151,8 @@ def _of_encoder(
         pooled = None if pool == "none" else pool
         of_layer = about | {"layer": layer} | ({"pool": pool} if pooled else {})
         timed = {
-            "seconds_features": round(train.seconds + test.seconds, 3),
-            "data_wait": _data_wait(train, test),
+            "seconds_features": round(sum(split.seconds for split in splits), 3),
+            "data_wait": _data_wait(splits),
         }
         classes = len(dataset.class_names)
         for name, options, result in _scores(x_and_y, classes, config, devices, epochs):
@@ -163,12 +183,26 @@ def _scores(
     epochs: Callable[[], Callable] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any], Result]]:
     """Name, options that are not the default, and result of each protocol."""
+    if "quick_thought" in config.protocols:
+        began = time.perf_counter()
+        more = {} if config.folds is None else {"inner_folds": config.folds}
+        result = sentence_probe(
+            *x_and_y, num_classes=num_classes, seed=config.seed, devices=devices, **more
+        )
+        options = {"folds": config.folds, "seed": config.seed or None}
+        yield "quick_thought", options, _timed(result, began)
+    others = [protocol for protocol in config.protocols if protocol != "quick_thought"]
+    require(
+        not others or len(x_and_y) == 4,
+        f"--protocols {' '.join(others)}: these sentences have no test split, without which only "
+        "quick_thought scores them",
+    )
     many = max(config.k)
     require(
         "knn" not in config.protocols or many <= len(x_and_y[1]),
         f"--k {many}: there are only {len(x_and_y[1])} training samples",
     )
-    for protocol in config.protocols:
+    for protocol in others:
         if protocol == "knn":
             vote = {"vote": config.vote, "temperature": config.temperature}
             vote = vote if config.vote == "similarity" else {}
@@ -216,20 +250,21 @@ def _timed(result: Result, began: float) -> Result:
     return result | {"seconds_probe": round(time.perf_counter() - began, 3)}
 
 
-def _data_wait(*extractions: Extraction) -> float | None:
+def _data_wait(extractions: Sequence[Extraction]) -> float | None:
     """The largest share of the time that one of them waited for images; None: none was computed."""
     waits = [each.data_wait for each in extractions if each.data_wait is not None]
     return max(waits, default=None)
 
 
-def _told(train: Extraction, test: Extraction, folder: Path) -> str:
+def _told(splits: Sequence[Extraction], folder: Path) -> str:
     """One line for people: what was computed, what came from the cache, and the time."""
-    computed = [layer for layer in train.pools if layer in (*train.computed, *test.computed)]
-    cached = [layer for layer in train.pools if layer not in computed]
-    wait = _data_wait(train, test)
+    layers = splits[0].pools
+    computed = [layer for layer in layers if any(layer in split.computed for split in splits)]
+    cached = [layer for layer in layers if layer not in computed]
+    wait = _data_wait(splits)
     parts = [f"{', '.join(computed)} computed, {wait:.0%} data wait"] if computed else []
     parts += [f"{', '.join(cached)} from the cache"] if cached else []
-    seconds = train.seconds + test.seconds
+    seconds = sum(split.seconds for split in splits)
     return f"features of {'; '.join(parts)}; {seconds:.1f} s ({folder / 'features'})"
 
 

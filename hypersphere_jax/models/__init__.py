@@ -17,6 +17,7 @@ from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.models import heads
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.resnet import ResNet, ResNet18, ResNet34, ResNet50
+from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
 
@@ -26,6 +27,7 @@ MODELS = {
     "resnet18": ResNet18,
     "resnet34": ResNet34,
     "resnet50": ResNet50,
+    "sentence_gru": SentenceGRU,
 }
 
 Params = dict[str, Any]
@@ -38,12 +40,13 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
     """An encoder with fresh parameters.
 
     Args:
-      config: its `image_size` and `channels` must be given.
+      config: its `image_size` and `channels` must be given; of sentences, its `vocabulary`.
       key: random key of the initialization.
 
     Returns:
       apply: `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)`, with `x`
-        float32 `[n, image_size, image_size, channels]` and `outputs` a dict of the named layers,
+        float32 `[n, image_size, image_size, channels]`, or `packing.Packed` sentences (or integers
+        `[n, words]`, see `SentenceGRU`), and `outputs` a dict of the named layers,
         float32; `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses
         the statistics of the batch, and the running ones come back updated; else they come back
         as they are. Which batch is the config's choice, where `axis_name` is the mapped axis over
@@ -127,8 +130,11 @@ def before_head(name: str) -> str:
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes (for one image) of a model's layers, in the network's order."""
     apply, params, stats = abstract(config)
-    image = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
-    shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, image)
+    if config.reads_text:
+        x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    else:
+        x = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
+    shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
     return {name: shapes[name].shape[1:] for name in MODELS[config.name].layers if name in shapes}
 
@@ -153,6 +159,12 @@ def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None
 
 def _check(config: ModelConfig) -> None:
     require(config.name in MODELS, f"unknown model {config.name!r}: known are {sorted(MODELS)}")
+    if config.reads_text:
+        require(
+            config.vocabulary is not None,
+            "ModelConfig: vocabulary must be given to build an encoder of sentences",
+        )
+        return
     size, least = config.image_size, MODELS[config.name].min_image_size
     require(
         size is not None and config.channels is not None,

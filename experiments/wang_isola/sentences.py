@@ -1,0 +1,181 @@
+"""BookCorpus's sentence encoders: Tables 4 and 11 and Figure 9b of Wang & Isola."""
+
+from experiments import items, tables
+from experiments.items import Context, Item, Scale
+from experiments.shown import Shown
+from experiments.specifications import config_of, formula
+from experiments.sweeps import Measures, Planned, Rows
+from experiments.wang_isola.plane import Score, show_plane
+from experiments.wang_isola.rows import BOOKCORPUS, show_rows
+
+TABLE4, TABLE11 = "wang-isola/table4", "wang-isola/table11"
+# At the laptop's scale: Quick-Thought as it was; the contrastive loss over its range of tau;
+# alignment and uniformity over their range of weights, with the paper's best (row 47).
+LAPTOP_ROWS = (1, 2, 4, 5, 6, 7, 11, 16, 42, 47, 71, 75, 77, 83, 87, 106)
+BASELINES = 6  # the row whose embeddings and whose random initialization are the baselines
+TASKS = {"mr": "MR", "cr": "CR"}
+ACCURACY = Score("accuracy", "accuracy (%)")
+# The rows of Table 4, and what may take part in each.
+SELECTIONS = {
+    "best contrastive only": lambda kind: kind == "contrastive",
+    "best align and uniform only": lambda kind: kind == "align+uniform",
+    "best among all encoders": lambda kind: True,
+}
+
+
+def _measures(context: Context) -> Measures:
+    return BOOKCORPUS._replace(tasks_dir=items.folder_of("sentiment", context.data_dir))
+
+
+def _planned(number: int, context: Context) -> Planned:
+    return items.planned_row(tables.row_of(TABLE11, number), context, _measures(context))
+
+
+def _all(context: Context, rows: Rows) -> list[Planned]:
+    """All rows of Table 11, or the one that was asked for; those with NaN in the paper too."""
+    count = len(tables.rows(TABLE11))
+    numbers = range(1, count + 1) if context.row is None else (context.row,)
+    return [_planned(number, context) for number in numbers]
+
+
+def _grid(context: Context, rows: Rows) -> list[Planned]:
+    return [_planned(number, context) for number in LAPTOP_ROWS]
+
+
+def _baselines(context: Context, rows: Rows) -> list[Planned]:
+    """One encoder of the grid: its word embeddings, and both before the first step."""
+    one = _planned(BASELINES, context)
+    measures = one.measures._replace(layers=("output", "bag"), initial=True)
+    return [one._replace(about={**one.about, "kind": "baseline"}, measures=measures)]
+
+
+def _best(context: Context, rows: Rows) -> list[Planned]:
+    """The encoders that the paper's own selection found: for each row one of MR and one of CR."""
+    chosen = {
+        f"{row.number}{task}": number
+        for row in tables.rows(TABLE4)
+        for task, number in zip(TASKS, _numbers(row), strict=True)
+        if context.row in (None, row.number)
+    }
+    return [_planned(number, context) for number in dict.fromkeys(chosen.values())]
+
+
+def _numbers(row: tables.Row) -> list[int]:
+    """Rows of Table 11 with the losses that a row of Table 4 has for MR and for CR."""
+    found = []
+    for task in TASKS:
+        losses = {
+            name.removeprefix(f"{task}_"): value
+            for name, value in row.values.items()
+            if name.startswith(f"{task}_")
+        }
+        (number,) = (
+            other.number
+            for other in tables.rows(TABLE11)
+            if other.values["l2_normalized"]
+            and all(other.values[name] == value for name, value in losses.items())
+        )
+        found.append(number)
+    return found
+
+
+def show_best(context: Context, rows: Rows) -> Shown:
+    """Table 4: for each selection and task the encoder that is best by cross-validation."""
+    encoders = [row for row in rows if row["status"] == "done" and row["kind"] != "baseline"]
+    columns = ["selection", "task", "loss", "accuracy (%)", "95% interval"]
+    columns += ["paper's loss", "paper (%)"]
+    table = []
+    for printed in tables.rows(TABLE4):
+        name, theirs = printed.values["selection"], _numbers(printed)
+        candidates = [row for row in encoders if SELECTIONS[name](row["kind"])]
+        for (task, title), number in zip(TASKS.items(), theirs, strict=True):
+            if not candidates:
+                continue
+            best = max(candidates, key=lambda row: row[f"{task}_cv"])
+            interval = f"{best[f'{task}_low']:.2f} to {best[f'{task}_high']:.2f}"
+            paper = [_loss(number), printed.values[f"val_{task}"]]
+            table.append([name, title, best["loss"], best[task], interval, *paper])
+    table += _baseline_lines(rows)
+    text = [
+        "The paper's claim: text encoders trained with the contrastive loss are best at low tau, "
+        "and those trained with alignment and uniformity alone come near them. Encoders are picked "
+        "for each task by the cross-validation that also picks the classifier's L2, and scored "
+        "on sentences that this classifier did not see (10 folds, each the held-out part once).",
+    ]
+    if context.scale == "laptop":
+        text.append(
+            "At the laptop's scale the encoders have 200 dimensions each and read eight novels "
+            "twice, about 5 million words where the paper has about 700 million: the paper's "
+            "accuracies cannot be reached, and the order is what can be compared. Baselines: mean "
+            f"word embeddings of the encoder of row {BASELINES}, and both before training."
+        )
+    return Shown("Best sentence encoders by cross-validation (Table 4)", columns, table, [], text)
+
+
+def _baseline_lines(rows: Rows) -> list[list]:
+    lines = []
+    for row in rows:
+        if row["status"] != "done" or row["kind"] != "baseline":
+            continue
+        trained = "random" if row["step"] == 0 else "trained"
+        for layer, what in (("_bag", "word embeddings, their mean"), ("", "encoder")):
+            if trained == "trained" and not layer:
+                continue  # it is one of the grid
+            for task, title in TASKS.items():
+                key = f"{task}{layer}"
+                interval = f"{row[f'{key}_low']:.2f} to {row[f'{key}_high']:.2f}"
+                name = f"baseline: {trained} {what}"
+                lines.append([name, title, None, row[key], interval, None, None])
+    return lines
+
+
+def _loss(number: int) -> str:
+    """The loss of a row of Table 11, as its table prints it."""
+    return formula(config_of(tables.row_of(TABLE11, number)).objective)
+
+
+def show_figure(context: Context, rows: Rows) -> Shown:
+    """Figure 9b: the plane, coloured by the accuracy on each of the tasks."""
+    done = [row for row in rows if row["status"] == "done"]
+    of_tasks = [
+        {**row, "data": title, "accuracy": row[task]}
+        for task, title in TASKS.items()
+        for row in done
+    ]
+    failed = [row for row in rows if row["status"] != "done"]
+    shown = show_plane(context, [*of_tasks, *failed], "Figure 9b", ACCURACY)
+    more = (
+        "Alignment is of neighbouring sentences of held-out text, f of one with g of the other; "
+        "uniformity is the sum of both encoders', as in B.3: its least value is -8 for t = 2.",
+    )
+    return shown._replace(text=[*shown.text, *more])
+
+
+ITEMS = {
+    TABLE4: Item(
+        "best sentence encoders of BookCorpus (Quick-Thought)",
+        {
+            "laptop": Scale(("books",), 1.2, (_grid, _baselines)),
+            "paper": Scale(("books",), 3_000, (_best,)),
+        },
+        show_best,
+        by_row=("paper",),
+    ),
+    TABLE11: Item(
+        "all sentence encoders of BookCorpus, the grid behind Figure 9b",
+        {
+            "laptop": Scale(("books",), 8, (_all,)),
+            "paper": Scale(("books",), 90_000, (_all,)),
+        },
+        lambda context, rows: show_rows(TABLE11, "all sentence encoders of BookCorpus", rows),
+        by_row=("laptop", "paper"),
+    ),
+    "wang-isola/figure9b": Item(
+        "BookCorpus's encoders in the plane of alignment and uniformity",
+        {
+            "laptop": Scale(("books",), 1.2, (_grid,)),
+            "paper": Scale(("books",), 90_000, (_all,)),
+        },
+        show_figure,
+    ),
+}

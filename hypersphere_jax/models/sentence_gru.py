@@ -1,0 +1,132 @@
+"""Quick-Thought's two encoders of sentences: bidirectional GRUs with word embeddings of their own.
+
+Both encoders and both directions are one recurrence of four: they see the same sentences.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.losses import l2_normalize
+from hypersphere_jax.packing import END, Packed, one_a_row
+
+ENCODERS, DIRECTIONS = 2, 2  # f and g, forwards and backwards
+SPREAD = 0.1  # word embeddings are drawn from [-SPREAD, SPREAD], as in Quick-Thought's code
+
+
+class SentenceGRU(nnx.Module):
+    """Sentence encoders f and g: word embedding, bidirectional GRU, its two final states.
+
+    Layers: "f" and "g" `[k, dim]`, of unit norm in evaluation, and in training unless the config
+    says otherwise; "output" `[k, 2 dim]`, both with unit norm, concatenated, which is what is
+    classified; "bag" `[k, 2 embedding]`, the mean embedding of a sentence's words in f and in g,
+    the baseline that knows no order.
+
+    It takes `Packed` sentences, or integers `[k, t]` with a sentence in each row. The GRU is that
+    of cuDNN and PyTorch: the reset gate r acts on the recurrent part of the candidate,
+
+        n = tanh(W_n x + b_n + r (U_n h + c_n)),  h' = (1 - u) n + u h
+
+    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
+    """
+
+    layers = ("bag", "f", "g", "output")
+
+    def __init__(self, config: ModelConfig, *, norm, rngs: nnx.Rngs):
+        del norm  # it has no batch norm
+        words, width, h = config.vocabulary, config.embedding, config.dim // 2
+        uniform = nnx.initializers.uniform(2 * SPREAD)
+        self.embedding = nnx.Param(uniform(rngs.params(), (ENCODERS, words, width)) - SPREAD)
+        groups = (ENCODERS, DIRECTIONS)
+        glorot = nnx.initializers.glorot_uniform(batch_axis=(0, 1))
+        self.kernel = nnx.Param(glorot(rngs.params(), (*groups, width, 3 * h)))
+        self.recurrent = nnx.Param(_orthogonal(rngs.params(), groups, h))
+        self.bias = nnx.Param(jnp.zeros((*groups, 3 * h)))
+        self.recurrent_bias = nnx.Param(jnp.zeros((*groups, 3 * h)))
+        self.unit_norm, self.dtype = config.unit_norm, config.dtype
+
+    def __call__(self, x: Packed | jax.Array, train: bool) -> dict[str, jax.Array]:
+        x = x if isinstance(x, Packed) else one_a_row(x)
+        words = x.words.T  # [t, r]: time comes first in the recurrence
+        embedded = jax.vmap(lambda table: table[words])(self.embedding[...])
+        f, g = self._final(embedded, words, x)
+        unit_f, unit_g = l2_normalize(f), l2_normalize(g)
+        if self.unit_norm or not train:
+            f, g = unit_f, unit_g
+        output = jnp.concatenate([unit_f, unit_g], axis=-1)
+        return {"bag": _bag(embedded, x), "f": f, "g": g, "output": output}
+
+    def _final(self, embedded: jax.Array, words: jax.Array, x: Packed) -> jax.Array:
+        """Final states `[encoder, k, dim]` of both directions."""
+        t, r = words.shape
+        inputs = jnp.einsum(
+            "etri,edih->tedrh",
+            embedded.astype(self.dtype),
+            self.kernel[...].astype(self.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        inputs = inputs + self.bias[...][None, :, :, None, :]
+        # The other direction reads the rows from their ends.
+        inputs = jnp.stack([inputs[:, :, 0], inputs[::-1, :, 1]], axis=2)
+        ends = words == END
+        begins = jnp.concatenate([jnp.ones((1, r), bool), ends[:-1]])
+        kept = 1.0 - jnp.stack([begins, ends[::-1]], axis=1)  # [t, direction, r]
+        states = self._recurrence(inputs, kept)
+        row, last, first = x.last // t, x.last % t, x.first % t
+        final = jnp.concatenate(
+            [states[last, :, 0, row], states[t - 1 - first, :, 1, row]], axis=-1
+        )
+        return jnp.swapaxes(final, 0, 1)
+
+    def _recurrence(self, inputs: jax.Array, kept: jax.Array) -> jax.Array:
+        """States `[t, encoder, direction, r, h]`, each of the one before times what is kept of it.
+
+        The state is zero before a sentence's first word.
+        """
+        kernel = self.recurrent[...].astype(self.dtype)
+        bias = self.recurrent_bias[...][:, :, None, :]
+
+        def step(state, given):
+            x, share = given
+            state = state * share[None, :, :, None]
+            gates = jnp.matmul(
+                state.astype(self.dtype), kernel, preferred_element_type=jnp.float32
+            )
+            reset_x, update_x, new_x = jnp.split(x, 3, axis=-1)
+            reset_h, update_h, new_h = jnp.split(gates + bias, 3, axis=-1)
+            reset, update = _sigmoid(reset_x + reset_h), _sigmoid(update_x + update_h)
+            new = jnp.tanh(new_x + reset * new_h)
+            state = new + update * (state - new)
+            return state, state
+
+        start = jnp.zeros((*inputs.shape[1:4], inputs.shape[-1] // 3))
+        return lax.scan(step, start, (inputs, kept))[1]
+
+
+def _bag(embedded: jax.Array, x: Packed) -> jax.Array:
+    """Mean embeddings `[k, encoder * embedding]` of the words before END."""
+    t = x.words.shape[1]
+    row, first, last = x.last // t, x.first % t, x.last % t
+    # Sums from the row's first word on, of at most t of them.
+    sums = jnp.cumsum(embedded, axis=1)
+    sums = jnp.concatenate([jnp.zeros_like(sums[:, :1]), sums], axis=1)
+    total = sums[:, last, row] - sums[:, first, row]  # [encoder, k, embedding]
+    mean = total / jnp.maximum(last - first, 1)[None, :, None]
+    return jnp.concatenate(list(mean), axis=-1)
+
+
+def _orthogonal(key: jax.Array, groups: tuple[int, ...], h: int) -> jax.Array:
+    """An orthogonal matrix for each gate, encoder and direction: `[*groups, h, 3 h]`."""
+    keys = jax.random.split(key, (*groups, 3))
+    draw = nnx.initializers.orthogonal()
+    matrices = [
+        [[draw(keys[e, d, gate], (h, h)) for gate in range(3)] for d in range(groups[1])]
+        for e in range(groups[0])
+    ]
+    return jnp.concatenate(jnp.moveaxis(jnp.array(matrices), 2, 0), axis=-1)
+
+
+def _sigmoid(x: jax.Array) -> jax.Array:
+    return 0.5 * jnp.tanh(0.5 * x) + 0.5  # on CPU faster than by the exponential
