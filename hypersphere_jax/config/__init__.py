@@ -14,7 +14,7 @@ from hypersphere_jax.config.base import (
     require,
     to_dict,
 )
-from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig
+from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig, PrepareTextConfig
 from hypersphere_jax.config.depth import DepthConfig
 from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
 from hypersphere_jax.config.evaluators import EvaluateConfig
@@ -41,6 +41,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PrepareConfig",
+    "PrepareTextConfig",
     "PretrainConfig",
     "ProbeConfig",
     "RuntimeConfig",

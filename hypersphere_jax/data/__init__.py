@@ -1,8 +1,8 @@
 """Data sets: sources of images with labels, by number, and the batches that are made of them.
 
 `load` opens what a config names. The sources stand in `arrays`, `files` (folders and zips of
-images), `nyu`, `tfds_source` and `synthetic`; `views` makes parts of a source; `pipeline` makes
-batches.
+images), `nyu`, `tfds_source` and `synthetic`, and in `text` those of sentences; `views` makes parts
+of a source; `pipeline` makes batches.
 """
 
 import difflib
@@ -12,10 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hypersphere_jax.config import DataConfig, require
-from hypersphere_jax.data import arrays, files, nyu, synthetic, tfds_source, views
+from hypersphere_jax.config.data import TEXT_RECIPE
+from hypersphere_jax.data import arrays, files, nyu, synthetic, text, tfds_source, views
 from hypersphere_jax.data.source import Arrays, Source
 
-__all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located"]
+__all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located", "text_folder"]
 
 # Data sets with a name, and the augmentation recipe that suits them. Any other name is asked of
 # TensorFlow Datasets.
@@ -27,6 +28,7 @@ NAMED = {
     "stl10": "stl10",
     "imagenet2012": "moco_v2",
     "nyu_depth_v2": "nyu_depth",
+    "books": TEXT_RECIPE,
 }
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 # Of random_bits: the size and number of CIFAR-10's training images.
@@ -62,6 +64,9 @@ def load(config: DataConfig) -> Dataset:
     Raises:
       UserError: for an unknown name, or data that are not there or not as described there.
     """
+    folder = text_folder(config)
+    if folder is not None:
+        return _load_text(folder, config)
     train, test, pretrain, recipe = _open(config)
     part = _of_classes(train, config)
     if config.folds > 1:
@@ -94,6 +99,47 @@ def located(config: DataConfig) -> dict[str, str | None]:
 
     name = whole(config.name) if _is_path(config.name) else config.name
     return {"name": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
+
+
+def text_folder(config: DataConfig) -> Path | None:
+    """Where the text of a config lies, raw or prepared; None if the config is one of images.
+
+    Raises:
+      UserError: for `books` without a place that holds text.
+    """
+    where = _path(config.data_dir)
+    if config.name == "books":
+        require(
+            where is not None,
+            "--data books needs --data-dir: a folder of .txt or .txt.gz files, or a prepared one",
+        )
+        require(where.exists(), f"no file or folder {where}: --data-dir of books is text")
+        return where
+    return _path(config.name) if _is_path(config.name) and _is_text(_path(config.name)) else None
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file or folder is text; a folder with a training split of images is not."""
+    if path.is_file() or not path.is_dir():
+        return text.is_text_name(path.name)
+    if (path / "corpus.json").is_file():
+        return True
+    is_of_images = files.is_image_tree(path) or (path / "train_images.npy").is_file()
+    return not is_of_images and text.has_text(path)
+
+
+def _load_text(path: Path, config: DataConfig) -> Dataset:
+    config.check_text()
+    folder = text.prepared(path, config.vocabulary, config.max_tokens)
+    train, held_out = text.open_corpus(folder)
+    for name in ("vocabulary", "max_tokens"):
+        asked, made = getattr(config, name), train.options[name]
+        require(
+            asked in (made, getattr(DataConfig, name)),
+            f"--{name.replace('_', '-')} {asked}: {folder} was prepared with {made}; leave it out, "
+            "or prepare the text anew",
+        )
+    return Dataset(train, held_out, train, TEXT_RECIPE)
 
 
 def _of_classes(source: Source, config: DataConfig) -> Source:
@@ -157,7 +203,9 @@ def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
 
 def _is_path(name: str) -> bool:
     """Whether this is a file or folder rather than a name; TFDS has names with a slash, too."""
-    looks = name.endswith((".npz", ".npy", ".mat", ".zip")) or name.startswith((".", "~", "/"))
+    looks = name.endswith((".npz", ".npy", ".mat", ".zip", *text.SUFFIXES)) or name.startswith(
+        (".", "~", "/")
+    )
     return name not in NAMED and (looks or Path(name).exists())
 
 
