@@ -100,7 +100,7 @@ def linear_probe(
       UserError: for features, labels or options that do not fit, and for "lbfgs" features that do
         not fit into memory.
     """
-    clock = _Clock()
+    clock = Clock()
     train_x, test_x = check_features("train", train_x), check_features("test", test_x)
     check_same_dim("train", train_x, "test", test_x)
     train_y = check_labels("train", train_y, len(train_x), num_classes)
@@ -161,7 +161,7 @@ def linear_probe(
     }
 
 
-class _Clock:
+class Clock:
     """Seconds between laps, by name."""
 
     def __init__(self):
@@ -216,7 +216,7 @@ def _check_memory(n: int, d: int, devices: Sequence[jax.Device]) -> None:
     )
 
 
-def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: _Clock):
+def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: Clock):
     n, d = x.shape
     devices = jax.local_devices()[:1] if devices is None else devices
     _check_memory(n, d, devices)
@@ -267,7 +267,7 @@ def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: _Clock):
     return classifier, scaling.apply, valid_top1, best, report
 
 
-def _sgd(train, x, y, part, parts, cells, clock: _Clock):
+def _sgd(train, x, y, part, parts, cells, clock: Clock):
     pairs = [(cell["learning_rate"], cell["weight_decay"]) for cell in cells]
     valid_top1 = np.zeros((len(parts), len(cells)))
     for fold in parts:

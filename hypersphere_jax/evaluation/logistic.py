@@ -36,7 +36,7 @@ RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
 READ = 2**20  # numbers of the features that are read at a time
 NONE = -1  # as a part: no row's
-PADDING = -2
+PADDING = -2  # a row that no fit knows
 
 
 class Scaling(NamedTuple):
@@ -143,6 +143,17 @@ def place(
     shape = (len(devices), blocks, size)
     host = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), host)
     return Problem(sharding.split(host, devices), *model, num_classes, devices)
+
+
+def with_parts(problem: Problem, part) -> Problem:
+    """The same rows, divided into parts `[n]` in another way; those of `PADDING` are in no fit.
+
+    All divisions share the copy of the features, and its shapes: nothing is compiled again.
+    """
+    rows = problem.rows
+    padded = np.full(rows.part.shape, PADDING, np.int32)
+    padded.reshape(-1)[: len(part)] = part
+    return problem._replace(rows=rows._replace(part=sharding.split(padded, problem.devices)))
 
 
 def fit_logistic(

@@ -41,14 +41,20 @@ def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
     Raises:
       UserError: for shapes that differ or no pairs.
     """
+    powers = distance_powers(x, y, alpha)
+    error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
+    return Estimate(float(powers.mean()), float(error))
+
+
+def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
+    """`|x_i - y_i|^alpha` of each pair, float64 `[n]`; as `alignment`, whose mean is of these."""
     require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
     require(len(x) > 0, "alignment needs at least one pair")
     powers = np.empty(len(x))
     for rows in row_slices(len(x)):
         sides = (np.asarray(side[rows], np.float32) for side in (x, y))
         powers[rows] = _distance_powers(*sides, alpha)
-    error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
-    return Estimate(float(powers.mean()), float(error))
+    return powers
 
 
 def uniformity(
