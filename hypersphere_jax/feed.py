@@ -126,7 +126,7 @@ def in_order(
     devices: Sequence[jax.Device],
     prepare: Callable | None = None,
 ) -> Iterator[Batch]:
-    """All images of a source in batches, on the host; an unreadable one has the index -1.
+    """All images, or sentences, of a source in batches; an unreadable image has the index -1.
 
     Args:
       config: of the run whose encoder will see them.
@@ -135,8 +135,13 @@ def in_order(
       devices: their memory decides whether the images are decoded once and kept.
       prepare: as in `data.pipeline.stream`, for images that differ in size.
     """
-    bad = Bad(source, config.data.bad_images)
     n = len(source)
+    if config.model.reads_text:
+        for rows in (range(start, min(start + size, n)) for start in range(0, n, size)):
+            words = np.stack([source[i]["image"] for i in rows])
+            yield Batch(words, source.labels[rows.start : rows.stop], np.array(rows))
+        return
+    bad = Bad(source, config.data.bad_images)
     asked = config.runtime.pipeline if source.image_shape is not None else "auto"
     if not is_resident(source, asked, devices):
         steps = range(-(-n // size))

@@ -12,6 +12,7 @@ Item = TypeVar("Item")
 
 # On no terminal, such as a log file, lines come at least this far apart.
 SECONDS_BETWEEN_LINES = 10.0
+PER_SECOND = "_per_s"  # ends the name of a rate
 
 
 class Progress:
@@ -46,9 +47,10 @@ class Progress:
         """Shows a record of metrics (see docs/runs.md)."""
         step, now = record["step"], time.monotonic()
         values = f"loss {record['loss']:.3f}"
-        if "images_per_s" in record:
-            values += f", {record['images_per_s']:,.0f} images/s"
-            values += f", data wait {record['data_wait']:.0%}"
+        for key in record:
+            if key.endswith(PER_SECOND):
+                values += f", {record[key]:,.0f} {key.removesuffix(PER_SECOND)}/s"
+                values += f", data wait {record['data_wait']:.0%}"
         found = {key: value for key, value in record.items() if key.startswith("eval/")}
         values += "".join(f", {key} {value:.4g}" for key, value in found.items())
         if self._bar is not None:
@@ -75,14 +77,14 @@ class Progress:
 
 
 class Meter:
-    """Images per second, and the share of the time in which the devices wait for data.
+    """Images or sentences per second, and the share of the time in which devices wait for data.
 
     As a context manager it measures the waiting. Time counts from the end of the first step, which
     compiles.
     """
 
-    def __init__(self, batch_size: int):
-        self._batch_size = batch_size
+    def __init__(self, batch_size: int, unit: str = "images"):
+        self._batch_size, self._rate = batch_size, unit + PER_SECOND
         self._since: float | None = None
 
     def __enter__(self):
@@ -106,7 +108,7 @@ class Meter:
         if not steps:
             return {}
         return {
-            "images_per_s": round(steps * self._batch_size / passed, 1),
+            self._rate: round(steps * self._batch_size / passed, 1),
             "data_wait": round(waited / passed, 4),
         }
 

@@ -168,7 +168,9 @@ class Group:
         self.members, self._stacked = list(members), len(members) > 1
         self.start, self.total = members[0].start, members[0].total
         self.unchecked: list[tuple[int, Any]] = []  # metrics by step, on the devices
-        self.meter = Meter(members[0].config.optimizer.batch_size)
+        config = members[0].config
+        unit = "sentences" if config.model.reads_text else "images"
+        self.meter = Meter(config.optimizer.batch_size, unit)
         self._progress: Any = _Elsewhere()
 
     @contextlib.contextmanager

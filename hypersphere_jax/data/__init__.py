@@ -6,6 +6,7 @@ of a source; `pipeline` makes batches.
 """
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,20 @@ from hypersphere_jax.config import DataConfig, require
 from hypersphere_jax.config.data import TEXT_RECIPE
 from hypersphere_jax.data import arrays, files, nyu, synthetic, text, tfds_source, views
 from hypersphere_jax.data.source import Arrays, Source
+from hypersphere_jax.data.text import Corpus
 
-__all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located", "text_folder"]
+__all__ = [
+    "EMBEDDED",
+    "NAMED",
+    "Arrays",
+    "Corpus",
+    "Dataset",
+    "Source",
+    "load",
+    "load_labelled",
+    "located",
+    "text_folder",
+]
 
 # Data sets with a name, and the augmentation recipe that suits them. Any other name is asked of
 # TensorFlow Datasets.
@@ -33,6 +46,7 @@ NAMED = {
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 # Of random_bits: the size and number of CIFAR-10's training images.
 BITS_SIZE, BITS_COUNT = 32, 50_000
+LONGEST = 128  # words of a labelled sentence that are read
 
 
 class Dataset(NamedTuple):
@@ -89,6 +103,16 @@ def load(config: DataConfig) -> Dataset:
         )
         pretrain = part if same else pretrain
     return Dataset(part, test, pretrain, recipe)
+
+
+def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
+    """Labelled sentences, see `text.open_labelled`, in the words of a vocabulary.
+
+    Raises:
+      UserError: for files that are not there, or not as described there.
+    """
+    train, test = text.open_labelled(name, where).encoded(vocabulary, LONGEST)
+    return Dataset(train, test, train, TEXT_RECIPE)
 
 
 def located(config: DataConfig) -> dict[str, str | None]:

@@ -17,8 +17,9 @@ from hypersphere_jax.evaluation import geometry, metrics
 from hypersphere_jax.evaluation.features import pair_features, split_features
 from hypersphere_jax.evaluation.files import FeatureFile
 from hypersphere_jax.evaluation.metrics import Estimate, Rows, row_slices
-from hypersphere_jax.evaluation.sentences import neighbour_metrics, neighbours
+from hypersphere_jax.evaluation.sentences import neighbour_metrics
 from hypersphere_jax.runs import Encoder
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 
 
 class Material(NamedTuple):
@@ -100,10 +101,24 @@ def _of_text(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) ->
     f, g = found["f"].x, found["g"].x
     for name, x in (("f", f), ("g", g)):
         _check_finite(f"{name}'s features of {encoder.folder.name}", x)
-    first, second = neighbours(source.documents)
-    pairs = Rows(f, first), Rows(g, second)
-    summary = functools.partial(neighbour_metrics, f, g, source.documents)
+    ends = source.documents[1:-1] - 1  # whose next sentence is another document's
+    before = np.setdiff1d(np.arange(len(f) - 1), ends)
+    pairs = (
+        Rows(f, np.concatenate([before, before + 1])),
+        Rows(g, np.concatenate([before + 1, before])),
+    )
+    summary = functools.partial(_summary_of_text, f, g, source.documents)
     return Material(f, pairs, None, "labels of the text", (), None, summary)
+
+
+def _summary_of_text(f, g, documents, alpha: float, t: float, devices) -> dict[str, Any]:
+    """`neighbour_metrics`, and what the sum of both uniformities can be at best."""
+    found = neighbour_metrics(f, g, documents, alpha, t, devices=devices)
+    n, d = found["n"], found["d"]
+    return found | {
+        "uniform_optimum": 2 * uniformity_optimum(d, t),
+        "uniform_lower_bound": 2 * uniformity_lower_bound(d, t, n),
+    }
 
 
 def _prototype_of_run(

@@ -93,7 +93,9 @@ def _of_run(
             encoder = runs.load_encoder(folder, step)
             for task, dataset in datasets.items():
                 its = {"data": task and Path(task).name, "step": step}
-                for name, options, result in _of_encoder(encoder, dataset, config, devices, say):
+                about = {} if task is None else {"data": its["data"]}
+                found = _of_encoder(encoder, dataset, about, config, devices, say)
+                for name, options, result in found:
                     _save(folder, name, its | options, result)
                     yield result
 
@@ -123,6 +125,7 @@ def _labelled_data(folder: Path, config: ProbeConfig) -> dict[str | None, data.D
 def _of_encoder(
     encoder: Encoder,
     dataset: data.Dataset,
+    about: dict[str, Any],
     config: ProbeConfig,
     devices: list[jax.Device],
     say: Say,
@@ -134,8 +137,9 @@ def _of_encoder(
     about = {
         "run": encoder.folder.name,
         "step": encoder.step,
-        "data": dataset.name or encoder.config.data.name,
+        "data": encoder.config.data.name,
         "split": "test" if len(splits) == 2 else "folds",
+        **about,
     }
     for layer, pool in splits[0].pools.items():
         x_and_y = [part for split in splits for part in _labelled(split.features[layer])]
