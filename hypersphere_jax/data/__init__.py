@@ -16,7 +16,17 @@ from hypersphere_jax.config.data import TEXT_RECIPE
 from hypersphere_jax.data import arrays, files, nyu, synthetic, text, tfds_source, views
 from hypersphere_jax.data.source import Arrays, Source
 
-__all__ = ["EMBEDDED", "NAMED", "Arrays", "Dataset", "Source", "load", "located", "text_folder"]
+__all__ = [
+    "EMBEDDED",
+    "NAMED",
+    "Arrays",
+    "Dataset",
+    "Source",
+    "is_text",
+    "load",
+    "located",
+    "text_folder",
+]
 
 # Data sets with a name, and the augmentation recipe that suits them. Any other name is asked of
 # TensorFlow Datasets.
@@ -115,10 +125,10 @@ def text_folder(config: DataConfig) -> Path | None:
         )
         require(where.exists(), f"no file or folder {where}: --data-dir of books is text")
         return where
-    return _path(config.name) if _is_path(config.name) and _is_text(_path(config.name)) else None
+    return _path(config.name) if _is_path(config.name) and is_text(_path(config.name)) else None
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path) -> bool:
     """Whether a file or folder is text; a folder with a training split of images is not."""
     if path.is_file() or not path.is_dir():
         return text.is_text_name(path.name)
