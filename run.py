@@ -166,8 +166,15 @@ def data(parse: Callable) -> None:
     """Data sets: list and prepare them, inspect one, show a sheet of its augmented views."""
     from hypersphere_jax import datasheet
 
-    verbs = (datasheet.prepare, datasheet.inspect, datasheet.show)
-    parse({"list": datasheet.known} | {verb.__name__: verb for verb in verbs})
+    parse(
+        {
+            "list": datasheet.known,
+            "prepare": datasheet.prepare,
+            "prepare-text": datasheet.prepare_text,
+            "inspect": datasheet.inspect,
+            "show": datasheet.show,
+        }
+    )
 
 
 def report(parse: Callable) -> None:

@@ -54,9 +54,7 @@ def _contrastive(tau: float) -> ObjectiveConfig:
     )
 
 
-def _config(
-    variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL
-) -> PretrainConfig:
+def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL) -> PretrainConfig:
     return PretrainConfig(
         name=f"quick_thought_{variant}",
         data=DataConfig("books"),

@@ -98,9 +98,7 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
         require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(
-            config.data, recipe=dataset.recipe, **data.located(config.data)
-        ),
+        data=dataclasses.replace(config.data, recipe=dataset.recipe, **data.located(config.data)),
         model=dataclasses.replace(config.model, vocabulary=len(dataset.pretrain.vocabulary)),
     )
 

@@ -3,6 +3,7 @@
 The functions without underscore are the verbs of `python run.py data`, and print what they find.
 """
 
+import textwrap
 from pathlib import Path
 
 import jax
@@ -11,8 +12,14 @@ import numpy as np
 
 from hypersphere_jax import augment, data, plots, runs
 from hypersphere_jax.augment.recipes import Recipe, find
-from hypersphere_jax.config import LookedAt, PrepareConfig, UserError, require
-from hypersphere_jax.data import Source, tfds_prepare, tfds_source
+from hypersphere_jax.config import (
+    LookedAt,
+    PrepareConfig,
+    PrepareTextConfig,
+    UserError,
+    require,
+)
+from hypersphere_jax.data import Source, text, tfds_prepare, tfds_source
 from hypersphere_jax.data.pipeline import Bad, TwoCrops, read
 from hypersphere_jax.data.statistics import Statistics, statistics
 from hypersphere_jax.progress import track
@@ -20,6 +27,8 @@ from hypersphere_jax.report import print_table
 
 # Classes whose counts are printed one by one.
 FEW_CLASSES = 20
+# Of text: how many of the most frequent words, and of consecutive sentences, are printed.
+FIRST_WORDS, FIRST_SENTENCES = 40, 6
 
 
 def known(data_dir: str | None = None) -> None:
@@ -32,7 +41,10 @@ def known(data_dir: str | None = None) -> None:
     rows = []
     for name, recipe in data.NAMED.items():
         place = data.EMBEDDED.get(name)
-        if place is None:
+        if name == "books":
+            is_there = where is not None and where.is_dir() and data.is_text(where)
+            place = str(where) if is_there else "not prepared"
+        elif place is None:
             try:
                 place = str(tfds_source.find_prepared(name, where))
             except UserError:
@@ -42,7 +54,7 @@ def known(data_dir: str | None = None) -> None:
     print(
         f"\nPrepared data are looked for in {tfds_source.data_root(where)}.\n"
         "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
-        "images in SPLIT/CLASS/file, and .npz and .npy files."
+        "images in SPLIT/CLASS/file, .npz and .npy files, and a folder or file of text."
     )
 
 
@@ -53,8 +65,26 @@ def prepare(config: PrepareConfig) -> None:
     print(f"prepared: {folder}\nlook at it: python run.py data inspect {config.name}{where}")
 
 
+def prepare_text(config: PrepareTextConfig) -> None:
+    """Turn text files into a corpus of sentences, as numbers of words, to train on."""
+    raw, out = _path(config.raw), _path(config.out)
+    is_new = text.prepare_text(
+        raw,
+        out,
+        vocabulary=config.vocabulary,
+        max_tokens=config.max_tokens,
+        held_out=config.held_out,
+        form=config.form,
+        track=lambda items, count: track(items, "reading", count),
+    )
+    print(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {out}")
+    print(f"look at it: python run.py data inspect {config.out}")
+
+
 def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> None:
     """Sizes, classes, means and deviations of the channels, and how fast images are read.
+
+    Of text: documents, sentences and words, the beginning of the vocabulary, and some sentences.
 
     Args:
       config: The data.
@@ -62,6 +92,9 @@ def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> No
       out: Also write what is found there, as JSON.
     """
     require(sample >= 0, f"--sample {sample}: must be at least 0")
+    if data.text_folder(config) is not None:
+        _inspect_text(config, out)
+        return
     dataset = data.load(config)
     splits = {"train": dataset.train, "test": dataset.test, "pretrain": dataset.pretrain}
     if dataset.pretrain is dataset.train:
@@ -109,6 +142,11 @@ def show(
     """
     require(count >= 1, f"--count {count}: must be at least 1")
     require(image_size is None or image_size >= 4, f"--image-size {image_size}: at least 4 pixels")
+    require(
+        data.text_folder(config) is None,
+        f"{config.data_dir or config.name} is text, of which there is no picture: look at it with "
+        "data inspect",
+    )
     dataset = data.load(config)
     source, bad = dataset.pretrain, Bad(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
@@ -129,6 +167,50 @@ def show(
     title = f"{stem}: views by recipe {recipe}, {size} pixels"
     plots.view_sheet(title, names, [image / 255 for image in images], views, path)
     print(path)
+
+
+def _inspect_text(config: LookedAt, out: Path | None) -> None:
+    dataset = data.load(config)
+    corpora = {"train": dataset.train, "test": dataset.test}
+    found = {name: _text_counts(corpus) for name, corpus in corpora.items() if corpus is not None}
+    if out is not None:
+        runs.write_json(out, found)
+    for name in found:
+        print(f"{name}: {corpora[name].origin}")
+    print()
+    columns = ["documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
+    rows = []
+    for name, entry in found.items():
+        numbers = (f"{entry[key]:,}" for key in columns[:3])
+        words = f"{entry['words_mean']:.1f}", f"{entry['words_95']:.0f} or less"
+        shares = f"{entry['unknown_share']:.2%}", f"{entry['cut_share']:.2%}"
+        rows.append((name, *numbers, *words, *shares))
+    print_table(["split", *columns], rows)
+    corpus = dataset.train
+    first = " ".join(corpus.vocabulary[: FIRST_WORDS + len(text.SPECIAL)])
+    print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
+    print(textwrap.fill(first, 96, initial_indent="  ", subsequent_indent="  "))
+    # Of the largest document, from its middle, where no title page is.
+    largest = int(np.argmax(np.diff(corpus.documents)))
+    start, end = corpus.documents[largest : largest + 2].tolist()
+    middle = max(start, (start + end - FIRST_SENTENCES) // 2)
+    print(f"\nsentences {middle} to {min(middle + FIRST_SENTENCES, end) - 1}:")
+    for i in range(middle, min(middle + FIRST_SENTENCES, end)):
+        line = text.text(corpus, i)
+        print(textwrap.fill(line, 96, initial_indent="- ", subsequent_indent="  "))
+    print(f"\nrecipe: {dataset.recipe}")
+
+
+def _text_counts(corpus: text.Corpus) -> dict[str, float]:
+    """What is printed of a corpus; numbers of words are without the end tokens."""
+    counts = {key: corpus.counts[key] for key in ("documents", "sentences", "tokens")}
+    n, words = counts["sentences"], counts["tokens"] - counts["sentences"]
+    return counts | {
+        "words_mean": words / n,
+        "words_95": float(np.quantile(corpus.lengths, 0.95)) - 1,
+        "unknown_share": corpus.counts["unknown"] / words,
+        "cut_share": corpus.counts["cut"] / n,
+    }
 
 
 def _views(

@@ -64,9 +64,10 @@ class ProbeConfig:
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
     all_steps: bool = False
     """Take every checkpoint that is saved."""
-    sort: Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"] | None = (
-        None
-    )
+    sort: (
+        Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"]
+        | None
+    ) = None
     """Order of the results: by this column, scores from the best on; `valid` is that on held-out
     training images, by which encoders may be chosen. None: as they were made."""
     out: Path | None = None

@@ -25,6 +25,7 @@ __all__ = [
     "Corpus",
     "Dataset",
     "Source",
+    "is_text",
     "load",
     "load_labelled",
     "located",
@@ -139,10 +140,10 @@ def text_folder(config: DataConfig) -> Path | None:
         )
         require(where.exists(), f"no file or folder {where}: --data-dir of books is text")
         return where
-    return _path(config.name) if _is_path(config.name) and _is_text(_path(config.name)) else None
+    return _path(config.name) if _is_path(config.name) and is_text(_path(config.name)) else None
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path) -> bool:
     """Whether a file or folder is text; a folder with a training split of images is not."""
     if path.is_file() or not path.is_dir():
         return text.is_text_name(path.name)

@@ -42,7 +42,9 @@ def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
     places = {key: {row[key] for row in rows} for key in ("run", "step", "data", "layer")}
     shared = {key: values.pop() for key, values in places.items() if len(values) == 1}
     titles = [str(shared["run"])] if "run" in shared else [f"{len(places['run'])} runs"]
-    titles += [f"{key} {shared[key]}" for key in ("step", "data", "layer") if shared.get(key) is not None]
+    titles += [
+        f"{key} {shared[key]}" for key in ("step", "data", "layer") if shared.get(key) is not None
+    ]
     for key, what in (("d", "d {}"), ("n", "{:,} test samples")):
         values = {result[key] for result in results}
         titles += [what.format(*values)] if len(values) == 1 else []

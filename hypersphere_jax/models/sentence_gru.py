@@ -91,9 +91,7 @@ class SentenceGRU(nnx.Module):
         def step(state, given):
             x, share = given
             state = state * share[None, :, :, None]
-            gates = jnp.matmul(
-                state.astype(self.dtype), kernel, preferred_element_type=jnp.float32
-            )
+            gates = jnp.matmul(state.astype(self.dtype), kernel, preferred_element_type=jnp.float32)
             reset_x, update_x, new_x = jnp.split(x, 3, axis=-1)
             reset_h, update_h, new_h = jnp.split(gates + bias, 3, axis=-1)
             reset, update = _sigmoid(reset_x + reset_h), _sigmoid(update_x + update_h)

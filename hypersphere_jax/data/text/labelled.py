@@ -13,7 +13,7 @@ import numpy as np
 from hypersphere_jax.config import require
 from hypersphere_jax.data.text.corpus import encode
 from hypersphere_jax.data.text.reading import read_lines
-from hypersphere_jax.data.text.rules import has_word, words
+from hypersphere_jax.data.text.rules import words
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -153,7 +153,7 @@ def _pair(stem: Path) -> Labelled:
             f"no file {stem}.{part} or {stem}.{part}.gz: the sentences of a set are in two files, "
             ".pos and .neg",
         )
-        found = [line.strip() for line in read_lines(file) if has_word(line)]
+        found = [line.strip() for line in read_lines(file) if line.strip()]
         require(bool(found), f"{file} has no sentence in it")
         rows += [(sentence, part) for sentence in found]
     return _labelled(rows, None, str(stem))
@@ -195,7 +195,7 @@ def _table(file: Path) -> Rows:
     label, text = columns
     for number, cells in rows:
         require(bool(cells[label]), f"{file}: line {number} has no label")
-    return [(cells[text], cells[label]) for _, cells in rows if has_word(cells[text])]
+    return [(cells[text], cells[label]) for _, cells in rows if cells[text]]
 
 
 def _header(cells: list[str]) -> tuple[int, int] | None:

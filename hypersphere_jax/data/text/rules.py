@@ -10,8 +10,8 @@ HEADER_LINES = 1000
 
 # A point after these is no end of a sentence, as a name follows.
 TITLES = """
-mr mrs ms messrs mme mmes mlle mdlle mons m dr st ste prof rev revd hon gen col capt cpt lieut lt maj
-sergt sgt cdr adm gov sen rep supt ald mt ft e.g i.e viz cf vs
+mr mrs ms messrs mme mmes mlle mdlle mons m dr st ste prof rev revd hon gen col capt cpt lieut lt
+maj sergt sgt cdr adm gov sen rep supt ald mt ft e.g i.e viz cf vs
 """
 # A point after these is none where a number follows.
 NUMBERED = "no nos vol vols chap ch p pp fig figs sec art bk pt ver op"
