@@ -32,7 +32,7 @@ def state_of(folder, step=None):
 
 def timeless(folder):
     """The records of `metrics.jsonl` without what time they took."""
-    dropped = ("images_per_s", "data_wait")
+    dropped = ("images_per_s", "sentences_per_s", "data_wait")
     return [{k: v for k, v in r.items() if k not in dropped} for r in runs.read_metrics(folder)]
 
 
