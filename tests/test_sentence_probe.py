@@ -220,6 +220,18 @@ def test_a_class_that_folds_and_fits_lack(rng):
     assert found["converged"]
 
 
+def test_more_folds_than_strengths(case):
+    """Fewer fits choose than are tested: nothing is left out. One strength is no edge."""
+    options = {**case.options, "strengths": [0.125]}
+    found = sentence_probe(case.x, case.y, **options)
+    predicted = np.full(N, NONE)
+    for k in range(FOLDS):
+        fitted = case.outer != k
+        predicted[~fitted] = fit(case.x[fitted], case.y[fitted], 0.125).predict(case.x[~fitted])
+    assert found["confusion"] == confusion(case.y, predicted, 2)
+    assert found["chosen_by_fold"] == [0.125] * FOLDS and not found["chosen_at_edge"]
+
+
 def test_two_rows_a_class():
     """Each fit that chooses has one class alone; nothing is right, and the largest is chosen."""
     x, y = np.array([[-1.0], [-1.1], [1.0], [1.1]], np.float32), np.array([0, 0, 1, 1])

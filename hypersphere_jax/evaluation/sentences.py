@@ -192,7 +192,8 @@ def neighbour_metrics(
     `quick_thought_align_loss` and `quick_thought_uniform_loss`, which say where they differ from
     the printed sums (in the weights, and in the logs of the potentials).
 
-    Features are read in chunks of rows: memory does not grow with their size, time with n^2.
+    Features are read in chunks of rows: memory holds a few numbers a sentence beside these. Time
+    grows with n^2.
 
     Args:
       f: `[n, d]` unit features of n consecutive sentences by one encoder: an array or memory map.
@@ -323,10 +324,10 @@ def _fit(
     if training.problem.num_classes == 2:
         l2s *= 2
     # Few fits of a small problem are filled up with copies, for the program of many is compiled.
-    count, fits = len(l2s), len(l2s)
+    count = fits = len(l2s)
     numbers = len(part) * len(training.problem.basis) * training.problem.num_classes
     if numbers * training.fits < SMALL:
-        fits = training.fits
+        fits = max(count, training.fits)
     divided = logistic.with_parts(training.problem, part)
     found = logistic.fit_logistic(divided, np.resize(l2s, fits), np.resize(held_out, fits))
     return jax.tree.map(lambda leaf: leaf[:count], found), l2s
