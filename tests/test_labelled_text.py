@@ -151,7 +151,7 @@ def test_mistakes(tmp_path, pair):
     refused("line 1 has 1 columns", "t.csv", "good,so good\nbad,so bad\n")
     refused("line 1 has 3 columns", "t.tsv", "a\tb\tc\n")
     refused("line 3 has 3 columns .*, not 2", "t.tsv", table(ROWS[:2]) + "bad\tso\tbad\n")
-    refused("line 3 has no label", "t.tsv", table(ROWS[:2]) + "\tso bad\n")
+    refused("line 5 has no label", "t.tsv", table(ROWS) + "\tfine\n")
     many = [(f"a{i}", f"b{i}") for i in range(200)]
     refused("no column is one of labels", "t.tsv", table(many))
     refused("is damaged", "t.tsv.gz", gzip.compress(table(ROWS).encode())[:-9])
