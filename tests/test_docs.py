@@ -39,7 +39,7 @@ def test_snippets_print_what_stands_beside_them():
     assert done.stdout.splitlines() == expected
 
 
-@pytest.mark.parametrize("page", ["data", "augmentation", "evaluation"])
+@pytest.mark.parametrize("page", ["data", "text", "augmentation", "evaluation"])
 def test_snippets_run(page):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))

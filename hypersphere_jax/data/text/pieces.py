@@ -272,7 +272,8 @@ def _json(array: np.ndarray) -> Any:
 
 def _read_state(file: Path) -> dict[str, Any] | None:
     try:
-        with np.load(file) as piece:
+        # NumPy would leave a damaged file open.
+        with open(file, "rb") as stream, np.load(stream) as piece:
             return _json(piece["state"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

@@ -101,8 +101,8 @@ def prepare_text(
         parts, about = pieces.write_all(len(files), work, vocabulary, max_tokens, held_out)
         for entry, known in zip(plan["files"], about.pop("files"), strict=True):
             entry |= known
-        _put(work, parts, out)
-        pieces.write_json(out / "corpus.json", plan | about)
+        pieces.write_json(work / "corpus.json", plan | about)
+        _put(work, [*parts, "corpus.json"], out)
     shutil.rmtree(work, ignore_errors=True)
     return True
 
@@ -169,7 +169,7 @@ def _locked(file: Path, out: Path) -> Iterator[None]:
 
 
 def _put(work: Path, parts: list[str], out: Path) -> None:
-    """Moves the parts of a corpus to their place; corpus.json, which makes it whole, comes last."""
+    """Moves the parts of a corpus to their place; the last, corpus.json, makes it whole."""
     for name in parts:
         if (out / name).is_dir():
             shutil.rmtree(out / name)

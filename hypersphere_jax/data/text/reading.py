@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import io
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.text import rules
 
 SUFFIXES = (".txt", ".txt.gz")
-CHUNK_BYTES = 2**16  # of a line, at a time
+CHUNK_BYTES = 2**16  # are read at a time
 HEAD_BYTES = 2**18  # are looked at for the form and for Project Gutenberg's header
 # A paragraph is split when it has grown to so many characters, and of its last sentence, which
 # may go on, so many are kept.
@@ -25,7 +24,6 @@ PARAGRAPH_LINES = 512  # the length is looked at so often
 
 # Windows' extension of Latin-1, and Latin-1 where that has no character: never an error.
 LATIN = "".join(bytes([i]).decode("cp1252", "ignore") or chr(i) for i in range(256))
-LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclasses.dataclass
@@ -42,11 +40,12 @@ class Cursor:
     def feed(self, data: bytes) -> list[str]:
         """The sentences that end in the next bytes, which end with a whole character."""
         found: list[str] = []
-        *lines, rest = LINE_END.split(data)
+        text = decoded(data, self.encoding).replace("\r\n", "\n").replace("\r", "\n")
+        *lines, rest = text.split("\n")
         for line in lines:
-            self._add(decoded(line, self.encoding), True, found)
+            self._add(line, True, found)
         if rest:
-            self._add(decoded(rest, self.encoding), False, found)
+            self._add(rest, False, found)
         return found
 
     def close(self) -> list[str]:
@@ -186,7 +185,7 @@ def read_lines(path: Path) -> list[str]:
     encoding = encoding_of(path)
     with opened(path) as (stream, _):
         text = decoded(stream.read(), encoding)
-    return re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def begin(path: Path, form: str) -> Cursor:
@@ -218,32 +217,30 @@ def read(path: Path, cursor: Cursor) -> Iterator[tuple[list[str], int]]:
     """
     with opened(path) as (stream, file):
         stream.seek(cursor.offset)
-        found: list[str] = []
         pending, offset = b"", cursor.offset
-        while chunk := stream.readline(CHUNK_BYTES):
-            offset += len(chunk)
-            data = pending + chunk
-            end = len(data) if chunk.endswith(b"\n") else _whole(data, cursor.encoding)
+        while block := stream.read(CHUNK_BYTES):
+            data = pending + block
+            end = _whole(data, cursor.encoding)
             pending = data[end:]
-            found += cursor.feed(data[:end])
-            if offset - cursor.offset >= CHUNK_BYTES:
-                cursor.offset = offset - len(pending)
-                yield found, file.tell()
-                found = []
-        found += cursor.feed(pending) + cursor.close()
+            found = cursor.feed(data[:end])
+            offset += len(block)
+            cursor.offset = offset - len(pending)
+            yield found, file.tell()
+        found = cursor.feed(pending) + cursor.close()
         cursor.offset = offset
         yield found, file.tell()
 
 
 def _whole(data: bytes, encoding: str) -> int:
-    """Length of the data without a character, or a line's end, that may go on behind them."""
+    """Length of the whole lines; of a line longer than the data, of its whole characters."""
+    # A last \r may be the first half of \r\n.
+    end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+    if end:
+        return end
     if data.endswith(b"\r"):
         return len(data) - 1
-    if encoding == "utf-8":
-        for back in range(1, min(4, len(data) + 1)):
-            byte = data[-back]
-            if byte >= 0xC0:  # the first of a character
-                return len(data) - back if back < 2 + (byte >= 0xE0) + (byte >= 0xF0) else len(data)
-            if byte < 0x80:
-                break
+    for back in range(1, min(4, len(data) + 1)) if encoding == "utf-8" else ():
+        byte = data[-back]
+        if byte >= 0xC0:  # the first of a character of two, three or four bytes
+            return len(data) - (back if back < 2 + (byte >= 0xE0) + (byte >= 0xF0) else 0)
     return len(data)
