@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 from conftest import sphere
-from hypersphere_jax.evaluation.sentences import neighbour_metrics
 
 from hypersphere_jax import quick_thought_align_loss, quick_thought_uniform_loss
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluation import metrics, sentences
+from hypersphere_jax.evaluation.sentences import neighbour_metrics
 
 
 def align_by_loop(f, g, documents, alpha):

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from hypersphere_jax.evaluation.sentences import STRENGTHS, sentence_probe
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluation import sentences
 from hypersphere_jax.evaluation.selection import stratified_folds
+from hypersphere_jax.evaluation.sentences import STRENGTHS, sentence_probe
 
 N, D, FOLDS, INNER = 121, 6, 4, 2  # two halves: the number of rows of a fit is worth a cell
 NONE = -1
