@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax import sharding
@@ -277,6 +278,25 @@ def pixels():
     arrays = x[:1400].astype(np.float32), y[:1400], x[1400:].astype(np.float32), y[1400:]
     options = {"num_classes": 10, "grid": [1e-1, 1e-3]}
     return arrays, options, linear_probe(*arrays, **options)
+
+
+def test_c_of_two_classes(rng):
+    """scikit-learn has one vector then, and at this C the same classifier."""
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=60) > 0).astype(int)
+    result = linear_probe(x[:40], y[:40], x[40:], y[40:], num_classes=2, grid=(0.1,))
+    n, scale = 40, np.sqrt(np.mean(np.sum((x[:40] - x[:40].mean(0)) ** 2, axis=1)))
+    assert result["C"] == pytest.approx(2 / (0.1 * scale**2 * n), rel=1e-4)
+    scaled = (x[:40] - x[:40].mean(0)) / scale
+    one = LogisticRegression(C=result["C"] * scale**2, tol=1e-10).fit(scaled, y[:40])
+    both = minimize(
+        lambda w: (
+            np.mean(np.logaddexp(0, -(2 * y[:40] - 1) * (scaled @ (w[:3] - w[3:6]) + w[6])))
+            + 0.1 / 2 * np.sum(w[:6] ** 2)
+        ),
+        np.zeros(7),
+    ).x
+    np.testing.assert_allclose(one.coef_[0], both[:3] - both[3:6], atol=1e-3)
 
 
 @pytest.mark.parametrize("factor", [1e-25, 1e18, 1e25, 2e37])

@@ -64,7 +64,8 @@ def linear_probe(
     features, so that one grid suits unit features and unnormalized activations. One number, not one
     a dimension: the result does not depend on how the features are rotated, and dimensions without
     signal stay small. scikit-learn's `LogisticRegression` has the same minimum at
-    C = 1 / (l2 n_train) on these features, and at C = 1 / (l2 s^2 n_train) on features as they are.
+    C = 1 / (l2 n_train) on these features, and at C = 1 / (l2 s^2 n_train) on features as they are;
+    of two classes it penalizes one vector, half as much as both of theirs, and C is twice that.
 
     The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
 
@@ -262,7 +263,7 @@ def _lbfgs(x, y, part, parts, cells, num_classes, devices, clock: Clock):
         "gradient_norm": norm,
         "converged": bool(norm <= logistic.limit(l2s[best])),
         "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
-        "C": 1 / (l2s[best] * scaling.scale**2 * n),
+        "C": (2 if num_classes == 2 else 1) / (l2s[best] * scaling.scale**2 * n),
     }
     return classifier, scaling.apply, valid_top1, best, report
 
