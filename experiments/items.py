@@ -111,6 +111,8 @@ def planned_row(
     row = specifications.specified(row)
     about = described(config) | {"table": row.table, "row": row.number}
     about |= {f"paper_{name}": value for name, value in expected(row).items()}
+    if measures.tasks:
+        measures = measures._replace(tasks_dir=folder_of("sentiment", context.data_dir))
     return Planned(located(config, context), about, measures)
 
 
@@ -119,7 +121,8 @@ def described(config: PretrainConfig) -> dict:
     rule = config.optimizer
     return {
         "data": config.data.name,
-        "loss": specifications.formula(config.objective),
+        "loss": specifications.formula(config.objective)
+        + ("" if config.model.unit_norm else ", no unit norm"),
         "kind": kind(config),
         "dim": config.model.dim,
         "batch": rule.batch_size,

@@ -14,6 +14,7 @@ FLOORS = {
     "aborts": 1,
     "losses": 1,
     "moco": 1,
+    "packing": 1,
     "theory": 1,
     "shuffle": 1,
     "models": 2,

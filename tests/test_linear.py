@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 from scipy.optimize import minimize
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax import sharding

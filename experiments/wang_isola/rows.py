@@ -47,15 +47,17 @@ def table_item(
     laptop: Measures | None = None,
 ) -> Item:
     """The item of a table whose rows are encoders; with `laptop`, also on digits."""
-    scales = {"paper": Scale(data, hours, (_stage(table, measures),))}
+    scales = {"paper": Scale(data, hours, (stage_of(table, measures),))}
     if laptop is not None:
-        scales["laptop"] = Scale(("digits",), 2.0, (_stage(table, laptop),))
+        scales["laptop"] = Scale(("digits",), 2.0, (stage_of(table, laptop),))
     return Item(
         title, scales, lambda context, rows: show_rows(table, title, rows), by_row=tuple(scales)
     )
 
 
-def _stage(table: str, measures: Measures) -> Callable[[Context, Rows], list[Planned]]:
+def stage_of(table: str, measures: Measures) -> Callable[[Context, Rows], list[Planned]]:
+    """Trains the encoders of a table's rows, or of the one that was asked for."""
+
     def stage(context: Context, rows: Rows) -> list[Planned]:
         if context.row is None:
             chosen = [row for row in tables.rows(table) if refusal(row) is None]

@@ -4,9 +4,9 @@ from experiments import items, tables
 from experiments.items import Context, Item, Scale
 from experiments.shown import Shown
 from experiments.specifications import config_of, formula
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned, Rows
 from experiments.wang_isola.plane import Score, show_plane
-from experiments.wang_isola.rows import BOOKCORPUS, show_rows
+from experiments.wang_isola.rows import BOOKCORPUS, show_rows, stage_of
 
 TABLE4, TABLE11 = "wang-isola/table4", "wang-isola/table11"
 # At the laptop's scale: Quick-Thought as it was; the contrastive loss over its range of tau;
@@ -23,19 +23,8 @@ SELECTIONS = {
 }
 
 
-def _measures(context: Context) -> Measures:
-    return BOOKCORPUS._replace(tasks_dir=items.folder_of("sentiment", context.data_dir))
-
-
 def _planned(number: int, context: Context) -> Planned:
-    return items.planned_row(tables.row_of(TABLE11, number), context, _measures(context))
-
-
-def _all(context: Context, rows: Rows) -> list[Planned]:
-    """All rows of Table 11, or the one that was asked for; those with NaN in the paper too."""
-    count = len(tables.rows(TABLE11))
-    numbers = range(1, count + 1) if context.row is None else (context.row,)
-    return [_planned(number, context) for number in numbers]
+    return items.planned_row(tables.row_of(TABLE11, number), context, BOOKCORPUS)
 
 
 def _grid(context: Context, rows: Rows) -> list[Planned]:
@@ -164,8 +153,8 @@ ITEMS = {
     TABLE11: Item(
         "all sentence encoders of BookCorpus, the grid behind Figure 9b",
         {
-            "laptop": Scale(("books",), 8, (_all,)),
-            "paper": Scale(("books",), 90_000, (_all,)),
+            "laptop": Scale(("books",), 8, (stage_of(TABLE11, BOOKCORPUS),)),
+            "paper": Scale(("books",), 90_000, (stage_of(TABLE11, BOOKCORPUS),)),
         },
         lambda context, rows: show_rows(TABLE11, "all sentence encoders of BookCorpus", rows),
         by_row=("laptop", "paper"),
@@ -174,7 +163,7 @@ ITEMS = {
         "BookCorpus's encoders in the plane of alignment and uniformity",
         {
             "laptop": Scale(("books",), 1.2, (_grid,)),
-            "paper": Scale(("books",), 90_000, (_all,)),
+            "paper": Scale(("books",), 90_000, (stage_of(TABLE11, BOOKCORPUS),)),
         },
         show_figure,
     ),

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.packing import END, SPECIAL, UNKNOWN
 
 FORMAT = 1  # of the files; another number is another layout, or other rules
-PAD, END, UNKNOWN = 0, 1, 2
-SPECIAL = ("<pad>", "<end>", "<unk>")
 SPLITS = ("train", "held_out")
 
 
