@@ -475,9 +475,16 @@ def test_text_that_changed_is_prepared_anew(tmp_path):
 
 
 def test_images_beside_text_are_images(tmp_path):
-    (tmp_path / "train/cat").mkdir(parents=True)
-    (tmp_path / "labels.txt").write_text("A cat.")
-    assert data.text_folder(DataConfig(name=str(tmp_path))) is None
+    folder = tmp_path / "images"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "labels.txt").write_text("A cat.")
+    config = DataConfig(name=str(folder))
+    assert data.text_folder(config) == folder
+    (folder / "deep/1.JPG").touch()
+    assert data.text_folder(config) is None
+    (folder / "deep/1.JPG").unlink()
+    (folder / "train").mkdir()
+    assert data.text_folder(config) is None
     assert data.text_folder(DataConfig(name="digits")) is None
 
 
