@@ -162,9 +162,9 @@ def test_ties_are_in_alphabetical_order(tmp_path):
     assert read_back(corpora.Corpus(tmp_path / "out", "held_out")) == ["<unk> <unk> <unk> ."]
 
 
-@pytest.mark.parametrize("share, held", [(0.05, 1), (0.1, 2), (0.29, 5), (0.15, 3), (0, 0)])
+@pytest.mark.parametrize("share, held", [(0.05, 5), (0.29, 29), (0.157, 15), (0.009, 0), (0, 0)])
 def test_held_out_is_rounded_down(tmp_path, share, held):
-    (tmp_path / "t.txt").write_text("\n".join(f"Number {i}." for i in range(20)))
+    (tmp_path / "t.txt").write_text("\n".join(f"Number {i}." for i in range(100)))
     made(tmp_path / "t.txt", tmp_path / "out", held_out=share)
     assert len(corpora.Corpus(tmp_path / "out", "held_out")) == held
 
@@ -352,11 +352,11 @@ def test_a_part_of_another_corpus_is_left_alone(library, tmp_path, in_pieces):
 
 def test_pruning_keeps_the_frequent_words(tmp_path, monkeypatch, in_pieces):
     monkeypatch.setattr(pieces, "MAX_WORDS", 40)
-    lines = [f"often never{i} often again{i % 7}." for i in range(400)]
+    lines = [f"often never{i} often again{i % 7}{' early' * (i < 99)}." for i in range(400)]
     (tmp_path / "t.txt").write_text("\n".join(lines))
-    train, _ = made(tmp_path / "t.txt", tmp_path / "out", vocabulary=9, form="sentences")
-    assert train.vocabulary[3:5] == ("often", ".")
-    assert set(train.vocabulary[5:]) == {f"again{i}" for i in range(7)}
+    train, _ = made(tmp_path / "t.txt", tmp_path / "out", vocabulary=10, form="sentences")
+    assert train.vocabulary[3:6] == ("often", ".", "early")
+    assert set(train.vocabulary[6:]) == {f"again{i}" for i in range(7)}
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path):
@@ -465,10 +465,26 @@ def test_load(library, tmp_path, home):
             DataConfig(**options)
 
 
+def test_text_that_changed_is_prepared_anew(tmp_path):
+    file = tmp_path / "t.txt"
+    file.write_text("The cat sat. The cat ate.")
+    before = data.load(DataConfig(name=str(file))).train
+    file.write_text("The dog sat. The dog ate.")
+    assert text.text(before, 0) == "the cat sat ."
+    assert text.text(data.load(DataConfig(name=str(file))).train, 0) == "the dog sat ."
+
+
 def test_images_beside_text_are_images(tmp_path):
-    (tmp_path / "train/cat").mkdir(parents=True)
-    (tmp_path / "labels.txt").write_text("A cat.")
-    assert data.text_folder(DataConfig(name=str(tmp_path))) is None
+    folder = tmp_path / "images"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "labels.txt").write_text("A cat.")
+    config = DataConfig(name=str(folder))
+    assert data.text_folder(config) == folder
+    (folder / "deep/1.JPG").touch()
+    assert data.text_folder(config) is None
+    (folder / "deep/1.JPG").unlink()
+    (folder / "train").mkdir()
+    assert data.text_folder(config) is None
     assert data.text_folder(DataConfig(name="digits")) is None
 
 

@@ -144,13 +144,14 @@ def text_folder(config: DataConfig) -> Path | None:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file or folder is text; a folder with a training split of images is not."""
+    """Whether a file or folder is text; a folder with images is not, whatever else it holds."""
     if path.is_file() or not path.is_dir():
         return text.is_text_name(path.name)
     if (path / "corpus.json").is_file():
         return True
     is_of_images = files.is_image_tree(path) or (path / "train_images.npy").is_file()
-    return not is_of_images and text.has_text(path)
+    images = (*(f".{ending}" for ending in files.EXTENSIONS), ".zip", ".npy", ".npz")
+    return not is_of_images and text.has_text(path, images)
 
 
 def _load_text(path: Path, config: DataConfig) -> Dataset:

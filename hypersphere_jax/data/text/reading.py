@@ -123,16 +123,24 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(top) / name for name in sorted(names) if is_text_name(name))
 
 
-def has_text(folder: Path, entries: int = 10_000) -> bool:
-    """Whether a text file is among the first entries of a folder and those below it."""
-    for top, folders, names in os.walk(folder):
+def has_text(folder: Path, not_beside: tuple[str, ...], entries: int = 10_000) -> bool:
+    """Whether there are text files among the first entries of a folder and those below it.
+
+    Args:
+      folder: to look through.
+      not_beside: endings of files beside which text does not count.
+      entries: how many to look at.
+    """
+    found = False
+    for _, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if any(is_text_name(name) and (Path(top) / name).is_file() for name in names):
-            return True
+        if any(name.lower().endswith(not_beside) for name in names):
+            return False
+        found = found or any(map(is_text_name, names))
         entries -= len(names) + 1
         if entries <= 0:
-            return False
-    return False
+            break
+    return found
 
 
 @contextlib.contextmanager
