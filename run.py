@@ -210,6 +210,7 @@ def bench(parse: Callable) -> None:
         losses,
         probe,
         scaling,
+        text,
         together,
         train_step,
     )
@@ -217,6 +218,7 @@ def bench(parse: Callable) -> None:
     parse(
         {
             "step": train_step.step,
+            "text": text.text,
             "together": together.together,
             "convolution": convolution.layers,
             "augment": augment.augment,

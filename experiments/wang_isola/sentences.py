@@ -93,7 +93,7 @@ def show_best(context: Context, rows: Rows) -> Shown:
     ]
     if context.scale == "laptop":
         text.append(
-            "At the laptop's scale the encoders have 200 dimensions each and read eight novels "
+            "At the laptop's scale the encoders have 100 dimensions each and read eight novels "
             "twice, about 5 million words where the paper has about 700 million: the paper's "
             "accuracies cannot be reached, and the order is what can be compared. Baselines: mean "
             f"word embeddings of the encoder of row {BASELINES}, and both before training."
