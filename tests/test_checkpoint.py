@@ -95,6 +95,7 @@ def damages(path):
         yield "flipped", lambda: path.write_bytes(flipped)
 
 
+@pytest.mark.slow
 def test_any_damaged_file_is_noticed_or_harmless(saved, tmp_path, caplog):
     fell_back = 0
     for name in files(saved / "35"):

@@ -80,6 +80,7 @@ def showing_images(encoder, recipe, channels=3):
 
 @pytest.mark.parametrize("devices", [ONE, EIGHT], ids=len)
 @pytest.mark.parametrize("n", [3, 397])
+@pytest.mark.slow
 def test_layers_in_one_pass_are_those_of_the_network(encoder, n, devices):
     source, layers = some_digits(slice(n)), ("output", "conv2", "backbone")
     found, expected = split_features(encoder, source, layers, devices), outputs(encoder, source)

@@ -96,6 +96,7 @@ def test_streaming_is_resident_to_the_bit(tmp_path):
     assert len(losses(resident)) == 10
 
 
+@pytest.mark.slow
 def test_images_of_many_sizes(varied, of_many_sizes, tmp_path, caplog):
     assert len(losses(varied)) == 6
     with caplog.at_level(logging.WARNING, "hypersphere_jax"):

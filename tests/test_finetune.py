@@ -59,6 +59,7 @@ def logits(folder, images, step=None):
     return np.asarray(apply(tree["params"], tree["stats"], x, False)[0]["logits"])
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_labels(pretrained, tmp_path):
     folder, result = finetune.finetune(asked(pretrained, tmp_path, fraction=0.1))
     assert folder == tmp_path / "source-finetune-0.1"

@@ -23,6 +23,7 @@ from hypersphere_jax.data.source import Arrays
 
 
 @pytest.mark.parametrize("layer", ["backbone", "projection1", "output"])
+@pytest.mark.slow
 def test_classifier_on_a_layer(layer, rng):
     model = ModelConfig(
         image_size=8, channels=1, width=0.1, dim=3, head="moco_v2", head_hidden=7, num_classes=4

@@ -83,6 +83,7 @@ def test_the_limit_of_the_gradient_falls_with_l2(rng):
     np.testing.assert_allclose(limits, [1e-6, 1e-6, 3e-7])
 
 
+@pytest.mark.slow
 def test_the_model_of_the_curvature_changes_the_way_and_not_the_end(rng, monkeypatch):
     x, y, _, _ = problem(rng, d=40)
     monkeypatch.setattr(logistic, "RANK", 5)

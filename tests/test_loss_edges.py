@@ -284,6 +284,7 @@ def test_one_side_is_the_same_on_all_devices(rng):
         np.testing.assert_allclose(jax.jit(mapped)(x, y), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_fewest_points():
     one, two = np.eye(3, dtype=np.float32)[:1], np.eye(3, dtype=np.float32)[:2]
     # Defined for one pair: nothing to tell it from.

@@ -123,6 +123,7 @@ def test_queue_of_the_other_points_completes_the_batch(rng):
     np.testing.assert_allclose(queue, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_contrastive_approaches_its_limit():
     # Theorem 1: the loss less log M nears its limit, at least as fast as M^(-1/2).
     x = theory.uniform_sphere(jax.random.key(0), 64, 3)
@@ -203,6 +204,7 @@ def test_generalized_contrastive_loss_terms(rng):
     np.testing.assert_allclose(values[2] - values[0], 3 * (values[1] - values[0]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_generalized_contrastive_loss_over_devices(rng):
     z1, z2 = (rng.standard_normal((16, 4)).astype(np.float32) for _ in range(2))
     key = jax.random.key(3)

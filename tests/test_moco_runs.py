@@ -192,6 +192,7 @@ def test_key_and_query_share_no_group(devices, options):
     np.testing.assert_allclose(state.momentum.queue.keys, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_options_of_the_momentum_encoder():
     def after(**options):
         moco = MocoConfig(queue_size=SIZE, **options)

@@ -220,6 +220,7 @@ def test_bad_batch_sizes(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_finetuning_starts_from_another_run(finished, tmp_path):
     still = OptimizerConfig(epochs=1, batch_size=220, learning_rate=0.0)
     training.train(config(tmp_path, "tuned", init_from=str(finished), optimizer=still))
