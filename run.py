@@ -33,7 +33,9 @@ def pretrain(parse: Callable) -> None:
     if not hosts.is_first():
         return
     page = report.run_report(folder)
-    print(f"trained: {folder} ({page})\nevaluate: python run.py probe {shlex.quote(str(folder))}")
+    more = f" {report.OF_SENTENCES}" if config.model.reads_text else ""
+    print(f"trained: {folder} ({page})")
+    print(f"evaluate: python run.py probe {shlex.quote(str(folder))}{more}")
 
 
 def probe(parse: Callable) -> None:

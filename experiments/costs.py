@@ -71,7 +71,11 @@ def notes() -> list[str]:
     how = f"s / step: measured on one {jax.devices()[0].device_kind} with random images or words"
     if jax.default_backend() == "cpu":
         how += f", {MOST_PAIRS} pairs of images at most, and scaled to the batch"
-    return [f"{how}.", "Training alone: reading images, compiling and evaluation come on top."]
+    return [
+        f"{how}.",
+        "Training alone: reading data, compiling and evaluation come on top. Of data that are not "
+        "here the paper's number is counted.",
+    ]
 
 
 def _with_dim(model: ModelConfig) -> ModelConfig:
@@ -82,11 +86,19 @@ def _steps_per_epoch(config: PretrainConfig) -> int:
     batch = config.optimizer.batch_size
     if not config.model.reads_text:
         return max(1, _images(config.data)[0] // batch)
-    try:
-        source = data.load(config.data).pretrain
-    except UserError:
+    source = _corpus(config.data)
+    if source is None:
         return SENTENCES // batch
     return make_sampler(source, batch, config.seed).steps_per_epoch
+
+
+@functools.cache
+def _corpus(config: DataConfig) -> data.Corpus | None:
+    """The text to train on; None where it is not here."""
+    try:
+        return data.load(config).pretrain
+    except UserError:
+        return None
 
 
 @functools.cache

@@ -111,6 +111,7 @@ def planned_row(
     row = specifications.specified(row)
     about = described(config) | {"table": row.table, "row": row.number}
     about |= {f"paper_{name}": value for name, value in expected(row).items()}
+    about |= {"paper_diverged": True} if row.values.get("nan_occurred") else {}
     if measures.tasks:
         measures = measures._replace(tasks_dir=folder_of("sentiment", context.data_dir))
     return Planned(located(config, context), about, measures)

@@ -12,6 +12,7 @@ from experiments import costs, items, sweeps, wang_isola
 from experiments.items import Context, Item, Scale
 from experiments.shown import Shown
 from experiments.sweeps import Planned, Rows
+from experiments.wang_isola.rows import BOOKCORPUS
 from hypersphere_jax import data, report, runs
 from hypersphere_jax.config import DataConfig, UserError, require
 from hypersphere_jax.config.base import at_least_one, config
@@ -141,10 +142,11 @@ def _carried_out(
     """Rows of the runs of all stages, mistakes that kept some from being done, and their number."""
     rows: Rows = []
     mistakes: list[str] = []
-    total = 0
+    names: set[str] = set()
     for number, stage in enumerate(scale.stages):
         planned = stage(context, rows)
-        total += len(planned)
+        names |= {one.config.name for one in planned}  # a run may be measured in two stages
+        total = len(names)
         chosen = _chosen(planned, options) if number == 0 else planned
         mistakes += sweeps.sweep(
             chosen,
@@ -159,7 +161,7 @@ def _carried_out(
         rows += sweeps.known(planned)
         if len({row["run"] for row in rows}) < total:
             break  # what a later stage does depends on all of this one
-    return rows, mistakes, total
+    return rows, mistakes, len(names)
 
 
 def _chosen(planned: list[Planned], options: ReproduceConfig) -> list[Planned]:
@@ -241,8 +243,13 @@ def order(name: str) -> list:
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:
+    place = items.folder_of(name, data_dir)
     try:
-        data.load(DataConfig(name, data_dir=items.folder_of(name, data_dir)))
+        if name == "sentiment":
+            for task in BOOKCORPUS.tasks:
+                data.text.open_labelled(task, place)
+            return True
+        data.load(DataConfig(name, data_dir=place))
     except UserError:
         return False
     return True

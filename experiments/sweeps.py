@@ -25,16 +25,18 @@ from hypersphere_jax.config import (
     PretrainConfig,
     ProbeConfig,
     UserError,
-    differences,
     require,
     to_dict,
 )
+from hypersphere_jax.data import text
 from hypersphere_jax.evaluation import depth
 from hypersphere_jax.evaluation.measure import measure
 from hypersphere_jax.evaluation.probe import probe
 
 Rows = list[dict[str, Any]]
-TASKS = ("mr", "cr")
+# Options that came after results were kept, by part of a config: as long as they have their
+# default, a result's name does not tell them.
+LATER = {"data": ("vocabulary", "max_tokens"), "model": ("embedding", "unit_norm", "vocabulary")}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
@@ -123,7 +125,7 @@ def sweep(
         done += 1
         rest = (time.monotonic() - began) / done * (total - done)
         ending = f"; about {rest / 60:.0f} min left" if done < total else ""
-        say(f"{done} of {total}: {one.config.name}: {_told(rows_of(one))}{ending}")
+        say(f"{done} of {total}: {one.config.name}: {_told(rows_of(one), one.measures)}{ending}")
 
     for wave in waves:
         for one in wave:
@@ -157,6 +159,8 @@ def _source_failed(one: Planned, planned: Sequence[Planned]) -> bool:
 
 def _check_data(planned: Sequence[Planned]) -> None:
     digests: dict[Any, str] = {}
+    for task, where in {(task, m.tasks_dir) for _, _, m in planned for task in m.tasks}:
+        data.load_labelled(task, where and Path(where), text.SPECIAL)
     for one in planned:
         config = one.config.data
         if config not in digests:
@@ -328,14 +332,16 @@ def _of_tasks(folder: Path, step: int | None, measures: Measures) -> dict[str, A
     return row
 
 
-def _told(rows: Rows) -> str:
+def _told(rows: Rows, measures: Measures) -> str:
     last = rows[-1]
     if last["status"] == "failed":
         return f"failed: {last['reason']}"
     measured = [name for name in last if not name.startswith("paper_")]
     names = [name for name in measured if name.endswith(("align", "uniform", "_mse"))]
     numbers = [f"{name.replace('_', ' ')} {last[name]:.3f}" for name in names]
-    names = [name for name in measured if name.endswith(("_linear", "_knn5")) or name in TASKS]
+    names = [
+        name for name in measured if name.endswith(("_linear", "_knn5")) or name in measures.tasks
+    ]
     numbers += [f"{name.replace('_', ' ')} {last[name]:.2f}%" for name in names]
     seconds = last["seconds_training"] + last["seconds_measuring"]
     return f"{', '.join(numbers)} ({seconds:.0f} s)"
@@ -365,12 +371,14 @@ def _key(one: Planned) -> str:
     shaping = runs.shaping(one.config)
     if one.config.init_from is not None:  # wherever that one is
         shaping["init_from"] = Path(one.config.init_from).name
-    # What has its default is left out: an option that comes later changes no key.
-    changed = differences(runs.shaping(PretrainConfig()), shaping)
-    measures = one.measures._replace(tasks_dir=None)._asdict()
-    standard = Measures()._asdict()
-    measures = {name: value for name, value in measures.items() if value != standard[name]}
-    content = json.dumps([changed, measures], sort_keys=True)
+    standard = runs.shaping(PretrainConfig())
+    for part, names in LATER.items():
+        for name in names:
+            if shaping[part][name] == standard[part][name]:
+                del shaping[part][name]
+    *always, tasks, _, initial = one.measures
+    more = [tasks, initial] if tasks or initial else []
+    content = json.dumps([shaping, [*always, *more]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

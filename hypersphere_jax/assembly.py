@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.data import views
+from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import momentum_schedule
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.shuffle import shuffle
@@ -26,6 +27,8 @@ from hypersphere_jax.train_step import (
 
 logger = logging.getLogger("hypersphere_jax")
 
+# Of a text's sentences, those in whole batches are usually more than this share.
+MOST_USED = 0.9
 # What may differ between encoders that train together, besides the seed and the start.
 WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
 NUMBERS = {
@@ -96,6 +99,16 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
         (config.runtime.workers > 0, "--workers"),
     ):
         require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
+    source, size = dataset.pretrain, config.optimizer.batch_size
+    used = size * make_sampler(source, size, config.seed).steps_per_epoch
+    if used < MOST_USED * len(source):
+        logger.warning(
+            "%.0f%% of the %d sentences are left out: a batch is of --batch-size %d consecutive "
+            "ones of a document, and many documents have fewer",
+            100 * (1 - used / len(source)),
+            len(source),
+            size,
+        )
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=dataset.recipe, **data.located(config.data)),
@@ -150,9 +163,22 @@ def labelled(dataset: data.Dataset) -> data.Dataset:
     return dataset._replace(train=train, pretrain=train)
 
 
-def from_run(config: PretrainConfig, params: Any, stats: Any) -> tuple[Any, Any]:
-    """Parameters and statistics of the run to start from; a classifier of its own stays fresh."""
+def from_run(
+    config: PretrainConfig, params: Any, stats: Any, vocabulary: Sequence[str] | None = None
+) -> tuple[Any, Any]:
+    """Parameters and statistics of the run to start from; a classifier of its own stays fresh.
+
+    Raises:
+      UserError: for a run of another encoder, or of other words than the vocabulary.
+    """
     folder = runs.find(config.init_from)
+    if vocabulary is not None:
+        require(
+            runs.read_config(folder).model.reads_text
+            and runs.read_vocabulary(folder) == tuple(vocabulary),
+            f"--init-from {config.init_from}: it knows other words than {config.data.name}; "
+            "prepare that text as the run's was",
+        )
     its = runs.read_config(folder).model
     classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
     source = dataclasses.replace(config.model, **classifier)

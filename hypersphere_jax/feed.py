@@ -25,6 +25,8 @@ from hypersphere_jax.progress import track
 
 # `auto` keeps images resident if they take at most this share of a device's memory.
 RESIDENT_SHARE = 0.25
+# Words of sentences in a batch to evaluate, of which their longest is a multiple.
+SIXTEEN = 16
 # Batches that are on the devices before the step that takes them.
 AHEAD = 2
 
@@ -107,15 +109,15 @@ def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -
     Returns:
       On the host: arrays with a leading axis of this host's devices.
     """
-    lengths = np.split(source.lengths[numbers], len(devices))
+    words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
+    sentences, each = np.split(words, np.cumsum(lengths)[:-1]), len(numbers) // len(devices)
     t = source.image_shape[0]
-    found = [places(part, t) for part in lengths]
+    found = [places(part, t) for part in np.split(lengths, len(devices))]
     shape = some_more(max(count for _, _, count in found)), t
-    parts = list(zip(np.split(numbers, len(devices)), found, strict=True))
-    mine = []
-    for part, (rows, columns, _) in parts[sharding.rows_here(len(devices), devices)]:
-        words, its = source.rows(part[0], part[-1] + 1)
-        mine.append(pack(np.split(words, np.cumsum(its)[:-1]), rows, columns, shape))
+    mine = [
+        pack(sentences[device * each : (device + 1) * each], *found[device][:2], shape)
+        for device in range(len(devices))[sharding.rows_here(len(devices), devices)]
+    ]
     return jax.tree.map(lambda *parts: np.stack(parts), *mine)
 
 
@@ -138,8 +140,13 @@ def in_order(
     n = len(source)
     if config.model.reads_text:
         for rows in (range(start, min(start + size, n)) for start in range(0, n, size)):
-            words = np.stack([source[i]["image"] for i in rows])
-            yield Batch(words, source.labels[rows.start : rows.stop], np.array(rows))
+            samples = [source[i] for i in rows]
+            words = np.stack([sample["image"] for sample in samples])
+            # Few shapes, as each is compiled: no longer than the longest of these, or a bit more.
+            longest = np.flatnonzero(words.any(axis=0))[-1] + 1
+            words = words[:, : -(-longest // SIXTEEN) * SIXTEEN]
+            labels = np.array([sample["label"] for sample in samples], np.int32)
+            yield Batch(words, labels, np.array(rows))
         return
     bad = Bad(source, config.data.bad_images)
     asked = config.runtime.pipeline if source.image_shape is not None else "auto"

@@ -173,6 +173,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     """The run but for its optimizer, and the data with all their labels."""
     folder = runs.find(config.run)
+    runs.require_images(folder, "finetune")
     source = runs.read_config(folder)
     recipe = source.data.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):

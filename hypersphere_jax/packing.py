@@ -80,8 +80,8 @@ def pack(sentences: Sequence[np.ndarray], rows: np.ndarray, columns: np.ndarray,
 
 
 def _sizes() -> Iterator[int]:
-    """1, 2, 3, …, and from 10 on each a fifth larger than the one before."""
+    """1, 2, 3, …, and from 16 on each an eighth larger than the one before."""
     size = 1
     while True:
         yield size
-        size += max(1, size // 5)
+        size += max(1, size // 8)

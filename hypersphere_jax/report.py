@@ -30,7 +30,9 @@ HEADERS = {
     "uniform_optimum": "optimal uniform",
 }
 # Of a result, what nobody compares; the times that its parts took are left out as well.
-HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait")
+HIDDEN = ("run", "protocol", "init_from", "units", "data_wait")
+# What follows the run where its encoder of sentences is probed.
+OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
 # Of pictures named as a result, by its protocol.
 CAPTIONS = {
     "metrics": "positive pairs, classes, singular values, projections: those that were measured",
@@ -182,15 +184,19 @@ def _evaluations(run_dirs: Sequence[str | Path], pictures: dict[str, Path]) -> I
 def _commands(run_dir: Path, saved: Mapping) -> list[str]:
     """What to type next, and the command that started the run if it is on record."""
     config = saved.get("config", {})
-    if str(config.get("data", {}).get("recipe")).startswith("nyu_depth"):
-        verbs = ["depth", "metrics"]
+    run = shlex.quote(str(run_dir))
+    if config.get("model", {}).get("vocabulary"):
+        verbs = [f"metrics {run}", f"probe {run} {OF_SENTENCES}"]
+    elif str(config.get("data", {}).get("recipe")).startswith("nyu_depth"):
+        verbs = [f"depth {run}", f"metrics {run}"]
     else:
         has_classifier = config.get("model", {}).get("num_classes")
-        verbs = ["probe", "metrics", *([] if has_classifier else ["finetune"])]
+        names = ["probe", "metrics", *([] if has_classifier else ["finetune"])]
+        verbs = [f"{name} {run}" for name in names]
     sessions = saved.get("sessions") or [{}]
     typed = sessions[-1].get("command", "")
     continues = [typed] if typed.startswith("python ") else []
-    return [*(f"python run.py {verb} {shlex.quote(str(run_dir))}" for verb in verbs), *continues]
+    return [*(f"python run.py {verb}" for verb in verbs), *continues]
 
 
 def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
@@ -251,7 +257,9 @@ def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
     row = {}
     for key, value in result.items():
         lists = isinstance(value, list) and not key.endswith("_interval")
-        if lists or key in HIDDEN or "seconds" in key or key.endswith("_standard_error"):
+        # What images are of is the run's; sentences are of one task or another.
+        hidden = key in HIDDEN or (key == "data" and result.get("protocol") != "quick_thought")
+        if lists or hidden or "seconds" in key or key.endswith("_standard_error"):
             continue
         error = result.get(f"{key}_standard_error")
         row[key] = value if error is None else with_error(value, error)

@@ -226,17 +226,22 @@ def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
     return dataclasses.replace(config, **{field: data_dir})
 
 
+def require_images(folder: Path, verb: str) -> None:
+    """Raises UserError when the run in a folder is of sentences, for which a verb is not."""
+    text = read_config(folder).model.reads_text
+    require(not text, f"{verb} is for encoders of images, and {folder} is of sentences")
+
+
 def test_split(dataset: data.Dataset) -> data.Source:
-    """The images that a result is reported on.
+    """The images, or sentences, that a result is reported on.
 
     Raises:
       UserError: when the data have none.
     """
-    require(
-        dataset.test is not None,
-        f"{dataset.origin} has no test split: add one to the data, or pretrain with --folds, which "
-        "holds a part of the training images out",
-    )
+    how = "add one to the data, or pretrain with --folds, which holds a part of the training images"
+    if isinstance(dataset.train, data.Corpus):
+        how = "prepare the text with --held-out above 0, which holds a part of the sentences"
+    require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
     return dataset.test
 
 

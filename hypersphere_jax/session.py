@@ -52,7 +52,7 @@ class Run:
         config, folder = self.config, self.folder / "checkpoints"
         apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
         if hosts.is_first() and config.init_from is not None and not checkpoint.steps(folder):
-            params, stats = from_run(config, params, stats)
+            params, stats = from_run(config, params, stats, self._vocabulary)
         state = init_state(params, stats, self.optimizer)
         size = config.moco.queue_size
         if size:

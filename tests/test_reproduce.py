@@ -12,6 +12,7 @@ from experiments.items import Context, folder_of, spread
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of, formula
 from experiments.wang_isola import best, plane, sentences, trajectories, weights
+from experiments.wang_isola.rows import show_rows
 from hypersphere_jax import runs
 from hypersphere_jax.config import UserError, to_dict
 from hypersphere_jax.report import text_of
@@ -173,6 +174,27 @@ def test_table_4_picks_for_each_task(context):
     assert found["best among all encoders", "CR"] == ["loss 3", 71]
     assert found["baseline: random encoder", "MR"] == [None, 98]
     assert found["baseline: random word embeddings, their mean", "CR"] == [None, 50]
+    assert "CR: 70.00% (contrastive only), 71.00% (align and uniform only), 98.00%" in shown.verdict
+
+
+def test_runs_that_are_measured_in_two_stages_count_once(context, monkeypatch, tmp_path):
+    """The baselines are of a run of the grid: when all are done, no part is missing."""
+    monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: [])
+    monkeypatch.setattr(
+        sweeps, "known", lambda planned: [{"run": one.config.name} for one in planned]
+    )
+    scale = ITEMS["wang-isola/table4"].scales["laptop"]
+    rows, _, total = reproduce._carried_out(scale, context, ReproduceConfig("x"), "")
+    assert len({row["run"] for row in rows}) == total == len(sentences.LAPTOP_ROWS)
+
+
+def test_rows_that_diverged_in_the_paper_are_shown():
+    row = {"row": 109, "loss": "align", "dim": 100, "seed": 0, "status": "done", "data": "books"}
+    shown = show_rows("wang-isola/table11", "title", [row | {"paper_diverged": True}], "laptop")
+    assert shown.rows == [[109, "align", 100, 0, "training", "NaN", "none", None, None]]
+    failed = row | {"status": "failed", "reason": "the run diverged", "paper_diverged": True}
+    shown = show_rows("wang-isola/table11", "title", [failed], "paper")
+    assert any("row 109: the run diverged, as in the paper" in line for line in shown.text)
 
 
 def test_figure_9b_has_a_plane_for_each_task(context):

@@ -1,13 +1,14 @@
 """Runs of sentence encoders: the one loop, batches of consecutive sentences, exact resumption."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
 import numpy as np
 import pytest
-from run_cases import assert_same_run
-from test_cli import fails
+from run_cases import assert_same_run, state_of
+from test_cli import fails, run_py
 from text_cases import books, opinions, sentence
 
 from hypersphere_jax import assembly, data, feed, models, runs, sharding, training
@@ -177,14 +178,13 @@ def test_probe_of_labelled_sentences(finished, text, tmp_path):
     assert (output["layer"], output["d"], bag["d"]) == ("output", 16, 12)
     assert output["data"] == "topics" and output["split"] == "folds" and output["n"] == 80
     assert bag["top1"] > 80
-    random, _ = probe(ProbeConfig((str(finished),), **common, step=0))
-    assert output["top1"] >= random["top1"] - 5
-    assert (finished / "eval" / "quick_thought-output-datatopics.json").is_file()
+    assert (tmp_path / "found.csv").read_text().count("\n") == 3
+    assert len(list((finished / "eval").glob("quick_thought-*-datatopics-*.json"))) == 2
 
 
 def test_other_protocols_need_a_test_split(finished, text):
     topics = str(text / "labelled" / "topics")
-    with pytest.raises(UserError, match="--protocols lbfgs knn: these sentences have no test"):
+    with pytest.raises(UserError, match=r"--protocols lbfgs knn: .* has no test split"):
         probe(ProbeConfig((str(finished),), data=(topics,)))
     rng = np.random.default_rng(0)
     folder = text / "split"
@@ -204,11 +204,20 @@ def test_other_protocols_need_a_test_split(finished, text):
 def test_metrics_are_of_held_out_neighbours(finished, text):
     found = measure(MetricsConfig(str(finished)))
     held_out = data.load(DataConfig(str(text / "books"))).test
-    assert found["n"] == len(held_out)
-    assert found["uniform"] == pytest.approx(found["uniform_f"] + found["uniform_g"])
-    assert found["uniform_optimum"] < found["uniform"] < 0
-    initial = measure(MetricsConfig(str(finished), step=0))
-    assert found["align"] != initial["align"]
+    encoder = runs.load_encoder(finished)
+    words = np.stack([held_out[i]["image"] for i in range(len(held_out))])
+    outputs, _ = encoder.apply(encoder.params, encoder.stats, words, False)
+    f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
+    powers = []
+    for start, end in itertools.pairwise(held_out.documents):
+        for i in range(start, end):
+            others = [j for j in (i - 1, i + 1) if start <= j < end]
+            powers += [np.mean([np.sum((f[i] - g[j]) ** 2) for j in others])] if others else []
+    assert found["align"] == pytest.approx(np.mean(powers), rel=1e-5)
+    for name, x in (("uniform_f", f), ("uniform_g", g)):
+        squares = np.sum((x[:, None] - x[None]) ** 2, axis=-1)[np.triu_indices(len(x), 1)]
+        assert found[name] == pytest.approx(np.log(np.mean(np.exp(-2 * squares))), rel=1e-4)
+    assert found["n"] == len(held_out) and found["uniform_optimum"] < found["uniform"]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +250,51 @@ def test_divergence_ends_the_run(text, tmp_path):
     )
     with pytest.raises(UserError, match=r"the run diverged: .*; choose another --name"):
         training.train(config(text, tmp_path, optimizer=rate))
+
+
+def test_a_run_begins_from_one_of_the_same_words(finished, text, tmp_path):
+    start = training.train(config(text, tmp_path, init_from=str(finished)))
+    first = state_of(start, 0)["params"]
+    last = state_of(finished)["params"]
+    jax.tree.map(np.testing.assert_array_equal, first, last)
+    # As many words, and others.
+    for file in (books(text / "others") / "book0.txt",):
+        file.write_text(file.read_text().replace("ship", "boat"))
+    other = DataConfig(str(text / "others"))
+    with pytest.raises(UserError, match="it knows other words"):
+        training.train(config(text, tmp_path, "other", data=other, init_from=str(finished)))
+
+
+def test_many_short_documents_are_said_to_be_left_out(text, tmp_path, caplog):
+    made = books(text / "short", sizes=[30] + [12] * 10)
+    with pytest.raises(UserError, match="--devices 99"):
+        training.train(config(text, tmp_path, runtime=RuntimeConfig(devices=99)))
+    asked = config(text, tmp_path, data=DataConfig(str(made)))
+    assembly.resolve(asked, data.load(asked.data))
+    assert "of the 140 sentences are left out" in caplog.text
+
+
+def test_pages_and_pictures_of_a_run(finished, text, capsys):
+    assert run_py.main(["metrics", str(finished)]) == 0
+    out = capsys.readouterr().out
+    assert "L_uniform of g" in out and (finished / "figures" / "metrics-test.png").is_file()
+    topics = str(text / "labelled" / "topics")
+    assert (
+        run_py.main(["probe", str(finished), "--data", topics, "--protocols", "quick_thought"]) == 0
+    )
+    assert run_py.main(["report", str(finished)]) == 0
+    page = (finished / "report.html").read_text()
+    assert "--protocols quick_thought" in page and "finetune" not in page and "topics" in page
+
+
+def test_verbs_of_images_refuse_it(finished, tmp_path, capsys):
+    run = str(finished)
+    for arguments, message in (
+        (["finetune", run], "finetune is for encoders of images"),
+        (["depth", run], "depth is for encoders of images"),
+        (["export-npz", run, "--out", str(tmp_path / "x.npz")], "has no counterpart in PyTorch"),
+    ):
+        assert message in fails(capsys, *arguments)
 
 
 def test_mistakes_in_one_line(finished, text, capsys):

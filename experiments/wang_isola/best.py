@@ -54,7 +54,7 @@ def selected(rows: Rows) -> dict[str, dict]:
 def show(context: Context, rows: Rows) -> Shown:
     """The paper's three rows, and ours: at the laptop's scale, mean and interval over seeds."""
     if context.scale == "paper":
-        return show_rows(TABLE1, "Best encoders of STL-10", rows)
+        return show_rows(TABLE1, "Best encoders of STL-10", rows, context.scale)
     columns = ["selection", "loss", "seeds", "linear (%)", "5-NN (%)"]
     columns += ["paper's loss", "paper: linear", "paper: 5-NN"]
     table, accuracies = [], {}

@@ -51,7 +51,10 @@ def table_item(
     if laptop is not None:
         scales["laptop"] = Scale(("digits",), 2.0, (stage_of(table, laptop),))
     return Item(
-        title, scales, lambda context, rows: show_rows(table, title, rows), by_row=tuple(scales)
+        title,
+        scales,
+        lambda context, rows: show_rows(table, title, rows, context.scale),
+        by_row=tuple(scales),
     )
 
 
@@ -80,14 +83,18 @@ def with_initial(chosen: list, context: Context, measures: Measures) -> list[Pla
     return list(numbers.values())
 
 
-def show_rows(table: str, title: str, rows: Rows) -> Shown:
+def show_rows(table: str, title: str, rows: Rows, scale: str) -> Shown:
     """Each row and each of its printed numbers: paper, ours, difference."""
     columns = ["row", "loss", "d", "seed", "what", "paper", "ours", "95% interval", "difference"]
     lines, failed = [], []
     for row in rows:
         if row["status"] == "failed":
-            failed.append(f"row {row['row']}: {row['reason']}")
+            theirs = ", as in the paper" if row.get("paper_diverged") else ""
+            failed.append(f"row {row['row']}: {row['reason']}{theirs}")
             continue
+        if row.get("paper_diverged"):
+            about = [row["row"], row["loss"], row["dim"], row["seed"]]
+            lines.append([*about, "training", "NaN", "none", None, None])
         for theirs, ours in OURS.items():
             if f"paper_{theirs}" not in row or row.get(ours) is None:
                 continue
@@ -100,7 +107,7 @@ def show_rows(table: str, title: str, rows: Rows) -> Shown:
     text = ["The paper's number of each encoder beside ours, as its columns name them."]
     if failed:
         text.append(f"Failed: {'; '.join(failed)}.")
-    if {"digits", "cifar10"} & {row["data"] for row in rows}:
+    if scale == "laptop":
         text.append(
             "At the laptop's scale other images and a smaller encoder were trained: the paper's "
             "numbers are of its own data, and only their order can be compared."

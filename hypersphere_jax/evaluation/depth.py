@@ -94,6 +94,7 @@ class _Candidate(NamedTuple):
     @classmethod
     def open(cls, name: str, config: DepthConfig) -> "_Candidate":
         folder = runs.find(name)
+        runs.require_images(folder, "depth")
         encoder = runs.load_encoder(folder, config.step)
         shape = _spatial_shape(encoder, config.layer)
         if config.data is None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,18 @@ def _of_run(
         with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
             encoder = runs.load_encoder(folder, step)
             for task, dataset in datasets.items():
-                its = {"data": task and Path(task).name, "step": step}
-                about = {} if task is None else {"data": its["data"]}
+                its = {"data": task and _called(task), "step": step}
+                about = {} if task is None else {"data": Path(task).name}
                 found = _of_encoder(encoder, dataset, about, config, devices, say)
                 for name, options, result in found:
                     _save(folder, name, its | options, result)
                     yield result
+
+
+def _called(task: str) -> str:
+    """A task in a file's name: tasks of one name in two folders differ there."""
+    path = Path(task)
+    return task if path.name == task else f"{path.name}-{zlib.crc32(task.encode()):08x}"
 
 
 def _labelled_data(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
@@ -111,7 +118,15 @@ def _labelled_data(folder: Path, config: ProbeConfig) -> dict[str | None, data.D
         )
         vocabulary = runs.read_vocabulary(folder)
         where = None if config.data_dir is None else Path(config.data_dir).expanduser()
-        return {task: data.load_labelled(task, where, vocabulary) for task in config.data}
+        found = {task: data.load_labelled(task, where, vocabulary) for task in config.data}
+        others = [protocol for protocol in config.protocols if protocol != "quick_thought"]
+        for task, dataset in found.items():
+            require(
+                not others or dataset.test is not None,
+                f"--protocols {' '.join(others)}: {task} has no test split, without which only "
+                "quick_thought scores it",
+            )
+        return found
     require(not config.data, f"--data is for encoders of sentences, and {folder} is of images")
     dataset = runs.load_data(folder, config.data_dir)
     require(
@@ -196,11 +211,6 @@ def _scores(
         options = {"folds": config.folds, "seed": config.seed or None}
         yield "quick_thought", options, _timed(result, began)
     others = [protocol for protocol in config.protocols if protocol != "quick_thought"]
-    require(
-        not others or len(x_and_y) == 4,
-        f"--protocols {' '.join(others)}: these sentences have no test split, without which only "
-        "quick_thought scores them",
-    )
     many = max(config.k)
     require(
         "knn" not in config.protocols or many <= len(x_and_y[1]),

@@ -53,10 +53,11 @@ def torch_names(config: ModelConfig) -> dict[str, TorchName]:
     Raises:
       UserError: for a model without a counterpart in PyTorch.
     """
+    known = config.name == "small_alexnet" or config.name.startswith("resnet")
     require(
-        config.name != "small_cnn",
-        "small_cnn has no counterpart in PyTorch: choose --model small_alexnet, resnet18, resnet34 "
-        "or resnet50",
+        known,
+        f"{config.name} has no counterpart in PyTorch: choose --model small_alexnet, resnet18, "
+        "resnet34 or resnet50",
     )
     rename = {"small_alexnet": _alexnet}.get(config.name, _resnet)
     _, params, stats = models.abstract(config)
