@@ -9,7 +9,7 @@ from benchmarks.timing import take_turns
 from hypersphere_jax import models, sharding
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.packing import END, PADDING, SPECIAL, pack, places, some_more
+from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.report import print_table
 from hypersphere_jax.train_step import init_state, make_sentence_objective, make_sentence_step
 
@@ -82,19 +82,16 @@ def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> tuple[Callabl
     mapped = sharding.pmap(step, devices, donate=(0,))
     state = sharding.replicate(init_state(params, stats, optimizer), devices)
 
-    def packed():
-        rows, columns, count = places([len(sentence) for sentence in sentences], LONGEST)
-        return pack(sentences, rows, columns, (some_more(count), LONGEST))
-
     nothing = np.zeros(0, np.int32)
     rest = sharding.replicate((nothing, nothing, jax.random.key(0)), devices)
 
     def run():
         nonlocal state
-        state, metrics = mapped(state, sharding.replicate(packed(), devices), *rest)
+        (packed,) = pack(sentences, LONGEST)
+        state, metrics = mapped(state, sharding.replicate(packed, devices), *rest)
         jax.block_until_ready(metrics)
 
-    return run, float(np.mean(packed().words == PADDING))
+    return run, float(np.mean(pack(sentences, LONGEST)[0].words == PADDING))
 
 
 def _torch_steps(config: ModelConfig, sentences: list[np.ndarray]) -> dict[str, Callable]:

@@ -20,7 +20,7 @@ from hypersphere_jax.config import (
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.packing import END, SPECIAL, pack, places, some_more
+from hypersphere_jax.packing import END, SPECIAL, pack
 from hypersphere_jax.train_step import Momentum, init_state
 
 # Number and side of the images, where they are not here.
@@ -141,9 +141,7 @@ def _of_text(config: PretrainConfig) -> tuple:
         np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
         for n in lengths
     ]
-    t = max(LENGTHS)
-    rows, columns, count = places(lengths, t)
-    packed = pack(sentences, rows, columns, (some_more(count), t))
+    (packed,) = pack(sentences, max(LENGTHS))
     nothing = np.zeros(0, np.int32)
     return *_step_and_state(config, None), (packed, nothing, nothing)
 

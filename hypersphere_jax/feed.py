@@ -20,7 +20,7 @@ from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import Bad, Batch, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Consecutive, Sampler
 from hypersphere_jax.data.text import Corpus
-from hypersphere_jax.packing import Packed, pack, places, some_more
+from hypersphere_jax.packing import Packed, pack
 from hypersphere_jax.progress import track
 
 # `auto` keeps images resident if they take at most this share of a device's memory.
@@ -99,26 +99,21 @@ def feed_together(
 
 
 def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
-    """Consecutive sentences, an equal part of them packed for each of this host's devices.
+    """Consecutive sentences, packed for the devices of this host.
 
     Args:
       source: of the sentences.
       numbers: of those of the global batch.
-      devices: of all hosts. All have the same number of rows, which depends on the batch.
+      devices: of all hosts, among which the rows are dealt out.
 
     Returns:
       On the host: arrays with a leading axis of this host's devices.
     """
     words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
-    sentences, each = np.split(words, np.cumsum(lengths)[:-1]), len(numbers) // len(devices)
-    t = source.image_shape[0]
-    found = [places(part, t) for part in np.split(lengths, len(devices))]
-    shape = some_more(max(count for _, _, count in found)), t
-    mine = [
-        pack(sentences[device * each : (device + 1) * each], *found[device][:2], shape)
-        for device in range(len(devices))[sharding.rows_here(len(devices), devices)]
-    ]
-    return jax.tree.map(lambda *parts: np.stack(parts), *mine)
+    sentences = np.split(words, np.cumsum(lengths)[:-1])
+    parts = pack(sentences, source.image_shape[0], len(devices))
+    mine = parts[sharding.rows_here(len(devices), devices)]
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
 
 
 def in_order(

@@ -14,6 +14,7 @@ import numpy as np
 # Numbers of words that are none. Every sentence ends with END; all other words come after UNKNOWN.
 PADDING, END, UNKNOWN = range(3)
 SPECIAL = ("<pad>", "<end>", "<unk>")
+ELSEWHERE = -1  # in the place of a sentence that another device has
 
 Array = np.ndarray | jax.Array
 
@@ -23,8 +24,9 @@ class Packed(NamedTuple):
 
     Attributes:
       words: integers `[r, t]`, with PADDING where no sentence is.
-      first: integers `[k]`, where the first word of each sentence is in the flattened rows.
-      last: integers `[k]`, where its END is.
+      first: integers `[k]`, where the first word of each sentence is in the flattened rows; or
+        ELSEWHERE.
+      last: integers `[k]`, where its END is; or ELSEWHERE.
     """
 
     words: Array
@@ -69,14 +71,34 @@ def some_more(rows: int) -> int:
     return next(size for size in _sizes() if size >= rows)
 
 
-def pack(sentences: Sequence[np.ndarray], rows: np.ndarray, columns: np.ndarray, shape) -> Packed:
-    """The sentences in their places, in an array of rows `shape` = (r, t)."""
-    words = np.full(shape, PADDING, np.int32)
-    for sentence, row, column in zip(sentences, rows, columns, strict=True):
-        words[row, column : column + len(sentence)] = sentence
-    first = (rows * shape[1] + columns).astype(np.int32)
+def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Packed]:
+    """Sentences in rows of t words, as many rows on each device.
+
+    Any device may have any sentence: dealt out by rows, all have the same work, however the lengths
+    lie in the batch. So each has a place for all k, which is ELSEWHERE for those of the others.
+
+    Args:
+      sentences: the numbers of their words, END at last.
+      t: words in a row.
+      devices: how many share the rows.
+
+    Returns:
+      For each device its part.
+    """
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
-    return Packed(words, first, first + lengths - 1)
+    rows, columns, count = places(lengths, t)
+    shape = some_more(-(-count // devices)), t
+    packed = []
+    for device in range(devices):
+        words = np.full(shape, PADDING, np.int32)
+        mine = rows % devices == device
+        for i in np.flatnonzero(mine):
+            row, column = rows[i] // devices, columns[i]
+            words[row, column : column + lengths[i]] = sentences[i]
+        first = np.where(mine, rows // devices * t + columns, ELSEWHERE).astype(np.int32)
+        last = np.where(mine, first + lengths - 1, ELSEWHERE).astype(np.int32)
+        packed.append(Packed(words, first, last))
+    return packed
 
 
 def _sizes() -> Iterator[int]:

@@ -26,7 +26,7 @@ from hypersphere_jax.losses import (
     uniform_queue_loss,
 )
 from hypersphere_jax.moco import KeyQueue, ema_update, queue_push, queue_statistics
-from hypersphere_jax.packing import PADDING
+from hypersphere_jax.packing import ELSEWHERE, PADDING, Packed
 
 Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name) -> (loss, metrics)
@@ -226,8 +226,9 @@ def make_sentence_step(
       axis_name: the mapped axis, or None on a single device.
 
     Returns:
-      As `make_step`, where the images are `Packed` sentences, this device's part of a batch of
-      consecutive ones. `padding` among the metrics is the share of the work that is padding.
+      As `make_step`, where the images are `Packed` sentences: some of a batch of consecutive ones,
+      whichever this device was dealt. `padding` among the metrics is the share of the work that is
+      padding.
 
     Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
     """
@@ -237,7 +238,8 @@ def make_sentence_step(
 
         def loss_of(params):
             outputs, stats = apply(params, state.stats, sentences, True, axis_name)
-            loss, metrics = objective(outputs["f"], outputs["g"], axis_name)
+            f, g = (_own_part(outputs[name], sentences, axis_name) for name in ("f", "g"))
+            loss, metrics = objective(f, g, axis_name)
             return loss, (stats, metrics)
 
         padding = jnp.mean(sentences.words == PADDING)
@@ -324,6 +326,14 @@ def make_moco_step(
         return jax.lax.stop_gradient(keys), stats
 
     return step
+
+
+def _own_part(x, sentences: Packed, axis_name):
+    """Features `[k / devices, d]` of this device's part of the batch, wherever they were made."""
+    if axis_name is None:
+        return x
+    made_here = (sentences.last != ELSEWHERE)[:, None]
+    return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
 
 
 def _positions(indices, axis_name):

@@ -9,7 +9,7 @@ import pytest
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, UserError
-from hypersphere_jax.packing import END, Packed, one_a_row, pack, places
+from hypersphere_jax.packing import END, Packed, one_a_row, pack
 
 CONFIG = ModelConfig("sentence_gru", dim=6, embedding=5, vocabulary=11)
 T = 9
@@ -30,8 +30,7 @@ def sentences(lengths, seed=0):
 
 
 def packed(given, t=T):
-    rows, columns, count = places([len(sentence) for sentence in given], t)
-    return pack(given, rows, columns, (count, t))
+    return pack(given, t)[0]
 
 
 def sigmoid(x):
@@ -97,7 +96,11 @@ def test_gradient_does_not_depend_on_the_packing():
 
     gradient = jax.jit(jax.grad(loss))
     tight = gradient(params, packed(given))
-    loose = pack(given, np.arange(7), np.zeros(7, int), (9, T))  # with empty rows
+    words = np.zeros((9, T), np.int32)  # with empty rows
+    for row, sentence in zip(words, given, strict=False):
+        row[: len(sentence)] = sentence
+    first = np.arange(7) * T
+    loose = Packed(words, first, first + np.array([len(sentence) for sentence in given]) - 1)
     for name, value in gradient(params, loose).items():
         scale = np.abs(value).max()
         np.testing.assert_allclose(tight[name], value, atol=2e-6 * scale, err_msg=name)

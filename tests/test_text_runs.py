@@ -30,7 +30,7 @@ from hypersphere_jax.data.sampling import Consecutive
 from hypersphere_jax.evaluation.measure import measure
 from hypersphere_jax.evaluation.probe import probe
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.packing import END, PADDING
+from hypersphere_jax.packing import ELSEWHERE, END, PADDING
 from hypersphere_jax.train_step import init_state
 
 BATCH = 24
@@ -160,14 +160,14 @@ def test_what_the_devices_get(text):
     corpus = data.load(DataConfig(str(text / "books"))).train
     numbers = np.arange(30, 30 + BATCH)
     packed = feed.packed(corpus, numbers, sharding.local_devices(4))
-    assert packed.words.shape[0] == 4 and packed.first.shape == (4, BATCH // 4)
+    assert packed.words.shape[0] == 4 and packed.first.shape == (4, BATCH)
     words = packed.words.reshape(4, -1)
-    for device, part in enumerate(np.split(numbers, 4)):
-        for place, number in enumerate(part):
-            its = corpus[number]["image"]
-            found = words[device, packed.first[device, place] : packed.last[device, place] + 1]
-            np.testing.assert_array_equal(found, its[its != PADDING])
-            assert found[-1] == END
+    for place, number in enumerate(numbers):
+        (device,) = np.flatnonzero(packed.first[:, place] != ELSEWHERE)
+        its = corpus[number]["image"]
+        found = words[device, packed.first[device, place] : packed.last[device, place] + 1]
+        np.testing.assert_array_equal(found, its[its != PADDING])
+        assert found[-1] == END
 
 
 def test_probe_of_labelled_sentences(finished, text, tmp_path):
