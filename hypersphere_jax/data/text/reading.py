@@ -7,6 +7,7 @@ import gzip
 import io
 import logging
 import os
+import re
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ logger = logging.getLogger("hypersphere_jax")
 SUFFIXES = (".txt", ".txt.gz")
 CHUNK_BYTES = 2**16  # are read at a time
 LOOK_BYTES = 2**18  # at a time when the encoding is looked for
+UNFIT = re.compile("[\udc80-\udcff]")  # bytes that fit into no character, by `surrogateescape`
 # A file is UTF-8 with damage, and not Latin-1, if so many characters of several bytes come to each
 # byte that fits into none. Latin-1 has next to no such characters, and only by chance.
 MORE_WIDE = 4
@@ -203,15 +205,15 @@ def look_through(path: Path) -> Generator[int, None, str]:
             text = decoder.decode(block, final=not block)
             fed += len(block)
             if not text.isascii():
-                # A byte that fits into no character is a surrogate now, which UTF-8 never holds.
-                codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-                is_bad = (codes >= 0xDC80) & (codes <= 0xDCFF)
-                here = int(np.count_nonzero(is_bad))
-                wide += int(np.count_nonzero(codes >= 0x80)) - here
-                if here and first is None:
-                    known = text[: int(np.argmax(is_bad))]
-                    first = before + len(known.encode())
-                bad += here
+                try:
+                    codes = text.encode("utf-32-le")
+                except UnicodeEncodeError as error:
+                    if first is None:
+                        first = before + len(text[: error.start].encode())
+                    good = UNFIT.sub("", text)
+                    bad += len(text) - len(good)
+                    codes = good.encode("utf-32-le")
+                wide += int(np.count_nonzero(np.frombuffer(codes, np.uint32) >= 0x80))
             if not block:
                 break
             yield file.tell()
