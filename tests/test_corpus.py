@@ -1,6 +1,7 @@
 """Corpora of text: what is read, numbered and written, also after an interruption."""
 
 import collections
+import contextlib
 import gzip
 import json
 import pickle
@@ -117,6 +118,7 @@ def test_source(library, tmp_path):
     train, _ = made(library[0], tmp_path / "out", max_tokens=9)
     assert train.image_shape == (9,) and train.class_names == () and train.max_tokens == 9
     np.testing.assert_array_equal(train.labels, [-1] * len(train))
+    assert train.labels.dtype == np.int32 and not train.labels.flags.writeable
     tokens, lengths = train.rows(70, 90)
     assert tokens.dtype == lengths.dtype == np.int32 and type(tokens) is np.ndarray
     ends = np.cumsum(lengths)
@@ -137,6 +139,21 @@ def test_source(library, tmp_path):
     again = pickle.loads(pickle.dumps(train))
     assert read_back(again) == read_back(train) and again.digest == train.digest
     assert len(pickle.dumps(train)) < 1000
+
+
+def test_a_large_corpus_takes_little_memory(library, tmp_path):
+    train, _ = made(library[0], tmp_path / "out")
+    lengths = np.random.default_rng(0).integers(1, 60_000, 10**6)
+    train._offsets = np.concatenate([[0], np.cumsum(lengths)])
+    peaks = []
+    for work in (lambda: train.labels, lambda: train.rows(3, 9), lambda: train.lengths):
+        tracemalloc.start()
+        work()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks[:2]) < 1e6 and peaks[2] < 5e6  # one int32 a sentence
+    np.testing.assert_array_equal(train.lengths, lengths)
+    assert train.lengths.dtype == np.int32 and train.labels.shape == (10**6,)
 
 
 def test_digest_changes_with_text_and_options(library, tmp_path):
@@ -192,11 +209,11 @@ def test_prose(tmp_path):
 def test_blocks_change_nothing(tmp_path, monkeypatch, end, chunk):
     """Blocks end within characters of many bytes, within line ends, and anywhere else."""
     lines = ["Él. “Ça va?”", "日本 𝄞 is", "here.", "", "Then—so. Ωmega.", "", "", "*** x", "Ende."]
-    expected = [s for p in rules.paragraphs(lines) for s in rules.sentences(p)]
+    expected = ["Él.", "“Ça va?”", "日本 𝄞 is here.", "Then—so.", "Ωmega.", "*** x Ende."]
     path = tmp_path / "t.txt"
     path.write_bytes(end.join(lines).encode())
     monkeypatch.setattr(reading, "CHUNK_BYTES", chunk)
-    cursor = reading.begin(path, "prose")
+    cursor = reading.begin(path, "utf-8", "prose")
     found = []
     for sentences, _ in reading.read(path, cursor):
         found += sentences
@@ -213,8 +230,55 @@ def test_a_long_paragraph_is_split_as_a_short_one(tmp_path):
         path = tmp_path / f"{number}.txt"
         path.write_text(joint.join(parts))
         assert path.stat().st_size > 3 * reading.PARAGRAPH_LIMIT
-        found = [s for part, _ in reading.read(path, reading.begin(path, "prose")) for s in part]
+        cursor = reading.begin(path, "utf-8", "prose")
+        found = [s for part, _ in reading.read(path, cursor) for s in part]
         assert found == parts
+
+
+GOOD = "Él. “Ça va?” 日本 𝄞 is here.\n" * 3
+ENCODED = {  # bytes; encoding; the first bad byte
+    "whole": (GOOD.encode(), "utf-8", None),
+    "one bad byte": (GOOD.encode() + b"\xff" + GOOD.encode(), "utf-8", 120),
+    "cut inside a character": (GOOD.encode() * 2 + b"\xe6\x97", "utf-8", 240),
+    "a character of two halves": (b"a\xed\xa0\xb4" + GOOD.encode() * 3, "utf-8", 1),
+    "Latin-1": ("Él. Ça va?\n".encode("cp1252") * 3, "cp1252", 0),
+    "Latin-1 with some UTF-8": (b"plain " + "Él".encode() * 3 + b"\xe9", "cp1252", 15),
+    "all bytes": (bytes(range(256)) * 2, "cp1252", 128),
+}
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 2**18])
+@pytest.mark.parametrize("case", ENCODED)
+def test_encoding(tmp_path, monkeypatch, caplog, case, block):
+    monkeypatch.setattr(reading, "LOOK_BYTES", block)
+    data, encoding, first = ENCODED[case]
+    for path in (tmp_path / "t.txt", tmp_path / "t.txt.gz"):
+        caplog.clear()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        assert reading.encoding_of(path) == encoding
+        positions = list(reading.look_through(path))
+        assert positions == sorted(positions) and positions[-1] == path.stat().st_size
+        if first is None:
+            assert not caplog.messages
+        else:
+            assert len(caplog.messages) == 2 and len(set(caplog.messages)) == 1
+            words = caplog.messages[0].replace(":", " ").replace(",", " ").split()
+            assert str(path) in words and str(first) in words
+
+
+def test_one_bad_byte_is_one_bad_character(tmp_path):
+    (tmp_path / "t.txt").write_bytes("Le café — l’été".encode() + b"\x80" + " à Paris.".encode())
+    train, _ = made(tmp_path / "t.txt", tmp_path / "out", held_out=0)
+    assert read_back(train) == ["le café -- l'été \ufffd à paris ."]
+
+
+def test_memory_does_not_grow_while_the_encoding_is_found(tmp_path):
+    (tmp_path / "t.txt").write_bytes("日本 é".encode() * 2**20 + b"\xff")
+    tracemalloc.start()
+    assert reading.encoding_of(tmp_path / "t.txt") == "utf-8"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
 
 
 @pytest.mark.parametrize("form", ["auto", "sentences", "prose"])
@@ -287,6 +351,72 @@ def test_goes_on_bit_by_bit(library, tmp_path, in_pieces, monkeypatch, form):
     assert contents(tmp_path / "again") == whole
     assert len(saved) == count  # no piece was made twice
     assert not (tmp_path / "again" / prepare.UNFINISHED).exists()
+
+
+@contextlib.contextmanager
+def stopped_before(number):
+    """Nothing is made from this piece on."""
+
+    def piece_file(work, i):
+        if i >= number:
+            raise Stop
+        return original(work, i)
+
+    original, pieces._piece_file = pieces._piece_file, piece_file
+    try:
+        with pytest.raises(Stop):
+            yield
+    finally:
+        pieces._piece_file = original
+
+
+def test_a_file_is_opened_once_for_all_its_pieces(tmp_path, in_pieces, monkeypatch):
+    with gzip.open(tmp_path / "t.txt.gz", "wt") as file:
+        file.write("\n".join(f"This is number {i}." for i in range(600)))
+    begun = []
+    read = reading.read
+    monkeypatch.setattr(
+        reading, "read", lambda path, cursor: begun.append(cursor.offset) or read(path, cursor)
+    )
+    made(tmp_path / "t.txt.gz", tmp_path / "whole")
+    assert begun == [0]
+    with stopped_before(4):
+        text.prepare_text(tmp_path / "t.txt.gz", tmp_path / "out")
+    made(tmp_path / "t.txt.gz", tmp_path / "out")
+    assert begun[:2] == [0, 0] and len(begun) == 3 and begun[2] > 2000
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_very_long_sentences_are_cut_alike_after_an_interruption(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 150_000)
+    # Sentences of 36,000 letters and more, of which three stand in a line.
+    parts = [" ".join(f"X{'x' * 200}{i}" for i in range(180 + k)) + "." for k in range(24)]
+    lines = [" ".join(parts[i : i + 3]) for i in range(0, 24, 3)]
+    (tmp_path / "t.txt").write_text("\n".join(["Short.", *lines]))
+    options = {"max_tokens": 512, "form": "prose", "held_out": 0}
+    made(tmp_path / "t.txt", tmp_path / "whole", **options)
+    again = tmp_path / "again"
+    for number in range(1, 4):
+        with stopped_before(number):
+            text.prepare_text(tmp_path / "t.txt", again, **options)
+        assert len(list((again / prepare.UNFINISHED).glob("*.npz"))) == number
+    made(tmp_path / "t.txt", again, **options)
+    assert contents(again) == contents(tmp_path / "whole")
+
+
+def test_both_passes_are_shown(library, tmp_path, in_pieces):
+    work = tmp_path / "out" / prepare.UNFINISHED
+    seen, counts = [], []
+
+    def track(items, count):
+        counts.append(count)
+        for item in items:
+            seen.append((work / "000002.npz").exists() + (work / "vocabulary.txt").exists())
+            yield item
+
+    text.prepare_text(library[0], tmp_path / "out", track=track)
+    assert len(counts) == 1 and abs(len(seen) - counts[0]) <= 2
+    assert seen == sorted(seen) and set(seen) == {0, 1, 2}
 
 
 def test_goes_on_after_it_was_stopped_while_writing(library, tmp_path, in_pieces, monkeypatch):
@@ -498,6 +628,50 @@ def test_a_cache_that_cannot_be_written(library, home):
     home.write_text("a file, where a folder would be")
     first, second = (data.load(DataConfig(name=str(library[0]))) for _ in range(2))
     assert first.train.folder == second.train.folder and len(first.train) > 100
+
+
+def test_preparation_on_the_fly_says_so_once(library, home, caplog):
+    folder = text.prepared(library[0])
+    told = [message for message in caplog.messages if "prepared now" in message]
+    assert len(told) == 1 and str(library[0]) in told[0] and str(folder) in told[0]
+    assert "kept for the next time" in told[0] and " MB of text" in told[0]
+    caplog.clear()
+    assert text.prepared(library[0]) == folder and not caplog.messages
+    shutil.rmtree(home)
+    home.touch()
+    text.prepared(library[0])
+    assert any("not kept for the next time" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("name", ["train/tokens.bin", "vocabulary.txt", "corpus.json"])
+def test_a_damaged_cache_is_made_anew(library, home, caplog, name):
+    folder = text.prepared(library[0])
+    whole = contents(folder)
+    (folder / name).write_bytes(whole[name][:-3])
+    caplog.clear()
+    assert text.prepared(library[0]) == folder
+    assert contents(folder) == whole
+    assert any("it is made anew" in message and name in message for message in caplog.messages)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_damaged_cache_and_two_processes(library, home, monkeypatch):
+    """What another process has put there meanwhile stays."""
+    folder = text.prepared(library[0])
+    (folder / "vocabulary.txt").unlink()
+    original, others = prepare.prepare_text, []
+
+    def meanwhile(*args, **options):
+        original(*args, **options)
+        if not others:
+            others.append(0)
+            others.append(text.prepared(library[0]).stat().st_ino)
+
+    monkeypatch.setattr(prepare, "prepare_text", meanwhile)
+    assert text.prepared(library[0]) == folder
+    text.open_corpus(folder)
+    assert folder.stat().st_ino == others[1]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_two_processes_at_once(library, home):

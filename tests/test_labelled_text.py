@@ -35,8 +35,9 @@ def test_pair(pair, name):
     assert found.origin == str(pair / "rt-polarity")
 
 
-def test_encoded(pair):
+def test_encoded(pair, caplog):
     source, test = text.open_labelled("mr", pair).encoded(VOCABULARY, 6)
+    assert caplog.messages[1:] == [f"{pair}/rt-polarity: 1 of 5 sentences are cut at 5 words"]
     assert test is None and source.image_shape == (6,) and len(source) == 5
     assert source.tokens.tolist() == [
         [5, 9, 2, 3, 1, 0],
@@ -53,6 +54,21 @@ def test_encoded(pair):
     assert len({source.digest, other.digest, flipped.digest}) == 3
 
 
+def test_encoded_as_wide_as_the_longest(tmp_path, caplog):
+    for longer in ("train", "test"):
+        for name in ("train", "test"):
+            rows = [*ROWS, ("bad", "a b c d e f g h i")] if name == longer else ROWS
+            (tmp_path / f"{name}.tsv").write_text(table(rows))
+        parts = text.open_labelled(str(tmp_path)).encoded(VOCABULARY, 128)
+        assert [part.image_shape for part in parts] == [(10,), (10,)]
+        assert max(part.lengths.max() for part in parts) == 10
+    text.open_labelled(str(tmp_path)).encoded(VOCABULARY, 10)
+    assert not caplog.messages
+    train, test = text.open_labelled(str(tmp_path)).encoded(VOCABULARY, 9)
+    assert train.image_shape == test.image_shape == (9,) and test.tokens[-1, -1] == 1
+    assert caplog.messages == [f"{tmp_path}: 1 of 9 sentences are cut at 8 words"]
+
+
 def test_sentences_of_a_corpus_and_labelled_ones_have_the_same_numbers(pair, tmp_path):
     (tmp_path / "raw.txt").write_bytes("\n".join(NEGATIVE + POSITIVE[:2]).encode("cp1252"))
     text.prepare_text(
@@ -60,7 +76,9 @@ def test_sentences_of_a_corpus_and_labelled_ones_have_the_same_numbers(pair, tmp
     )
     corpus, _ = text.open_corpus(tmp_path / "out")
     source, _ = text.open_labelled("mr", pair).encoded(corpus.vocabulary, 12)
-    np.testing.assert_array_equal(source.tokens[:4], [corpus[i]["image"] for i in range(4)])
+    width = max(source.lengths)
+    expected = [corpus[i]["image"][:width] for i in range(4)]
+    np.testing.assert_array_equal(source.tokens[:4], expected)
     assert 2 not in source.tokens[:4]
 
 
@@ -92,6 +110,34 @@ def test_table(tmp_path, content, name):
     found = text.open_labelled(str(tmp_path / name))
     assert found.train.sentences == [sentence for _, sentence in ROWS]
     assert found.class_names == ("bad", "good") and found.train.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [("polarity", "phrase"), ("Label", "the comment"), ("rating", "text"), ("my class", "Review")],
+)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_header_of_which_one_name_is_known(tmp_path, caplog, header, order):
+    (tmp_path / "t.tsv").write_text(table(ROWS, header, order))
+    found = text.open_labelled(str(tmp_path / "t.tsv"))
+    assert found.train.sentences == [sentence for _, sentence in ROWS]
+    assert found.class_names == ("bad", "good")
+    (told,) = caplog.messages
+    assert f"labels are below {header[0]!r}, sentences below {header[1]!r}" in told
+
+
+def test_a_row_that_only_looks_like_a_header(tmp_path, caplog):
+    for first in (("good", "review"), ("bad", "text"), ("good", "class")):
+        (tmp_path / "t.tsv").write_text(table([first, *ROWS]))
+        assert text.open_labelled(str(tmp_path / "t.tsv")).train.sentences[0] == first[1]
+    (tmp_path / "t.tsv").write_text(table([("target", "hit"), ("x", "out"), ("target", "in")]))
+    assert text.open_labelled(str(tmp_path / "t.tsv")).class_names == ("target", "x")
+    # A class of one sentence, where a header says what is what; and of the test split.
+    (tmp_path / "train.tsv").write_text(table([("so so", "oh"), *ROWS], ("label", "text")))
+    (tmp_path / "test.tsv").write_text(table([("so so", "well"), *ROWS]))
+    found = text.open_labelled(str(tmp_path))
+    assert len(found.class_names) == 3 and found.test.labels.tolist() == [2, 1, 0, 1, 0]
+    assert not caplog.messages
 
 
 def test_numbers_of_classes_are_sorted_as_numbers(tmp_path):
@@ -150,6 +196,12 @@ def test_mistakes(tmp_path, pair):
     refused("one class only, 'good'", "t.tsv", table([ROWS[0], ROWS[2]]))
     refused("line 1 has 1 columns", "t.csv", "good,so good\nbad,so bad\n")
     refused("line 1 has 3 columns", "t.tsv", "a\tb\tc\n")
+    for first in (("rating", "comment"), ("0", "phrase"), ("class", "is it so ?")):
+        refused(
+            f"line 1 has the label '{first[0]}', which no other line has: .*`label`",
+            "t.tsv",
+            table([first, *ROWS]),
+        )
     refused("line 3 has 3 columns .*, not 2", "t.tsv", table(ROWS[:2]) + "bad\tso\tbad\n")
     refused("line 5 has no label", "t.tsv", table(ROWS) + "\tfine\n")
     many = [(f"a{i}", f"b{i}") for i in range(200)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypersphere_jax.data.text import rules
+from hypersphere_jax.data.text import reading, rules
 
 # Each paragraph with | where sentences end.
 PARAGRAPHS = """
@@ -100,10 +100,18 @@ def test_sentences_lose_nothing():
     assert "".join("".join(rules.sentences(paragraph)).split()) == "".join(paragraph.split())
 
 
-def test_paragraphs():
-    lines = ["", "One", "two. ", "  ", "", "Three.", ""]
-    assert list(rules.paragraphs(lines)) == ["One two.", "Three."]
-    assert list(rules.paragraphs([])) == list(rules.paragraphs([" ", ""])) == []
+def read(folder, lines, form):
+    """The sentences of a file with these lines."""
+    file = folder / "t.txt"
+    file.write_text("\n".join(lines))
+    cursor = reading.begin(file, "utf-8", form)
+    return [sentence for found, _ in reading.read(file, cursor) for sentence in found]
+
+
+def test_paragraphs(tmp_path):
+    lines = ["", "One", "two. ", "  ", "", "Three.", "", "Four. Five", "six"]
+    assert read(tmp_path, lines, "prose") == ["One two.", "Three.", "Four.", "Five six"]
+    assert read(tmp_path, [], "prose") == read(tmp_path, [" ", ""], "prose") == []
 
 
 HEADER = ["The Project Gutenberg EBook of Emma", "", "Title: Emma"]
@@ -133,25 +141,27 @@ TEXT = ["", "Emma was handsome.", "***", "The start of a project.", "* * *", "Sh
         None,
     ],
 )
-def test_body(start, end):
+def test_body(tmp_path, start, end):
+    """Without the header and the licence that Project Gutenberg puts around a text."""
     after = [] if end is None else [end, *LICENCE]
-    assert list(rules.body(iter([*HEADER, *start, *TEXT, *after]))) == TEXT
+    assert read(tmp_path, [*HEADER, *start, *TEXT, *after], "sentences") == list(filter(None, TEXT))
 
 
-def test_body_without_markers_is_all():
+def test_body_without_markers_is_all(tmp_path):
     lines = [*TEXT * 400, "The end of the project was near.", "*** END ***", *LICENCE]
-    assert list(rules.body(lines)) == lines
-    assert list(rules.body([])) == []
+    assert read(tmp_path, lines, "sentences") == list(filter(None, lines))
+    assert read(tmp_path, [], "sentences") == []
 
 
-def test_body_of_two_books_in_a_row():
+def test_body_of_two_books_in_a_row(tmp_path):
     book = [
         "*** START OF THIS PROJECT GUTENBERG EBOOK EMMA ***",
         *TEXT * 300,
         "*** END OF THIS PROJECT GUTENBERG EBOOK EMMA ***",
         *LICENCE,
     ]
-    assert list(rules.body([*HEADER, *book, *HEADER, *book])) == TEXT * 600
+    lines = [*HEADER, *book, *HEADER, *book]
+    assert read(tmp_path, lines, "sentences") == list(filter(None, TEXT)) * 600
 
 
 def test_form():

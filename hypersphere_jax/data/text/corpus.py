@@ -88,13 +88,14 @@ class Corpus:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sentence with its end token, int32 `[n]`."""
-        return np.diff(self._offsets).astype(np.int32)
+        """Tokens of each sentence with its end token, int32 `[n]`, in memory; see also `rows`."""
+        found = np.empty(len(self), np.int32)
+        return np.subtract(self._offsets[1:], self._offsets[:-1], out=found, casting="unsafe")
 
     @property
     def labels(self) -> np.ndarray:
-        """-1 for each sentence, int32 `[n]`."""
-        return np.full(len(self), -1, np.int32)
+        """-1 for each sentence, int32 `[n]`: a view, read-only, of one number."""
+        return np.broadcast_to(np.int32(-1), len(self))
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ LABEL_HEADERS = ("label", "labels", "class", "polarity", "sentiment", "target")
 TEXT_HEADERS = ("sentence", "text", "review", "sentences")
 # Without a header, a column with more different values holds no labels.
 MAX_CLASSES = 100
+NAME = r"[^\W\d][\w .-]{0,30}(?<![.\s])"  # what may stand above a column
 Rows = list[tuple[str, str]]  # sentence and name of its class
 
 
@@ -93,15 +94,34 @@ class Labelled(NamedTuple):
 
         Args:
           vocabulary: the word of each number, as `Corpus.vocabulary`.
-          max_tokens: longer sentences are cut there.
+          max_tokens: longer sentences are cut there, which a warning counts.
+
+        Returns:
+          The train and the test split, both as wide as the longest sentence of them.
         """
-
-        def made(part: LabelledText, split: str) -> Sentences:
-            tokens = encode(map(words, part.sentences), vocabulary, max_tokens)
-            origin = f"{self.origin} ({split})" if self.test else self.origin
-            return Sentences(tokens, part.labels, self.class_names, origin)
-
-        return made(self.train, "train"), self.test and made(self.test, "test")
+        parts = {"train": self.train, "test": self.test}
+        found = {name: list(map(words, part.sentences)) for name, part in parts.items() if part}
+        lengths = [len(sentence) + 1 for split in found.values() for sentence in split]
+        cut = sum(length > max_tokens for length in lengths)
+        if cut:
+            logger.warning(
+                "%s: %d of %d sentences are cut at %d words",
+                self.origin,
+                cut,
+                len(lengths),
+                max_tokens - 1,
+            )
+        width = min(max_tokens, max(lengths))
+        made = {
+            name: Sentences(
+                encode(split, vocabulary, width),
+                parts[name].labels,
+                self.class_names,
+                f"{self.origin} ({name})" if self.test else self.origin,
+            )
+            for name, split in found.items()
+        }
+        return made["train"], made.get("test")
 
 
 def open_labelled(name: str, data_dir: Path | str | None = None) -> Labelled:
@@ -164,11 +184,18 @@ def _folder(folder: Path) -> Labelled:
     require(train.is_file(), f"no file {train}: labelled sentences are train.tsv and test.tsv")
     if other.is_file():
         logger.warning("%s: not used; strengths are chosen by cross-validation", other)
-    return _labelled(_table(train), _table(test) if test.is_file() else None, str(folder))
+    rows = _table(train)
+    known = {name for _, name in rows}
+    return _labelled(rows, _table(test, known) if test.is_file() else None, str(folder))
 
 
-def _table(file: Path) -> Rows:
-    """Rows of a file whose columns are parted by tabs."""
+def _table(file: Path, known: Collection[str] = ()) -> Rows:
+    """Rows of a file whose columns are parted by tabs.
+
+    Args:
+      file: to read.
+      known: names of classes that are in another file.
+    """
     rows = [
         (number, [cell.strip() for cell in line.split("\t")])
         for number, line in enumerate(read_lines(file), 1)
@@ -191,7 +218,8 @@ def _table(file: Path) -> Rows:
             f"{file}: line {number} has {len(cells)} columns (parted by tabs), not {width}",
         )
     if columns is None:
-        columns = _guess([cells for _, cells in rows], file)
+        columns, has_header = _two_columns(rows, known, file)
+        rows = rows[has_header:]
     label, text = columns
     for number, cells in rows:
         require(bool(cells[label]), f"{file}: line {number} has no label")
@@ -200,12 +228,54 @@ def _table(file: Path) -> Rows:
 
 def _header(cells: list[str]) -> tuple[int, int] | None:
     """The columns of label and sentence, if these are their names."""
+    label, text = _named(cells)
+    return None if label is None or text is None else (label, text)
+
+
+def _named(cells: list[str]) -> tuple[int | None, int | None]:
+    """The columns with a name of labels and with one of sentences."""
     names = [cell.lower() for cell in cells]
     label, text = (
         next((names.index(name) for name in known if name in names), None)
         for known in (LABEL_HEADERS, TEXT_HEADERS)
     )
-    return None if label is None or text is None else (label, text)
+    return label, text
+
+
+def _two_columns(
+    rows: list[tuple[int, list[str]]], known: Collection[str], file: Path
+) -> tuple[tuple[int, int], bool]:
+    """The columns of label and sentence, and whether the first row is a header after all.
+
+    It is one if a name in it is known, the other may be a name, and neither comes again below. Else
+    a label that comes once, in the first row, is an error: an unknown header would be a class.
+    """
+    (number, first), *others = rows
+    again = [
+        cell in known or any(cells[i] == cell for _, cells in others)
+        for i, cell in enumerate(first)
+    ]
+    label, text = _named(first)
+    is_half_known = label is not None or text is not None
+    if others and is_half_known and not any(again) and all(re.fullmatch(NAME, c) for c in first):
+        label = 1 - text if label is None else label
+        logger.warning(
+            "%s: line %d is taken for the header: labels are below %r, sentences below %r",
+            file,
+            number,
+            first[label],
+            first[1 - label],
+        )
+        return (label, 1 - label), True
+    columns = _guess([cells for _, cells in rows], file)
+    require(
+        # `_labelled` refuses a file of one row, and a class of the test split alone.
+        again[columns[0]] or not others or bool(known),
+        f"{file}: line {number} has the label {first[columns[0]]!r}, which no other line has: if "
+        "that is a header, call its columns `label` and `sentence`; if not, put such a header "
+        "above it",
+    )
+    return columns, False
 
 
 def _guess(rows: list[list[str]], file: Path) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,9 @@ from hypersphere_jax.data.text.corpus import END, SPECIAL, SPLITS, UNKNOWN, toke
 
 PIECE_BYTES = 2**24  # of the text, at least, to a piece
 PROGRESS_BYTES = 2**20
+# To look for the encoding of a file, to count the words and to write the corpus each take about
+# this part, one in so many, of the time that reading takes; for the bar of progress alone.
+LESS = 32
 # A counter with more words than this forgets those that it counted least, until half are left.
 MAX_WORDS = 5_000_000
 
@@ -63,8 +66,24 @@ class _Piece:
             )
 
 
-def read_all(files: list[Path], work: Path, max_tokens: int, form: str) -> Iterator[None]:
-    """The first pass; yields once for each MiB that was read.
+def by_megabyte(positions: Generator[int, None, None]) -> Iterator[None]:
+    """Yields once for each MiB that a position has come further."""
+    shown = 0
+    with contextlib.closing(positions):
+        for position in positions:
+            yield from itertools.repeat(None, position // PROGRESS_BYTES - shown)
+            shown = max(shown, position // PROGRESS_BYTES)
+
+
+def megabytes(total: int) -> int:
+    """How often `by_megabyte` yields, about, in both passes over files of so many bytes."""
+    return (total + 2 * total // LESS) // PROGRESS_BYTES + 1
+
+
+def read_all(
+    files: list[Path], work: Path, max_tokens: int, form: str
+) -> Generator[int, None, None]:
+    """The first pass; yields the position in bytes of all files, now and then.
 
     Args:
       files: of text.
@@ -72,56 +91,84 @@ def read_all(files: list[Path], work: Path, max_tokens: int, form: str) -> Itera
       max_tokens: as for `prepare_text`.
       form: as for `prepare_text`.
     """
-    yield from _by_megabyte(_read_all(files, work, max_tokens, form))
-
-
-def _read_all(files: list[Path], work: Path, max_tokens: int, form: str) -> Iterator[int]:
-    """As `read_all`, but yields positions in bytes of all files."""
     # Where the next piece begins: in which file, and where in it; and bytes before that file.
     state = {"file": 0, "cursor": None, "before": 0}
-    for number in itertools.count():
-        if state["file"] == len(files):
-            return
-        file = _piece_file(work, number)
-        done = _read_state(file)
-        if done is None:
-            done = yield from _make_piece(files, state, file, max_tokens, form)
-        yield done["position"]
-        state = done
+    with contextlib.closing(_Reader(files, form)) as reader:
+        for number in itertools.count():
+            if state["file"] == len(files):
+                return
+            file = _piece_file(work, number)
+            done = _read_state(file)
+            if done is None:
+                done = yield from _make_piece(reader, state, file, max_tokens)
+            yield done["position"]
+            state = done
 
 
-def _by_megabyte(positions: Iterator[int]) -> Iterator[None]:
-    """Yields once for each MiB that a position has come further."""
-    shown = 0
-    for position in positions:
-        yield from itertools.repeat(None, position // PROGRESS_BYTES - shown)
-        shown = max(shown, position // PROGRESS_BYTES)
+class _Reader:
+    """The file that is read, which stays open from one piece to the next.
+
+    To find a position in a packed file, all before it is unpacked: so that is done only where an
+    earlier run left off.
+
+    Attributes:
+      cursor: where the reading stands; None where no file is open.
+      blocks: as `reading.read` yields them.
+    """
+
+    def __init__(self, files: list[Path], form: str):
+        self.files, self.form = files, form
+        self.index = -1
+        self.cursor: reading.Cursor | None = None
+        self.blocks: Generator[tuple[list[str], int], None, None] | None = None
+
+    def is_at(self, index: int, cursor: dict[str, Any] | None) -> bool:
+        is_open = self.cursor is not None and self.index == index
+        return is_open and dataclasses.asdict(self.cursor) == cursor
+
+    def open(self, index: int, cursor: reading.Cursor) -> None:
+        self.close()
+        self.index, self.cursor = index, cursor
+        self.blocks = reading.read(self.files[index], cursor)
+
+    def close(self) -> None:
+        if self.blocks is not None:
+            self.blocks.close()
+        self.cursor = self.blocks = None
 
 
 def _make_piece(
-    files: list[Path], state: dict[str, Any], file: Path, max_tokens: int, form: str
+    reader: _Reader, state: dict[str, Any], file: Path, max_tokens: int
 ) -> Generator[int, None, dict[str, Any]]:
     """Makes one piece; yields the position in bytes of all files, returns where the next begins."""
-    piece, begun, size = _Piece(), [], 0
-    index, before = state["file"], state["before"]
-    cursor = state["cursor"] and reading.Cursor(**state["cursor"])
+    piece, begun, done = _Piece(), [], 0
+    index, before, stands = state["file"], state["before"], state["cursor"]
     position = before
-    while index < len(files) and size < PIECE_BYTES:
-        if cursor is None:
-            cursor = reading.begin(files[index], form)
-            begun.append([index, cursor.encoding, cursor.form])
+    while index < len(reader.files) and done < PIECE_BYTES:
+        path = reader.files[index]
+        size = path.stat().st_size
+        if stands is None:
+            looking = reading.look_through(path)
+            encoding = yield from _further(looking, lambda here, start=before: start + here // LESS)
+            cursor = reading.begin(path, encoding, reader.form)
+            begun.append([index, encoding, cursor.form])
+            reader.open(index, cursor)
+        elif not reader.is_at(index, stands):
+            reader.open(index, reading.Cursor(**stands))
         piece.files.append([index, 0])
-        start = cursor.offset - size
-        with contextlib.closing(reading.read(files[index], cursor)) as blocks:
-            for sentences, here in blocks:
-                piece.add(sentences, max_tokens)
-                size, position = cursor.offset - start, before + here
-                yield position
-                if size >= PIECE_BYTES:
-                    break
-            else:
-                before += files[index].stat().st_size
-                index, cursor, position = index + 1, None, before
+        start = reader.cursor.offset - done
+        for sentences, here in reader.blocks:
+            piece.add(sentences, max_tokens)
+            done = reader.cursor.offset - start
+            position = before + size // LESS + here - here // LESS
+            yield position
+            if done >= PIECE_BYTES:
+                break
+        else:
+            reader.close()
+            before += size
+            index, stands, position = index + 1, None, before
+    cursor = reader.cursor
     if cursor is not None:
         cursor.carry = ["".join(cursor.carry)] if cursor.carry else []
     state = {
@@ -135,36 +182,59 @@ def _make_piece(
     return state
 
 
+def _further(
+    work: Generator[int, None, str], position: Callable[[int], int]
+) -> Generator[int, None, str]:
+    """The same, with another position in place of each."""
+    with contextlib.closing(work):
+        while True:
+            try:
+                yield position(next(work))
+            except StopIteration as done:
+                return done.value
+
+
 def write_all(
-    count: int, work: Path, vocabulary: int, max_tokens: int, held_out: float
-) -> tuple[list[str], dict[str, Any]]:
+    sizes: list[int], work: Path, vocabulary: int, max_tokens: int, held_out: float
+) -> Generator[int, None, tuple[list[str], dict[str, Any]]]:
     """The second pass: all files of a corpus but corpus.json, in the folder of the pieces.
+
+    Yields positions that go on behind those of `read_all`.
+
+    Args:
+      sizes: bytes of each file of text.
+      work: as for `read_all`.
+      vocabulary: as for `prepare_text`.
+      max_tokens: as for `prepare_text`.
+      held_out: as for `prepare_text`.
 
     Returns:
       Names of what was written, and what corpus.json has to say of it.
     """
+    count, total = len(sizes), sum(sizes)
     totals = np.zeros(count, np.int64)
     known: list[dict[str, Any]] = [{} for _ in range(count)]
-    for piece in _pieces(work, count):
+    for piece in _pieces(work, count, ("files", "state")):
         np.add.at(totals, piece["files"][:, 0], piece["files"][:, 1])
         for index, encoding, form in _json(piece["state"])["begun"]:
             known[index] = {"encoding": encoding, "form": form}
     require(totals.any(), "there is no sentence with a word in this text")
     share = Fraction(str(held_out))
     held = np.array([int(total * share) for total in totals.tolist()], np.int64)
-    sizes = dict(zip(SPLITS, (totals - held, held), strict=True))
-    for entry, total in zip(known, totals.tolist(), strict=True):
-        entry["sentences"] = total
+    parts = dict(zip(SPLITS, (totals - held, held), strict=True))
+    for entry, sentences in zip(known, totals.tolist(), strict=True):
+        entry["sentences"] = sentences
 
-    words = [*SPECIAL, *_count(work, sizes["train"], vocabulary)]
+    found = yield from _count(work, parts["train"], vocabulary, total)
+    words = [*SPECIAL, *found]
     (work / "vocabulary.txt").write_text("".join(f"{w}\n" for w in words), encoding="utf-8")
     number = {word: i for i, word in enumerate(words)}
     seed = hashlib.sha256(json.dumps([max_tokens, words]).encode())
-    writers = {name: _Writer(work / name, sizes[name], len(words), seed.copy()) for name in SPLITS}
+    writers = {name: _Writer(work / name, parts[name], len(words), seed.copy()) for name in SPLITS}
     with contextlib.ExitStack() as stack:
         for writer in writers.values():
             stack.enter_context(writer)
-        for piece, is_train in _with_split(work, sizes["train"]):
+        for piece, is_train in _with_split(work, parts["train"]):
             table = [END, *(number.get(word, UNKNOWN) for word in _words(piece))]
             tokens = np.array(table, np.uint32)[piece["tokens"]]
             is_cut = np.zeros(len(is_train), bool)
@@ -174,6 +244,7 @@ def write_all(
                 writers[name].add(
                     tokens[np.repeat(rows, lengths)], lengths[rows], int(is_cut[rows].sum())
                 )
+            yield total + (total + _json(piece["state"])["position"]) // LESS
     about = {name: writer.about for name, writer in writers.items()}
     return ["vocabulary.txt", *SPLITS], {"files": known, "words": len(words), **about}
 
@@ -217,8 +288,13 @@ class _Writer:
         self.about["digest"] = digest.hexdigest()[:16]
 
 
-def _count(work: Path, train: np.ndarray, vocabulary: int) -> list[str]:
-    """The most frequent words of the training sentences, ties in alphabetical order."""
+def _count(
+    work: Path, train: np.ndarray, vocabulary: int, start: int
+) -> Generator[int, None, list[str]]:
+    """The most frequent words of the training sentences, ties in alphabetical order.
+
+    Yields positions from `start` on.
+    """
     counts: collections.Counter[str] = collections.Counter()
     least = 0
     for piece, is_train in _with_split(work, train):
@@ -232,6 +308,7 @@ def _count(work: Path, train: np.ndarray, vocabulary: int) -> list[str]:
             counts = collections.Counter(kept)
             if len(counts) <= MAX_WORDS // 2:
                 break
+        yield start + _json(piece["state"])["position"] // LESS
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [word for word, _ in order[:vocabulary]]
 
@@ -252,10 +329,13 @@ def _with_split(work: Path, train: np.ndarray) -> Iterator[tuple[Any, np.ndarray
         yield piece, np.concatenate(parts)
 
 
-def _pieces(work: Path, count: int) -> Iterator[dict[str, np.ndarray]]:
+def _pieces(
+    work: Path, count: int, names: Sequence[str] | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """The pieces, or the named arrays of each, up to that which ends the last of `count` files."""
     for number in itertools.count():
         with np.load(_piece_file(work, number)) as file:
-            piece = {name: file[name] for name in file}
+            piece = {name: file[name] for name in names or file}
         yield piece
         if _json(piece["state"])["file"] == count:
             return

@@ -14,6 +14,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -24,7 +25,9 @@ from typing import Any
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.config.data import valid_text
 from hypersphere_jax.data.text import pieces, reading
-from hypersphere_jax.data.text.corpus import FORMAT, SPLITS, read_about
+from hypersphere_jax.data.text.corpus import FORMAT, SPLITS, open_corpus, read_about
+
+logger = logging.getLogger("hypersphere_jax")
 
 UNFINISHED = "unfinished"  # the folder of the pieces
 MAX_BYTES = 2**28  # of raw text that is prepared without being asked to
@@ -95,10 +98,20 @@ def prepare_text(
     work.mkdir(parents=True, exist_ok=True)
     with _locked(work / "lock", out):
         _check_plan(work / "plan.json", plan)
-        total = sum(file.stat().st_size for file in files) // pieces.PROGRESS_BYTES + 1
-        for _ in track(pieces.read_all(files, work, max_tokens, form), total):
-            pass
-        parts, about = pieces.write_all(len(files), work, vocabulary, max_tokens, held_out)
+        sizes = [entry["bytes"] for entry in plan["files"]]
+        written = []
+
+        def passes():
+            yield from pieces.read_all(files, work, max_tokens, form)
+            written.append(
+                (yield from pieces.write_all(sizes, work, vocabulary, max_tokens, held_out))
+            )
+
+        # Closed when this is stopped: a writer must not outlive the lock.
+        with contextlib.closing(pieces.by_megabyte(passes())) as steps:
+            for _ in track(steps, pieces.megabytes(sum(sizes))):
+                pass
+        ((parts, about),) = written
         for entry, known in zip(plan["files"], about.pop("files"), strict=True):
             entry |= known
         pieces.write_json(work / "corpus.json", plan | about)
@@ -180,7 +193,8 @@ def prepared(path: Path, vocabulary: int = 50_000, max_tokens: int = 64) -> Path
     """The corpus of a folder or file of text, made now unless that was done before.
 
     Corpora are kept in ~/.cache/hypersphere_jax/text under a digest of the files' contents and the
-    options; where that cannot be written, in a folder that goes when the process ends.
+    options, and a damaged one is made anew; where that cannot be written, in a folder that goes
+    when the process ends.
 
     Args:
       path: raw text of at most 256 MB, or a prepared corpus, which is returned as it is.
@@ -202,22 +216,74 @@ def prepared(path: Path, vocabulary: int = 50_000, max_tokens: int = 64) -> Path
     )
     key = _key(path, files, options)
     cache = Path(CACHE).expanduser()
+    if _is_sound(cache / key, tell=True):
+        return cache / key
+    kept = f"kept for the next time in {cache / key}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         own = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=cache))
-    except OSError:
+    except OSError as error:
+        kept = f"not kept for the next time, as {cache} cannot be written: {error.strerror}"
         cache = _temporary()
+        if _is_sound(cache / key):
+            return cache / key
         own = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=cache))
+    logger.warning("the %.1f MB of text in %s are prepared now, and %s", size / 1e6, path, kept)
     # Another process may do the same: each works in a folder of its own, and the first one stays.
     try:
-        if not (cache / key / "corpus.json").exists():
-            prepare_text(path, own, vocabulary=vocabulary, max_tokens=max_tokens)
-            own.chmod(0o755)
-            with contextlib.suppress(OSError):
-                os.replace(own, cache / key)
+        prepare_text(path, own, vocabulary=vocabulary, max_tokens=max_tokens)
+        own.chmod(0o755)
+        _keep(own, cache / key)
     finally:
         shutil.rmtree(own, ignore_errors=True)
     return cache / key
+
+
+def _is_sound(folder: Path, tell: bool = False) -> bool:
+    """Whether a corpus is there and whole; of a damaged one, `tell` says so in a warning."""
+    if not os.path.exists(folder):
+        return False
+    try:
+        open_corpus(folder)
+    except UserError as error:
+        if tell:
+            logger.warning("%s: it is made anew", str(error).rpartition(": ")[0])
+        return False
+    return True
+
+
+def _keep(own: Path, place: Path) -> None:
+    """Moves a corpus to its place in the cache, unless a sound one has come there meanwhile.
+
+    Raises:
+      UserError: when a damaged one is there and cannot be moved away.
+    """
+    aside = own.with_name(f"{own.name}.damaged")
+    with _alone(place.parent):
+        if _is_sound(place):
+            return
+        try:
+            if place.exists():
+                os.replace(place, aside)
+            os.replace(own, place)
+        except OSError as error:
+            require(
+                _is_sound(place),  # of a process without the lock, where there are none
+                f"{place} is damaged and cannot be replaced ({error.strerror}): remove it",
+            )
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process is in this block with the same folder."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @functools.cache

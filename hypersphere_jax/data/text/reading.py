@@ -5,17 +5,28 @@ import contextlib
 import dataclasses
 import gzip
 import io
+import logging
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.text import rules
 
+logger = logging.getLogger("hypersphere_jax")
+
 SUFFIXES = (".txt", ".txt.gz")
 CHUNK_BYTES = 2**16  # are read at a time
+LOOK_BYTES = 2**18  # at a time when the encoding is looked for
+UNFIT = re.compile("[\udc80-\udcff]")  # bytes that fit into no character, by `surrogateescape`
+# A file is UTF-8 with damage, and not Latin-1, if so many characters of several bytes come to each
+# byte that fits into none. Latin-1 has next to no such characters, and only by chance.
+MORE_WIDE = 4
 HEAD_BYTES = 2**18  # are looked at for the form and for Project Gutenberg's header
 # A paragraph is split when it has grown to so many characters, and of its last sentence, which
 # may go on, so many are kept.
@@ -164,22 +175,61 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 
 def encoding_of(path: Path) -> str:
-    """Either "utf-8", where all bytes are that, or "cp1252", which holds Latin-1."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with opened(path) as (stream, _):
-        block = stream.read(2**20)
+    """Either "utf-8" or "cp1252", see `look_through`."""
+    looking = look_through(path)
+    while True:
+        try:
+            next(looking)
+        except StopIteration as found:
+            return found.value
+
+
+def look_through(path: Path) -> Generator[int, None, str]:
+    """Finds the encoding of a file; yields the position in it, now and then.
+
+    "utf-8" where all bytes are that, or where its characters of several bytes are at least four
+    times as many as the bytes that fit into none, which become U+FFFD. Else "cp1252", which holds
+    Latin-1. A file with such bytes is told of in a warning.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    fed = wide = bad = 0
+    first = None
+    with opened(path) as (stream, file):
+        block = stream.read(LOOK_BYTES)
         require(
             not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
             f"{path} is in UTF-16: convert it to UTF-8",
         )
-        try:
-            while block:
-                decoder.decode(block)
-                block = stream.read(2**20)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return "cp1252"
-    return "utf-8"
+        while True:
+            before = fed - len(decoder.getstate()[0])
+            text = decoder.decode(block, final=not block)
+            fed += len(block)
+            if not text.isascii():
+                try:
+                    codes = text.encode("utf-32-le")
+                except UnicodeEncodeError as error:
+                    if first is None:
+                        first = before + len(text[: error.start].encode())
+                    good = UNFIT.sub("", text)
+                    bad += len(text) - len(good)
+                    codes = good.encode("utf-32-le")
+                wide += int(np.count_nonzero(np.frombuffer(codes, np.uint32) >= 0x80))
+            if not block:
+                break
+            yield file.tell()
+            block = stream.read(LOOK_BYTES)
+    if first is None:
+        return "utf-8"
+    if wide >= MORE_WIDE * bad:
+        logger.warning(
+            "%s is UTF-8 but for %d bytes, the first at %d: they are read as U+FFFD",
+            path,
+            bad,
+            first,
+        )
+        return "utf-8"
+    logger.warning("%s is read as Latin-1 (Windows'): byte %d is no UTF-8", path, first)
+    return "cp1252"
 
 
 def decoded(data: bytes, encoding: str) -> str:
@@ -196,14 +246,14 @@ def read_lines(path: Path) -> list[str]:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def begin(path: Path, form: str) -> Cursor:
+def begin(path: Path, encoding: str, form: str) -> Cursor:
     """The start of a file's text, behind a mark of byte order and Project Gutenberg's header.
 
     Args:
       path: the file.
+      encoding: as found by `encoding_of`.
       form: "prose" or "sentences"; "auto": as `rules.form` says of its beginning.
     """
-    encoding = encoding_of(path)
     with opened(path) as (stream, _):
         head = stream.read(HEAD_BYTES)
     offset = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
@@ -226,7 +276,11 @@ def read(path: Path, cursor: Cursor) -> Iterator[tuple[list[str], int]]:
     with opened(path) as (stream, file):
         stream.seek(cursor.offset)
         pending, offset = b"", cursor.offset
-        while block := stream.read(CHUNK_BYTES):
+        # Blocks end where they would without an interruption, so that very long lines are cut at
+        # the same place: what is pending began in the block before.
+        size = (-(-offset // CHUNK_BYTES) + 1) * CHUNK_BYTES - offset
+        while block := stream.read(size):
+            size = CHUNK_BYTES
             data = pending + block
             end = _whole(data, cursor.encoding)
             pending = data[end:]

@@ -1,9 +1,8 @@
 """From text to sentences and words: pure functions on strings and lines."""
 
-import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 # Of the header of Project Gutenberg, the end is looked for in as many lines.
 HEADER_LINES = 1000
@@ -124,33 +123,12 @@ def has_word(sentence: str) -> bool:
     return HAS_WORD.search(sentence) is not None
 
 
-def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Lines between blank ones, joined by a space."""
-    for is_blank, group in itertools.groupby(lines, lambda line: not line.strip()):
-        if not is_blank:
-            yield " ".join(line.strip() for line in group)
-
-
-def body(lines: Iterable[str]) -> Iterator[str]:
-    """Lines without the header and the licence that Project Gutenberg puts around a text.
-
-    The header goes to the last marker (`*** START OF THIS PROJECT GUTENBERG EBOOK`, or the older
-    `*END*THE SMALL PRINT`) in the first 1,000 lines; an END marker, or a line that begins with "End
-    of Project Gutenberg", stops the text, until the next START. Text without markers stays whole.
-    """
-    lines = iter(lines)
-    first = list(itertools.islice(lines, HEADER_LINES))
-    inside = True
-    for line in itertools.chain(first[header(first) :], lines):
-        mark = border(line)
-        if mark is not None:
-            inside = mark == "start"
-        elif inside:
-            yield line
-
-
 def header(lines: Sequence[str]) -> int:
-    """How many of the first lines of a text are Project Gutenberg's header; 0 without a marker."""
+    """How many of the first lines of a text are Project Gutenberg's header; 0 without a marker.
+
+    It goes to the last marker (`*** START OF THIS PROJECT GUTENBERG EBOOK`, or the older
+    `*END*THE SMALL PRINT`) in the first 1,000 lines.
+    """
     marks = [i for i, line in enumerate(lines[:HEADER_LINES]) if border(line) == "start"]
     if not marks:
         return 0
@@ -165,7 +143,11 @@ def header(lines: Sequence[str]) -> int:
 
 
 def border(line: str) -> str | None:
-    """Says "start" and "end" of the markers of Project Gutenberg, None of any other line."""
+    """Says "start" and "end" of the markers of Project Gutenberg, None of any other line.
+
+    An END marker, or a line that begins with "End of Project Gutenberg", stops the text until the
+    next START.
+    """
     if line[:1] not in ("*", "E", "e", " "):  # nearly all lines, quickly
         return None
     line = line.lstrip()
