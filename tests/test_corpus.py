@@ -241,7 +241,7 @@ ENCODED = {  # bytes; encoding; the first bad byte
     "one bad byte": (GOOD.encode() + b"\xff" + GOOD.encode(), "utf-8", 120),
     "cut inside a character": (GOOD.encode() * 2 + b"\xe6\x97", "utf-8", 240),
     "a character of two halves": (b"a\xed\xa0\xb4" + GOOD.encode() * 3, "utf-8", 1),
-    "Latin-1": ("Él. Ça va?\n".encode("cp1252") * 3, "cp1252", 0),
+    "Latin-1": ("Él. Ça va?\n".encode("cp1252") * 3, "cp1252", None),
     "Latin-1 with some UTF-8": (b"plain " + "Él".encode() * 3 + b"\xe9", "cp1252", 15),
     "all bytes": (bytes(range(256)) * 2, "cp1252", 128),
 }

@@ -189,7 +189,7 @@ def look_through(path: Path) -> Generator[int, None, str]:
 
     "utf-8" where all bytes are that, or where its characters of several bytes are at least four
     times as many as the bytes that fit into none, which become U+FFFD. Else "cp1252", which holds
-    Latin-1. A file with such bytes is told of in a warning.
+    Latin-1. A file that is partly the one and partly the other is told of in a warning.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     fed = wide = bad = 0
@@ -228,7 +228,8 @@ def look_through(path: Path) -> Generator[int, None, str]:
             first,
         )
         return "utf-8"
-    logger.warning("%s is read as Latin-1 (Windows'): byte %d is no UTF-8", path, first)
+    if wide:  # plain Latin-1 has next to nothing that could be UTF-8
+        logger.warning("%s is read as Latin-1 (Windows'): byte %d is no UTF-8", path, first)
     return "cp1252"
 
 
