@@ -243,7 +243,7 @@ ENCODED = {  # bytes; encoding; the first bad byte
     "a character of two halves": (b"a\xed\xa0\xb4" + GOOD.encode() * 3, "utf-8", 1),
     "Latin-1": ("Él. Ça va?\n".encode("cp1252") * 3, "cp1252", None),
     "Latin-1 with some UTF-8": (b"plain " + "Él".encode() * 3 + b"\xe9", "cp1252", 15),
-    "all bytes": (bytes(range(256)) * 2, "cp1252", 128),
+    "all bytes": (bytes(range(256)) * 2, "cp1252", None),
 }
 
 
