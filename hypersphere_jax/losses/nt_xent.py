@@ -4,7 +4,7 @@ All are a weighted sum of the same two terms: the similarity of the positives, a
 views of the log-sum-exp of similarities to the others, with or without the positive among them.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,15 @@ from hypersphere_jax.losses.devices import AxisName, Reach, checked_reach, globa
 from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
+Scaling = Literal["per_sample", "per_dimension"]
+
+
+class Terms(NamedTuple):
+    """A loss, alignment + lam * distribution (Chen et al., Eq. (2) and (4)), with both terms."""
+
+    loss: jax.Array
+    alignment: jax.Array
+    distribution: jax.Array
 
 
 def nt_xent_loss(
@@ -80,7 +89,7 @@ def decoupled_nt_xent_loss(
     tau: float = 1.0,
     lam: float = 0.1,
     *,
-    scaling: Literal["per_sample", "per_dimension"] = "per_sample",
+    scaling: Scaling = "per_sample",
     axis_name: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
@@ -120,6 +129,22 @@ def decoupled_nt_xent_loss(
     >>> round(float(decoupled_nt_xent_loss(z, z, tau=1.0, lam=1.0)), 4)
     0.2395
     """
+    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
+    return decoupled_nt_xent_terms(z1, z2, tau, lam, scaling=scaling, **options).loss
+
+
+def decoupled_nt_xent_terms(
+    z1: jax.Array,
+    z2: jax.Array,
+    tau: float,
+    lam: float,
+    *,
+    scaling: Scaling,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> Terms:
+    """`decoupled_nt_xent_loss` with its terms."""
     tau = positive("tau", tau)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
@@ -129,8 +154,11 @@ def decoupled_nt_xent_loss(
     # The log-sum-exp is NT-Xent plus the positive's logit. In one factor with the attraction that
     # leaves nothing of it at lam = tau, not even rounding.
     if scaling == "per_sample":
-        return (1 - lam / tau) * attraction + lam * nt_xent
-    return attraction - lam / tau * alignment(z1, z2, "per_sample", axis_name) + lam * nt_xent
+        loss, logit = (1 - lam / tau) * attraction + lam * nt_xent, -attraction / tau
+        return Terms(loss, attraction, nt_xent + logit)
+    opposite = alignment(z1, z2, "per_sample", axis_name)
+    loss = attraction - lam / tau * opposite + lam * nt_xent
+    return Terms(loss, attraction, nt_xent - opposite / tau)
 
 
 def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
@@ -182,13 +210,29 @@ def balanced_contrastive_loss(
     >>> round(float(balanced_contrastive_loss(z, z, alpha=1.0, lam=1.0)), 4)
     -1.3069
     """
+    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
+    return balanced_contrastive_terms(z1, z2, alpha, lam, **options).loss
+
+
+def balanced_contrastive_terms(
+    z1: jax.Array,
+    z2: jax.Array,
+    alpha: float,
+    lam: float,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> Terms:
+    """`balanced_contrastive_loss` with its terms."""
     alpha = positive("alpha", alpha)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
     points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
     repulsion = mean_log_sum(points, 2, checked_reach(block_size, axis_name, ring))
-    return lam / alpha * repulsion + alignment(z1, z2, "per_sample", axis_name)
+    attraction = alignment(z1, z2, "per_sample", axis_name)
+    return Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
 
 
 def generalized_nt_xent_loss(
@@ -231,13 +275,30 @@ def generalized_nt_xent_loss(
     >>> round(float(generalized_nt_xent_loss(z, z, alpha=1.0, lam=1.0)), 4)
     0.2395
     """
+    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
+    return generalized_nt_xent_terms(z1, z2, alpha, lam, **options).loss
+
+
+def generalized_nt_xent_terms(
+    z1: jax.Array,
+    z2: jax.Array,
+    alpha: float,
+    lam: float,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> Terms:
+    """`generalized_nt_xent_loss` with its terms."""
     alpha = positive("alpha", alpha)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "generalized_nt_xent_loss", "pair", z1)
     nt_xent = _nt_xent(z1, z2, alpha, checked_reach(block_size, axis_name, ring))
     # The log-sum-exp is NT-Xent plus the positive's logit.
-    return lam / alpha * nt_xent + (1 - lam) * alignment(z1, z2, "per_sample", axis_name)
+    attraction = alignment(z1, z2, "per_sample", axis_name)
+    loss = lam / alpha * nt_xent + (1 - lam) * attraction
+    return Terms(loss, attraction, nt_xent / alpha - attraction)
 
 
 def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: Reach) -> jax.Array:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative
 from hypersphere_jax.losses.devices import AxisName, gather, global_mean
-from hypersphere_jax.losses.nt_xent import alignment
+from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment
+
+Prior = Literal["hypersphere", "hypercube", "normal"]
 
 
 def sliced_wasserstein_loss(
@@ -53,9 +55,10 @@ def generalized_contrastive_loss(
     key: jax.Array,
     z1: jax.Array,
     z2: jax.Array,
-    prior: Literal["hypersphere", "hypercube", "normal"] = "hypersphere",
+    prior: Prior = "hypersphere",
     lam: float = 5.0,
     *,
+    scaling: Scaling = "per_dimension",
     axis_name: AxisName = None,
 ) -> jax.Array:
     r"""Alignment plus lam times the sliced Wasserstein distance to a prior (Chen et al., Eq. (4)).
@@ -65,7 +68,9 @@ def generalized_contrastive_loss(
 
     The 2n views of both sides are matched with 2n fresh samples of the prior along d fresh
     orthogonal directions. The alignment is half the mean over n *and d*, as the paper's numbers
-    were made; it trains with this loss times 1000 where the features are normalized.
+    were made; it trains with this loss times 1000 where the features are normalized. With
+    `scaling="per_sample"` it is the mean over n alone, d times as much: at d lam that is d times
+    the loss.
 
     Args:
       key: random key of this step, the same on all devices.
@@ -74,20 +79,36 @@ def generalized_contrastive_loss(
       prior: "normal", standard; "hypercube", uniform in [-1, 1]^d; "hypersphere", uniform on the
         unit sphere, for which the features are normalized here. The others take them as they are.
       lam: weight of the distance, >= 0.
+      scaling: of the alignment: "per_dimension" as in the tables, or "per_sample".
       axis_name: a mapped axis: the pairs are those of all devices.
 
     Returns:
       float32 scalar, at least 0.
 
     Raises:
-      ValueError: for shapes that differ, no pairs, a prior of another name, or lam that is
-        negative.
+      ValueError: for shapes that differ, no pairs, a prior or scaling of another name, or lam that
+        is negative.
 
     >>> import jax
     >>> z = jax.random.normal(jax.random.key(0), (512, 4))
     >>> bool(generalized_contrastive_loss(jax.random.key(1), z, z, prior="normal") < 0.1)
     True
     """
+    options = {"scaling": scaling, "axis_name": axis_name}
+    return generalized_contrastive_terms(key, z1, z2, prior, lam, **options).loss
+
+
+def generalized_contrastive_terms(
+    key: jax.Array,
+    z1: jax.Array,
+    z2: jax.Array,
+    prior: Prior,
+    lam: float,
+    *,
+    scaling: Scaling,
+    axis_name: AxisName = None,
+) -> Terms:
+    """`generalized_contrastive_loss` with its terms."""
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     n = at_least(1, "generalized_contrastive_loss", "pair", z1, axis_name=axis_name)
@@ -102,7 +123,13 @@ def generalized_contrastive_loss(
     directions = jax.random.orthogonal(key_directions, d, dtype=jnp.float32)
     h = gather(jnp.concatenate([z1, z2]), axis_name)
     spread = _distance(h, samples, directions, axis_name)
-    return alignment(z1, z2, "per_dimension", axis_name) + lam * spread
+    # Not the inner product that "per_sample" is in NT-Xent: of features with any norm, such as
+    # those that match the normal prior, it has no minimum.
+    if scaling not in ("per_sample", "per_dimension"):
+        raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
+    attraction = alignment(z1, z2, "per_dimension", axis_name)
+    attraction = d * attraction if scaling == "per_sample" else attraction
+    return Terms(attraction + lam * spread, attraction, spread)
 
 
 PRIORS = {
