@@ -11,7 +11,7 @@ from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.models.blocks import dense
 
-LAYERS = ("projection1", "projection2", "output", "logits")
+LAYERS = ("projection1", "projection2", "unnormalized", "output", "logits")
 
 
 class Form(NamedTuple):
@@ -46,8 +46,9 @@ FORMS = {
 class Head(nnx.Module):
     """The map to the hypersphere, and a linear classifier when there are classes.
 
-    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm. The
-    classifier is on one of them, or on what enters the head.
+    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm, and
+    "unnormalized" is what it is before. The classifier is on "output", a hidden layer, or on what
+    enters the head.
 
     Args:
       inputs: width of what enters.
@@ -108,8 +109,8 @@ class Head(nnx.Module):
         outputs = {self.layer: x}
         for name in self.hidden:
             outputs[name] = x = nnx.relu(self._through(name, x, train))
-        output = self._through("output", x, train).astype(jnp.float32)
-        outputs["output"] = l2_normalize(output)
+        outputs["unnormalized"] = self._through("output", x, train).astype(jnp.float32)
+        outputs["output"] = l2_normalize(outputs["unnormalized"])
         if self.classified:
             outputs["logits"] = self.classifier(outputs[self.classified].astype(jnp.float32))
         return outputs
