@@ -211,7 +211,8 @@ def _step(
     apply, params, stats = models.abstract(config)
     optimizer = _optimizer()
 
-    def objective(view1, view2, labels, axis_name):
+    def objective(view1, view2, labels, axis_name, key):
+        del labels, key
         x, y = view1["output"], view2["output"]
         return _align_uniform_loss(x, y, axis_name=axis_name, ring=ring), {}
 

@@ -133,9 +133,11 @@ def described(config: PretrainConfig) -> dict:
 
 
 def kind(config: PretrainConfig) -> str:
-    """Which losses take part, such as `align+uniform`."""
-    names = ("contrastive", "align", "uniform", "supervised")
-    return "+".join(name for name in names if getattr(config.objective, f"{name}_weight"))
+    """Which losses take part, such as `align+uniform`, or `nt_xent`."""
+    loss, names = config.objective, ("contrastive", "align", "uniform", "supervised")
+    if loss.loss != "weighted":
+        return loss.loss + ("+supervised" if loss.supervised_weight else "")
+    return "+".join(name for name in names if getattr(loss, f"{name}_weight"))
 
 
 def with_sources(chosen: Sequence[Planned], planned: Sequence[Planned]) -> list[Planned]:

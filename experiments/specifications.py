@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
+from hypersphere_jax import pairwise
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -172,7 +173,16 @@ def config_of(
 
 
 def formula(objective: ObjectiveConfig) -> str:
-    """The weighted sum as the tables print it: `0.98 align (alpha 2) + 0.96 uniform (t 2)`."""
+    """The loss as a table prints it: `0.98 align (alpha 2) + 0.96 uniform (t 2)`.
+
+    Another one than the weighted sum has its settings: `balanced_contrastive (alpha 4, lam 2)`.
+    """
+    if objective.loss != "weighted":
+        settings = pairwise.settings(objective).items()
+        listed = [f"{k} {v}" if isinstance(v, str) else f"{k} {v:g}" for k, v in settings]
+        weight = objective.supervised_weight
+        more = f" + {'' if weight == 1 else f'{weight:g} '}supervised" if weight else ""
+        return f"{objective.loss} ({', '.join(listed)}){more}"
     terms = []
     for loss, option in (("contrastive", "tau"), ("align", "alpha"), ("uniform", "t")):
         weight = getattr(objective, f"{loss}_weight")

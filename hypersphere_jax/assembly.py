@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import augment, checkpoint, data, models, runs, sharding
+from hypersphere_jax import augment, checkpoint, data, models, pairwise, runs, sharding
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.data import views
 from hypersphere_jax.data.sampling import make_sampler
@@ -32,13 +32,16 @@ MOST_USED = 0.9
 # What may differ between encoders that train together, besides the seed and the start.
 WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
 NUMBERS = {
-    "objective": (*WEIGHTS, "contrastive_tau", "align_alpha", "uniform_t"),
+    "objective": (
+        *WEIGHTS,
+        *("contrastive_tau", "align_alpha", "uniform_t", "loss_tau", "loss_alpha", "loss_lam"),
+    ),
     "optimizer": ("learning_rate", "weight_decay", "momentum"),
 }
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
-    """Fills in what the config leaves open: recipe, image size, channels, classes, batch norm.
+    """Fills in what the config leaves open: recipe, image size, classes, batch norm, and the like.
 
     A file is named by its whole path, so that the run can be evaluated from any folder.
 
@@ -77,6 +80,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
+        objective=pairwise.resolved(config.objective),
         model=models.resolved(
             dataclasses.replace(
                 config.model,
@@ -249,9 +253,16 @@ def structure(config: PretrainConfig) -> Hashable:
 
 
 def numbers_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
-    """A config's numbers, as the step of `step_together` takes them; float32 scalars."""
+    """A config's numbers, as the step of `step_together` takes them; float32 scalars.
+
+    Those that its loss does not have, None in a config with open fields filled in, are left out.
+    """
     return {
-        part: {name: np.float32(getattr(getattr(config, part), name)) for name in names}
+        part: {
+            name: np.float32(number)
+            for name in names
+            if (number := getattr(getattr(config, part), name)) is not None
+        }
         for part, names in NUMBERS.items()
     }
 

@@ -19,6 +19,7 @@ from hypersphere_jax.config import (
     FinetuneConfig,
     MocoConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     require,
@@ -193,13 +194,13 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
     )
-    objective = dataclasses.replace(
-        source.objective,
-        contrastive_weight=0.0,
+    objective = ObjectiveConfig(
+        contrastive_tau=source.objective.contrastive_tau,
         align_weight=0.0,
+        align_alpha=source.objective.align_alpha,
         uniform_weight=0.0,
+        uniform_t=source.objective.uniform_t,
         supervised_weight=1.0,
-        uniform_intra_batch=True,
     )
     base = PretrainConfig(
         name=config.name or f"{folder.resolve().name}-finetune-{config.fraction:g}",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hypersphere_jax import pairwise
 from hypersphere_jax.augment import one_view, two_views
 from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.losses import (
@@ -29,8 +30,8 @@ from hypersphere_jax.moco import KeyQueue, ema_update, queue_push, queue_statist
 from hypersphere_jax.packing import ELSEWHERE, PADDING, Packed
 
 Metrics = dict[str, jax.Array]
-# (layers of view 1, layers of view 2, labels [n], axis_name) -> (loss, metrics)
-Objective = Callable[[dict, dict, jax.Array, str | None], tuple[jax.Array, Metrics]]
+# (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
+Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
 
 
 class Momentum(NamedTuple):
@@ -54,19 +55,24 @@ class TrainState(NamedTuple):
 def make_objective(
     config: ObjectiveConfig, numbers: Mapping[str, jax.Array] | None = None
 ) -> Objective:
-    """The weighted sum of losses that a config describes, global over the axis.
+    """The weighted sum of losses, or the other loss, that a config describes, global over the axis.
 
-    Alignment and uniformity are always among the metrics, with the config's alpha and t, also
-    when the loss does not contain them.
+    Alignment and uniformity are always among the metrics, of unit features and with the config's
+    alpha and t, also when the loss does not contain them. Losses of two terms, alignment + lam *
+    distribution, have these as `loss_alignment` and `loss_distribution`.
 
     Args:
       config: of the objective.
       numbers: scalars that take the place of the config's fields of these names, and may be
         traced. Which terms the loss has is the config's choice all the same.
+
+    Returns:
+      The objective. Its key is needed where the loss draws samples, and the same on all devices.
     """
+    config = pairwise.resolved(config)
     value = vars(config) | dict(numbers or {})
 
-    def objective(view1, view2, labels, axis_name):
+    def objective(view1, view2, labels, axis_name, key=None):
         x, y = view1["output"], view2["output"]
         t = value["uniform_t"]
         metrics = {
@@ -82,7 +88,12 @@ def make_objective(
             )
         if config.supervised_weight:
             metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
-        return _weighted(config, value, metrics), metrics
+        if config.loss == "weighted":
+            return _weighted(config, value, metrics), metrics
+        loss, terms = pairwise.loss_of(value, view1, view2, axis_name, key)
+        if config.supervised_weight:
+            loss += value["supervised_weight"] * metrics["supervised"]
+        return loss, metrics | terms
 
     return objective
 
@@ -202,7 +213,8 @@ def make_step(
             outputs, stats = apply(params, state.stats, views, True, axis_name)
             first = {name: layer[0::2] for name, layer in outputs.items()}
             second = {name: layer[1::2] for name, layer in outputs.items()}
-            loss, metrics = objective(first, second, labels[indices], axis_name)
+            drawn = jax.random.fold_in(key, zlib.crc32(b"objective"))
+            loss, metrics = objective(first, second, labels[indices], axis_name, drawn)
             return loss, (stats, metrics)
 
         return _updated(state, loss_of, optimizer, axis_name)

@@ -24,6 +24,7 @@ FLOORS = {
     "hosts": 2,
     "progress": 2,
     "signals": 2,
+    "pairwise": 3,
     "train_step": 3,
     "optimizers": 3,
     "checkpoint": 3,

@@ -5,10 +5,21 @@ from typing import Literal
 
 from hypersphere_jax.config.base import config, given, positive, require
 
+# The settings that each loss takes, besides the supervised term and the logged metrics.
+SETTINGS = {
+    "weighted": ("contrastive_weight", "contrastive_tau", "align_weight", "uniform_weight"),
+    "nt_xent": ("loss_tau", "similarity"),
+    "decoupled_nt_xent": ("loss_tau", "loss_lam", "align_scaling"),
+    "generalized_contrastive": ("loss_lam", "prior", "align_scaling"),
+    "dcl": ("loss_tau",),
+    "balanced_contrastive": ("loss_alpha", "loss_lam"),
+    "generalized_nt_xent": ("loss_alpha", "loss_lam"),
+}
+
 
 @config
 class ObjectiveConfig:
-    """The loss: a weighted sum, as in Tables 8 and 9 of Wang & Isola."""
+    """The loss: a weighted sum, as in Tables 8 and 9 of Wang & Isola, or one of other papers."""
 
     contrastive_weight: float = 0.0
     """Weight of the contrastive loss (B.1: symmetric, in the batch)."""
@@ -26,6 +37,38 @@ class ObjectiveConfig:
     """With a queue: whether pairs inside the batch count in the uniformity, too."""
     supervised_weight: float = 0.0
     """Weight of the cross entropy of a linear classifier, trained along."""
+    loss: Literal[
+        "weighted",
+        "nt_xent",
+        "decoupled_nt_xent",
+        "generalized_contrastive",
+        "dcl",
+        "balanced_contrastive",
+        "generalized_nt_xent",
+    ] = "weighted"
+    """`weighted`: the sum of the weighted losses above. Else this one takes the place of
+    contrastive, alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the
+    generalized contrastive loss (Chen, Luo & Li); DCL, the balanced contrastive loss or the
+    generalized NT-Xent (the balanced paper)."""
+    loss_tau: float | None = None
+    """Temperature of `nt_xent`, `dcl` (None: 0.5) and `decoupled_nt_xent` (None: 1)."""
+    loss_alpha: float | None = None
+    """Inverse temperature of `balanced_contrastive` (None: 4) and `generalized_nt_xent` (None:
+    2)."""
+    loss_lam: float | None = None
+    """Weight of what spreads the features in `decoupled_nt_xent` (None: 0.1),
+    `generalized_contrastive` (None: 5), `balanced_contrastive` and `generalized_nt_xent` (None:
+    2)."""
+    similarity: Literal["cosine", "dot", "neg_euclidean"] | None = None
+    """Of `nt_xent`; None: `cosine`. `dot` and `neg_euclidean` (minus the squared distance) are of
+    the features before they are normalized."""
+    prior: Literal["hypersphere", "normal", "hypercube"] | None = None
+    """Distribution that `generalized_contrastive` matches the features to; None: `hypersphere`. For
+    the others they are not normalized."""
+    align_scaling: Literal["per_sample", "per_dimension"] | None = None
+    """Alignment in `decoupled_nt_xent` (None: `per_sample`, its Eq. (5)) and
+    `generalized_contrastive` (None: `per_dimension`): over samples alone, or over the dimensions
+    too, as in the paper's tables, whose lam is d times smaller for it."""
 
     def __post_init__(self):
         weights = (
@@ -41,6 +84,24 @@ class ObjectiveConfig:
         for flag in ("contrastive_tau", "align_alpha", "uniform_t"):
             value = getattr(self, flag)
             positive(flag, value)
+        for flag in ("loss_tau", "loss_alpha"):
+            value = getattr(self, flag)
+            if value is not None:
+                positive(flag, value)
+        require(
+            self.loss_lam is None or 0 <= self.loss_lam < math.inf,
+            f"--loss-lam {self.loss_lam}: must be finite and >= 0",
+        )
+        self._check_settings()
+
+    def _check_settings(self):
+        for field in sorted({field for fields in SETTINGS.values() for field in fields}):
+            flag = f"--{field.replace('_', '-')}"
+            takers = [loss for loss, fields in SETTINGS.items() if field in fields]
+            require(
+                self.loss in takers or flag not in given(self),
+                f"{flag} is for --loss {' or '.join(takers)}, not {self.loss}",
+            )
 
 
 @config

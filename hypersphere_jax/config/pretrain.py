@@ -40,6 +40,12 @@ class PretrainConfig:
             not (self.moco.queue_size and self.objective.supervised_weight),
             "--queue-size and --supervised-weight do not go together: the queue has no labels",
         )
+        plain = self.objective.loss == "weighted"
+        require(
+            plain or not (self.moco.queue_size or self.model.reads_text),
+            f"--loss {self.objective.loss} is of two views in a batch of images, and goes neither "
+            f"with --queue-size nor with --model sentence_gru: take --loss weighted",
+        )
         require(
             self.moco.queue_size > 0 or self.objective.uniform_intra_batch,
             "--no-uniform-intra-batch needs --queue-size above 0",
