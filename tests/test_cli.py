@@ -68,6 +68,7 @@ def test_mistakes(capsys, tmp_path):
     assert "--epochs" in fails(capsys, "pretrain", "--epochs", "ten")
     assert "small_alexnet" in fails(capsys, "pretrain", "--model", "resnet9000")
     assert "--dim 1:" in fails(capsys, "pretrain", "--dim", "1")
+    assert "not nt_xent" in fails(capsys, "pretrain", "--loss", "nt_xent", "--loss-lam", "1")
     assert "loss weights" in fails(capsys, "pretrain", "--align-weight", "-1")
     assert "did you mean 'digits'" in fails(capsys, "pretrain", "--data", "digts")
     assert "no run 'nowhere'" in fails(capsys, "probe", "nowhere")

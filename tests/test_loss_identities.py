@@ -192,6 +192,16 @@ def test_generalized_contrastive_loss_terms(rng):
     key = jax.random.key(0)
     alignment = generalized_contrastive_loss(key, z1, z2, "normal", 0.0)
     np.testing.assert_allclose(alignment, np.mean((z1 - z2) ** 2) / 2, rtol=1e-6)
+    # The other scaling: d times the alignment, at d lam d times the loss.
+    per_sample = generalized_contrastive_loss(key, z1, z2, "normal", 2.0, scaling="per_sample")
+    alignment = np.sum((z1 - z2) ** 2, axis=1).mean() / 2
+    spread = generalized_contrastive_loss(key, z1, z1, "normal", 1.0, scaling="per_sample")
+    assert generalized_contrastive_loss(key, z1, z1, "normal", 1.0) == spread
+    same = generalized_contrastive_loss(key, z1, z2, "normal", 2.0 / 4)
+    np.testing.assert_allclose(per_sample, 4 * same, rtol=1e-5)
+    assert per_sample > alignment
+    with pytest.raises(ValueError, match="got 'per_batch'"):
+        generalized_contrastive_loss(key, z1, z2, scaling="per_batch")
     # Normalized for the sphere: lengths do not matter. Other keys, other directions and samples.
     loss = generalized_contrastive_loss(key, z1, z2)
     np.testing.assert_allclose(generalized_contrastive_loss(key, 5 * z1, z2), loss, rtol=1e-5)

@@ -68,7 +68,7 @@ def pool(x):
 
 def head(x, params):
     raw = x @ params["output"]["kernel"] + params["output"]["bias"]
-    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    return {"unnormalized": raw, "output": raw / np.linalg.norm(raw, axis=1, keepdims=True)}
 
 
 def alexnet(x, params, stats):
@@ -82,7 +82,7 @@ def alexnet(x, params, stats):
     for name in ("fc6", "fc7"):
         x = x @ params[name]["layer"]["kernel"]
         outputs[name] = x = relu(normed(x, params[name]["norm"], stats[name]["norm"]))
-    return outputs | {"output": head(x, params["head"])}
+    return outputs | head(x, params["head"])
 
 
 def cnn(x, params, stats):
@@ -92,7 +92,7 @@ def cnn(x, params, stats):
         x = conv(x, params[name]["layer"]["kernel"], stride)
         outputs[name] = x = gelu(normed(x, params[name]["norm"], stats[name]["norm"]))
     outputs["backbone"] = x = x.reshape(len(x), -1)
-    outputs["output"] = head(x, params["head"])
+    outputs |= head(x, params["head"])
     classifier = params["head"]["classifier"]
     outputs["logits"] = outputs["output"] @ classifier["kernel"] + classifier["bias"]
     return outputs

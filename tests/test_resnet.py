@@ -55,9 +55,9 @@ def test_layers(name):
         for number, side in enumerate((32, 16, 8, 4))
     }
     small = models.layers(ModelConfig(name=name, image_size=32, channels=3, dim=7))
-    rest = {"backbone": (512 * wide,), "output": (7,)}
+    rest = {"backbone": (512 * wide,), "unnormalized": (7,), "output": (7,)}
     assert small == {"conv1": (32, 32, 64), **expected, **rest}
-    assert list(small) == ["conv1", "layer1", "layer2", "layer3", "layer4", "backbone", "output"]
+    assert list(small) == ["conv1", *expected, *rest]
     large = models.layers(ModelConfig(name=name, image_size=225, channels=3))
     assert large["conv1"] == (57, 57, 64) and large["layer4"] == (8, 8, 512 * wide)
     given = ModelConfig(name=name, image_size=32, channels=3, stem="imagenet", num_classes=4)
@@ -104,6 +104,9 @@ def test_head_is_numpys(head):
             # SimCLR's last batch norm has no bias.
             assert ("bias" in layer["norm"]) == (name != "output" or head == "balanced")
             x += layer["norm"].get("bias", 0)
+        if name == "output":
+            raw = outputs["unnormalized"]
+            np.testing.assert_allclose(raw, x, rtol=1e-3, atol=1e-4, err_msg="unnormalized")
         x = np.maximum(x, 0) if name != "output" else x / np.linalg.norm(x, axis=1, keepdims=True)
         np.testing.assert_allclose(outputs[name], x, rtol=1e-3, atol=1e-4, err_msg=name)
     assert weights.keys() == {*(f"projection{i + 1}" for i in range(hidden)), "output"}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import experiments
+from experiments.items import kind
 from experiments.specifications import (
     BASES,
     DETAILS,
@@ -21,7 +22,7 @@ from experiments.specifications import (
     specified,
 )
 from experiments.tables import FOLDER, TABLES, expected, row_of, rows
-from hypersphere_jax.config import PretrainConfig, UserError, from_dict, to_dict
+from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, UserError, from_dict, to_dict
 from hypersphere_jax.data.files import read_classes
 from hypersphere_jax.optimizers import make_schedule
 
@@ -186,6 +187,24 @@ def test_imagenet100_rows_are_the_papers(case):
     assert rule.scaling == "none"
     assert (config.model.name, config.model.dim) == ("resnet50", 128)
     assert decays(config) == {120: 0.1, 160: 0.1, 200: 0.1}
+
+
+def test_other_losses_are_printed_with_their_settings():
+    def both(loss, **settings):
+        objective = ObjectiveConfig(loss=loss, **settings)
+        return formula(objective), kind(PretrainConfig(objective=objective))
+
+    assert both("balanced_contrastive", loss_alpha=2) == (
+        "balanced_contrastive (alpha 2, lam 2)",
+        "balanced_contrastive",
+    )
+    assert both("nt_xent", similarity="dot", supervised_weight=0.3) == (
+        "nt_xent (tau 0.5, similarity dot) + 0.3 supervised",
+        "nt_xent+supervised",
+    )
+    assert both("generalized_contrastive", supervised_weight=1)[0] == (
+        "generalized_contrastive (lam 5, prior hypersphere, scaling per_dimension) + supervised"
+    )
 
 
 @pytest.mark.parametrize("table", BEST)
