@@ -10,7 +10,7 @@ from run_cases import timeless
 from test_together import OBJECTIVES, assert_close_run, config
 
 import hypersphere_jax as hj
-from hypersphere_jax import assembly, data, finetune, models, runs, training
+from hypersphere_jax import assembly, data, finetune, pairwise, runs, training
 from hypersphere_jax.config import (
     EvaluateConfig,
     FinetuneConfig,
@@ -100,7 +100,7 @@ def test_objective_is_the_function_of_the_views(case, views):
     np.testing.assert_allclose(metrics["align"], hj.align_loss(*unit), rtol=1e-6)
     uniform = sum(map(hj.uniform_loss, unit)) / 2
     np.testing.assert_allclose(metrics["uniform"], uniform, rtol=1e-6)
-    lam = assembly.pairwise.resolved(asked).loss_lam
+    lam = pairwise.resolved(asked).loss_lam
     assert ("loss_alignment" in metrics) == (lam is not None)
     if lam is not None:
         np.testing.assert_allclose(metrics["loss_alignment"], alignment(case, x, y), rtol=1e-5)
@@ -235,9 +235,13 @@ def test_finetuning_leaves_the_loss_behind(tmp_path):
 
 @pytest.fixture(scope="module")
 def small():
-    """A step on 16 random images without augmentation, of features as they are and a prior."""
-    model = ModelConfig(image_size=8, channels=1, width=0.1, dim=3)
-    apply, params, stats = models.create(model, jax.random.key(1))
+    """A step on 16 random images without augmentation, of a linear map's features and a prior."""
+
+    def apply(params, stats, x, train, axis_name):
+        raw = x.reshape(len(x), -1) @ params["kernel"]
+        return {"unnormalized": raw, "output": hj.l2_normalize(raw)}, stats
+
+    params = {"kernel": 0.3 * jax.random.normal(jax.random.key(1), (64, 3))}
     optimizer = optax.sgd(0.1)
     objective = make_objective(objective_of("generalized_contrastive raw normal"))
 
@@ -248,7 +252,7 @@ def small():
         return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
 
     images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 1), dtype=np.uint8)
-    state = init_state(params, stats, optimizer)
+    state = init_state(params, {}, optimizer)
     return step, jax.jit(step(None)), state, images, np.zeros(16, np.int32)
 
 
