@@ -36,7 +36,19 @@ from hypersphere_jax.evaluation.probe import probe
 Rows = list[dict[str, Any]]
 # Options that came after results were kept, by part of a config: as long as they have their
 # default, a result's name does not tell them.
-LATER = {"data": ("vocabulary", "max_tokens"), "model": ("embedding", "unit_norm", "vocabulary")}
+LATER = {
+    "data": ("vocabulary", "max_tokens"),
+    "model": ("embedding", "unit_norm", "vocabulary"),
+    "objective": (
+        "loss",
+        "loss_tau",
+        "loss_alpha",
+        "loss_lam",
+        "similarity",
+        "prior",
+        "align_scaling",
+    ),
+}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 

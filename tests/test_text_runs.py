@@ -11,6 +11,7 @@ from run_cases import assert_same_run, state_of
 from test_cli import fails, run_py
 from text_cases import books, opinions, sentence
 
+from experiments import sweeps
 from hypersphere_jax import assembly, data, feed, models, runs, sharding, training
 from hypersphere_jax.config import (
     DataConfig,
@@ -250,6 +251,22 @@ def test_divergence_ends_the_run(text, tmp_path):
     )
     with pytest.raises(UserError, match=r"the run diverged: .* choose another --name"):
         training.train(config(text, tmp_path, optimizer=rate))
+
+
+def test_a_sweep_measures_its_tasks(finished, text):
+    topics = str(text / "labelled" / "topics")
+    measures = sweeps.Measures(protocol="quick_thought", tasks=(topics,), initial=True)
+    one = sweeps.Planned(config(text, finished.parent), {"kind": "contrastive"}, measures)
+    assert sweeps.carry_out(one) is None  # trained it is already
+    first, last = sweeps.rows_of(one)
+    assert (first["step"], last["step"]) == (0, 10)
+    found = measure(MetricsConfig(str(finished)))
+    for row in (first, last):
+        assert row["topics_low"] <= row["topics"] <= row["topics_high"] and row["topics_cv"] > 0
+    assert last["align"] == pytest.approx(found["align"]) != first["align"]
+    with pytest.raises(UserError, match="nowhere"):
+        missing = measures._replace(tasks=("nowhere",))
+        sweeps.sweep([one._replace(measures=missing)])
 
 
 def test_a_run_begins_from_one_of_the_same_words(finished, text, tmp_path):
