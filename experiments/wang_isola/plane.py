@@ -194,7 +194,9 @@ def _verdict(found: dict[str, tuple], score: Score) -> str:
     shows = {metric: sign * found[metric][0] > found[metric][3] for metric in WITH}
     alone = [WITH[metric] for metric in ("align", "uniform") if shows[metric]]
     with_sum = f"rank correlation {found['sum'][0]:.2f} with L_align + L_uniform"
+    value, *_, chance = found["sum"]
     beyond = "beyond chance" if shows["sum"] else "NOT beyond chance"
+    beyond = "beyond chance the OTHER way" if -sign * value > chance else beyond
     return f"{with_sum}, {beyond}; alone, with {' and '.join(alone) or 'neither'} beyond chance"
 
 
