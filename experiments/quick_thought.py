@@ -15,8 +15,8 @@ Quick-Thought as it was, without unit norm in training; the others are the rows 
 `contrastive` that is best on MR, `contrastive_cr` on CR, `align_uniform` on both.
 
 Expected score (Table 11, MR and CR on the validation split): unnormalized 77.23 and 83.07%,
-contrastive 77.51 and 82.28%, contrastive_cr 77.69 and 83.86%, align_uniform 73.76 and 80.95%. Not
-measured here at this size; docs/text.md and docs/results.md have encoders of eight novels.
+contrastive 77.51 and 82.28%, contrastive_cr 77.69 and 83.86%, align_uniform 73.76 and 80.95%.
+Not measured here at this size; docs/text.md and docs/results.md have encoders of eight novels.
 
 Expected time: 52.8 million sentences are 132,000 steps. Estimate: at 23 words a sentence a step of
 400 costs 4 GRUs x 9,200 words x (620 + 600) x 1,800 multiplications, forwards and backwards 4.8e11

@@ -338,7 +338,7 @@ def _of_tasks(folder: Path, step: int | None, measures: Measures) -> dict[str, A
             step=step,
         )
     ):
-        name = score["data"] if score["layer"] == "output" else f"{score['data']}_{score['layer']}"
+        name = score["task"] if score["layer"] == "output" else f"{score['task']}_{score['layer']}"
         row[name], row[f"{name}_cv"] = score["top1"], score["valid_top1"]
         row[f"{name}_low"], row[f"{name}_high"] = score["top1_interval"]
     return row

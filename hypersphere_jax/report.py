@@ -30,7 +30,7 @@ HEADERS = {
     "uniform_optimum": "optimal uniform",
 }
 # Of a result, what nobody compares; the times that its parts took are left out as well.
-HIDDEN = ("run", "protocol", "init_from", "units", "data_wait")
+HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait")
 # What follows the run where its encoder of sentences is probed.
 OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
 # Of pictures named as a result, by its protocol.
@@ -257,9 +257,7 @@ def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
     row = {}
     for key, value in result.items():
         lists = isinstance(value, list) and not key.endswith("_interval")
-        # What images are of is the run's; sentences are of one task or another.
-        hidden = key in HIDDEN or (key == "data" and result.get("protocol") != "quick_thought")
-        if lists or hidden or "seconds" in key or key.endswith("_standard_error"):
+        if lists or key in HIDDEN or "seconds" in key or key.endswith("_standard_error"):
             continue
         error = result.get(f"{key}_standard_error")
         row[key] = value if error is None else with_error(value, error)

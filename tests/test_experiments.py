@@ -32,15 +32,20 @@ SCORES = {
     "moco_cifar10": ("82.6%", "86.3%", "88.7%"),
     "moco_imagenet100": ("72.80%", "91.64%", "74.60%", "92.74%"),
     "moco_v2_imagenet": ("67.5%", "67.69%"),
+    "quick_thought": ("77.51", "83.86%", "73.76", "80.95%"),
 }
 NYU = ["nyu_depth/contrastive", "nyu_depth/align_uniform"]  # tests/test_depth.py has the rest
-MOCO = [name for name in experiments.PRETRAIN if name not in NYU]
+QUICK_THOUGHT = [
+    f"quick_thought/{name}"
+    for name in ("contrastive", "contrastive_cr", "align_uniform", "unnormalized")
+]
+MOCO = [name for name in experiments.PRETRAIN if name not in (*NYU, *QUICK_THOUGHT)]
 IMAGENET100 = ROOT / "experiments" / "imagenet100_classes.txt"
 
 
 def test_names():
     expected = [f"{file}/{loss}" for file in SETTINGS for loss in ("contrastive", "align_uniform")]
-    assert expected == MOCO and [*MOCO, *NYU] == list(experiments.PRETRAIN)
+    assert expected == MOCO and [*MOCO, *NYU, *QUICK_THOUGHT] == list(experiments.PRETRAIN)
 
 
 @pytest.mark.parametrize("name", MOCO)
@@ -63,6 +68,31 @@ def test_settings_are_the_papers(name):
         assert loss.uniform_intra_batch
 
 
+# Wang & Isola, B.3 and Table 4: the loss, and whether features have unit norm in training.
+QUICK_THOUGHT_LOSSES = {
+    "contrastive": ((1, 0, 0), 0.075, True),
+    "contrastive_cr": ((1, 0, 0), 0.05, True),
+    "align_uniform": ((0, 0.9, 0.1), None, True),
+    "unnormalized": ((1, 0, 0), 1, False),
+}
+
+
+@pytest.mark.parametrize("name", QUICK_THOUGHT)
+def test_quick_thought_is_the_papers(name):
+    config = experiments.find(name)
+    rule, loss, model = config.optimizer, config.objective, config.model
+    assert (rule.optimizer, rule.batch_size, rule.epochs, rule.clip_norm) == ("adam", 400, 1, 0.5)
+    assert (rule.adam_betas, rule.adam_eps, rule.weight_decay) == ((0.9, 0.999), 1e-8, 0)
+    schedule = make_schedule(rule, 100)
+    assert {float(schedule(step)) for step in (0, 50, 99)} == {pytest.approx(5e-4)}
+    assert (model.name, model.dim, model.embedding) == ("sentence_gru", 1200, 620)
+    weights, tau, unit = QUICK_THOUGHT_LOSSES[name.partition("/")[2]]
+    assert (loss.contrastive_weight, loss.align_weight, loss.uniform_weight) == weights
+    assert tau is None or loss.contrastive_tau == tau
+    assert tau is not None or (loss.align_alpha, loss.uniform_t) == (2, 5)
+    assert model.unit_norm == unit
+
+
 @pytest.mark.parametrize("file", RATES)
 def test_rate_decays_at_the_papers_epochs(file):
     rule = experiments.find(f"{file}/contrastive").optimizer
@@ -72,7 +102,7 @@ def test_rate_decays_at_the_papers_epochs(file):
         np.testing.assert_allclose(schedule(epoch * steps_per_epoch), 0.03 * factor, rtol=1e-6)
 
 
-@pytest.mark.parametrize("file", SETTINGS)
+@pytest.mark.parametrize("file", [*SETTINGS, "quick_thought"])
 def test_docstrings_say_command_time_and_score(file):
     text = importlib.import_module(f"experiments.{file}").__doc__
     assert f"python run.py pretrain {file}/" in text and f"python run.py probe {file}_" in text

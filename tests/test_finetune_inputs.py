@@ -41,7 +41,8 @@ def test_classifier_on_a_layer(layer, rng):
 
 
 def test_before_the_head():
-    found = {name: models.before_head(name) for name in models.MODELS}
+    of_images = set(models.MODELS) - {"sentence_gru"}
+    found = {name: models.before_head(name) for name in of_images}
     assert found.pop("small_alexnet") == "fc7" and set(found.values()) == {"backbone"}
 
 

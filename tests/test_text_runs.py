@@ -177,10 +177,10 @@ def test_probe_of_labelled_sentences(finished, text, tmp_path):
     common = {"data": (topics,), "protocols": ("quick_thought",), "layers": ("output", "bag")}
     output, bag = probe(ProbeConfig((str(finished),), **common, out=tmp_path / "found.csv"))
     assert (output["layer"], output["d"], bag["d"]) == ("output", 16, 12)
-    assert output["data"] == "topics" and output["split"] == "folds" and output["n"] == 80
+    assert output["task"] == "topics" and output["split"] == "folds" and output["n"] == 80
     assert bag["top1"] > 80
     assert (tmp_path / "found.csv").read_text().count("\n") == 3
-    assert len(list((finished / "eval").glob("quick_thought-*-datatopics-*.json"))) == 2
+    assert len(list((finished / "eval").glob("quick_thought-*-tasktopics-*.json"))) == 2
 
 
 def test_other_protocols_need_a_test_split(finished, text):

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
 
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
-Column = Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"]
+Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal[
     *("lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought")
 ]
@@ -65,7 +65,7 @@ class ProbeConfig:
     all_steps: bool = False
     """Take every checkpoint that is saved."""
     sort: (
-        Literal["run", "step", "data", "layer", "protocol", "valid", "top1", "top5", "seconds"]
+        Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
         | None
     ) = None
     """Order of the results: by this column, scores from the best on; `valid` is that on held-out

@@ -93,8 +93,8 @@ def _of_run(
         with _set_aside(str(folder) if step is None else f"{folder}, step {step}", failed):
             encoder = runs.load_encoder(folder, step)
             for task, dataset in datasets.items():
-                its = {"data": task and _called(task), "step": step}
-                about = {} if task is None else {"data": Path(task).name}
+                its = {"task": task and _called(task), "step": step}
+                about = {} if task is None else {"task": Path(task).name}
                 found = _of_encoder(encoder, dataset, about, config, devices, say)
                 for name, options, result in found:
                     _save(folder, name, its | options, result)
@@ -159,7 +159,8 @@ def _of_encoder(
     for layer, pool in splits[0].pools.items():
         x_and_y = [part for split in splits for part in _labelled(split.features[layer])]
         for name, labels in zip(("training", "test"), x_and_y[1::2], strict=False):
-            require(len(labels) > 0, f"no {name} sample of {dataset.origin} has a label")
+            kind = "sentence" if about.get("task") else "image"
+            require(len(labels) > 0, f"no {name} {kind} of {dataset.origin} has a label")
 
         def epochs(layer=layer):
             make = augmented_features(

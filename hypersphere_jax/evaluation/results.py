@@ -15,7 +15,7 @@ SHORT = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
 HEADERS = {
     "run": "run",
     "step": "step",
-    "data": "data",
+    "task": "task",
     "layer": "layer",
     "protocol": "protocol",
     "valid": "held out",
@@ -39,11 +39,11 @@ def ordered(results: Iterable[Result], column: str | None) -> list[Result]:
 def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
     """What all results share, as a title; and columns and rows of where they differ."""
     rows = [_row(result) for result in results]
-    places = {key: {row[key] for row in rows} for key in ("run", "step", "data", "layer")}
+    places = {key: {row[key] for row in rows} for key in ("run", "step", "task", "layer")}
     shared = {key: values.pop() for key, values in places.items() if len(values) == 1}
     titles = [str(shared["run"])] if "run" in shared else [f"{len(places['run'])} runs"]
     titles += [
-        f"{key} {shared[key]}" for key in ("step", "data", "layer") if shared.get(key) is not None
+        f"{key} {shared[key]}" for key in ("step", "task", "layer") if shared.get(key) is not None
     ]
     for key, what in (("d", "d {}"), ("n", "{:,} test samples")):
         values = {result[key] for result in results}
@@ -80,7 +80,7 @@ def _row(result: Result) -> Result:
     return {
         "run": result.get("run", result.get("features")),
         "step": result.get("step"),
-        "data": result.get("data"),
+        "task": result.get("task"),
         "layer": "-".join(result[key] for key in ("layer", "pool") if key in result) or None,
         "protocol": _protocol(result),
         "valid": result.get("valid_top1"),
