@@ -264,4 +264,4 @@ def test_mistakes_are_one_line(rng):
 
 
 def test_the_command_line_offers_every_protocol():
-    assert set(typing.get_args(Protocol)) == {"lbfgs", "knn", *PROTOCOLS}
+    assert set(typing.get_args(Protocol)) == {"lbfgs", "knn", "quick_thought", *PROTOCOLS}
