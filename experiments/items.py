@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments import specifications
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from experiments.tables import Row, expected
 from hypersphere_jax.config import PretrainConfig
 

@@ -10,8 +10,9 @@ from tyro.conf import Positional, arg
 
 from experiments import costs, items, sweeps, wang_isola
 from experiments.items import Context, Item, Scale
+from experiments.measures import Rows
 from experiments.shown import Shown
-from experiments.sweeps import Planned, Rows
+from experiments.sweeps import Planned
 from experiments.wang_isola.rows import BOOKCORPUS
 from hypersphere_jax import data, report, runs
 from hypersphere_jax.config import DataConfig, UserError, require

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from depth_cases import scenes, write_mat
 
-from experiments import sweeps, tables
+from experiments import measures, sweeps, tables
 from experiments.items import matching
-from experiments.sweeps import Measures, Planned
+from experiments.measures import Measures
+from experiments.sweeps import Planned
 from experiments.wang_isola import rows
 from hypersphere_jax import runs, training
 from hypersphere_jax.config import (
@@ -50,7 +51,7 @@ def happens(monkeypatch):
         return runs.folder_of(config)
 
     monkeypatch.setattr(training, "train", train)
-    monkeypatch.setattr(sweeps, "_measured", lambda folder, measures: [dict(NUMBERS)])
+    monkeypatch.setattr(sweeps, "measured", lambda folder, measures: [dict(NUMBERS)])
     return found
 
 
@@ -192,7 +193,7 @@ def test_checkpoints_on_the_way_are_those_of_every_run(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "read_config", lambda folder: config)
     for step in (0, 5, 8, 10, 12):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
-    assert sweeps._steps(tmp_path) == [0, 5, 10, 12]
+    assert measures._steps(tmp_path) == [0, 5, 10, 12]
 
 
 @pytest.mark.slow

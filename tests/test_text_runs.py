@@ -12,6 +12,7 @@ from test_cli import fails, run_py
 from text_cases import books, opinions, sentence
 
 from experiments import sweeps
+from experiments.measures import Measures
 from hypersphere_jax import assembly, data, feed, models, runs, sharding, training
 from hypersphere_jax.config import (
     DataConfig,
@@ -255,7 +256,7 @@ def test_divergence_ends_the_run(text, tmp_path):
 
 def test_a_sweep_measures_its_tasks(finished, text):
     topics = str(text / "labelled" / "topics")
-    measures = sweeps.Measures(protocol="quick_thought", tasks=(topics,), initial=True)
+    measures = Measures(protocol="quick_thought", tasks=(topics,), initial=True)
     one = sweeps.Planned(config(text, finished.parent), {"kind": "contrastive"}, measures)
     assert sweeps.carry_out(one) is None  # trained it is already
     first, last = sweeps.rows_of(one)

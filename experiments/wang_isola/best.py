@@ -7,9 +7,10 @@ from scipy import stats
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
+from experiments.measures import Rows
 from experiments.shown import Shown
 from experiments.specifications import config_of, formula
-from experiments.sweeps import Planned, Rows
+from experiments.sweeps import Planned
 from experiments.wang_isola import plane
 from experiments.wang_isola.rows import IMAGENET, IMAGENET100, NYU, STL10, show_rows, table_item
 

@@ -7,9 +7,10 @@ import numpy as np
 
 from experiments import items
 from experiments.items import Context, Item, Scale
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.specifications import STL10
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from hypersphere_jax import data, plots, runs, sharding, uniform_loss
 from hypersphere_jax.config import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluation.features import pair_features, split_features

@@ -8,9 +8,10 @@ from scipy import stats
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.specifications import refusal
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from experiments.wang_isola.rows import IMAGENET100, NYU, STL10, table_item
 from hypersphere_jax import plots
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.specifications import initial, refusal
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from hypersphere_jax.config import require
 
 # What the paper measures of its encoders.

@@ -14,8 +14,8 @@ import numpy as np
 from scipy import special
 
 from experiments.items import Context, Item, Scale
+from experiments.measures import Rows
 from experiments.shown import Shown
-from experiments.sweeps import Rows
 from experiments.wang_isola import circle
 from experiments.wang_isola.many_negatives import theorem1
 from experiments.wang_isola.single_negative import theorem2

@@ -4,8 +4,9 @@ import dataclasses
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from hypersphere_jax import plots
 from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
+from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.specifications import config_of, refusal
-from experiments.sweeps import Measures, Planned, Rows
+from experiments.sweeps import Planned
 from hypersphere_jax import plots
 from hypersphere_jax.config import ObjectiveConfig
 
