@@ -1,77 +1,28 @@
-"""Corpora of text: what is read, numbered and written, also after an interruption."""
+"""Corpora of text: what is read, numbered and written."""
 
 import collections
-import contextlib
 import gzip
 import json
 import pickle
-import random
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus_cases import (  # noqa: F401  fixtures
+    FILES,
+    home_fixture,
+    library_fixture,
+    made,
+    read_back,
+)
 
 from hypersphere_jax import data, datasheet
 from hypersphere_jax.config import DataConfig, LookedAt, PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 from hypersphere_jax.data.text import corpus as corpora
-from hypersphere_jax.data.text import pieces, prepare, reading, rules
-
-ROOT = Path(__file__).parent.parent
-ARRAYS = ("tokens.bin", "offsets.npy", "documents.npy")
-FILES = [f"{split}/{name}" for split in ("train", "held_out") for name in ARRAYS]
-FILES += ["vocabulary.txt", "corpus.json"]
-
-
-def made(raw, out, **options):
-    assert text.prepare_text(raw, out, **options)
-    return text.open_corpus(out)
-
-
-def read_back(corpus):
-    return [text.text(corpus, i) for i in range(len(corpus))]
-
-
-def contents(folder):
-    return {name: (folder / name).read_bytes() for name in FILES}
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """Nothing is put into the user's cache."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """Sentences of made-up words in files of all kinds, and those sentences as tokens."""
-    root = tmp_path_factory.mktemp("library")
-    rng = random.Random(0)
-    words = [f"w{'abcdefghij'[i % 10]}{i}" for i in range(60)]
-
-    def sentence():
-        count = rng.randint(1, 14)
-        return " ".join(rng.choices(words, range(60, 0, -1), k=count)) + rng.choice(" .,!").strip()
-
-    documents = {}
-    for name, count in (("a.txt", 75), ("b/c.TXT", 40), ("b/d.txt.gz", 61), ("e.txt", 1)):
-        documents[name] = [f"É{sentence()[1:]} ." for _ in range(count)]
-    (root / "b").mkdir()
-    lines = documents["a.txt"]
-    (root / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(lines).encode())
-    (root / "b/c.TXT").write_bytes("\r".join(documents["b/c.TXT"]).encode("latin-1"))
-    with gzip.open(root / "b/d.txt.gz", "wb") as file:
-        file.write("\n".join(["", *documents["b/d.txt.gz"], "...", "--", "", ""]).encode())
-    (root / "e.txt").write_text(documents["e.txt"][0], encoding="utf-8")
-    (root / "empty.txt").touch()
-    (root / "notes.md").write_text("Not this.")
-    (root / ".hidden.txt").write_text("Not this.")
-    return root, {name: [rules.words(s) for s in found] for name, found in documents.items()}
+from hypersphere_jax.data.text import pieces, reading
 
 
 def test_corpus_is_what_the_files_hold(library, tmp_path):
@@ -302,193 +253,6 @@ def test_memory_does_not_grow_with_a_line(tmp_path, monkeypatch, form):
     assert len(train) == 1 and peak < 4e6
 
 
-class Stop(Exception):
-    pass
-
-
-def stopping(after):
-    """A progress that stops the work after so many steps."""
-
-    def track(items, count):
-        for number, item in enumerate(items):
-            if number == after:
-                raise Stop
-            yield item
-
-    return track
-
-
-@pytest.fixture
-def in_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 700)
-    monkeypatch.setattr(pieces, "PROGRESS_BYTES", 100)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 64)
-
-
-@pytest.mark.parametrize("form", ["prose", "sentences"])
-def test_goes_on_bit_by_bit(library, tmp_path, in_pieces, monkeypatch, form):
-    root, _ = library
-    made(root, tmp_path / "whole", form=form)
-    whole = contents(tmp_path / "whole")
-    saved = []
-    original = pieces._Piece.save
-    monkeypatch.setattr(
-        pieces._Piece,
-        "save",
-        lambda self, file, state: saved.append(1) or original(self, file, state),
-    )
-    made(root, tmp_path / "counted", form=form)
-    count = len(saved)
-    assert count >= 8
-    # Stopped again and again, while it reads and while it writes.
-    saved.clear()
-    for after in range(0, 60, 3):
-        with pytest.raises(Stop):
-            text.prepare_text(root, tmp_path / "again", form=form, track=stopping(after))
-            raise Stop
-        assert not (tmp_path / "again/corpus.json").exists() or after > 40
-    text.prepare_text(root, tmp_path / "again", form=form)
-    assert contents(tmp_path / "again") == whole
-    assert len(saved) == count  # no piece was made twice
-    assert not (tmp_path / "again" / prepare.UNFINISHED).exists()
-
-
-@contextlib.contextmanager
-def stopped_before(number):
-    """Nothing is made from this piece on."""
-
-    def piece_file(work, i):
-        if i >= number:
-            raise Stop
-        return original(work, i)
-
-    original, pieces._piece_file = pieces._piece_file, piece_file
-    try:
-        with pytest.raises(Stop):
-            yield
-    finally:
-        pieces._piece_file = original
-
-
-def test_a_file_is_opened_once_for_all_its_pieces(tmp_path, in_pieces, monkeypatch):
-    with gzip.open(tmp_path / "t.txt.gz", "wt") as file:
-        file.write("\n".join(f"This is number {i}." for i in range(600)))
-    begun = []
-    read = reading.read
-    monkeypatch.setattr(
-        reading, "read", lambda path, cursor: begun.append(cursor.offset) or read(path, cursor)
-    )
-    made(tmp_path / "t.txt.gz", tmp_path / "whole")
-    assert begun == [0]
-    with stopped_before(4):
-        text.prepare_text(tmp_path / "t.txt.gz", tmp_path / "out")
-    made(tmp_path / "t.txt.gz", tmp_path / "out")
-    assert begun[:2] == [0, 0] and len(begun) == 3 and begun[2] > 2000
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_very_long_sentences_are_cut_alike_after_an_interruption(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 150_000)
-    # Sentences of 36,000 letters and more, of which three stand in a line.
-    parts = [" ".join(f"X{'x' * 200}{i}" for i in range(180 + k)) + "." for k in range(24)]
-    lines = [" ".join(parts[i : i + 3]) for i in range(0, 24, 3)]
-    (tmp_path / "t.txt").write_text("\n".join(["Short.", *lines]))
-    options = {"max_tokens": 512, "form": "prose", "held_out": 0}
-    made(tmp_path / "t.txt", tmp_path / "whole", **options)
-    again = tmp_path / "again"
-    for number in range(1, 4):
-        with stopped_before(number):
-            text.prepare_text(tmp_path / "t.txt", again, **options)
-        assert len(list((again / prepare.UNFINISHED).glob("*.npz"))) == number
-    made(tmp_path / "t.txt", again, **options)
-    assert contents(again) == contents(tmp_path / "whole")
-
-
-def test_both_passes_are_shown(library, tmp_path, in_pieces):
-    work = tmp_path / "out" / prepare.UNFINISHED
-    seen, counts = [], []
-
-    def track(items, count):
-        counts.append(count)
-        for item in items:
-            seen.append((work / "000002.npz").exists() + (work / "vocabulary.txt").exists())
-            yield item
-
-    text.prepare_text(library[0], tmp_path / "out", track=track)
-    assert len(counts) == 1 and abs(len(seen) - counts[0]) <= 2
-    assert seen == sorted(seen) and set(seen) == {0, 1, 2}
-
-
-def test_goes_on_after_it_was_stopped_while_writing(library, tmp_path, in_pieces, monkeypatch):
-    root, _ = library
-    made(root, tmp_path / "whole")
-    whole = contents(tmp_path / "whole")
-    replace, tried = prepare.os.replace, []
-
-    def failing(source, target):
-        """Stops the first time that anything takes its place."""
-        if target not in tried:
-            tried.append(target)
-            raise Stop
-        replace(source, target)
-
-    monkeypatch.setattr(prepare.os, "replace", failing)
-    out, is_done = tmp_path / "again", False
-    while not is_done:
-        try:
-            is_done = text.prepare_text(root, out)
-        except Stop:
-            with pytest.raises(UserError, match="is no prepared corpus"):
-                text.open_corpus(out)
-    assert len(tried) > 12 and contents(out) == whole
-    names = [path.relative_to(out).as_posix() for path in tried]
-    assert names[-4:] == ["vocabulary.txt", "train", "held_out", "corpus.json"]
-
-
-def test_a_damaged_piece_is_made_again(library, tmp_path, in_pieces):
-    root, _ = library
-    made(root, tmp_path / "whole")
-    with pytest.raises(Stop):
-        text.prepare_text(root, tmp_path / "again", track=stopping(40))
-    piece = tmp_path / "again" / prepare.UNFINISHED / "000001.npz"
-    piece.write_bytes(piece.read_bytes()[:300])
-    text.prepare_text(root, tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
-
-
-def test_a_finished_corpus_is_left_alone(library, tmp_path):
-    root, out = library[0], tmp_path / "out"
-    made(root, out)
-    before = contents(out)
-    assert not text.prepare_text(root, out)
-    for options in ({"max_tokens": 63}, {"vocabulary": 7}, {"held_out": 0.1}, {"form": "prose"}):
-        with pytest.raises(UserError, match="corpus of other files or options"):
-            text.prepare_text(root, out, **options)
-    with pytest.raises(UserError, match="corpus of other files or options"):
-        text.prepare_text(root / "a.txt", out)
-    assert contents(out) == before
-
-
-def test_a_part_of_another_corpus_is_left_alone(library, tmp_path, in_pieces):
-    with pytest.raises(Stop):
-        text.prepare_text(library[0], tmp_path / "out", track=stopping(20))
-    with pytest.raises(UserError, match="a part of a corpus of other files or options"):
-        text.prepare_text(library[0], tmp_path / "out", max_tokens=9)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/thesis.tex").touch()
-    with pytest.raises(UserError, match="holds something else"):
-        text.prepare_text(library[0], tmp_path / "full")
-
-
-def test_pruning_keeps_the_frequent_words(tmp_path, monkeypatch, in_pieces):
-    monkeypatch.setattr(pieces, "MAX_WORDS", 40)
-    lines = [f"often never{i} often again{i % 7}{' early' * (i < 99)}." for i in range(400)]
-    (tmp_path / "t.txt").write_text("\n".join(lines))
-    train, _ = made(tmp_path / "t.txt", tmp_path / "out", vocabulary=10, form="sentences")
-    assert train.vocabulary[3:6] == ("often", ".", "early")
-    assert set(train.vocabulary[6:]) == {f"again{i}" for i in range(7)}
-
-
 def test_large_vocabularies_take_four_bytes(tmp_path):
     assert corpora.token_type(2**16) == np.uint16 and corpora.token_type(2**16 + 1) == np.uint32
     words = [f"w{i:05}" for i in range(66_000)]
@@ -593,113 +357,6 @@ def test_load(library, tmp_path, home):
     for options in ({"vocabulary": 0}, {"vocabulary": 2**31}, {"max_tokens": 1}):
         with pytest.raises(UserError, match=f"--{next(iter(options)).replace('_', '-')}"):
             DataConfig(**options)
-
-
-def test_text_that_changed_is_prepared_anew(tmp_path):
-    file = tmp_path / "t.txt"
-    file.write_text("The cat sat. The cat ate.")
-    before = data.load(DataConfig(name=str(file))).train
-    file.write_text("The dog sat. The dog ate.")
-    assert text.text(before, 0) == "the cat sat ."
-    assert text.text(data.load(DataConfig(name=str(file))).train, 0) == "the dog sat ."
-
-
-def test_images_beside_text_are_images(tmp_path):
-    folder = tmp_path / "images"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "labels.txt").write_text("A cat.")
-    config = DataConfig(name=str(folder))
-    assert data.text_folder(config) == folder
-    (folder / "deep/1.JPG").touch()
-    assert data.text_folder(config) is None
-    (folder / "deep/1.JPG").unlink()
-    (folder / "train").mkdir()
-    assert data.text_folder(config) is None
-    assert data.text_folder(DataConfig(name="digits")) is None
-
-
-def test_more_than_is_prepared_on_the_fly(library, monkeypatch):
-    monkeypatch.setattr(prepare, "MAX_BYTES", 100)
-    with pytest.raises(UserError, match=r"run\.py data prepare-text .* --out"):
-        data.load(DataConfig(name=str(library[0])))
-
-
-def test_a_cache_that_cannot_be_written(library, home):
-    home.write_text("a file, where a folder would be")
-    first, second = (data.load(DataConfig(name=str(library[0]))) for _ in range(2))
-    assert first.train.folder == second.train.folder and len(first.train) > 100
-
-
-def test_preparation_on_the_fly_says_so_once(library, home, caplog):
-    folder = text.prepared(library[0])
-    told = [message for message in caplog.messages if "prepared now" in message]
-    assert len(told) == 1 and str(library[0]) in told[0] and str(folder) in told[0]
-    assert "kept for the next time" in told[0] and " MB of text" in told[0]
-    caplog.clear()
-    assert text.prepared(library[0]) == folder and not caplog.messages
-    shutil.rmtree(home)
-    home.touch()
-    text.prepared(library[0], max_tokens=33)  # this process has no folder of that yet
-    assert any("not kept for the next time" in message for message in caplog.messages)
-
-
-@pytest.mark.parametrize("name", ["train/tokens.bin", "vocabulary.txt", "corpus.json"])
-def test_a_damaged_cache_is_made_anew(library, home, caplog, name):
-    folder = text.prepared(library[0])
-    whole = contents(folder)
-    (folder / name).write_bytes(whole[name][:-3])
-    caplog.clear()
-    assert text.prepared(library[0]) == folder
-    assert contents(folder) == whole
-    assert any("it is made anew" in message and name in message for message in caplog.messages)
-    assert list(folder.parent.iterdir()) == [folder]
-
-
-def test_a_damaged_cache_and_two_processes(library, home, monkeypatch):
-    """What another process has put there meanwhile stays."""
-    folder = text.prepared(library[0])
-    (folder / "vocabulary.txt").unlink()
-    original, others = prepare.prepare_text, []
-
-    def meanwhile(*args, **options):
-        original(*args, **options)
-        if not others:
-            others.append(0)
-            others.append(text.prepared(library[0]).stat().st_ino)
-
-    monkeypatch.setattr(prepare, "prepare_text", meanwhile)
-    assert text.prepared(library[0]) == folder
-    text.open_corpus(folder)
-    assert folder.stat().st_ino == others[1]
-    assert list(folder.parent.iterdir()) == [folder]
-
-
-def test_two_processes_at_once(library, home):
-    code = f"""
-from pathlib import Path
-from hypersphere_jax.data import text
-folder = text.prepared(Path({str(library[0])!r}))
-print(folder, len(text.open_corpus(folder)[0]))
-"""
-    both = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    first, second = (process.communicate(timeout=100)[0] for process in both)
-    assert first == second and first.split()[1] == "169"
-    assert len(list((home / ".cache/hypersphere_jax/text").iterdir())) == 1
-
-
-def test_another_process_prepares_the_same(library, tmp_path):
-    inside = []
-
-    def track(items, count):
-        with pytest.raises(UserError, match="another process prepares"):
-            text.prepare_text(library[0], tmp_path / "out")
-        inside.append(1)
-        yield from items
-
-    assert text.prepare_text(library[0], tmp_path / "out", track=track) and inside
 
 
 def test_verbs(library, tmp_path, capsys):
