@@ -11,6 +11,7 @@ from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.sweeps import Planned
 from experiments.tables import Row, expected
+from hypersphere_jax import data
 from hypersphere_jax.config import PretrainConfig
 
 
@@ -72,13 +73,13 @@ class Item(NamedTuple):
 def located(config: PretrainConfig, context: Context) -> PretrainConfig:
     """The config with its runs and images where the context has them."""
     place = folder_of(config.data.name, context.data_dir)
-    data = dataclasses.replace(config.data, data_dir=place)
-    return dataclasses.replace(config, runs_dir=str(context.runs_dir), data=data)
+    moved = dataclasses.replace(config.data, data_dir=place)
+    return dataclasses.replace(config, runs_dir=str(context.runs_dir), data=moved)
 
 
 def folder_of(name: str, data_dir: str | None) -> str | None:
     """Where a data set is: the folder of that name with its data, or else data_dir itself."""
-    if data_dir is None or name == "digits":
+    if data_dir is None or name in data.EMBEDDED:
         return None
     inside = Path(data_dir) / name
     images = any((inside / f"train{ending}").exists() for ending in ("", ".zip"))

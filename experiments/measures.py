@@ -26,6 +26,9 @@ class Measures(NamedTuple):
       tasks: labelled sentences that are classified, see `ProbeConfig.data`, in place of classes.
       tasks_dir: where they are, which shapes no number.
       initial: of the random initialization too.
+      neighbours: of k-NN, a number each.
+      prototype: also the prototype representation bias, of the training split as in its paper.
+      logged: nothing but the loss that training logged, its mean over the last tenth of the steps.
     """
 
     layers: tuple[str, ...] = ("output",)
@@ -36,10 +39,15 @@ class Measures(NamedTuple):
     tasks: tuple[str, ...] = ()
     tasks_dir: str | None = None
     initial: bool = False
+    neighbours: tuple[int, ...] = (5,)
+    prototype: bool = False
+    logged: bool = False
 
 
 def measured(folder: Path, measures: Measures) -> Rows:
     """A row for each checkpoint that is measured: alignment, uniformity, and scores."""
+    if measures.logged:
+        return [_logged(folder)]
     steps = _steps(folder) if measures.all_steps else [None]
     steps = [0, *steps] if measures.initial else steps
     score = _depths if measures.depth else _of_tasks if measures.tasks else _accuracies
@@ -50,6 +58,8 @@ def measured(folder: Path, measures: Measures) -> Rows:
         for metric in ("align", "uniform"):
             row[metric] = found[metric]
             row[f"{metric}_error"] = found[f"{metric}_standard_error"]
+        if measures.prototype:
+            row |= _prototype(folder, step)
         rows.append(row | score(folder, step, measures))
     # They are many, and large beside all else of a run; what was measured of them is kept.
     shutil.rmtree(folder / "features", ignore_errors=True)
@@ -63,8 +73,21 @@ def _steps(folder: Path) -> list[int]:
     return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 
 
+def _logged(folder: Path) -> dict[str, Any]:
+    records = runs.read_metrics(folder)
+    last = records[-1]["step"]
+    losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
+    return {"step": last, "final_loss": sum(losses) / len(losses)}
+
+
+def _prototype(folder: Path, step: int | None) -> dict[str, Any]:
+    found = measure(MetricsConfig(str(folder), parts=("prototype",), split="train", step=step))
+    names = ("prototype_bias", "prototype_bias_standard_error")
+    return {name.replace("_standard", ""): found[name] for name in names}
+
+
 def _accuracies(folder: Path, step: int | None, measures: Measures) -> dict[str, Any]:
-    """Linear and 5-NN accuracy on each layer, in percent, with the ends of their intervals."""
+    """Linear and k-NN accuracy on each layer, in percent, with the ends of their intervals."""
     row = {}
     for score in probe(
         ProbeConfig(
@@ -73,11 +96,13 @@ def _accuracies(folder: Path, step: int | None, measures: Measures) -> dict[str,
             protocols=(measures.protocol, "knn"),
             folds=measures.folds,
             as_printed=True,
+            k=measures.neighbours,
             step=step,
         )
     ):
         nearest = score["protocol"] == "knn"
-        name = f"{score['layer']}_{'knn5' if nearest else 'linear'}"
+        what = f"knn{score['k']}" if nearest else "linear"
+        name = f"{score['layer']}_{what}"
         row[name] = score["top1"]
         row[f"{name}_low"], row[f"{name}_high"] = score["top1_interval"]
         if not nearest:

@@ -182,7 +182,8 @@ def formula(objective: ObjectiveConfig) -> str:
         listed = [f"{k} {v}" if isinstance(v, str) else f"{k} {v:g}" for k, v in settings]
         weight = objective.supervised_weight
         more = f" + {'' if weight == 1 else f'{weight:g} '}supervised" if weight else ""
-        return f"{objective.loss} ({', '.join(listed)}){more}"
+        factor = f"{objective.loss_factor:g} " if objective.loss_factor != 1 else ""
+        return f"{factor}{objective.loss} ({', '.join(listed)}){more}"
     terms = []
     for loss, option in (("contrastive", "tau"), ("align", "alpha"), ("uniform", "t")):
         weight = getattr(objective, f"{loss}_weight")

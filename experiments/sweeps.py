@@ -40,9 +40,15 @@ LATER = {
         "similarity",
         "prior",
         "align_scaling",
+        "loss_factor",
     ),
 }
+LATER_MEASURES = list(Measures()[-3:])  # likewise, what came after results were kept
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+
+
+# Ends of the names of numbers that are told of a run as it ends.
+TOLD = ("align", "uniform", "_mse", "final_loss", "_bias")
 
 
 class Planned(NamedTuple):
@@ -241,7 +247,7 @@ def _told(rows: Rows, measures: Measures) -> str:
     if last["status"] == "failed":
         return f"failed: {last['reason']}"
     measured = [name for name in last if not name.startswith("paper_")]
-    names = [name for name in measured if name.endswith(("align", "uniform", "_mse"))]
+    names = [name for name in measured if name.endswith(TOLD)]
     numbers = [f"{name.replace('_', ' ')} {last[name]:.3f}" for name in names]
     names = [
         name for name in measured if name.endswith(("_linear", "_knn5")) or name in measures.tasks
@@ -280,8 +286,10 @@ def _key(one: Planned) -> str:
         for name in names:
             if shaping[part][name] == standard[part][name]:
                 del shaping[part][name]
-    *always, tasks, _, initial = one.measures
+    *always, tasks, _, initial, neighbours, prototype, logged = one.measures
     more = [tasks, initial] if tasks or initial else []
+    later = [neighbours, prototype, logged]
+    more += later if later != LATER_MEASURES else []
     content = json.dumps([shaping, [*always, *more]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -25,7 +25,13 @@ FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
     "dcl": losses.dcl_loss,
     "balanced_contrastive": losses.balanced_contrastive_loss,
     "generalized_nt_xent": losses.generalized_nt_xent_loss,
+    "logsumexp": losses.logsumexp_loss,
+    "prior_matching": losses.prior_matching_loss,
 }
+# Of these each view has its own; the others compare the two views.
+OF_ONE_VIEW = ("logsumexp", "prior_matching")
+# Those that draw samples.
+RANDOM = ("generalized_contrastive", "prior_matching")
 # The same, of those that have two terms, with these.
 WITH_TERMS: dict[str, Callable[..., Terms]] = {
     "decoupled_nt_xent": decoupled_nt_xent_terms,
@@ -78,17 +84,22 @@ def loss_of(
       key: random key for a loss that draws, the same on all devices.
 
     Returns:
-      The loss, and `{"loss_alignment": ..., "loss_distribution": ...}`, or nothing.
+      The loss, times its factor, and `{"loss_alignment": ..., "loss_distribution": ...}` without
+      it, or nothing.
     """
     name, of = config["loss"], layer(config)
     options = _arguments(config) | {"axis_name": axis_name}
-    if name == "generalized_contrastive":
+    if name in RANDOM:
         options["key"] = key
+    if name in OF_ONE_VIEW:
+        both = [FUNCTIONS[name](z=view[of], **options) for view in (view1, view2)]
+        return config["loss_factor"] * (both[0] + both[1]) / 2, {}
     if name not in WITH_TERMS:
-        return FUNCTIONS[name](z1=view1[of], z2=view2[of], **options), {}
+        loss = FUNCTIONS[name](z1=view1[of], z2=view2[of], **options)
+        return config["loss_factor"] * loss, {}
     found = WITH_TERMS[name](z1=view1[of], z2=view2[of], **options)
     terms = {"loss_alignment": found.alignment, "loss_distribution": found.distribution}
-    return found.loss, terms
+    return config["loss_factor"] * found.loss, terms
 
 
 def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:

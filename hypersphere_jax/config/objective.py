@@ -14,6 +14,8 @@ SETTINGS = {
     "dcl": ("loss_tau",),
     "balanced_contrastive": ("loss_alpha", "loss_lam"),
     "generalized_nt_xent": ("loss_alpha", "loss_lam"),
+    "logsumexp": ("loss_tau",),
+    "prior_matching": ("prior",),
 }
 
 
@@ -45,13 +47,16 @@ class ObjectiveConfig:
         "dcl",
         "balanced_contrastive",
         "generalized_nt_xent",
+        "logsumexp",
+        "prior_matching",
     ] = "weighted"
     """`weighted`: the sum of the weighted losses above. Else this one takes the place of
     contrastive, alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the
     generalized contrastive loss (Chen, Luo & Li); DCL, the balanced contrastive loss or the
-    generalized NT-Xent (the balanced paper)."""
+    generalized NT-Xent (the balanced paper); or what spreads each view's features alone, without
+    alignment, by LogSumExp or to a prior (Chen, Luo & Li, Section C)."""
     loss_tau: float | None = None
-    """Temperature of `nt_xent`, `dcl` (None: 0.5) and `decoupled_nt_xent` (None: 1)."""
+    """Temperature of `nt_xent`, `dcl`, `logsumexp` (None: 0.5) and `decoupled_nt_xent` (None: 1)."""
     loss_alpha: float | None = None
     """Inverse temperature of `balanced_contrastive` (None: 4) and `generalized_nt_xent` (None:
     2)."""
@@ -63,12 +68,15 @@ class ObjectiveConfig:
     """Of `nt_xent`; None: `cosine`. `dot` and `neg_euclidean` (minus the squared distance) are of
     the features before they are normalized."""
     prior: Literal["hypersphere", "normal", "hypercube"] | None = None
-    """Distribution that `generalized_contrastive` matches the features to; None: `hypersphere`. For
-    the others they are not normalized."""
+    """Distribution that `generalized_contrastive` and `prior_matching` match the features to; None:
+    `hypersphere`. For the others they are not normalized."""
     align_scaling: Literal["per_sample", "per_dimension"] | None = None
     """Alignment in `decoupled_nt_xent` (None: `per_sample`, its Eq. (5)) and
     `generalized_contrastive` (None: `per_dimension`): over samples alone, or over the dimensions
     too, as in the paper's tables, whose lam is d times smaller for it."""
+    loss_factor: float = 1.0
+    """Factor of the whole loss, of any but `weighted`. (Chen, Luo & Li: 1000 where alignment is over
+    dimensions too and the features are normalized.)"""
 
     def __post_init__(self):
         weights = (
@@ -81,7 +89,7 @@ class ObjectiveConfig:
             all(math.isfinite(w) and w >= 0 for w in weights) and any(w > 0 for w in weights),
             f"the loss weights are {weights}: all must be finite and >= 0, and one of them > 0",
         )
-        for flag in ("contrastive_tau", "align_alpha", "uniform_t"):
+        for flag in ("contrastive_tau", "align_alpha", "uniform_t", "loss_factor"):
             value = getattr(self, flag)
             positive(flag, value)
         for flag in ("loss_tau", "loss_alpha"):
@@ -95,6 +103,10 @@ class ObjectiveConfig:
         self._check_settings()
 
     def _check_settings(self):
+        require(
+            self.loss != "weighted" or self.loss_factor == 1,
+            "--loss-factor is for the other losses: `weighted` has a weight of each term",
+        )
         for field in sorted({field for fields in SETTINGS.values() for field in fields}):
             flag = f"--{field.replace('_', '-')}"
             takers = [loss for loss, fields in SETTINGS.items() if field in fields]

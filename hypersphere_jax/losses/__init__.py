@@ -11,6 +11,7 @@ from hypersphere_jax.losses.nt_xent import (
     balanced_contrastive_loss,
     decoupled_nt_xent_loss,
     generalized_nt_xent_loss,
+    logsumexp_loss,
     nt_xent_loss,
 )
 from hypersphere_jax.losses.quick_thought import (
@@ -20,6 +21,7 @@ from hypersphere_jax.losses.quick_thought import (
 )
 from hypersphere_jax.losses.sliced_wasserstein import (
     generalized_contrastive_loss,
+    prior_matching_loss,
     sliced_wasserstein_loss,
 )
 
@@ -33,7 +35,9 @@ __all__ = [
     "generalized_nt_xent_loss",
     "info_nce_loss",
     "l2_normalize",
+    "logsumexp_loss",
     "nt_xent_loss",
+    "prior_matching_loss",
     "quick_thought_align_loss",
     "quick_thought_contrastive_loss",
     "quick_thought_uniform_loss",

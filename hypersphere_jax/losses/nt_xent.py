@@ -170,6 +170,44 @@ def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -
     raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
 
 
+def logsumexp_loss(
+    z: jax.Array,
+    tau: float = 0.5,
+    *,
+    axis_name: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""The term of NT-Xent that spreads the features, alone (Chen et al., Section C).
+
+    .. math:: \frac{1}{n} \sum_i \log \sum_{k \ne i} e^{z_i^\top z_k / \tau}
+
+    (The second term of Eq. (5), of one view of each image: the other view is not among the rest.)
+
+    Args:
+      z: `[n, d]` features, unit norm in the paper.
+      tau: temperature, > 0.
+      axis_name: a mapped axis: the features are those of all devices.
+      block_size: points in a block, at most. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
+
+    Returns:
+      float32 scalar; `1 / tau + log(n - 1)` when all features coincide.
+
+    Raises:
+      ValueError: for z that is not `[n, d]`, fewer than two points, or tau that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> float(logsumexp_loss(jnp.array([[1.0, 0.0], [-1.0, 0.0]]), tau=1.0))
+    -1.0
+    """
+    tau = positive("tau", tau)
+    (z,) = features(z, names="z")
+    at_least(2, "logsumexp_loss", "point", z, axis_name=axis_name)
+    points = plain_points(z / jnp.sqrt(tau))
+    return mean_log_sum(points, 1, checked_reach(block_size, axis_name, ring))
+
+
 def balanced_contrastive_loss(
     z1: jax.Array,
     z2: jax.Array,

@@ -4,9 +4,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative
-from hypersphere_jax.losses.devices import AxisName, gather, global_mean
+from hypersphere_jax.losses.devices import AxisName, global_sum
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment
 
 Prior = Literal["hypersphere", "hypercube", "normal"]
@@ -48,7 +49,48 @@ def sliced_wasserstein_loss(
     h, along = features(h, jnp.transpose(directions), names="h, directions.T", same_n=False)
     at_least(1, "sliced_wasserstein_loss", "sample", h)
     at_least(1, "sliced_wasserstein_loss", "direction", along)
-    return _distance(gather(h, axis_name), gather(prior_samples, axis_name), along, axis_name)
+    return _distance(h, prior_samples, along, axis_name)
+
+
+def prior_matching_loss(
+    key: jax.Array, z: jax.Array, prior: Prior = "hypersphere", *, axis_name: AxisName = None
+) -> jax.Array:
+    r"""The sliced Wasserstein distance of features to a prior alone (Chen et al., Section C).
+
+    `sliced_wasserstein_loss` with n fresh samples of the prior, along d fresh orthogonal
+    directions.
+
+    Args:
+      key: random key of this step, the same on all devices.
+      z: `[n, d]` features.
+      prior: "normal", standard; "hypercube", uniform in [-1, 1]^d; "hypersphere", uniform on the
+        unit sphere, for which the features are normalized here. The others take them as they are.
+      axis_name: a mapped axis: the features are those of all devices.
+
+    Returns:
+      float32 scalar, at least 0.
+
+    Raises:
+      ValueError: for z that is not `[n, d]`, no features, or a prior of another name.
+
+    >>> import jax
+    >>> z = jax.random.normal(jax.random.key(0), (512, 4))
+    >>> bool(prior_matching_loss(jax.random.key(1), z, prior="normal") < 0.1)
+    True
+    """
+    (z,) = features(z, names="z")
+    at_least(1, "prior_matching_loss", "sample", z)
+    if prior not in PRIORS:
+        raise ValueError(f"prior must be one of {', '.join(map(repr, PRIORS))}, got {prior!r}")
+    z = l2_normalize(z) if prior == "hypersphere" else z
+    n, d = z.shape
+    key_samples, key_directions = jax.random.split(key)
+    # A sample belongs to its place in the global batch, so that devices change none.
+    places = jnp.arange(n) if axis_name is None else lax.axis_index(axis_name) * n + jnp.arange(n)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key_samples, places)
+    samples = jax.vmap(lambda key: PRIORS[prior](key, (d,)))(keys)
+    directions = jax.random.orthogonal(key_directions, d, dtype=jnp.float32)
+    return _distance(z, samples, directions, axis_name)
 
 
 def generalized_contrastive_loss(
@@ -111,24 +153,16 @@ def generalized_contrastive_terms(
     """`generalized_contrastive_loss` with its terms."""
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
-    n = at_least(1, "generalized_contrastive_loss", "pair", z1, axis_name=axis_name)
-    if prior not in PRIORS:
-        raise ValueError(f"prior must be one of {', '.join(map(repr, PRIORS))}, got {prior!r}")
+    at_least(1, "generalized_contrastive_loss", "pair", z1)
+    spread = prior_matching_loss(key, jnp.concatenate([z1, z2]), prior, axis_name=axis_name)
     if prior == "hypersphere":
         z1, z2 = l2_normalize(z1), l2_normalize(z2)
-    d = z1.shape[1]
-    key_samples, key_directions = jax.random.split(key)
-    # Every device draws the samples of the global batch: they are sorted, so their order is free.
-    samples = PRIORS[prior](key_samples, (2 * n, d))
-    directions = jax.random.orthogonal(key_directions, d, dtype=jnp.float32)
-    h = gather(jnp.concatenate([z1, z2]), axis_name)
-    spread = _distance(h, samples, directions, axis_name)
     # Not the inner product that "per_sample" is in NT-Xent: of features with any norm, such as
     # those that match the normal prior, it has no minimum.
     if scaling not in ("per_sample", "per_dimension"):
         raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
     attraction = alignment(z1, z2, "per_dimension", axis_name)
-    attraction = d * attraction if scaling == "per_sample" else attraction
+    attraction = z1.shape[1] * attraction if scaling == "per_sample" else attraction
     return Terms(attraction + lam * spread, attraction, spread)
 
 
@@ -142,9 +176,21 @@ PRIORS = {
 def _distance(
     h: jax.Array, samples: jax.Array, directions: jax.Array, axis_name: AxisName
 ) -> jax.Array:
-    """The squared distance of all devices' features and samples along the rows of `directions`."""
-    ours, theirs = (
-        jnp.sort(jnp.matmul(directions, side.T, precision=jax.lax.Precision.HIGHEST), axis=1)
-        for side in (h, samples)
+    """The squared distance of all devices' features and samples along the rows of `directions`.
+
+    It is exact: each device projects its own points along all directions, and sorts those of all
+    devices along its share of them. A device's memory and work are those of its share.
+    """
+    projections = jnp.stack(
+        [jnp.matmul(directions, side.T, precision=lax.Precision.HIGHEST) for side in (h, samples)]
     )
-    return global_mean(jnp.mean(jnp.square(ours - theirs)), axis_name)
+    along = len(directions)
+    if axis_name is not None:
+        devices = lax.axis_size(axis_name)
+        # What is missing to equal shares are directions along which all points are zero.
+        padded = jnp.pad(projections, ((0, 0), (0, -along % devices), (0, 0)))
+        projections = lax.all_to_all(padded, axis_name, 1, 2, tiled=True)
+    ours, theirs = jnp.sort(projections, axis=-1)
+    # In two steps, as the number of all projections may be beyond float32's integers.
+    of_one = jnp.sum(jnp.mean(jnp.square(ours - theirs), axis=-1))
+    return global_sum(of_one, axis_name) / along

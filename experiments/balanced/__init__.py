@@ -1,0 +1,1 @@
+"""The paper of the balanced contrastive loss: its tables, figures and theorems."""

@@ -1,0 +1,1 @@
+"""Chen, Luo & Li, *Intriguing Properties of Contrastive Losses*: its tables and figures."""

@@ -1,0 +1,136 @@
+"""What Chen, Luo & Li train, and the same at the laptop's scale.
+
+From the paper (Appendix A, B and D): ResNet-50 (ResNet-18 in the sections that try many settings),
+a projection head of two layers after its average pool, outputs of 64 dimensions for CIFAR-10 and
+128 for ImageNet, SimCLR's augmentation, a learning rate that grows with the square root of the
+batch, and linear evaluation. NT-Xent has tau 0.2, decoupled NT-Xent tau 1 and lambda 0.1, the
+sliced Wasserstein distances lambda 5; the last two kinds have half the mean squared difference over
+samples *and dimensions* as their alignment, and are multiplied by 1000 where the outputs are
+normalized. Batches are of 128 for CIFAR-10 and 1,024 for ImageNet unless said otherwise.
+
+Not printed there, and as in SimCLR: the rate of 0.075 times the square root of the batch, LARS with
+ten epochs of warmup and a cosine, weight decay 1e-6 for ImageNet and 1e-4 for CIFAR-10.
+"""
+
+import dataclasses
+
+from experiments.measures import Measures
+from experiments.tables import Row
+from hypersphere_jax.config import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+)
+
+FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
+MEASURES = Measures(layers=("backbone",), protocol="simclr", folds=None)
+
+
+def nt_xent(tau: float) -> ObjectiveConfig:
+    """The standard contrastive loss, Eq. (1)."""
+    return ObjectiveConfig(loss="nt_xent", loss_tau=tau)
+
+
+def decoupled(tau: float, lam: float) -> ObjectiveConfig:
+    """Decoupled NT-Xent, Eq. (5), in the scaling of the paper's numbers."""
+    return ObjectiveConfig(
+        loss="decoupled_nt_xent",
+        loss_tau=tau,
+        loss_lam=lam,
+        align_scaling="per_dimension",
+        loss_factor=FACTOR,
+    )
+
+
+def swd(prior: str, lam: float) -> ObjectiveConfig:
+    """Alignment and the sliced Wasserstein distance to a prior, Eq. (4) and Algorithm 1."""
+    return ObjectiveConfig(
+        loss="generalized_contrastive",
+        prior=prior,
+        loss_lam=lam,
+        align_scaling="per_dimension",
+        loss_factor=FACTOR if prior == "hypersphere" else 1.0,
+    )
+
+
+# By the names of Tables D.1 to D.3.
+LOSSES = {
+    "NT-Xent": nt_xent(0.2),
+    "Decoupled NT-Xent": decoupled(1.0, 0.1),
+    "SWD (normal)": swd("normal", 5.0),
+    "SWD (uniform hypercube)": swd("hypercube", 5.0),
+    "SWD (uniform hypersphere)": swd("hypersphere", 5.0),
+}
+
+CIFAR10 = PretrainConfig(
+    name="chen_cifar10",
+    data=DataConfig("cifar10", recipe="simclr_cifar"),
+    model=ModelConfig("resnet50", dim=64, head="simclr2", image_size=32),
+    objective=LOSSES["NT-Xent"],
+    optimizer=OptimizerConfig(
+        optimizer="lars",
+        epochs=100,
+        batch_size=128,
+        learning_rate=1.2,
+        scaling="sqrt",
+        schedule="cosine",
+        warmup_epochs=10,
+        weight_decay=1e-4,
+    ),
+    runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=2000),
+)
+IMAGENET = dataclasses.replace(
+    CIFAR10,
+    name="chen_imagenet",
+    data=DataConfig("imagenet2012", recipe="simclr_imagenet"),
+    model=ModelConfig("resnet50", dim=128, head="simclr2", image_size=224),
+    optimizer=dataclasses.replace(CIFAR10.optimizer, batch_size=1024, weight_decay=1e-6),
+)
+# What the tables do not say in their rows. Figure B.2: ResNet-18, 200 epochs.
+BASES = {
+    "chen/tableD1": CIFAR10,
+    "chen/tableD2": IMAGENET,
+    "chen/tableD3": dataclasses.replace(
+        IMAGENET, model=dataclasses.replace(IMAGENET.model, head="simclr3")
+    ),
+    "chen/figureB2": dataclasses.replace(
+        CIFAR10,
+        model=dataclasses.replace(CIFAR10.model, name="resnet18"),
+        optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=200),
+    ),
+}
+# ResNet-18 for 400 epochs, of Sections C and E.
+RESNET18 = dataclasses.replace(
+    BASES["chen/figureB2"], optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=400)
+)
+
+# The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate was chosen by
+# cross-validation on the training split, of 0.3, 1.2 and 4 with the five losses.
+LAPTOP = PretrainConfig(
+    name="chen_laptop",
+    data=DataConfig("digits"),
+    model=ModelConfig("small_cnn", dim=32, width=0.5, head="simclr2"),
+    objective=LOSSES["NT-Xent"],
+    optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=20, learning_rate=4.0, warmup_epochs=2),
+    runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
+)
+# Before the head nearly every encoder of digits has 97% and more: its output tells them apart.
+LAPTOP_MEASURES = Measures(layers=("output", "backbone"), folds=None)
+
+
+def config_of(row: Row) -> PretrainConfig:
+    """The config that trains the encoder of a row of Tables D.1 to D.3, or of Figure B.2."""
+    base, values = BASES[row.table], row.values
+    if "tau" in values:
+        objective = decoupled(values["tau"], values["lambda"])
+        rule = base.optimizer
+    else:
+        objective = LOSSES[values["loss"]]
+        rule = dataclasses.replace(
+            base.optimizer, batch_size=values["batch_size"], epochs=values["epochs"]
+        )
+    name = f"{row.table.replace('/', '_')}_row{row.number}"
+    return dataclasses.replace(base, name=name, objective=objective, optimizer=rule)
