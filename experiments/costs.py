@@ -156,7 +156,8 @@ def _of_images(config: PretrainConfig) -> tuple:
     dataset = data.Dataset(
         source, source, source, config.data.recipe or data.NAMED[config.data.name]
     )
-    plain = dataclasses.replace(config, data=DataConfig(recipe=config.data.recipe))
+    few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
+    plain = dataclasses.replace(config, data=few)
     config = assembly.resolve(plain, dataset)
     batch = np.arange(pairs, dtype=np.int32)
     return *_step_and_state(config, dataset), (images, labels, batch)

@@ -2,9 +2,9 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments import specifications
 from experiments.measures import Measures, Rows
@@ -117,6 +117,13 @@ def planned_row(
     if measures.tasks:
         measures = measures._replace(tasks_dir=folder_of("sentiment", context.data_dir))
     return Planned(located(config, context), about, measures)
+
+
+def run(
+    config: PretrainConfig, context: Context, measures: Measures, about: Mapping[str, Any]
+) -> Planned:
+    """A run of an item, with what tells it from the others."""
+    return Planned(located(config, context), described(config) | dict(about), measures)
 
 
 def described(config: PretrainConfig) -> dict:

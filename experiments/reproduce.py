@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from experiments import costs, items, sweeps, wang_isola
+from experiments import balanced, chen, costs, items, sweeps, wang_isola
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
 from experiments.shown import Shown
@@ -19,8 +19,8 @@ from hypersphere_jax.config import DataConfig, UserError, require
 from hypersphere_jax.config.base import at_least_one, config
 from hypersphere_jax.evaluation import results
 
-ITEMS: dict[str, Item] = wang_isola.ITEMS
-ELSEWHERE = wang_isola.ELSEWHERE
+ITEMS: dict[str, Item] = wang_isola.ITEMS | chen.ITEMS | balanced.ITEMS
+ELSEWHERE = wang_isola.ELSEWHERE | chen.ELSEWHERE | balanced.ELSEWHERE
 
 
 class _Files(NamedTuple):
@@ -244,6 +244,8 @@ def order(name: str) -> list:
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:
+    if name in data.EMBEDDED:
+        return True
     place = items.folder_of(name, data_dir)
     try:
         if name == "sentiment":

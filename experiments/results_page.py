@@ -38,7 +38,7 @@ def page() -> str:
     overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, folder in kept:
         verdict = runs.read_json(folder / FILES.shown)["verdict"]
-        overview.append([name.partition("/")[2], ITEMS[name].title, verdict or "-"])
+        overview.append([name, ITEMS[name].title, verdict or "-"])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
 

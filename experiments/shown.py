@@ -1,7 +1,12 @@
 """What a reproduced item shows: a table, pictures, and sentences about them."""
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
 
 
 class Shown(NamedTuple):
@@ -22,3 +27,33 @@ class Shown(NamedTuple):
     figures: list[tuple[Path, str]]
     text: list[str]
     verdict: str = ""
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """The mean ± half of its 95% interval by Student's t over runs."""
+    mean = f"{np.mean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {half_interval(values):.2f}"
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95% interval of a mean, by Student's t over runs; NaN for a single one."""
+    if len(values) < 2:
+        return math.nan
+    quantile = stats.t.ppf(0.975, len(values) - 1)
+    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def between(row: Mapping[str, Any], score: str) -> str | None:
+    """The 95% interval of a run's score over the test images."""
+    low, high = row.get(f"{score}_low"), row.get(f"{score}_high")
+    return None if low is None else f"{low:.2f} to {high:.2f}"
+
+
+def by(rows: Sequence[Mapping[str, Any]], *names: str) -> dict[Any, list[Mapping[str, Any]]]:
+    """The rows that are done, in groups of equal value (or values), in the order of the first."""
+    groups: dict[Any, list] = {}
+    for row in rows:
+        if row["status"] == "done":
+            key = row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
+            groups.setdefault(key, []).append(row)
+    return groups

@@ -9,8 +9,13 @@ with k = 1. Its network was lost in the paper's text: ResNet-18 here, with a ste
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from experiments import items
+from experiments.items import Context
 from experiments.measures import Measures
+from experiments.sweeps import Planned
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -24,12 +29,14 @@ BALANCED, GENERALIZED = "balanced_contrastive", "generalized_nt_xent"
 SIMCLR = ObjectiveConfig(loss="nt_xent", loss_tau=0.5)
 
 
-def of_grid(loss: str, alpha: float, lam: float) -> ObjectiveConfig:
-    """The balanced contrastive loss, Eq. (17), or the generalized NT-Xent."""
-    return ObjectiveConfig(loss=loss, loss_alpha=float(alpha), loss_lam=float(lam))
+class Setting(NamedTuple):
+    """What is trained but for its loss, and what is measured of it."""
+
+    base: PretrainConfig
+    measures: Measures
 
 
-IMAGENET = PretrainConfig(
+_IMAGENET = PretrainConfig(
     name="balanced_imagenet",
     data=DataConfig("imagenet2012", recipe="balanced_imagenet"),
     model=ModelConfig("resnet50", dim=2048, head="balanced", image_size=224),
@@ -44,33 +51,84 @@ IMAGENET = PretrainConfig(
     ),
     runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=2000),
 )
-IMAGENET_MEASURES = Measures(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,))
-CIFAR10 = dataclasses.replace(
-    IMAGENET,
-    name="balanced_cifar10",
-    data=DataConfig("cifar10", recipe="balanced_cifar"),
-    model=ModelConfig("resnet18", dim=2048, head="balanced", image_size=32),
-    optimizer=dataclasses.replace(IMAGENET.optimizer, epochs=200),
+IMAGENET = Setting(
+    _IMAGENET,
+    Measures(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,)),
 )
-CIFAR10_MEASURES = Measures(layers=("backbone",), protocol="balanced", folds=None, neighbours=(1,))
+CIFAR10 = Setting(
+    dataclasses.replace(
+        _IMAGENET,
+        name="balanced_cifar10",
+        data=DataConfig("cifar10", recipe="balanced_cifar"),
+        model=ModelConfig("resnet18", dim=2048, head="balanced", image_size=32),
+        optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=200),
+    ),
+    Measures(layers=("backbone",), protocol="balanced", folds=None, neighbours=(1,)),
+)
 
-# The laptop's scale. Digits: a small network, 20 epochs of 10 steps.
-DIGITS = PretrainConfig(
-    name="balanced_digits",
-    data=DataConfig("digits"),
-    model=ModelConfig("small_cnn", dim=64, width=0.5, head="balanced", head_hidden=128),
-    objective=SIMCLR,
-    optimizer=dataclasses.replace(IMAGENET.optimizer, epochs=20, batch_size=128),
-    runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
+# The laptop's scale. Digits: a small network, 20 epochs of 10 steps. Before the head nearly every
+# encoder of digits has 97% and more: its output tells them apart.
+_BOTH_LAYERS = Measures(layers=("output", "backbone"), folds=None, neighbours=(1,))
+DIGITS = Setting(
+    PretrainConfig(
+        name="balanced_digits",
+        data=DataConfig("digits"),
+        model=ModelConfig("small_cnn", dim=64, width=0.5, head="balanced", head_hidden=128),
+        objective=SIMCLR,
+        optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=20, batch_size=128),
+        runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
+    ),
+    _BOTH_LAYERS,
 )
-# Before the head nearly every encoder of digits has 97% and more: its output tells them apart.
-DIGITS_MEASURES = Measures(layers=("output", "backbone"), folds=None, neighbours=(1,))
 # CIFAR-10, where colour matters: a fifth of the images, at 16 pixels.
-COLORS = dataclasses.replace(
-    DIGITS,
-    name="balanced_colors",
-    data=DataConfig("cifar10", recipe="balanced_imagenet", fraction=0.2),
-    model=dataclasses.replace(DIGITS.model, image_size=16),
-    optimizer=dataclasses.replace(DIGITS.optimizer, epochs=4),
+COLORS = Setting(
+    dataclasses.replace(
+        DIGITS.base,
+        name="balanced_colors",
+        data=DataConfig("cifar10", recipe="balanced_imagenet", fraction=0.2),
+        model=dataclasses.replace(DIGITS.base.model, image_size=16),
+        optimizer=dataclasses.replace(DIGITS.base.optimizer, epochs=4),
+    ),
+    _BOTH_LAYERS,
 )
-COLORS_MEASURES = Measures(layers=("output", "backbone"), folds=None, neighbours=(1,))
+# The same of all images, of which subsets are taken: more epochs, as these are small.
+SUBSETS = COLORS._replace(
+    base=dataclasses.replace(
+        COLORS.base,
+        name="balanced_tail",
+        data=dataclasses.replace(COLORS.base.data, fraction=1.0),
+        optimizer=dataclasses.replace(COLORS.base.optimizer, epochs=8),
+    )
+)
+
+
+def of_grid(loss: str, alpha: float, lam: float) -> ObjectiveConfig:
+    """The balanced contrastive loss, Eq. (17), or the generalized NT-Xent."""
+    return ObjectiveConfig(loss=loss, loss_alpha=float(alpha), loss_lam=float(lam))
+
+
+def run(
+    setting: Setting,
+    context: Context,
+    name: str,
+    objective: ObjectiveConfig,
+    about: Mapping[str, Any],
+    seed: int,
+) -> Planned:
+    """A run with this loss and seed."""
+    config = dataclasses.replace(
+        setting.base,
+        name=f"{setting.base.name}_{name}_seed{seed}",
+        objective=objective,
+        seed=seed,
+    )
+    return items.run(config, context, setting.measures, about)
+
+
+def run_of_grid(
+    setting: Setting, context: Context, loss: str, alpha: int, lam: int, seed: int = 0
+) -> Planned:
+    """A run with a loss that has alpha and lambda."""
+    about = {"alpha": alpha, "lam": lam}
+    name = f"{loss}_alpha{alpha}_lam{lam}"
+    return run(setting, context, name, of_grid(loss, alpha, lam), about, seed)

@@ -13,8 +13,13 @@ ten epochs of warmup and a cosine, weight decay 1e-6 for ImageNet and 1e-4 for C
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
+from experiments import items
+from experiments.items import Context
 from experiments.measures import Measures
+from experiments.sweeps import Planned
 from experiments.tables import Row
 from hypersphere_jax.config import (
     DataConfig,
@@ -134,3 +139,19 @@ def config_of(row: Row) -> PretrainConfig:
         )
     name = f"{row.table.replace('/', '_')}_row{row.number}"
     return dataclasses.replace(base, name=name, objective=objective, optimizer=rule)
+
+
+def small(
+    context: Context, name: str, objective: ObjectiveConfig, about: Mapping[str, Any], seed: int = 0
+) -> Planned:
+    """An encoder of digits."""
+    config = dataclasses.replace(LAPTOP, name=f"chen_{name}", objective=objective, seed=seed)
+    return items.run(config, context, LAPTOP_MEASURES, about)
+
+
+def slug(name: str) -> str:
+    """A part of a run's name: of `NT-Xent, tau 0.2` it is `nt_xent_tau0.2`."""
+    kept = "".join(c for c in name.lower() if c.isalnum() or c in " .-").replace("-", "_")
+    for word, short in (("tau ", "tau"), ("lambda ", "lam"), ("batch ", "batch"), (" ", "_")):
+        kept = kept.replace(word, short)
+    return kept

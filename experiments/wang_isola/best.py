@@ -1,14 +1,12 @@
 """Tables 1, 2, 3 and 5 of Wang & Isola: the best encoders of each kind of loss."""
 
-import math
-
 import numpy as np
 from scipy import stats
 
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
-from experiments.shown import Shown
+from experiments.shown import Shown, with_interval
 from experiments.specifications import config_of, formula
 from experiments.sweeps import Planned
 from experiments.wang_isola import plane
@@ -97,15 +95,6 @@ def show(context: Context, rows: Rows) -> Shown:
         text,
         _verdict(accuracies),
     )
-
-
-def with_interval(values: list[float]) -> str:
-    """The mean ± half of its 95% interval by Student's t over runs."""
-    mean = f"{np.mean(values):.2f}"
-    if len(values) < 2:
-        return mean
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{mean} ± {half:.2f}"
 
 
 def _verdict(accuracies: dict[str, list[float]]) -> str:

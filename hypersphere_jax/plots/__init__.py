@@ -5,10 +5,13 @@ no pyplot here, so no global state and no display.
 """
 
 from hypersphere_jax.plots.circle import circle_figure
+from hypersphere_jax.plots.comparisons import Point, curves, scatter
 from hypersphere_jax.plots.density import gaussian_kde_2d, vmf_kde
 from hypersphere_jax.plots.depth import depth_sheet
 from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
+from hypersphere_jax.plots.grids import Grid, heat_maps
 from hypersphere_jax.plots.losses import loss_scaling
+from hypersphere_jax.plots.projections import projection_sheet
 from hypersphere_jax.plots.runs import alignment_uniformity_plane, training_curves
 from hypersphere_jax.plots.sweeps import metrics_planes, trajectories, weights_curves
 from hypersphere_jax.plots.theory import (
@@ -21,11 +24,15 @@ from hypersphere_jax.plots.theory import (
 from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
+    "Grid",
+    "Point",
     "alignment_uniformity_plane",
     "circle_figure",
+    "curves",
     "depth_sheet",
     "draw_metrics",
     "gaussian_kde_2d",
+    "heat_maps",
     "hypergeometric_curves",
     "limit_deviations",
     "loss_scaling",
@@ -33,6 +40,8 @@ __all__ = [
     "metrics_planes",
     "optimum_curves",
     "potential_sheet",
+    "projection_sheet",
+    "scatter",
     "single_negative_sheet",
     "training_curves",
     "trajectories",

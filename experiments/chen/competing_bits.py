@@ -1,0 +1,125 @@
+"""Section E of Chen, Luo & Li (Figure E.1): random bits beside the image, which both views share.
+
+A few bits in channels of their own are enough to tell images apart, so that a contrastive loss can
+be minimized without a look at the picture.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from experiments import items
+from experiments.chen import settings
+from experiments.items import Context, Item, Scale
+from experiments.measures import Rows
+from experiments.shown import Shown, by
+from experiments.sweeps import Planned
+from hypersphere_jax import plots
+from hypersphere_jax.config import MocoConfig, ObjectiveConfig
+
+# What the paper varies; its own values stand in its picture only.
+BITS = {"paper": (0, 2, 4, 6, 8, 10, 12, 15), "laptop": (0, 2, 4, 6, 8, 12)}
+BATCHES = {"paper": (256, 512, 1024), "laptop": (64, 256)}  # beside 128
+QUEUE = {"paper": 4096, "laptop": 1024}
+CHANCE = 10.0  # percent, of ten classes
+
+
+def curves(scale: str) -> dict[str, dict]:
+    """What is trained with each number of bits: changes to an encoder, by label."""
+    moco = ObjectiveConfig(
+        contrastive_weight=1, contrastive_tau=0.2, align_weight=0, uniform_weight=0
+    )
+    queue = MocoConfig(queue_size=QUEUE[scale], ema_decay=0.99)
+    return {
+        "NT-Xent, tau 0.2": {"objective": settings.nt_xent(0.2)},
+        "NT-Xent, tau 0.05": {"objective": settings.nt_xent(0.05)},
+        **{
+            f"NT-Xent, tau 0.2, batch {size}": {"batch": size, "objective": settings.nt_xent(0.2)}
+            for size in BATCHES[scale]
+        },
+        "Decoupled NT-Xent": {"objective": settings.LOSSES["Decoupled NT-Xent"]},
+        "SWD (uniform hypersphere)": {"objective": settings.swd("hypersphere", 5.0)},
+        "MoCo, tau 0.2": {"objective": moco, "moco": queue},
+    }
+
+
+def _plan(context: Context, rows: Rows) -> list[Planned]:
+    laptop = context.scale == "laptop"
+    base = settings.LAPTOP if laptop else settings.RESNET18
+    measures = settings.LAPTOP_MEASURES if laptop else settings.MEASURES
+    planned = []
+    for (label, change), bits in itertools.product(
+        curves(context.scale).items(), BITS[context.scale]
+    ):
+        batch = change.get("batch", base.optimizer.batch_size)
+        config = dataclasses.replace(
+            base,
+            name=f"chen_{settings.slug(label)}_with{bits}bits",
+            data=dataclasses.replace(base.data, bits=bits),
+            objective=change["objective"],
+            moco=change.get("moco", base.moco),
+            optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
+        )
+        planned.append(items.run(config, context, measures, {"label": label, "bits": bits}))
+    return planned
+
+
+def show(context: Context, rows: Rows) -> Shown:
+    """Accuracy over bits, a curve for each loss, batch size and queue."""
+    bits, score = BITS[context.scale], "backbone_linear"
+    columns = ["encoder", *(f"{k} bits (%)" for k in bits)]
+    lines, lined, accuracies = [], {}, {}
+    for label, group in by(rows, "label").items():
+        found = {row["bits"]: row for row in group}
+        accuracies[label] = {k: row[score] for k, row in found.items()}
+        lines.append([label, *(accuracies[label].get(k) for k in bits)])
+        lined[label] = [
+            plots.Point(k, row[score], row[f"{score}_low"], row[f"{score}_high"])
+            for k, row in sorted(found.items())
+        ]
+    path = context.folder / "figure.png"
+    images = "digits" if context.scale == "laptop" else "CIFAR-10"
+    plots.curves(
+        {f"{images} with random bits": lined},
+        path,
+        x="random bits added to each image",
+        y="linear accuracy before the head (%)",
+        levels={"chance": CHANCE},
+    )
+    text = [
+        "The paper's claim: when each image carries a random number in extra channels, which is "
+        "the same in both views, accuracy falls quickly with the bits of that number: the loss is "
+        "content with telling images apart by it. Other losses, batch sizes or a queue of keys "
+        "(MoCo) do not help; a lower temperature helps a little, and costs accuracy without bits. "
+        "With fewer than 15 bits the picture is ignored altogether.",
+        "Bits are counted by the size of the numbers' range: among so few images some have the "
+        "same number, so that they carry fewer. Test images have random bits of their own.",
+    ]
+    caption = "Linear accuracy over random bits; shaded: 95% interval over test images"
+    title = f"Random bits beside the image (Figure E.1; {images})"
+    return Shown(title, columns, lines, [(path, caption)], text, _verdict(accuracies))
+
+
+def _verdict(accuracies: Mapping[str, Mapping[int, float]]) -> str:
+    parts, fell = [], []
+    for label, found in accuracies.items():
+        first, last = min(found), max(found)
+        if first == 0 < last:
+            parts.append(f"{label}: {found[first]:.1f}% to {found[last]:.1f}% with {last} bits")
+            fell.append(found[last] < found[first] / 2)
+    if not parts:
+        return ""
+    word = "all fall to less than half" if all(fell) else f"{sum(fell)} of {len(fell)} fall by half"
+    return f"{word} ({'; '.join(parts)})"
+
+
+ITEMS = {
+    "chen/figureE1": Item(
+        "accuracy of images with random bits in extra channels",
+        {
+            "laptop": Scale(("digits",), 0.3, (_plan,)),
+            "paper": Scale(("cifar10",), 23_000, (_plan,)),
+        },
+        show,
+    )
+}

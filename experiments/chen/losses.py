@@ -1,0 +1,140 @@
+"""Tables D.1 to D.3 of Chen, Luo & Li: five contrastive losses by linear evaluation."""
+
+import functools
+import itertools
+
+import numpy as np
+
+from experiments import items, tables
+from experiments.chen import settings
+from experiments.items import Context, Item, Scale
+from experiments.measures import Rows
+from experiments.shown import Shown, between, by, half_interval, with_interval
+from experiments.specifications import formula
+from experiments.sweeps import Planned
+
+TABLE_D1 = "chen/tableD1"
+SEEDS = (0, 1, 2)
+EPOCHS, BATCH = (100, 200, 400, 800), 128  # of the numbers that stand beside the laptop's
+CLAIM = (
+    "The paper's claim: what matters is that there is a term which aligns the views of an image "
+    "and one that spreads the outputs over a distribution of high entropy, and not which: "
+    "NT-Xent (SimCLR's loss), NT-Xent with a weight of its own for the second term, and alignment "
+    "with a sliced Wasserstein distance (SWD) to a normal distribution, to a cube or to the sphere "
+    "all give encoders that are about equally good."
+)
+
+
+def _rows_of(table: str, context: Context, rows: Rows) -> list[Planned]:
+    """The encoders of a table's rows, or of the one that was asked for."""
+    chosen = tables.rows(table) if context.row is None else [tables.row_of(table, context.row)]
+    planned = []
+    for row in chosen:
+        about = {"table": row.table, "row": row.number, "name": row.values["loss"]}
+        about |= {f"paper_{name}": value for name, value in tables.expected(row).items()}
+        planned.append(items.run(settings.config_of(row), context, settings.MEASURES, about))
+    return planned
+
+
+def _laptop(context: Context, rows: Rows) -> list[Planned]:
+    return [
+        settings.small(
+            context, f"{settings.slug(name)}_seed{seed}", objective, {"name": name}, seed
+        )
+        for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS)
+    ]
+
+
+def show(table: str, title: str, context: Context, rows: Rows) -> Shown:
+    """Each loss: paper and ours."""
+    shown = _show_laptop if context.scale == "laptop" else _show_rows
+    return shown(f"{title} (Table {table[-2]}.{table[-1]})", rows)
+
+
+def _show_rows(title: str, rows: Rows) -> Shown:
+    columns = ["row", "loss", "pairs", "epochs", "paper (%)", "ours (%)", "95% interval"]
+    lines = []
+    for row in rows:
+        if row["status"] == "done":
+            about = [row[name] for name in ("row", "name", "batch", "epochs", "paper_top1")]
+            lines.append([*about, row["backbone_linear"], between(row, "backbone_linear")])
+    return Shown(title, columns, lines, [], [CLAIM])
+
+
+def _show_laptop(title: str, rows: Rows) -> Shown:
+    printed = {
+        (row.values["loss"], row.values["epochs"]): row.values["top1"]
+        for row in tables.rows(TABLE_D1)
+        if row.values["batch_size"] == BATCH
+    }
+    columns = ["loss", "settings", "seeds", "on the output (%)", "before the head (%)"]
+    columns += [f"paper, {epochs} epochs" for epochs in EPOCHS]
+    lines, accuracies = [], {}
+    for name, group in by(rows, "name").items():
+        accuracies[name] = [row["output_linear"] for row in group]
+        before = [row["backbone_linear"] for row in group]
+        ours = [len(group), with_interval(accuracies[name]), with_interval(before)]
+        theirs = [printed[name, epochs] for epochs in EPOCHS]
+        lines.append([name, _settings(name), *ours, *theirs])
+    text = [
+        CLAIM,
+        "Ours: linear accuracy of small encoders of digits, mean ± half of the 95% interval over "
+        "seeds (Student's t); the paper's: ResNet-50 on CIFAR-10, batches of 128. The paper "
+        "evaluates before the head. There nearly every encoder of digits is good, so that its "
+        "output is evaluated, too. The paper's numbers are of other data: compare the differences "
+        "between losses.",
+    ]
+    return Shown(title, columns, lines, [], text, _verdict(accuracies, printed))
+
+
+def _settings(name: str) -> str:
+    """What stands in brackets in the formula of a loss, with its factor."""
+    loss = settings.LOSSES[name]
+    factor = f"; times {loss.loss_factor:g}" if loss.loss_factor != 1 else ""
+    return formula(loss).partition("(")[2].rstrip(")") + factor
+
+
+def _verdict(accuracies: dict[str, list[float]], printed: dict) -> str:
+    """The range of the five means beside their uncertainty, and the paper's ranges."""
+    if len(accuracies) < len(settings.LOSSES):
+        return ""
+    means = {name: np.mean(values) for name, values in accuracies.items()}
+    best, worst = max(means, key=means.get), min(means, key=means.get)
+    half = np.hypot(half_interval(accuracies[best]), half_interval(accuracies[worst]))
+    spread = {
+        epochs: np.ptp([printed[name, epochs] for name in settings.LOSSES]) for epochs in EPOCHS
+    }
+    theirs = ", ".join(f"{value:.1f} after {epochs} epochs" for epochs, value in spread.items())
+    found = means[best] - means[worst]
+    return (
+        f"best ({best}, {means[best]:.2f}%) and worst ({worst}, {means[worst]:.2f}%) are "
+        f"{found:.2f} points apart"
+        + ("" if found > half else ", within what the seeds leave open")
+        + f"; in the paper the five are {theirs}"
+    )
+
+
+def _item(table: str, title: str, data: str, hours: float, laptop: bool) -> Item:
+    scales = {"paper": Scale((data,), hours, (functools.partial(_rows_of, table),))}
+    if laptop:
+        scales = {"laptop": Scale(("digits",), 0.1, (_laptop,)), **scales}
+    return Item(title, scales, functools.partial(show, table, title), by_row=("paper",))
+
+
+ITEMS = {
+    TABLE_D1: _item(TABLE_D1, "five contrastive losses on CIFAR-10", "cifar10", 65_000, True),
+    "chen/tableD2": _item(
+        "chen/tableD2",
+        "five contrastive losses on ImageNet, with a head of two layers",
+        "imagenet2012",
+        4_000_000,
+        False,
+    ),
+    "chen/tableD3": _item(
+        "chen/tableD3",
+        "five contrastive losses on ImageNet, with a head of three layers",
+        "imagenet2012",
+        4_000_000,
+        False,
+    ),
+}
