@@ -43,6 +43,13 @@ def half_interval(values: Sequence[float]) -> float:
     return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's; NaN where all values on one side are the same."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return math.nan
+    return float(stats.spearmanr(a, b).statistic)
+
+
 def between(row: Mapping[str, Any], score: str) -> str | None:
     """The 95% interval of a run's score over the test images."""
     low, high = row.get(f"{score}_low"), row.get(f"{score}_high")

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Mapping
 
 import numpy as np
-from scipy import stats
 
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
-from experiments.shown import Shown, by, with_interval
+from experiments.shown import Shown, by, rank_correlation, with_interval
 from experiments.sweeps import Planned
 from hypersphere_jax import plots
 
@@ -87,7 +86,7 @@ def _verdict(means: Mapping[str, tuple[float, float]]) -> str:
     if len(means) < len(RECIPES):
         return ""
     biases, accuracies = zip(*means.values(), strict=True)
-    correlation = stats.spearmanr(biases, accuracies).statistic
+    correlation = rank_correlation(biases, accuracies)
     lowest = min(means, key=lambda label: means[label][0])
     best = max(means, key=lambda label: means[label][1])
     return (

@@ -72,7 +72,8 @@ def show(context: Context, rows: Rows) -> Shown:
     for label, group in by(rows, "label").items():
         found = {row["bits"]: row for row in group}
         accuracies[label] = {k: row[score] for k, row in found.items()}
-        lines.append([label, *(accuracies[label].get(k) for k in bits)])
+        cells = [f"{found[k][score]:.1f}" if k in found else None for k in bits]
+        lines.append([label, *cells])
         lined[label] = [
             plots.Point(k, row[score], row[f"{score}_low"], row[f"{score}_high"])
             for k, row in sorted(found.items())

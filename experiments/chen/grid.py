@@ -1,16 +1,15 @@
 """Figure B.2 of Chen, Luo & Li: temperature and weight of decoupled NT-Xent."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from scipy import stats
 
 from experiments import items, tables
 from experiments.chen import settings
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
-from experiments.shown import Shown
+from experiments.shown import Shown, rank_correlation
 from experiments.sweeps import Planned
 from hypersphere_jax import plots
 
@@ -60,9 +59,9 @@ def show(context: Context, rows: Rows) -> Shown:
     best, paper_best = best_weights(ours), best_weights(theirs)
     lines = []
     for tau, lam in best.items():
-        found = [tau, lam, dim * lam / tau, ours[tau, lam]]
         other = paper_best[tau]
-        lines.append([*found, other, 64 * other / tau, theirs[tau, other]])
+        found = [f"{tau:g}", f"{lam:g}", f"{dim * lam / tau:.1f}", ours[tau, lam]]
+        lines.append([*found, f"{other:g}", f"{64 * other / tau:.1f}", theirs[tau, other]])
     path = context.folder / "figure.png"
     plots.heat_maps(
         {
@@ -113,18 +112,14 @@ def _grid(scores: Scores, dim: int) -> plots.Grid:
 def _verdict(best: Mapping[float, float], ours: Scores, theirs: Scores) -> str:
     if len(best) < 3:
         return ""
-    rises = stats.spearmanr(list(best), list(best.values())).statistic
+    rises = rank_correlation(list(best), list(best.values()))
     both = [key for key in ours if key in theirs]
-    alike = stats.spearmanr(_values(ours, both), _values(theirs, both)).statistic
+    alike = rank_correlation(*([scores[key] for key in both] for scores in (ours, theirs)))
     return (
         f"the best weight {'rises' if rises > 0.5 else 'does not rise'} with the temperature "
         f"(rank correlation {rises:.2f}); over {len(both)} settings our accuracies and the paper's "
         f"have a rank correlation of {alike:.2f}"
     )
-
-
-def _values(scores: Scores, keys: Sequence) -> list[float]:
-    return [scores[key] for key in keys]
 
 
 ITEMS = {

@@ -38,7 +38,9 @@ def curves(
       y: name of the vertical one, which the panels share.
       levels: values that are drawn across all panels, by name.
     """
-    figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=DPI, layout="constrained")
+    most = max(map(len, panels.values()), default=0)
+    size = (4.6 * len(panels), 3.8 + 0.2 * most)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     places = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, lines) in zip(places, panels.items(), strict=True):
         for number, (label, points) in enumerate(lines.items()):
@@ -62,7 +64,9 @@ def curves(
         axes.set_title(title)
         axes.set_xlabel(x)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(
+            frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14)
+        )
     places[0].set_ylabel(y)
     return saved(figure, path)
 

@@ -1,4 +1,4 @@
-"""Grids of two settings as heat maps: Chen, Luo & Li, Figure B.2; balanced paper, Figures 4 and 5."""
+"""Heat maps over two settings: Chen, Luo & Li, Figure B.2; balanced paper, Figures 4 and 5."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,25 +64,26 @@ def heat_maps(
             axes.plot(*zip(*points, strict=True), "--", color=COLORS[1], lw=2, label=ridge)
             axes.set_xlim(-0.5, len(grid.columns) - 0.5)
             axes.set_ylim(len(grid.rows) - 0.5, -0.5)
-            axes.legend(loc="upper left", fontsize="small")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
     return saved(figure, path)
 
 
 def _draw(axes: Axes, grid: Grid, score: str) -> None:
-    scores = np.ma.masked_invalid(np.asarray(grid.scores, float))
+    scores = np.asarray(grid.scores, float)
+    known = scores[np.isfinite(scores)]
     axes.set_facecolor(MISSING)
     image = axes.imshow(scores, cmap="cividis", aspect="auto")
     axes.figure.colorbar(image, label=score)
     axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
     axes.set_yticks(range(len(grid.rows)), [f"{value:g}" for value in grid.rows])
-    if scores.count() == 0:
+    if not known.size:
         return
-    middle = (scores.min() + scores.max()) / 2
+    middle = (known.min() + known.max()) / 2
     for (i, j), value in np.ndenumerate(scores):
-        if not np.ma.is_masked(value):
+        if np.isfinite(value):
             color = "black" if value > middle else "white"
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=color, fontsize=7)
-    i, j = np.unravel_index(scores.argmax(), scores.shape)
+    i, j = np.unravel_index(np.nanargmax(scores), scores.shape)
     corner = (j - 0.5, i - 0.5)
     axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLORS[1], linewidth=2))
 
