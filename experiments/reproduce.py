@@ -19,6 +19,12 @@ from hypersphere_jax.config import DataConfig, UserError, require
 from hypersphere_jax.config.base import at_least_one, config
 from hypersphere_jax.evaluation import results
 
+# By the first part of their items' names, in the order of all lists.
+PAPERS = {
+    "wang-isola": "Wang & Isola",
+    "chen": "Chen, Luo & Li",
+    "balanced": "Balanced contrastive loss",
+}
 ITEMS: dict[str, Item] = wang_isola.ITEMS | chen.ITEMS | balanced.ITEMS
 ELSEWHERE = wang_isola.ELSEWHERE | chen.ELSEWHERE | balanced.ELSEWHERE
 
@@ -239,8 +245,10 @@ def _list(options: ReproduceConfig) -> None:
 
 
 def order(name: str) -> list:
-    """By which names are sorted: figure2 before figure10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    """By which names are sorted: by paper, and figure2 before figure10."""
+    paper, _, item = name.partition("/")
+    parts = (int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item))
+    return [list(PAPERS).index(paper), *parts]
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:

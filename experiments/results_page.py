@@ -13,9 +13,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.reproduce import FILES, ITEMS, order, place
+from experiments.reproduce import FILES, ITEMS, PAPERS, order, place
 from hypersphere_jax import runs
 from hypersphere_jax.config import require
+from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.report import text_of
 
 ROOT = Path(__file__).parent.parent
@@ -68,12 +69,12 @@ def _section(name: str, scale: str, folder: Path) -> str:
     needs = ITEMS[name].scales[scale]
     command = f"python run.py reproduce {name}"
     command += f" --scale {scale}" if needs.stages else ""
-    command += " --data-dir DATA" if set(needs.data) - {"digits"} else ""
+    command += " --data-dir DATA" if set(needs.data) - set(EMBEDDED) else ""
     rows = [shown["columns"], ["---"] * len(shown["columns"])]
     rows += [[text_of(cell) for cell in row] for row in shown["rows"]]
     claim, *found = shown["text"]
     parts = [
-        f"## {shown['title']}",
+        f"## {PAPERS[name.partition('/')[0]]}: {shown['title']}",
         claim,
         f"```\n{command}\n```",
         _table(rows),
