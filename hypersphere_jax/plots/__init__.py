@@ -4,6 +4,7 @@ Each function returns its matplotlib `Figure`, and saves it as a PNG where a pat
 no pyplot here, so no global state and no display.
 """
 
+from hypersphere_jax.plots.bounds import bound_sheet
 from hypersphere_jax.plots.circle import circle_figure
 from hypersphere_jax.plots.density import gaussian_kde_2d, vmf_kde
 from hypersphere_jax.plots.depth import depth_sheet
@@ -22,6 +23,7 @@ from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
     "alignment_uniformity_plane",
+    "bound_sheet",
     "circle_figure",
     "depth_sheet",
     "draw_metrics",
