@@ -10,7 +10,7 @@ from conftest import sphere
 
 from experiments.balanced import theorems
 from experiments.items import Context
-from hypersphere_jax import data, plots, runs, sharding
+from hypersphere_jax import bounds, data, plots, runs, sharding
 from hypersphere_jax.config import DataConfig, ObjectiveConfig, UserError
 
 DIGITS = DataConfig("digits")
@@ -119,7 +119,7 @@ def test_theorem_4_4(context, monkeypatch, rng):
     expected = [gaps.mean(), gaps.min(), gaps.max(), norms.mean()]
     assert found == pytest.approx(expected, abs=1e-5)
     assert "100.00% of the 24 anchors of 2 encoder(s)" in shown.text[2]
-    assert "the other 0 anchors" in shown.text[2] and "It fails" not in shown.text[2]
+    assert "of the other ones, 0, the" in shown.text[2] and "It fails" not in shown.text[2]
 
 
 def test_theorem_4_4_without_its_assumption(context, monkeypatch, rng):
@@ -128,9 +128,13 @@ def test_theorem_4_4_without_its_assumption(context, monkeypatch, rng):
     turned[:3] *= -1
     rows, shown = show("theorem4.4", context, monkeypatch, [one._replace(anchors=turned)])
     assert rows[0]["holds (%)"] == rows[0]["Assumption 4.3 (%)"] == 75
-    assert "100.00% of the 9 anchors" in shown.text[2] and "the other 3 anchors" in shown.text[2]
+    assert (
+        "100.00% of the 9 anchors" in shown.text[2] and "of the other ones, 3, the" in shown.text[2]
+    )
     assert "it holds exactly where" in shown.text[2]
-    assert "It fails with balanced_contrastive, alpha 4, lambda 2, seed 0 (3 an" in shown.text[2]
+    assert (
+        "It fails with balanced_contrastive, alpha 4, lambda 2, seed 0 (3 of 12 an" in shown.text[2]
+    )
     assert shown.verdict.startswith("the bound holds for 100.00% of the anchors that Assumption")
     assert "(75.00% of all)" in shown.verdict
 
@@ -180,8 +184,13 @@ def test_theorem_4_6_says_where_it_fails(context, monkeypatch):
     rows, shown = show("theorem4.6", context, monkeypatch, [one])
     assert rows[0]["holds (%)"] == rows[0]["bracket >= 0 (%)"] == pytest.approx(500 / 6)
     assert rows[0]["least gap"] == pytest.approx(-0.774 + 0.707, abs=1e-3)
-    assert "It fails with nt_xent, alpha 4, lambda 1, seed 0 (1 anchors)." in shown.text[3]
+    assert "It fails with nt_xent, alpha 4, lambda 1, seed 0 (1 of 6 anchors)." in shown.text[3]
     assert "Wherever it is not negative, the bound holds." in shown.text[3]
+    right = bounds.repelling_bound(anchors, labels, one.views, labels, 4.0, 3).right
+    share = f"{100 * np.mean(right >= 1):.2f}%"
+    assert share not in ("0.00%", "100.00%")
+    assert f"1 or more, as {share} of" in shown.text[4]
+    assert f"1 or more for {share}; the proof has a gap" in shown.verdict
     assert "the left side is -0.707, the right one -0.774" in shown.text[2]
 
 

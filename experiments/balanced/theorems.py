@@ -134,7 +134,7 @@ def attracting(context: Context, rows: Rows) -> Shown:
         f"{VIEWS} others are f', and the expectation is the mean over these, of which the theorem "
         "holds as of any distribution.",
         f"The bound holds for {_percent(within):.2f}% of the {len(within)} anchors of "
-        f"{len(found)} encoder(s) for which Assumption 4.3 holds; for the other {outside} anchors "
+        f"{len(found)} encoder(s) for which Assumption 4.3 holds; of the other ones, {outside}, "
         "the theorem says nothing. With m the mean of the views the sides are -f.m / |m| and "
         "-f.m, so that without the assumption the bound fails unless |m| = 1: here it "
         f"{'holds exactly' if exactly else 'does NOT hold exactly'} where the assumption does."
@@ -223,7 +223,8 @@ def repelling(context: Context, rows: Rows) -> Shown:
     verdict = (
         f"the bound holds for {_percent(holds):.2f}% of the anchors of {len(found)} encoder(s) "
         f"(bracket >= 0 for {_percent(allowed):.2f}%), with a mean gap of {least:.3f} to "
-        f"{largest:.3f}; the proof has a gap, and a counterexample is given"
+        f"{largest:.3f}, its right side being 1 or more for {_percent(void):.2f}%; the proof has a "
+        "gap, and a counterexample is given"
     )
     title = "Theorem 4.6: upper bound of the repelling component"
     caption = "Both sides of (10) of each anchor, the gap of each encoder, and one over alpha"
@@ -299,8 +300,8 @@ def _least_and_largest(found: list[tuple[Seen, Sides]]) -> tuple[float, float, s
 
 def _failing(found: list[tuple[Seen, Sides]]) -> str:
     """With which encoders a bound fails, and how often; nothing where it always holds."""
-    failing = [(_name(seen), int((~sides.holds).sum())) for seen, sides in found]
-    listed = "; ".join(f"{name} ({count} anchors)" for name, count in failing if count)
+    failing = [(_name(seen), int((~sides.holds).sum()), len(sides.left)) for seen, sides in found]
+    listed = "; ".join(f"{name} ({count} of {n} anchors)" for name, count, n in failing if count)
     return f" It fails with {listed}." if listed else ""
 
 
