@@ -16,6 +16,7 @@ FLOORS = {
     "moco": 1,
     "packing": 1,
     "theory": 1,
+    "bounds": 1,
     "shuffle": 1,
     "models": 2,
     "data": 2,

@@ -4,6 +4,7 @@ Each function returns its matplotlib `Figure`, and saves it as a PNG where a pat
 no pyplot here, so no global state and no display.
 """
 
+from hypersphere_jax.plots.bounds import bound_sheet
 from hypersphere_jax.plots.circle import circle_figure
 from hypersphere_jax.plots.comparisons import Point, curves, scatter
 from hypersphere_jax.plots.density import gaussian_kde_2d, vmf_kde
@@ -27,6 +28,7 @@ __all__ = [
     "Grid",
     "Point",
     "alignment_uniformity_plane",
+    "bound_sheet",
     "circle_figure",
     "curves",
     "depth_sheet",
