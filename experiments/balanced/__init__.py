@@ -1,11 +1,11 @@
 """The paper of the balanced contrastive loss: its tables, figures and theorems."""
 
-from experiments.balanced import augmentations, grids, seeds, similarities, subsets
+from experiments.balanced import augmentations, grids, seeds, similarities, subsets, theorems
 from experiments.items import Item
 
 ITEMS: dict[str, Item] = {
     name: item
-    for module in (augmentations, grids, seeds, similarities, subsets)
+    for module in (augmentations, grids, seeds, similarities, subsets, theorems)
     for name, item in module.ITEMS.items()
 }
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.balanced import plans, settings
+from experiments.balanced import grids, seeds, settings
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
 from experiments.shown import Shown
@@ -24,7 +24,7 @@ ROUNDING = 1e-5  # of float32 sums, divided by nu
 DRAWN = 4  # encoders whose anchors are drawn
 ABOUT = ("loss", "alpha", "lambda", "seed")
 CELLS = ("holds (%)", "left", "right", "mean gap", "least gap", "largest gap")
-BEST = (settings.BALANCED, *map(float, plans.IMAGENET_BEST[settings.BALANCED]))
+BEST = (settings.BALANCED, *map(float, grids.BEST["balanced/figure4"][settings.BALANCED]))
 
 
 class Seen(NamedTuple):
@@ -314,10 +314,8 @@ def _percent(values: np.ndarray) -> float:
 
 
 def _item(theorem: str, title: str, show: Callable[[Context, Rows], Shown]) -> dict[str, Item]:
-    laptop = functools.partial(plans.grid, settings.DIGITS, settings.DIGITS_MEASURES)
-    paper = functools.partial(
-        plans.seeds, settings.IMAGENET, settings.IMAGENET_MEASURES, plans.IMAGENET_BEST
-    )
+    laptop = functools.partial(grids.plan, settings.DIGITS)
+    paper = functools.partial(seeds.plan, settings.IMAGENET, grids.BEST["balanced/figure4"])
     scales = {
         "laptop": Scale(("digits",), 0.25, (laptop,)),
         "paper": Scale(("imagenet2012",), 260_000, (paper,)),
