@@ -10,7 +10,6 @@ from experiments.chen import settings
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
 from experiments.shown import Shown, between, by, half_interval, with_interval
-from experiments.specifications import formula
 from experiments.sweeps import Planned
 
 TABLE_D1 = "chen/tableD1"
@@ -47,8 +46,10 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
 
 def show(table: str, title: str, context: Context, rows: Rows) -> Shown:
     """Each loss: paper and ours."""
-    shown = _show_laptop if context.scale == "laptop" else _show_rows
-    return shown(f"{title} (Table {table[-2]}.{table[-1]})", rows)
+    title = f"{title} (Table {table[-2]}.{table[-1]})"
+    if context.scale == "laptop":
+        return _show_laptop(title.replace(" on CIFAR-10", ""), rows)
+    return _show_rows(title, rows)
 
 
 def _show_rows(title: str, rows: Rows) -> Shown:
@@ -68,14 +69,14 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
         if row.values["batch_size"] == BATCH
     }
     columns = ["loss", "settings", "seeds", "on the output (%)", "before the head (%)"]
-    columns += [f"paper, {epochs} epochs" for epochs in EPOCHS]
+    columns += [f"paper: {', '.join(map(str, EPOCHS))} epochs"]
     lines, accuracies = [], {}
     for name, group in by(rows, "name").items():
         accuracies[name] = [row["output_linear"] for row in group]
         before = [row["backbone_linear"] for row in group]
         ours = [len(group), with_interval(accuracies[name]), with_interval(before)]
-        theirs = [printed[name, epochs] for epochs in EPOCHS]
-        lines.append([name, _settings(name), *ours, *theirs])
+        theirs = ", ".join(f"{printed[name, epochs]:.1f}" for epochs in EPOCHS)
+        lines.append([name, _settings(name), *ours, theirs])
     text = [
         CLAIM,
         "Ours: linear accuracy of small encoders of digits, mean ± half of the 95% interval over "
@@ -88,10 +89,11 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
 
 
 def _settings(name: str) -> str:
-    """What stands in brackets in the formula of a loss, with its factor."""
+    """Temperature, weight and factor of a loss."""
     loss = settings.LOSSES[name]
-    factor = f"; times {loss.loss_factor:g}" if loss.loss_factor != 1 else ""
-    return formula(loss).partition("(")[2].rstrip(")") + factor
+    shown = {"tau": loss.loss_tau, "lambda": loss.loss_lam}
+    factor = [f"times {loss.loss_factor:g}"] if loss.loss_factor != 1 else []
+    return ", ".join([f"{k} {v:g}" for k, v in shown.items() if v is not None] + factor)
 
 
 def _verdict(accuracies: dict[str, list[float]], printed: dict) -> str:
@@ -118,21 +120,22 @@ def _item(table: str, title: str, data: str, hours: float, laptop: bool) -> Item
     scales = {"paper": Scale((data,), hours, (functools.partial(_rows_of, table),))}
     if laptop:
         scales = {"laptop": Scale(("digits",), 0.1, (_laptop,)), **scales}
-    return Item(title, scales, functools.partial(show, table, title), by_row=("paper",))
+    shown = functools.partial(show, table, title)
+    return Item(title[0].lower() + title[1:], scales, shown, by_row=("paper",))
 
 
 ITEMS = {
-    TABLE_D1: _item(TABLE_D1, "five contrastive losses on CIFAR-10", "cifar10", 65_000, True),
+    TABLE_D1: _item(TABLE_D1, "Five contrastive losses on CIFAR-10", "cifar10", 65_000, True),
     "chen/tableD2": _item(
         "chen/tableD2",
-        "five contrastive losses on ImageNet, with a head of two layers",
+        "Five contrastive losses on ImageNet, with a head of two layers",
         "imagenet2012",
         4_000_000,
         False,
     ),
     "chen/tableD3": _item(
         "chen/tableD3",
-        "five contrastive losses on ImageNet, with a head of three layers",
+        "Five contrastive losses on ImageNet, with a head of three layers",
         "imagenet2012",
         4_000_000,
         False,
