@@ -34,7 +34,8 @@ WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_w
 NUMBERS = {
     "objective": (
         *WEIGHTS,
-        *("contrastive_tau", "align_alpha", "uniform_t", "loss_tau", "loss_alpha", "loss_lam"),
+        *("contrastive_tau", "align_alpha", "uniform_t"),
+        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
     ),
     "optimizer": ("learning_rate", "weight_decay", "momentum"),
 }
