@@ -126,8 +126,7 @@ def torch_info_nce(torch, query, key, negatives):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss in its forms, and the flops it needs, in products of 2 n^2 d flops, [n, d] x [d, n], or
-    of 2 n d^2 where it projects its points."""
+    """A loss in its forms, and how many products of 2 n^2 d flops, [n, d] x [d, n], it needs."""
 
     ours: Callable
     dense: Callable
@@ -136,7 +135,7 @@ class Loss:
     learned: int  # how many of these, from the first, have gradients
     linear: float  # products with memory linear in n: softmax logits are computed twice
     kept: float  # products where the n x n logits are kept between value and gradient
-    projects: bool = False  # [n, d] x [d, d]
+    projects: bool = False  # products are [n, d] x [d, d], of 2 n d^2 flops
 
     def flops(self, form: str, n: int, dim: int) -> float:
         products = self.linear if form == OURS else self.kept

@@ -106,7 +106,7 @@ def test_directions_in_blocks(together, arrays, alone, monkeypatch):
 
 
 def test_memory_is_a_few_copies_of_the_points(monkeypatch):
-    """Samples, two projections and the slope, besides a block: not the orders and what is sorted."""
+    """Samples, two projections and the slope, besides a block: no orders, nothing sorted."""
     n, d = 16384, 64
     monkeypatch.setattr(sliced_wasserstein, "SORTED_TOGETHER", n)
     step = jax.jit(jax.value_and_grad(lambda z: prior_matching_loss(KEY, z, "normal")))
@@ -131,7 +131,7 @@ def test_prior_matching_normalizes_for_the_sphere_alone(rng):
     np.testing.assert_allclose(*values["hypersphere"], rtol=1e-5)
     assert all(abs(np.diff(values[prior])) > 0.1 for prior in ("normal", "hypercube"))
     assert prior_matching_loss(jax.random.key(4), z) != values["hypersphere"][0]
-    with pytest.raises(ValueError, match="prior must be one of .*, got 'cube'"):
+    with pytest.raises(ValueError, match=r"prior must be one of .*, got 'cube'"):
         prior_matching_loss(KEY, z, "cube")
     for wrong, message in ((z[0], r"must be \[n, d\]"), (z[:0], "at least one sample")):
         with pytest.raises(ValueError, match=message):

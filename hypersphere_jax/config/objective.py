@@ -56,7 +56,7 @@ class ObjectiveConfig:
     generalized NT-Xent (the balanced paper); or what spreads each view's features alone, without
     alignment, by LogSumExp or to a prior (Chen, Luo & Li, Section C)."""
     loss_tau: float | None = None
-    """Temperature of `nt_xent`, `dcl`, `logsumexp` (None: 0.5) and `decoupled_nt_xent` (None: 1)."""
+    """Temperature of `nt_xent`, `dcl`, `logsumexp` (None: 0.5), `decoupled_nt_xent` (None: 1)."""
     loss_alpha: float | None = None
     """Inverse temperature of `balanced_contrastive` (None: 4) and `generalized_nt_xent` (None:
     2)."""
@@ -75,8 +75,8 @@ class ObjectiveConfig:
     `generalized_contrastive` (None: `per_dimension`): over samples alone, or over the dimensions
     too, as in the paper's tables, whose lam is d times smaller for it."""
     loss_factor: float = 1.0
-    """Factor of the whole loss, of any but `weighted`. (Chen, Luo & Li: 1000 where alignment is over
-    dimensions too and the features are normalized.)"""
+    """Factor of the whole loss, of any but `weighted`. (Chen, Luo & Li: 1000 where alignment is
+    over the dimensions too and the features are normalized.)"""
 
     def __post_init__(self):
         weights = (
