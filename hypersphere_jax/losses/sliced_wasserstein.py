@@ -13,7 +13,7 @@ from hypersphere_jax.losses.devices import AxisName, global_sum
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment
 
 Prior = Literal["hypersphere", "hypercube", "normal"]
-SORTED_TOGETHER = 2**22  # projections
+SORTED_TOGETHER = 2**20  # projections
 
 
 def sliced_wasserstein_loss(
