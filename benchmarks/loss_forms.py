@@ -66,6 +66,27 @@ def dense_info_nce(query, key, negatives):
     return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
 
 
+@functools.cache
+def directions(dim):
+    """Orthonormal, as columns."""
+    return np.linalg.qr(np.random.default_rng(1).standard_normal((dim, dim)))[0].astype(np.float32)
+
+
+def our_sliced_wasserstein(x, samples):
+    return hypersphere_jax.sliced_wasserstein_loss(x, samples, directions(x.shape[1]))
+
+
+def dense_sliced_wasserstein(x, samples):
+    ours, theirs = (jnp.sort(dot(side, directions(x.shape[1])), axis=0) for side in (x, samples))
+    return jnp.mean(jnp.square(ours - theirs))
+
+
+def torch_sliced_wasserstein(torch, x, samples):
+    along = torch.from_numpy(directions(x.shape[1])).to(x.device)
+    ours, theirs = ((side @ along).sort(dim=0).values for side in (x, samples))
+    return (ours - theirs).square().mean()
+
+
 def torch_uniform(torch, x, t=2.0):
     return torch.pdist(x).pow(2).mul(-t).exp().mean().log()
 
@@ -105,7 +126,7 @@ def torch_info_nce(torch, query, key, negatives):
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss in its forms, and the flops it needs, in products [n, d] x [d, n] of 2 n^2 d flops."""
+    """A loss in its forms, and how many products of 2 n^2 d flops, [n, d] x [d, n], it needs."""
 
     ours: Callable
     dense: Callable
@@ -114,6 +135,11 @@ class Loss:
     learned: int  # how many of these, from the first, have gradients
     linear: float  # products with memory linear in n: softmax logits are computed twice
     kept: float  # products where the n x n logits are kept between value and gradient
+    projects: bool = False  # products are [n, d] x [d, d], of 2 n d^2 flops
+
+    def flops(self, form: str, n: int, dim: int) -> float:
+        products = self.linear if form == OURS else self.kept
+        return 2 * n * dim * (dim if self.projects else n) * products
 
 
 # Of symmetric logits half is enough. Uniformity needs one pass: its sum scales all gradients alike.
@@ -139,6 +165,17 @@ LOSSES = {
     ),
     "info_nce": Loss(
         at_tau(hypersphere_jax.info_nce_loss), dense_info_nce, torch_info_nce, 3, 1, 3, 2
+    ),
+    # Two projections and a gradient. Sorting, which no product counts, takes most of its time.
+    "sliced_wasserstein": Loss(
+        our_sliced_wasserstein,
+        dense_sliced_wasserstein,
+        torch_sliced_wasserstein,
+        2,
+        1,
+        3,
+        3,
+        projects=True,
     ),
 }
 

@@ -132,8 +132,7 @@ def summary(
         shared = min(len(seconds[one]), len(seconds[other]))
         return float(np.median(seconds[one][:shared] / seconds[other][:shared]))
 
-    flops = 2 * n * n * dim * (loss.linear if form == OURS else loss.kept)
-    limit_flops = 2 * n * n * dim * loss.linear
+    flops, limit_flops = loss.flops(form, n, dim), loss.flops(OURS, n, dim)
     return {
         "ms": 1e3 * float(np.median(seconds[form])),
         "ratio": ratio(form, OURS) if OURS in seconds else None,

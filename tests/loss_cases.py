@@ -63,6 +63,8 @@ CASES = {
     "balanced": case("balanced_contrastive", "nn"),
     "balanced 200": case("balanced_contrastive", "nn", alpha=200.0, lam=3.0),
     "generalized": case("generalized_nt_xent", "nn"),
+    "logsumexp 0.5": case("logsumexp", "n"),
+    "logsumexp 0.01": case("logsumexp", "n", tau=0.01),
     "sliced_wasserstein": case("sliced_wasserstein", "nnD", False),
     "quick_thought_contrastive": case("quick_thought_contrastive", "nn", tau=0.3),
     "quick_thought_align": case("quick_thought_align", "nn", False, alpha=1.5),
@@ -73,7 +75,7 @@ PAIRWISE = [name for name, a_case in CASES.items() if a_case.pairwise]
 ON_DEVICES = [
     *("align 2", "uniform 2", "uniform 40", "contrastive 0.5", "dcl 0.5", "info_nce 0.07"),
     *("queue (22)", "nt_xent neg_euclidean", "balanced", "sliced_wasserstein"),
-    *("quick_thought_contrastive", "quick_thought_align"),
+    *("logsumexp 0.5", "quick_thought_contrastive", "quick_thought_align"),
 ]
 each_loss = pytest.mark.parametrize("name", CASES)
 

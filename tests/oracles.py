@@ -149,6 +149,15 @@ def decoupled_nt_xent_oracle(z1, z2, tau=1.0, lam=0.1, scaling="per_sample"):
     return _mean(alignment) + lam * _mean(distribution)
 
 
+def logsumexp_oracle(z, tau=0.5):
+    """Chen Section C: the second term of Eq. (5), of the n features of one view."""
+    z = _rows(z)
+    terms = []
+    for i in range(len(z)):
+        terms.append(_log_sum_exp(_dot(z[i], z[k]) / tau for k in range(len(z)) if k != i))
+    return _mean(terms)
+
+
 def dcl_oracle(z1, z2, tau=0.5):
     """BCL Eq. (14) with tau = 1/alpha, mean over both views as anchors; negatives cross-view."""
     z1, z2 = _rows(z1), _rows(z2)

@@ -31,6 +31,8 @@ from hypersphere_jax import (
     uniform_queue_loss,
 )
 
+SHAPES = {"uniform": "n", "logsumexp": "n", "info_nce": "nnm", "uniform_queue": "nm"}  # else "nn"
+
 
 def test_uniform_loss_of_close_points(rng):
     # Distances of 1e-4 around a far point: squares would drown in the rounding of the norms.
@@ -59,13 +61,14 @@ def test_vanishing_temperature(rng):
         ("info_nce", "tau", 0.3),
         ("nt_xent", "tau", 0.3),
         ("decoupled_nt_xent", "lam", 0.3),
+        ("logsumexp", "tau", 0.3),
         ("balanced_contrastive", "alpha", 3.0),
         ("quick_thought_contrastive", "tau", 0.3),
     ],
 )
 def test_an_option_can_be_learned(name, option, at, rng):
     """A temperature that is an array has a gradient too."""
-    arrays = inputs(rng, {"uniform": "n", "info_nce": "nnm", "uniform_queue": "nm"}.get(name, "nn"))
+    arrays = inputs(rng, SHAPES.get(name, "nn"))
     loss, oracle = getattr(hj, f"{name}_loss"), getattr(oracles, f"{name}_oracle")
     slope = jax.grad(lambda value: loss(*arrays, **{option: value}))(at)
     ends = [oracle(*arrays, **{option: at + sign * 1e-5}) for sign in (1, -1)]
@@ -163,6 +166,7 @@ def test_options_out_of_range():
         lambda: contrastive_loss(x, x, 0),
         lambda: contrastive_loss(x, x, np.float32(-1)),
         lambda: nt_xent_loss(x, x, jnp.float32(-1)),
+        lambda: hj.logsumexp_loss(x, 0.0),
         lambda: balanced_contrastive_loss(x, x, alpha=0.0),
         lambda: hj.quick_thought_align_loss(x, x, alpha=float("nan")),
     ):
@@ -300,6 +304,7 @@ def test_the_fewest_points():
     # Not defined: no pair, no negative, no neighbour.
     for call in (
         lambda: uniform_loss(one),
+        lambda: hj.logsumexp_loss(one),
         lambda: dcl_loss(one, one),
         lambda: balanced_contrastive_loss(one, one),
         lambda: hj.quick_thought_align_loss(one, one),

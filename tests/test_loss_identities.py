@@ -21,6 +21,7 @@ from hypersphere_jax import (
     generalized_nt_xent_loss,
     info_nce_loss,
     l2_normalize,
+    logsumexp_loss,
     nt_xent_loss,
     sliced_wasserstein_loss,
     theory,
@@ -40,6 +41,8 @@ def test_closed_forms():
     for loss, others in ((balanced_contrastive_loss, 12), (generalized_nt_xent_loss, 13)):
         value = -1 + 3 * (1 + math.log(others) / 2)
         np.testing.assert_allclose(loss(same, same, 2.0, 3.0), value, rtol=1e-6)
+    for tau in (0.1, 0.5):
+        np.testing.assert_allclose(logsumexp_loss(same, tau), 1 / tau + math.log(6), rtol=1e-6)
     # Two antipodal points: the only pair has potential exp(-4t), and exp(0) with itself.
     both = np.concatenate([pole, -pole])
     np.testing.assert_allclose(uniform_loss(both, 5.0), -20.0, rtol=1e-6)
@@ -70,6 +73,14 @@ def test_the_two_scalings_of_the_decoupled_loss(rng):
     tables = decoupled_nt_xent_loss(z1, z2, tau, lam, scaling="per_dimension")
     equation = decoupled_nt_xent_loss(z1, z2, tau, d * lam)
     np.testing.assert_allclose(d * tables, 1 + equation, rtol=1e-5)
+
+
+def test_logsumexp_is_what_spreads_in_the_decoupled_loss(rng):
+    # Of all 2n views as the features of one.
+    z1, z2 = inputs(rng, "nn")
+    alone = logsumexp_loss(np.concatenate([z1, z2]), 0.3)
+    losses = [decoupled_nt_xent_loss(z1, z2, 0.3, lam) for lam in (0.0, 2.0)]
+    np.testing.assert_allclose(losses[1] - losses[0], 2 * alone, rtol=1e-5)
 
 
 def test_negative_squared_distance_is_twice_the_cosine_for_unit_features(rng):

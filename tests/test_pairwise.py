@@ -59,6 +59,18 @@ CASES = {
         {"loss_lam": 0.0},
         lambda x, y: hj.generalized_nt_xent_loss(x, y, lam=0.0),
     ),
+    "logsumexp": (
+        {"loss_tau": 0.2},
+        lambda x, y: (hj.logsumexp_loss(x, 0.2) + hj.logsumexp_loss(y, 0.2)) / 2,
+    ),
+    "prior_matching": (
+        {},
+        lambda x, y: (hj.prior_matching_loss(KEY, x) + hj.prior_matching_loss(KEY, y)) / 2,
+    ),
+    "prior_matching raw normal": (
+        {"prior": "normal"},
+        lambda x, y: sum(hj.prior_matching_loss(KEY, z, "normal") for z in (x, y)) / 2,
+    ),
 }
 
 
@@ -126,12 +138,56 @@ def test_the_supervised_term_is_added(views):
     np.testing.assert_allclose(metrics["uniform"], uniform, rtol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["nt_xent raw euclidean", "generalized_contrastive"])
-def test_numbers_as_arguments(case, views):
+@pytest.mark.parametrize("case", ["generalized_contrastive", "prior_matching", "dcl"])
+def test_factor_of_the_whole_loss(case, views):
+    """Of value and gradient; not of what is logged, nor of the supervised term."""
+    base = dataclasses.replace(objective_of(case), supervised_weight=0.3)
+
+    @jax.jit
+    def of(x, factor):
+        objective = make_objective(base, {"loss_factor": factor})
+        return objective(views[0] | {"output": x}, views[1], LABELS, None, KEY)
+
+    step = jax.value_and_grad(of, has_aux=True)
+    (loss, metrics), slope = step(views[0]["output"], 1.0)
+    (scaled, same), steeper = step(views[0]["output"], 1000.0)
+    own = loss - 0.3 * metrics["supervised"]
+    np.testing.assert_allclose(scaled - 0.3 * metrics["supervised"], 1000 * own, rtol=1e-5)
+    np.testing.assert_allclose(steeper, 1000 * slope, rtol=1e-5, atol=1e-4)
+    assert jax.tree.map(float, same) == jax.tree.map(float, metrics)
+    constant = make_objective(dataclasses.replace(base, loss_factor=1000.0))
+    np.testing.assert_allclose(constant(*views, LABELS, None, KEY)[0], scaled, rtol=1e-6)
+
+
+def test_the_other_view_plays_no_part(views):
+    """In losses of one view: its features change no gradient of the first view's."""
+    for case in ("logsumexp", "prior_matching"):
+        objective = make_objective(objective_of(case))
+
+        @jax.jit
+        def slope(x, y, objective=objective):
+            return jax.grad(
+                lambda x: objective({"output": x}, {"output": y}, LABELS, None, KEY)[0]
+            )(x)
+
+        x, y = (view["output"] for view in views)
+        np.testing.assert_allclose(slope(x, y), slope(x, y[::-1] * [1, -1, 1, -1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "values"),
+    [
+        ("nt_xent raw euclidean", "loss_tau", (None, 0.9)),
+        ("generalized_contrastive", "loss_lam", (None, 0.9)),
+        ("generalized_contrastive", "loss_factor", (1.0, 1000.0)),
+        ("logsumexp", "loss_tau", (None, 0.9)),
+        ("prior_matching raw normal", "loss_factor", (1.0, 0.5)),
+    ],
+)
+def test_numbers_as_arguments(case, field, values, views):
     """Of encoders that train together: each as if they were constants."""
-    field = "loss_tau" if "nt_xent" in case else "loss_lam"
     base = objective_of(case)
-    asked = [dataclasses.replace(base, **{field: value}) for value in (None, 0.9)]
+    asked = [dataclasses.replace(base, **{field: value}) for value in values]
     dataset = data.load(PretrainConfig().data)
     configs = [PretrainConfig(objective=one, seed=seed) for seed, one in enumerate(asked)]
     assert len(set(map(assembly.structure, configs))) == 1
@@ -172,6 +228,8 @@ def test_other_losses_are_other_structures():
         ("dcl", {"loss_tau": 0.5}),
         ("balanced_contrastive", {"loss_alpha": 4, "loss_lam": 2}),
         ("generalized_nt_xent", {"loss_alpha": 2, "loss_lam": 2}),
+        ("logsumexp", {"loss_tau": 0.5}),
+        ("prior_matching", {"prior": "hypersphere"}),
         ("weighted", {}),
     ],
 )
@@ -186,7 +244,8 @@ def test_defaults_are_filled_in(loss, filled):
 
 def test_config_of_an_earlier_version():
     saved = to_dict(ObjectiveConfig(contrastive_weight=0.5))
-    new = ("loss", "loss_tau", "loss_alpha", "loss_lam", "similarity", "prior", "align_scaling")
+    settings = ("loss_tau", "loss_alpha", "loss_lam", "similarity", "prior", "align_scaling")
+    new = ("loss", "loss_factor", *settings)
     old = {name: value for name, value in saved.items() if name not in new}
     assert from_dict(ObjectiveConfig, old) == ObjectiveConfig(contrastive_weight=0.5)
 
@@ -194,8 +253,13 @@ def test_config_of_an_earlier_version():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss_tau": 0.5}, "--loss-tau is for --loss nt_xent or .* or dcl, not weighted"),
-        ({"prior": "normal"}, "--prior is for --loss generalized_contrastive, not weighted"),
+        ({"loss_tau": 0.5}, "--loss-tau is for --loss nt_xent or .* or logsumexp, not weighted"),
+        ({"prior": "normal"}, "--prior .* generalized_contrastive or prior_matching, not weighted"),
+        ({"loss_factor": 1000.0}, "--loss-factor is for the other losses: `weighted` has a weight"),
+        ({"loss": "dcl", "loss_factor": 0.0}, "--loss-factor 0.0: must be finite and positive"),
+        ({"loss": "dcl", "loss_factor": float("inf")}, "--loss-factor inf: must be finite"),
+        ({"loss": "logsumexp", "loss_lam": 1.0}, "--loss-lam is for .*, not logsumexp"),
+        ({"loss": "prior_matching", "loss_tau": 1.0}, "--loss-tau is for .*, not prior_matching"),
         ({"loss": "dcl", "loss_alpha": 2.0}, "--loss-alpha is for .*, not dcl"),
         ({"loss": "dcl", "similarity": "cosine"}, "--similarity is for --loss nt_xent, not dcl"),
         ({"loss": "nt_xent", "align_scaling": "per_sample"}, "--align-scaling .* not nt_xent"),

@@ -76,7 +76,7 @@ class ObjectiveConfig:
     too, as in the paper's tables, whose lam is d times smaller for it."""
     loss_factor: float = 1.0
     """Factor of the whole loss, of any but `weighted`. (Chen, Luo & Li: 1000 where alignment is
-    over dimensions too and the features are normalized.)"""
+    over the dimensions too and the features are normalized.)"""
 
     def __post_init__(self):
         weights = (

@@ -1,16 +1,19 @@
 """Matching the features to a prior by the sliced Wasserstein distance (Chen, Luo & Li)."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative
 from hypersphere_jax.losses.devices import AxisName, global_sum
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment
 
 Prior = Literal["hypersphere", "hypercube", "normal"]
+SORTED_TOGETHER = 2**20  # projections
 
 
 def sliced_wasserstein_loss(
@@ -181,16 +184,78 @@ def _distance(
     It is exact: each device projects its own points along all directions, and sorts those of all
     devices along its share of them. A device's memory and work are those of its share.
     """
-    projections = jnp.stack(
-        [jnp.matmul(directions, side.T, precision=lax.Precision.HIGHEST) for side in (h, samples)]
-    )
+    both = [
+        jnp.matmul(directions, side.T, precision=lax.Precision.HIGHEST) for side in (h, samples)
+    ]
     along = len(directions)
     if axis_name is not None:
         devices = lax.axis_size(axis_name)
         # What is missing to equal shares are directions along which all points are zero.
-        padded = jnp.pad(projections, ((0, 0), (0, -along % devices), (0, 0)))
-        projections = lax.all_to_all(padded, axis_name, 1, 2, tiled=True)
-    ours, theirs = jnp.sort(projections, axis=-1)
+        both = [jnp.pad(side, ((0, -along % devices), (0, 0))) for side in both]
+        both = lax.all_to_all(both, axis_name, 0, 1, tiled=True)
     # In two steps, as the number of all projections may be beyond float32's integers.
-    of_one = jnp.sum(jnp.mean(jnp.square(ours - theirs), axis=-1))
-    return global_sum(of_one, axis_name) / along
+    return global_sum(jnp.sum(_row_distances(*both)), axis_name) / along
+
+
+@jax.custom_jvp
+def _row_distances(ours: jax.Array, theirs: jax.Array) -> jax.Array:
+    """The mean square of the gaps between each row, sorted, of `[k, n]` and its partner, sorted."""
+
+    def distance(our, their):
+        return jnp.mean(jnp.square(_sorted(our) - _sorted(their)))
+
+    return _by_blocks(distance, ours, theirs)
+
+
+def _row_distances_rule(primals, tangents):
+    """The gradients along with the value, so that nothing else is kept for them."""
+
+    def with_slope(one, other):
+        order = _order(one)
+        gaps = one[order] - _sorted(other)
+        slope = jnp.zeros_like(gaps).at[order].set(2 * gaps / len(gaps), unique_indices=True)
+        return jnp.mean(jnp.square(gaps)), slope
+
+    moved = []
+    for sides, tangent in ((primals, tangents[0]), (primals[::-1], tangents[1])):
+        if not isinstance(tangent, SymbolicZero):  # samples mostly have no gradient
+            found, slopes = _by_blocks(with_slope, *sides)
+            moved.append(jnp.sum(slopes * tangent, axis=1))
+    return found, sum(moved)
+
+
+_row_distances.defjvp(_row_distances_rule, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def _sorted(row: jax.Array) -> jax.Array:
+    return _keys(lax.sort(_keys(row), is_stable=False))
+
+
+@_sorted.defjvp
+def _sorted_rule(primals, tangents):
+    order = _order(primals[0])
+    return primals[0][order], tangents[0][order]
+
+
+def _order(row: jax.Array) -> jax.Array:
+    """Places of the numbers from small to large."""
+    places = lax.iota(jnp.int32, len(row))
+    return lax.sort((_keys(row), places), num_keys=1, is_stable=False)[1]
+
+
+def _keys(numbers: jax.Array) -> jax.Array:
+    """Integers in the order of float32 numbers, or back: CPUs sort these several times faster."""
+    bits = lax.bitcast_convert_type(numbers, jnp.int32)
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    back = jnp.float32 if numbers.dtype == jnp.int32 else jnp.int32
+    return lax.bitcast_convert_type(keys, back)
+
+
+def _by_blocks(of_row: Callable[[jax.Array, jax.Array], Any], *rows: jax.Array) -> Any:
+    """Sorting holds its rows several times: so a few of them at a time, where they are long."""
+    count, length = rows[0].shape
+    size = max(1, SORTED_TOGETHER // length)
+    if count <= size:
+        return jax.vmap(of_row)(*rows)
+    return lax.map(lambda pair: of_row(*pair), rows, batch_size=size)
