@@ -102,16 +102,25 @@ def show(context: Context, rows: Rows) -> Shown:
 
 
 def _verdict(accuracies: Mapping[str, Mapping[int, float]]) -> str:
-    parts, fell = [], []
-    for label, found in accuracies.items():
-        first, last = min(found), max(found)
-        if first == 0 < last:
-            parts.append(f"{label}: {found[first]:.1f}% to {found[last]:.1f}% with {last} bits")
-            fell.append(found[last] < found[first] / 2)
-    if not parts:
+    """How many encoders fall below half of their accuracy, and which of them keeps the most."""
+    ends = {
+        label: (found[0], found[max(found)], max(found))
+        for label, found in accuracies.items()
+        if min(found) == 0 < max(found)
+    }
+    if not ends:
         return ""
-    word = "all fall to less than half" if all(fell) else f"{sum(fell)} of {len(fell)} fall by half"
-    return f"{word} ({'; '.join(parts)})"
+    lower = sum(last < first for first, last, _ in ends.values())
+    half = sum(last < first / 2 for first, last, _ in ends.values())
+    most = max(ends, key=lambda label: ends[label][1])
+    numbers = "; ".join(
+        f"{label}: {first:.1f}% to {last:.1f}% with {bits}"
+        for label, (first, last, bits) in ends.items()
+    )
+    return (
+        f"with the most bits {lower} of {len(ends)} encoders are worse than without, {half} of "
+        f"them by more than half; {most} keeps the most ({numbers})"
+    )
 
 
 ITEMS = {

@@ -54,10 +54,10 @@ def curves(
             axes.axhline(level, color="0.5", linestyle=":", zorder=0)
             axes.annotate(
                 name,
-                (0.99, level),
+                (0.01, level),
                 xycoords=("axes fraction", "data"),
                 fontsize=7,
-                ha="right",
+                ha="left",
                 va="bottom",
                 color="0.35",
             )
