@@ -18,6 +18,7 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.data.sampling import make_sampler
+from hypersphere_jax.data.views import long_tailed_counts
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.packing import END, SPECIAL, pack
@@ -105,13 +106,16 @@ def _corpus(config: DataConfig) -> data.Corpus | None:
 def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
     """Number and shape of the images to train on."""
     if config.name == "imagenet2012":
-        return (IMAGENET100 if config.classes else ABSENT[config.name][0]), (224, 224, 3)
+        count = IMAGENET100 if config.classes else ABSENT[config.name][0]
+        if config.subset != "all":
+            count = long_tailed_counts(1000).sum()
+        return int(count), (224, 224, 3)
     try:
         source = data.load(config).pretrain
         return len(source), source.image_shape
     except UserError:
         count, side = ABSENT[config.name]
-        return count, (side, side, 3)
+        return round(count * config.fraction), (side, side, 3 + config.extra_channels)
 
 
 @functools.cache

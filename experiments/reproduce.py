@@ -123,8 +123,9 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     require(bool(done) or not scale.stages, "no run is done, for the reasons above")
     seen = len({row["run"] for row in rows})
     part = f"{seen} of {total} planned runs are done or failed." if seen < total else ""
+    lost = f"{len(failed)} of {total} runs failed: results.csv says why." if failed else ""
     shown = item.show(context, rows)
-    shown = shown._replace(text=[*shown.text, *filter(None, [part])])
+    shown = shown._replace(text=[*shown.text, *filter(None, [lost, part])])
     written = {**shown._asdict(), "part": part}
     written["figures"] = [(path.name, caption) for path, caption in shown.figures]
     runs.write_json(context.folder / FILES.shown, written)
@@ -302,10 +303,10 @@ def _dry_run(name: str, item: Item, context: Context, options: ReproduceConfig) 
 
 def _printed(one: Planned) -> str:
     """What the paper printed of a run's validation split: accuracies in percent, or errors."""
-    start = "paper_val_"
+    start = ("paper_val_", "paper_top1")
     numbers = [
-        f"{name.removeprefix(start).replace('_', ' ')} {value:g}"
+        f"{name.removeprefix('paper_').removeprefix('val_').replace('_', ' ')} {value:g}"
         for name, value in one.about.items()
-        if name.startswith(start)
+        if name.startswith(start) and value is not None
     ]
     return ", ".join(numbers)

@@ -38,8 +38,8 @@ def page() -> str:
     ]
     overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, folder in kept:
-        verdict = runs.read_json(folder / FILES.shown)["verdict"]
-        overview.append([name, ITEMS[name].title, verdict or "-"])
+        shown = runs.read_json(folder / FILES.shown)
+        overview.append([name, shown["title"], shown["verdict"] or "-"])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
 
@@ -86,7 +86,8 @@ def _section(name: str, scale: str, folder: Path) -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _folder(item: str, scale: str) -> Path:

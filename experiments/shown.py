@@ -43,6 +43,31 @@ def half_interval(values: Sequence[float]) -> float:
     return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
+class Difference(NamedTuple):
+    """Of two means, with the 95% interval of Welch's test."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether zero is outside of the interval."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        interval = f"95% interval {self.low:+.2f} to {self.high:+.2f}, Welch, over seeds"
+        return f"{self.value:+.2f} points ({interval})"
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> Difference | None:
+    """Of the mean of a from that of b, two runs each at least; None with fewer."""
+    if min(len(a), len(b)) < 2:
+        return None
+    interval = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return Difference(float(np.mean(a) - np.mean(b)), float(interval.low), float(interval.high))
+
+
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's; NaN where all values on one side are the same."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:

@@ -8,6 +8,7 @@ import contextlib
 import csv
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -250,7 +251,9 @@ def _told(rows: Rows, measures: Measures) -> str:
     names = [name for name in measured if name.endswith(TOLD)]
     numbers = [f"{name.replace('_', ' ')} {last[name]:.3f}" for name in names]
     names = [
-        name for name in measured if name.endswith(("_linear", "_knn5")) or name in measures.tasks
+        name
+        for name in measured
+        if re.fullmatch(r".*_(linear|knn\d+)", name) or name in measures.tasks
     ]
     numbers += [f"{name.replace('_', ' ')} {last[name]:.2f}%" for name in names]
     seconds = last["seconds_training"] + last["seconds_measuring"]

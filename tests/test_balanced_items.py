@@ -100,20 +100,19 @@ def test_the_best_of_a_grid(context):
             alpha=alpha,
             lam=lam,
             output_linear=90 - abs(alpha - 4) - abs(lam - 2) / 4,
-            output_linear_low=0.0,
+            output_linear_low=89.9,
             output_linear_high=99.0,
+            output_knn1=90.0 + lam * alpha / 8,
         )
         for loss in grids.NAMES
         for alpha in grids.GRID
         for lam in grids.GRID
     ]
     shown = grids.show("balanced/figure4", context, rows)
-    line = ["balanced contrastive", 4, 2, 90.0, "0.00 to 99.00", 89.75, "4, 2"]
+    line = ["balanced contrastive", "4, 2", 90.0, "89.90 to 99.00", 89.75, "8, 8", 98.0, "4, 2"]
     assert shown.rows[0] == line and shown.figures[0][0].is_file()
-    assert (
-        "best at alpha 4, lambda 2 (90.00%, +0.25 points from the best with lambda 1; 3 of 16"
-        in (shown.verdict)
-    )
+    assert "alpha 4, lambda 2 (90.00%; with lambda = 1 at best 89.75%, outside" in shown.verdict
+    assert "3 of 16 settings within 1 point" in shown.verdict
     assert not grids.show("balanced/figure4", context, rows[:-1]).verdict
 
 
@@ -135,9 +134,10 @@ def test_five_seeds_conclude(context):
     shown = seeds.show(context, rows(2.0))
     assert shown.rows[0] == ["digits", "nt_xent", 5, "90.20 ± 0.20", "95.00 ± 0.00", "98.02 ± 0.02"]
     output, before = shown.verdict.split("; ")
-    assert "+2.00 points from NT-Xent (95% interval +1.77 to +2.23" in output
-    assert "before the head" in before and "-0.50 points" in before and "do not tell" not in before
-    assert "do not tell" in seeds.show(context, rows(0.05)).verdict
+    assert "NT-Xent +2.00 points (95% interval +1.77 to +2.23" in output
+    assert output.endswith(": shows") and before.endswith(": the other way")
+    assert "before the head" in before and "-0.50 points" in before
+    assert "not told" in seeds.show(context, rows(0.05)).verdict.split("; ")[0]
 
 
 def test_bias_against_accuracy(context):
@@ -159,14 +159,22 @@ def test_bias_against_accuracy(context):
 
 def test_similarities_conclude(context):
     rows = [
-        row(similarity=label, output_linear=value, backbone_linear=98.0, paper_top1=1.0)
-        for label, value in zip(similarities.SIMILARITIES, (95.0, 60.0, 70.0), strict=True)
+        row(
+            similarity=label,
+            output_linear=value + seed,
+            backbone_linear=98.0,
+            paper_top1=1.0,
+        )
+        for label, value in zip(similarities.SIMILARITIES, (95.0, 60.0, 94.9), strict=True)
+        for seed in range(3)
     ]
-    assert "+25.00 points from the better of the others" in similarities.show(context, rows).verdict
-    lost = rows[1] | {"status": "failed", "reason": "loss nan at step 3"}
-    shown = similarities.show(context, [rows[0], lost, rows[2]])
-    assert shown.rows[-1][3] == "loss nan at step 3" and not shown.verdict
-    assert {len(line) for line in shown.rows} == {len(shown.columns)}
+    first, second = similarities.show(context, rows).verdict.split("; ")
+    assert "dot product on the output: +35.00 points" in first and first.endswith(": shows")
+    assert second.endswith("does not show for certain")
+    lost = [each | {"status": "failed", "reason": "loss nan"} for each in rows[3:6]]
+    shown = similarities.show(context, [*rows[:3], *lost, *rows[6:]])
+    assert shown.rows[1] == ["dot product", "no", 0, 3, None, None, 1.0]
+    assert "dot" not in shown.verdict and "Euclidean" in shown.verdict
 
 
 def test_subsets_conclude(context):

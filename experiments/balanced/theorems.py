@@ -24,7 +24,7 @@ ROUNDING = 1e-5  # of float32 sums, divided by nu
 DRAWN = 4  # encoders whose anchors are drawn
 ABOUT = ("loss", "alpha", "lambda", "seed")
 CELLS = ("holds (%)", "left", "right", "mean gap", "least gap", "largest gap")
-BEST = (settings.BALANCED, *map(float, grids.BEST["balanced/figure4"][settings.BALANCED]))
+BEST = (settings.BALANCED, *map(float, grids.BEST[grids.FIGURE4][settings.BALANCED]))
 
 
 class Seen(NamedTuple):
@@ -142,7 +142,7 @@ def attracting(context: Context, rows: Rows) -> Shown:
         f"The gap is f.m (1/|m| - 1): it closes as the views of an image come together. On "
         f"average over anchors it is {least:.4f} to {largest:.4f} by encoder, {which}",
     ]
-    columns = [*ABOUT, *CELLS, "|m|", "Assumption 4.3 (%)"]
+    columns = [*ABOUT, *CELLS, "norm of m", "Assumption 4.3 (%)"]
     verdict = (
         f"the bound holds for {_percent(within):.2f}% of the anchors that Assumption 4.3 holds for "
         f"({_percent([len(within) / anchors]):.2f}% of all), over {len(found)} encoder(s); mean "
@@ -315,9 +315,9 @@ def _percent(values: np.ndarray) -> float:
 
 def _item(theorem: str, title: str, show: Callable[[Context, Rows], Shown]) -> dict[str, Item]:
     laptop = functools.partial(grids.plan, settings.DIGITS)
-    paper = functools.partial(seeds.plan, settings.IMAGENET, grids.BEST["balanced/figure4"])
+    paper = functools.partial(seeds.plan, settings.IMAGENET, grids.BEST[grids.FIGURE4])
     scales = {
-        "laptop": Scale(("digits",), 0.25, (laptop,)),
+        "laptop": Scale(("digits",), 0.2, (laptop,)),
         "paper": Scale(("imagenet2012",), 260_000, (paper,)),
     }
     return {f"balanced/{theorem}": Item(title, scales, show)}

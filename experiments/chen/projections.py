@@ -79,7 +79,7 @@ def _verdict(distances: dict[str, list[float]]) -> str:
         first, *_, last = ENCODERS[group]
         found.append(
             f"{group}: the distance {'falls' if falls else 'does not fall throughout'} from "
-            f"{first} to {last} ({numbers})"
+            f"{first} to {last} ({numbers}): {'shows' if falls else 'does not show'}"
         )
     return "; ".join(found)
 
@@ -88,7 +88,7 @@ ITEMS = {
     "chen/figureB1": Item(
         "distribution of outputs along random directions",
         {
-            "laptop": Scale(("digits",), 0.05, (_plan,)),
+            "laptop": Scale(("digits",), 0.03, (_plan,)),
             "paper": Scale(("cifar10",), 1_300, (_plan,)),
         },
         show,

@@ -34,6 +34,7 @@ LOSSES = {
 # Temperatures, batches and bits of the paper stand in its picture only.
 BITS = {"paper": (1, 2, 3, 4, 6, 8, 10, 12, 14, 16), "laptop": (1, 2, 4, 6, 8, 12, 16)}
 BATCHES = {"paper": (128, 512, 2048), "laptop": (64, 256)}
+FEW = 8  # bits at most, of "a few"
 NEARLY = 0.95  # of what is gained with the most bits: there a loss is called saturated
 DRAWS = 20  # of uniform points, for what their distance to others of their kind is
 
@@ -115,39 +116,47 @@ def show(context: Context, rows: Rows) -> Shown:
         "that carry k random bits and nothing else have 2^k different outputs at most, and yet "
         "the loss is soon as low as it gets, in LogSumExp (the second term of NT-Xent) as in the "
         "sliced Wasserstein distance (SWD); temperature and batch size move the point a little.",
-        "The number in each cell is the training loss at the end (the mean over the last tenth of "
-        "the steps), on a scale on which 0 is what equal outputs have and 1 what points of the "
-        "uniform distribution have. It may be a little above 1: outputs can be spread more evenly "
-        "than random points are.",
+        "The number in each cell is the training loss at the end (the mean of the steps that were "
+        "logged in the last tenth), on a scale on which 0 is what equal outputs have and 1 what "
+        "points of the uniform distribution have. It may be a little above 1: outputs can be "
+        "spread more evenly than random points are.",
         f"The last column: the fewest bits with {NEARLY:.0%} of what the most bits gain.",
     ]
+    if context.scale == "laptop":
+        text.append(
+            "Ours: a small network and outputs of 32 dimensions; 50,000 images of 8 pixels, once; "
+            "LARS."
+        )
     caption = "The distribution term at the end of training on images of k random bits"
     title = "The distribution term saturates with a few bits (Figure C.1)"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(enough, bits))
+    complete = len(by(rows, "run")) == len(LOSSES) * len(bits) * len(BATCHES[context.scale])
+    return Shown(title, columns, lines, [(path, caption)], text, _verdict(enough, complete))
 
 
 def saturated(found: Mapping[int, float]) -> int:
     """The fewest bits that gain nearly what the most of them do."""
-    level = NEARLY * found[max(found)]
-    return min(k for k, value in found.items() if value >= level)
+    most = max(found)
+    return min(k for k, value in found.items() if k == most or value >= NEARLY * found[most])
 
 
-def _verdict(enough: Mapping[tuple[str, int], int], bits: tuple[int, ...]) -> str:
+def _verdict(enough: Mapping[tuple[str, int], int], complete: bool) -> str:
+    """Which losses are saturated by a few bits."""
+    if not complete:
+        return ""
     found: dict[str, list[str]] = {}
     for (name, batch), k in enough.items():
-        found.setdefault(name, []).append(f"{k} (batches of {batch})")
-    if not found:
-        return ""
-    few = max(enough.values()) < max(bits)
+        found.setdefault(name, []).append(f"{k} bits (batches of {batch})")
+    few = [name for name in found if all(k <= FEW for (n, _), k in enough.items() if n == name)]
     numbers = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items())
-    return f"{'saturation shows' if few else 'not all saturate'}, bits to {NEARLY:.0%}: {numbers}"
+    shows = f"shows for {len(few)} of {len(found)} losses, if a few are {FEW} bits at most"
+    return f"saturation {shows}; {NEARLY:.0%} is reached by {numbers}"
 
 
 ITEMS = {
     "chen/figureC1": Item(
         "distribution losses of images that carry k random bits",
         {
-            "laptop": Scale(("random_bits",), 0.25, (_plan,)),
+            "laptop": Scale(("random_bits",), 0.2, (_plan,)),
             "paper": Scale(("random_bits",), 33_000, (_plan,)),
         },
         show,

@@ -9,7 +9,8 @@ samples *and dimensions* as their alignment, and are multiplied by 1000 where th
 normalized. Batches are of 128 for CIFAR-10 and 1,024 for ImageNet unless said otherwise.
 
 Not printed there, and as in SimCLR: the rate of 0.075 times the square root of the batch, LARS with
-ten epochs of warmup and a cosine, weight decay 1e-6 for ImageNet and 1e-4 for CIFAR-10.
+ten epochs of warmup and a cosine, weight decay 1e-6 for ImageNet and 1e-4 for CIFAR-10; and the
+linear evaluation by LARS, batches of 4,096, 90 epochs (`--protocols simclr`).
 """
 
 import dataclasses
@@ -112,9 +113,9 @@ RESNET18 = dataclasses.replace(
     BASES["chen/figureB2"], optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=400)
 )
 
-# The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is the best of
-# 0.3, 1.2 and 4 by cross-validation on the training split, the mean over the five losses (with
-# twice the width and 25 epochs).
+# The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is the best, and
+# the largest, of 0.3, 1.2 and 4 by cross-validation on the training split, the mean over the five
+# losses (with twice the width and 25 epochs).
 LAPTOP = PretrainConfig(
     name="chen_laptop",
     data=DataConfig("digits"),

@@ -1,12 +1,9 @@
 """Tables 1, 2, 3 and 5 of Wang & Isola: the best encoders of each kind of loss."""
 
-import numpy as np
-from scipy import stats
-
 from experiments import items, tables
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
-from experiments.shown import Shown, with_interval
+from experiments.shown import Shown, difference, with_interval
 from experiments.specifications import config_of, formula
 from experiments.sweeps import Planned
 from experiments.wang_isola import plane
@@ -99,16 +96,13 @@ def show(context: Context, rows: Rows) -> Shown:
 
 def _verdict(accuracies: dict[str, list[float]]) -> str:
     contrastive, both = (accuracies.get(name) for name in list(SELECTIONS)[:2])
-    if not contrastive or not both or min(len(contrastive), len(both)) < 2:
+    found = difference(both or [], contrastive or [])
+    if found is None:
         return ""
-    difference = float(np.mean(both) - np.mean(contrastive))
-    test = stats.ttest_ind(both, contrastive, equal_var=False)
-    interval = test.confidence_interval(0.95)
-    sure = interval.low > 0 or interval.high < 0
     return (
-        f"align and uniform is {difference:+.2f} points from contrastive (95% interval "
-        f"{interval.low:+.2f} to {interval.high:+.2f}, Welch, over seeds; the paper: +0.69)"
-        + ("" if sure else ": the seeds do not tell the two apart")
+        f"align and uniform is {found.value:+.2f} points from contrastive (95% interval "
+        f"{found.low:+.2f} to {found.high:+.2f}, Welch, over seeds; the paper: +0.69)"
+        + ("" if found.sure else ": the seeds do not tell the two apart")
     )
 
 

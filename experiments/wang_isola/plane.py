@@ -165,7 +165,6 @@ def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown
             line.append(f"{chance:.3f}")
             table.append([*line, *(means if metric == "sum" else (None, None))])
         verdicts.append(f"{name}: {_verdict(found, score)}")
-    failed = sum(row["status"] == "failed" for row in rows)
     text = [
         "The paper's claim: encoders with low L_align and low L_uniform are the better ones, and "
         "the best stand at the lower left of the plane. It draws the plane and prints no "
@@ -174,7 +173,6 @@ def show_plane(context: Context, rows: Rows, figure: str, score: Score) -> Shown
         "be negative (intervals by the bootstrap over encoders; chance: what 95% of permutations "
         "of the score stay below, in absolute value); and the mean score of the encoders that are "
         "no worse than the median in both metrics, beside that of all others.",
-        *([f"{failed} of {len(rows)} encoders failed: results.csv says why."] if failed else []),
         "Where encoders lie along a front, on which one metric is bought with the other, a single "
         "metric cannot tell the middle of the front from its ends; the sum can.",
         *(_best(name, group, score) for name, group in groups.items()),

@@ -78,7 +78,7 @@ def scatter(
     x: str,
     y: str,
 ) -> Figure:
-    """Points of several groups, each named beside its mean: Figure 3 of the balanced paper.
+    """Points of several groups, with their intervals: Figure 3 of the balanced paper.
 
     Args:
       groups: label -> points.

@@ -40,7 +40,7 @@ def heat_maps(
     score: str,
     ridge: str = "",
 ) -> Figure:
-    """Grids beside each other, with their numbers in the cells; the best one is framed.
+    """Grids two by two, with their numbers in the cells; the best one is framed.
 
     Args:
       grids: by title. Each has colours of its own: scores of different data do not compare.
@@ -50,11 +50,14 @@ def heat_maps(
       score: what the numbers are.
       ridge: name of the lines.
     """
-    widths = [max(3.2, 0.62 * len(grid.columns) + 1.6) for grid in grids.values()]
+    across = min(len(grids), 2)
+    down = -(-len(grids) // 2)
+    width = max(3.2, 0.62 * max(len(grid.columns) for grid in grids.values()) + 1.6)
     height = max(3.2, 0.5 * max(len(grid.rows) for grid in grids.values()) + 1.6)
-    figure = Figure(figsize=(sum(widths), height), dpi=DPI, layout="constrained")
-    places = figure.subplots(1, len(grids), squeeze=False, width_ratios=widths)[0]
-    for axes, (title, grid) in zip(places, grids.items(), strict=True):
+    size = (across * width, down * height)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    places = figure.subplots(down, across, squeeze=False).flat
+    for axes, (title, grid) in zip(places, grids.items(), strict=False):
         _draw(axes, grid, score)
         axes.set_title(title)
         axes.set_xlabel(column)
