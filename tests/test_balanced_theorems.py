@@ -115,7 +115,7 @@ def test_theorem_4_4(context, monkeypatch, rng):
     assert first["holds (%)"] == first["Assumption 4.3 (%)"] == 100
     assert first["left"] == pytest.approx((-along / norms).mean(), rel=1e-5)
     assert first["right"] == pytest.approx(-along.mean(), rel=1e-5)
-    found = [first["mean gap"], first["least gap"], first["largest gap"], first["|m|"]]
+    found = [first["mean gap"], first["least gap"], first["largest gap"], first["norm of m"]]
     expected = [gaps.mean(), gaps.min(), gaps.max(), norms.mean()]
     assert found == pytest.approx(expected, abs=1e-5)
     assert "100.00% of the 24 anchors of 2 encoder(s)" in shown.text[2]

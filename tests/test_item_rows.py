@@ -1,9 +1,12 @@
 """Every item of the two later papers, whichever of its runs are done."""
 
+from pathlib import Path
+
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import costs, reproduce
-from experiments.chen import projections
+from experiments.chen import projections, saturation
 from experiments.items import Context
 from experiments.reproduce import ITEMS, ReproduceConfig
 
@@ -42,6 +45,8 @@ def measured(config):
 @pytest.mark.parametrize("name", LAPTOP)
 def test_all_rows_some_rows_and_failed_ones(name, tmp_path, rng, monkeypatch):
     monkeypatch.setattr(projections, "measure", measured)
+    monkeypatch.setattr(saturation, "reference", lambda name, n, d: (5.0, 1.0))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
     context = Context("laptop", tmp_path / "runs", tmp_path / "item")
     planned = [one for stage in ITEMS[name].scales["laptop"].stages for one in stage(context, [])]
     rows = rows_of(planned, rng)
@@ -52,8 +57,7 @@ def test_all_rows_some_rows_and_failed_ones(name, tmp_path, rng, monkeypatch):
         assert all(len(line) == len(shown.columns) for line in shown.rows)
         assert "nan" not in f"{shown.verdict} {shown.text}"
         assert all(path.is_file() for path, _ in shown.figures)
-        assert bool(shown.verdict) or given is not rows
-    assert all(not one.verdict for one in [ITEMS[name].show(context, rows[:1])])
+        assert bool(shown.verdict) == (given is rows) or len(given) > 2
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])

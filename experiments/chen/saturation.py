@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from experiments import items
 from experiments.chen import settings
@@ -79,11 +79,12 @@ def reference(name: str, n: int, d: int) -> tuple[float, float]:
     known for uniform points; how much less it is on average for few of them is left out.
     """
     if name == SWD:
+
+        def of_uniform(keys):
+            return prior_matching_loss(keys[0], theory.uniform_sphere(keys[1], n, d))
+
         keys = jax.random.split(jax.random.key(0), (DRAWS, 2))
-        of_uniform = [
-            prior_matching_loss(key, theory.uniform_sphere(other, n, d)) for key, other in keys
-        ]
-        return 2 / d, float(np.mean(of_uniform))
+        return 2 / d, float(jnp.mean(jax.jit(jax.vmap(of_uniform))(keys)))
     kappa = 1 / LOSSES[name].loss_tau
     uniform = theory.vmf_log_normalizer(d, kappa) - theory.sphere_log_area(d)
     return kappa + math.log(n - 1), uniform + math.log(n - 1)
