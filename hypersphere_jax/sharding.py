@@ -6,6 +6,7 @@ and, with no axis, on one device. `devices` are those of all hosts, in the same 
 """
 
 import contextlib
+import gc
 import os
 import platform
 import zlib
@@ -21,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hypersphere_jax.config import UserError, require
 
 AXIS = "data"
+MAPS, LIMIT_OF_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def use_virtual_cpu_devices(count: int) -> None:
@@ -38,6 +40,32 @@ def keep_compiled(folder: str | Path) -> None:
         kind = f"{platform.machine()}-{zlib.crc32(_processor().encode()):08x}"
         where = Path(folder).expanduser() / "compiled" / kind
         jax.config.update("jax_compilation_cache_dir", str(where))
+
+
+def forget_compiled(share: float = 0.5) -> bool:
+    """Frees the compiled programs of this process where they use up its memory maps.
+
+    JAX keeps all that it compiled. On CPU each program takes ten maps and more, of which Linux
+    allows a process 65,530 by default; beyond that LLVM aborts it, after some hundred encoders in
+    turn. What is used again is compiled again, or comes from the folder of `keep_compiled`.
+
+    Args:
+      share: of the allowed maps, from which on they are freed.
+
+    Returns:
+      Whether they were.
+    """
+    try:
+        most = int(LIMIT_OF_MAPS.read_text())
+        with MAPS.open("rb") as lines:
+            maps = sum(1 for _ in lines)
+    except OSError:  # not on Linux
+        return False
+    if maps < share * most:
+        return False
+    jax.clear_caches()
+    gc.collect()
+    return True
 
 
 def local_devices(count: int | None = None) -> list[jax.Device]:
@@ -107,6 +135,7 @@ def pmap(
     function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()
 ) -> Callable[..., Any]:
     """Maps a per-device function over the axis `AXIS`, a leading one of local devices."""
+    forget_compiled()
     return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
 
 

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from hypersphere_jax import sharding
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -17,6 +19,13 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # JAX makes its devices here: else the first test that gives `--devices` would set their number.
 assert jax.device_count() == 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Compiled programs of a thousand tests are more than Linux has memory maps for a process."""
+    yield
+    sharding.forget_compiled(0.3)
 
 
 @pytest.fixture

@@ -213,3 +213,15 @@ def test_compiled_programs_are_kept_where_jax_was_not_told(tmp_path):
         assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path / "compiled"))
     finally:
         jax.config.update("jax_compilation_cache_dir", told)
+
+
+def test_compiled_programs_are_freed_before_the_maps_run_out(tmp_path, monkeypatch):
+    limit = tmp_path / "max_map_count"
+    monkeypatch.setattr(sharding, "LIMIT_OF_MAPS", limit)
+    assert not sharding.forget_compiled()  # not on Linux
+    limit.write_text("1000000000\n")
+    step = jax.jit(lambda x: x + 1)
+    assert step(1.0) == 2.0 and not sharding.forget_compiled() and step._cache_size() == 1
+    limit.write_text("10\n")
+    sharding.pmap(lambda x: x, sharding.local_devices(1))
+    assert step._cache_size() == 0 and step(1.0) == 2.0
