@@ -122,7 +122,9 @@ def test_the_five_losses(context):
     assert shown.rows[0][3:] == ["90.10 ± 0.25", "99.00 ± 0.00", "87.4, 91.0, 93.0, 93.9"]
     assert "times 1000" in shown.rows[1][1] and "times" not in shown.rows[2][1]
     assert "of the five on the output: +4.00 points (95% interval +3.77 to +4.23" in shown.verdict
-    assert "in the paper the five are 2.7 after 100" in shown.verdict
+    assert "the five are 0.00 points apart, in the paper 2.7 after 100" in shown.verdict
+    assert "the last two are NT-Xent and Decoupled" in shown.verdict
+    assert shown.verdict.endswith("SWD (uniform hypercube) and SWD (normal)")
     assert not losses.show("chen/tableD1", "", context, rows[::3]).verdict
 
 

@@ -70,11 +70,11 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
     }
     columns = ["loss", "settings", "seeds", "on the output (%)", "before the head (%)"]
     columns += [f"paper: {', '.join(map(str, EPOCHS))} epochs"]
-    lines, accuracies = [], {}
+    lines, accuracies, before = [], {}, {}
     for name, group in by(rows, "name").items():
         accuracies[name] = [row["output_linear"] for row in group]
-        before = [row["backbone_linear"] for row in group]
-        ours = [len(group), with_interval(accuracies[name]), with_interval(before)]
+        before[name] = [row["backbone_linear"] for row in group]
+        ours = [len(group), with_interval(accuracies[name]), with_interval(before[name])]
         theirs = ", ".join(f"{printed[name, epochs]:.1f}" for epochs in EPOCHS)
         lines.append([name, _settings(name), *ours, theirs])
     text = [
@@ -85,7 +85,8 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
         "output is evaluated, too. The paper's numbers are of other data: compare the differences "
         "between losses.",
     ]
-    return Shown(title, columns, lines, [], text, _verdict(accuracies, printed))
+    apart = float(np.ptp([np.mean(values) for values in before.values()] or [0]))
+    return Shown(title, columns, lines, [], text, _verdict(accuracies, apart, printed))
 
 
 def _settings(name: str) -> str:
@@ -96,7 +97,7 @@ def _settings(name: str) -> str:
     return ", ".join([f"{k} {v:g}" for k, v in shown.items() if v is not None] + factor)
 
 
-def _verdict(accuracies: dict[str, list[float]], printed: dict) -> str:
+def _verdict(accuracies: dict[str, list[float]], before: float, printed: dict) -> str:
     """The best and the worst of the five, and how far these are apart in the paper."""
     if len(accuracies) < len(settings.LOSSES) or min(map(len, accuracies.values())) < 2:
         return ""
@@ -107,9 +108,12 @@ def _verdict(accuracies: dict[str, list[float]], printed: dict) -> str:
         epochs: np.ptp([printed[name, epochs] for name in settings.LOSSES]) for epochs in EPOCHS
     }
     theirs = ", ".join(f"{value:.1f} after {epochs} epochs" for epochs, value in spread.items())
+    first = sorted(settings.LOSSES, key=lambda name: printed[name, EPOCHS[0]])
     return (
         f"best ({best}) against worst ({worst}) of the five on the output: {found}, which does not "
-        f"count that these two were picked; in the paper the five are {theirs} apart"
+        f"count that these two were picked; before the head the five are {before:.2f} points "
+        f"apart, in the paper {theirs}; the last two are {' and '.join(ordered[:2])}, in the paper "
+        f"after {EPOCHS[0]} epochs {' and '.join(first[:2])}"
     )
 
 
