@@ -59,7 +59,7 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
             shutil.copyfile(source / name, kept / name)
     if (kept / FILES.figure).is_file():
         with Image.open(kept / FILES.figure) as picture:
-            small = picture.convert("RGB").quantize(COLORS)
+            small = picture.convert("RGB").quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
         small.save(kept / FILES.figure, optimize=True)
     return kept
 
