@@ -25,6 +25,7 @@ def describe(views):
     return [*views.mean(axis=(1, 2)).T, spread, edges, sides, colours, views.max(axis=(1, 2, 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simclr_cifar", "balanced_cutout", "balanced_rotation"])
 def test_views_have_the_law_of_pillows(name):
     image, n, steps = random_image(20, 24), 1200, RECIPES[name].train

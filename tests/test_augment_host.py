@@ -69,7 +69,9 @@ def test_train_crop_is_the_drawn_box_resized_as_on_the_device(size, channels):
         np.testing.assert_allclose(to_float(ours), device, atol=1.01 * ONE_LEVEL)
 
 
-@pytest.mark.parametrize("name", ["stl10", "moco", "digits"])
+@pytest.mark.parametrize(
+    "name", ["stl10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("moco", "digits"))]
+)
 @pytest.mark.parametrize("shape", [(96, 96), (66, 90), (300, 200), (20, 31)])
 def test_evaluate_crop_equals_the_devices(name, shape):
     image = random_image(*shape)
@@ -167,6 +169,7 @@ def test_two_views_take_a_crop_each():
         two_views(transform, key, crops[:, :1], positions)
 
 
+@pytest.mark.slow
 def test_views_of_host_crops_have_the_law_of_the_devices_views():
     """Means over space, and edges, of views of one image made either way."""
     image, n = random_image(40, 56), 1500

@@ -246,7 +246,7 @@ def test_extra_channels_pass_as_they_are(images):
         np.testing.assert_array_equal(result[..., 3:], bits[:, :8, :8] / 255)
 
 
-@pytest.mark.parametrize("n", [2, 5, 8])
+@pytest.mark.parametrize("n", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))])
 def test_blocks_of_a_batch_change_no_number(n, monkeypatch, images):
     batch, positions, key = images[:n], POSITIONS[:n], jax.random.key(0)
     transform = make_augment(QUICK, 8)

@@ -31,9 +31,9 @@ def test_doubled_is_the_transposed_convolution(rng):
 @pytest.mark.parametrize(
     ("shape", "size", "halved"),
     [
-        ((8, 8, 48), 64, [24, 12, 6]),  # Table 6: a power of 2
+        pytest.param((8, 8, 48), 64, [24, 12, 6], marks=pytest.mark.slow),  # Table 6
         ((7, 7, 192), 64, [96, 48, 24]),  # SmallAlexNet's conv5
-        ((15, 15, 384), 64, [192, 96]),  # its conv4
+        pytest.param((15, 15, 384), 64, [192, 96], marks=pytest.mark.slow),  # its conv4
         ((3, 3, 2), 20, [1, 1, 1]),
         ((20, 20, 4), 24, []),
     ],
@@ -93,6 +93,7 @@ def some_split(rng, n=24, side=3, channels=16, size=12):
     return depth_fit.Split(x.astype(np.float32), depths.astype(np.float32))
 
 
+@pytest.mark.slow
 def test_predictor_learns_a_tiny_set_and_no_hole_in_it(rng):
     split = some_split(rng)
     holes = rng.random(split.depths.shape) < 0.2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hypersphere_jax
-from hypersphere_jax import theory
+from hypersphere_jax import bounds, theory
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "losses.md").read_text()
@@ -55,12 +55,13 @@ def test_every_loss_stands_in_the_table():
 def test_every_function_of_theory_stands_in_its_table():
     public = {
         name
-        for name, function in inspect.getmembers(theory, inspect.isfunction)
-        if function.__module__ == theory.__name__ and not name.startswith("_")
+        for module in (theory, bounds)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
     }
     section = PAGE.split("## Theory")[1]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
-    named = re.findall(r"`(\w+)", " ".join(rows))
+    named = re.findall(r"`(?:bounds\.)?(\w+)", " ".join(rows))
     assert public == set(named)
 
 

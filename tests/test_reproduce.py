@@ -32,7 +32,7 @@ def plan(item, context, scale=None):
 
 
 def test_every_table_figure_and_theorem_of_the_paper_is_listed_once():
-    listed = [*ITEMS, *reproduce.ELSEWHERE]
+    listed = [name for name in (*ITEMS, *reproduce.ELSEWHERE) if name.startswith("wang-isola/")]
     assert sorted(listed) == sorted(f"wang-isola/{name}" for name in FIGURES + TABLES + THEOREMS)
 
 
@@ -157,7 +157,7 @@ def test_the_plane(context):
     shown = plane.show_plane(context, rows, "Figure 5a", plane.ACCURACY)
     assert [line[:2] for line in shown.rows] == [["digits", 11]] * 4 + [["cifar10", 1]]
     assert shown.verdict.startswith("digits: ")
-    assert "number 6 of 11 in alignment and number 6" in shown.text[3]
+    assert "number 6 of 11 in alignment and number 6" in shown.text[2]
     assert shown.figures[0][0].is_file()
     assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
 
