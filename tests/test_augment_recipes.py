@@ -47,7 +47,10 @@ def batch_for(recipe, images):
 POSITIONS = np.arange(8) + 3
 
 
-@pytest.mark.parametrize(("recipe", "wrap"), [("stl10", jax.jit), ("digits", lambda op: op)])
+@pytest.mark.parametrize(
+    ("recipe", "wrap"),
+    [("stl10", jax.jit), pytest.param("digits", lambda op: op, marks=pytest.mark.slow)],
+)
 def test_views_equal_a_loop_with_and_without_jit(recipe, wrap, images):
     batch, key = batch_for(recipe, images), jax.random.key(7)
     batched = compiled(recipe, 8)(key, batch, POSITIONS)

@@ -204,12 +204,12 @@ def test_saturation(context, monkeypatch):
         saturation.LOSSES, saturation.BATCHES["laptop"], saturation.BITS["laptop"]
     ):
         worst, best = saturation.reference(name, batch, 32)
-        share = min(1.0, bits / 4) if name == saturation.SWD else bits / 16
+        share = min(1.0, bits / 4) if name == saturation.SWD else bits / 20
         loss = (worst + share * (best - worst)) * saturation.LOSSES[name].loss_factor
         about = {"name": name, "batch": batch, "dim": 32, "bits": bits, "final_loss": loss}
         rows.append(row(**about) | {"run": f"{name} {batch} {bits}"})
     shown = saturation.show(context, rows)
-    assert shown.rows[0][2] == "0.063" and (shown.rows[0][-1], shown.rows[-1][-1]) == (16, 4)
+    assert shown.rows[0][2] == "0.050" and (shown.rows[0][-1], shown.rows[-1][-1]) == (16, 4)
     assert shown.verdict.startswith("saturation shows for 1 of 3 losses")
     assert shown.figures[0][0].is_file() and not saturation.show(context, rows[:-1]).verdict
 
