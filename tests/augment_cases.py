@@ -1,4 +1,4 @@
-"""Images, keys and distribution tests that the tests of augmentation share."""
+"""Images, and the laws of random operations, for the tests of augmentation."""
 
 import math
 
@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from scipy import stats
 
-ONE_LEVEL = 1 / 255
+LEVEL = 1 / 255  # Pillow rounds to 8 bits
 
 
 def random_image(height, width, channels=3, seed=0):
@@ -23,7 +23,7 @@ def to_float(image):
     return image.astype(np.float32) / 255
 
 
-def planes(image, transform):
+def by_planes(image, transform):
     """Apply a function of a float Pillow image to each channel of [h, w, c]."""
     channels = np.moveaxis(image, -1, 0)
     return np.stack([np.asarray(transform(Image.fromarray(c))) for c in channels], axis=-1)
@@ -33,8 +33,20 @@ def keys(n, seed=0):
     return jax.random.split(jax.random.key(seed), n)
 
 
-def assert_uniform(sample, low, high):
-    assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01
+def draws(operation, image, n=3000, **params):
+    """What an operation makes of the image with n keys."""
+    of_key = jax.jit(jax.vmap(lambda key: operation(key, image, **params)))
+    return np.asarray(of_key(keys(n)))
+
+
+def assert_uniform(sample, low, high, what=""):
+    assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01, what
+
+
+def assert_same_law(ours, theirs):
+    """Of several features of each draw, one after the other."""
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert stats.ks_2samp(one, other).pvalue > 0.01, number
 
 
 def assert_independent(*samples):
@@ -45,14 +57,22 @@ def assert_independent(*samples):
 
 def assert_probability(happened, p):
     """Booleans that are true with probability p, to four standard errors."""
-    assert abs(np.mean(happened) - p) < 4 * math.sqrt(p * (1 - p) / len(happened))
+    assert abs(np.mean(happened) - p) <= 4 * math.sqrt(p * (1 - p) / len(happened))
 
 
-def torchvision_box(rng, height, width, scale, ratio):
-    for _ in range(10):
+def torchvisions_boxes(n, height, width, scale, ratio):
+    """Boxes (top, left, height, width) of torchvision's loop, with area and corner: [6, n]."""
+    rng, boxes = np.random.default_rng(1), []
+    while len(boxes) < n:
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w
-    return None
+            boxes.append((rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w))
+    return described(np.array(boxes).T)
+
+
+def described(boxes):
+    """Boxes [4, n] with their areas, and the product of top and left."""
+    top, left, height, width = boxes
+    return np.array([top, left, height, width, height * width, top * left])

@@ -1,24 +1,65 @@
-"""Eight virtual CPU devices, and no silent rank promotion, in every test."""
+"""What all tests share: eight virtual CPU devices, compiled programs, and finished runs to read.
 
-import tempfile
+Compiling is what tests cost, running is not. XLA's level 0 compiles three times as fast, and what
+one test compiled, the other worker and the next run of the suite load. The level changes rounding
+alone. What a user's program must give to the bit, or is a matter of speed, is seen in a process of
+its own, with XLA as it is by default (`processes.environment()`).
+"""
 
-import jax
-import numpy as np
-import pytest
+import fcntl
+import os
+import resource
+import shutil
+from pathlib import Path
 
-from hypersphere_jax import sharding
+LEVEL = "--xla_backend_optimization_level"
+if LEVEL not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LEVEL}=0".strip()
+
+import jax  # noqa: E402  reads the flags
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import tiny_runs  # noqa: E402
+
+from hypersphere_jax import sharding, training  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# What one test compiled, the next one loads: runs of one config are many here.
-CACHE = tempfile.TemporaryDirectory()
-jax.config.update("jax_compilation_cache_dir", CACHE.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 # JAX makes its devices here: else the first test that gives `--devices` would set their number.
 assert jax.device_count() == 8
+
+
+def pytest_configure(config):
+    """Compiled programs are kept beside pytest's own cache (`--cache-clear` empties both)."""
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+
+
+# Processor time: wall time says little on a machine that does other things as well.
+workers_seconds = []
+
+
+def processor_seconds():
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["processor_seconds"] = processor_seconds()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    workers_seconds.append(getattr(node, "workeroutput", {}).get("processor_seconds", 0))
+
+
+def pytest_terminal_summary(terminalreporter):
+    # Workers that have ended are children too, and may be counted already.
+    seconds = resource.getrusage(resource.RUSAGE_SELF)[:2]
+    total = sum(seconds) + sum(workers_seconds) if workers_seconds else processor_seconds()
+    terminalreporter.write_line(f"processor time of all tests: {total / 60:.1f} minutes")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +74,52 @@ def rng():
     return np.random.default_rng(0)
 
 
-def sphere(rng, n, d):
-    """Points on the unit sphere, float32."""
-    x = rng.standard_normal((n, d))
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """`once(name, make)`: the folder that `make(folder)` filled, once for all workers.
+
+    Who gets it only reads it: `shutil.copytree` gives a copy to change.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def made(name, make):
+        folder, done = shared / f"once-{name}", shared / f"once-{name}.done"
+        with open(shared / f"once-{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def image_run(once) -> Path:
+    """A finished run of digits: 56 steps on one device, good enough to probe (read only)."""
+    make = lambda folder: training.train(tiny_runs.images(folder))  # noqa: E731
+    return once("images", make) / "images"
+
+
+@pytest.fixture(scope="session")
+def queue_run(once) -> Path:
+    """A finished run with MoCo's queue: 10 steps on two devices (read only)."""
+    make = lambda folder: training.train(tiny_runs.queue(folder))  # noqa: E731
+    return once("queue", make) / "queue"
+
+
+@pytest.fixture(scope="session")
+def texts(once) -> Path:
+    """`books/` to train on, and `labelled/topics.{pos,neg}` (read only)."""
+    return once("texts", tiny_runs.write_texts)
+
+
+@pytest.fixture(scope="session")
+def text_run(once, texts) -> Path:
+    """A finished run of sentence encoders: 10 steps on two devices (read only)."""
+    make = lambda folder: training.train(tiny_runs.text(folder, texts))  # noqa: E731
+    return once("text", make) / "text"

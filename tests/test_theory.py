@@ -1,4 +1,4 @@
-"""Theory against exact series, integrals over the sphere, float64 loops, and real point sets."""
+"""Optima and bounds of uniformity: exact series, integrals over the sphere, real point sets."""
 
 import decimal
 import functools
@@ -8,10 +8,9 @@ from decimal import Decimal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from conftest import sphere
+from oracles import uniform_oracle
+from points import sphere
 
-from hypersphere_jax import uniform_loss
 from hypersphere_jax.theory import (
     uniformity_lower_bound,
     uniformity_optimum,
@@ -46,61 +45,41 @@ def sphere_integral(d, function):
     return band * (function(np.cos(angles)) * np.sin(angles) ** (d - 2)).mean() * np.pi
 
 
-# The optimum of uniformity.
+def test_optimum_is_the_mean_potential_of_the_sphere():
+    for t in (0.1, 2.0, 20.0):
+        two_points = math.log((1 + math.exp(-4 * t)) / 2)
+        np.testing.assert_allclose(uniformity_optimum(1, t), two_points, rtol=1e-12)
+        for d in (2, 3, 5, 64):
+            total = sphere_integral(d, lambda u, t=t: np.exp(-2 * t * (1 - u)))
+            mean = total / sphere_integral(d, np.ones_like)
+            np.testing.assert_allclose(uniformity_optimum(d, t), math.log(mean), rtol=1e-9)
 
 
-@pytest.mark.parametrize("t", [0.1, 2.0, 20.0])
-def test_optimum_on_the_circle(t):
-    angles = np.linspace(0, 2 * np.pi, 4096, endpoint=False)
-    mean = np.exp(-t * (2 - 2 * np.cos(angles))).mean()
-    np.testing.assert_allclose(uniformity_optimum(2, t), math.log(mean), rtol=1e-12)
+def test_optimum_against_the_exact_series():
+    for d in (1, 2, 3, 7, 64, 511, 2048, 8192, 100_000):
+        for t in (1e-4, 0.01, 0.1, 0.5, 2.0, 7.7, 20.0, 100.0):
+            exact = float(exact_mean_potential(d, t).ln())
+            np.testing.assert_allclose(uniformity_optimum(d, t), exact, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("d", [3, 5, 64])
-@pytest.mark.parametrize("t", [0.5, 2.0, 8.0])
-def test_optimum_on_higher_spheres(d, t):
-    total = sphere_integral(d, lambda u: np.exp(-2 * t * (1 - u)))
-    mean = total / sphere_integral(d, np.ones_like)
-    np.testing.assert_allclose(uniformity_optimum(d, t), math.log(mean), rtol=1e-9)
-
-
-@pytest.mark.parametrize("t", [0.01, 0.5, 20.0, 100.0])
-def test_optimum_in_closed_form(t):
-    two_points = math.log((1 + math.exp(-4 * t)) / 2)
-    np.testing.assert_allclose(uniformity_optimum(1, t), two_points, rtol=1e-12)
-    ball = math.log(-math.expm1(-4 * t)) - math.log(4 * t)  # exp(-2t) sinh(2t) / 2t
-    np.testing.assert_allclose(uniformity_optimum(3, t), ball, rtol=1e-12)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 7, 64, 511, 2048, 8192, 100_000])
-def test_optimum_against_the_exact_series(d):
-    for t in (1e-4, 0.01, 0.1, 0.5, 2.0, 7.7, 20.0, 100.0):
-        exact = float(exact_mean_potential(d, t).ln())
-        np.testing.assert_allclose(uniformity_optimum(d, t), exact, rtol=1e-12, atol=1e-14)
-
-
-def test_optimum_in_high_dimensions():
-    # All pairs are orthogonal: -2t from above.
-    for d in (512, 8192):
-        for t in (0.1, 2.0, 20.0):
-            assert -2 * t < uniformity_optimum(d, t) < -2 * t + 2 * t * t / d
-
-
-# The bound for finite samples.
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 16, 128, 8192])
-def test_lower_bound_against_the_exact_one(d):
+def test_lower_bound_against_the_exact_one():
     cases = {"-4t": 0, "fraction": 0}
-    for t in (0.1, 0.7, 2.0, 5.0, 20.0):
-        for n in (2, 3, 4, 10, 256, 10**6, 10**12):
-            bound, exact = uniformity_lower_bound(d, t, n), exact_lower_bound(d, t, n)
-            # Near the border the bound is rounded downwards, and only there: see the next test.
-            excess = n * float(exact_mean_potential(d, t)) - 1
-            if excess <= 0 or excess > 1e-4:
-                np.testing.assert_allclose(bound, exact, rtol=1e-8)
-            cases["-4t" if bound == -4 * t else "fraction"] += 1
-    assert cases["-4t"] and (cases["fraction"] or d == 8192)
+    for d in (1, 2, 3, 16, 128, 8192):
+        for t in (0.1, 0.7, 2.0, 5.0, 20.0):
+            for n in (2, 3, 4, 10, 256, 10**6, 10**12):
+                bound, exact = uniformity_lower_bound(d, t, n), exact_lower_bound(d, t, n)
+                # Near the border the bound is rounded downwards, and only there: see below.
+                excess = n * float(exact_mean_potential(d, t)) - 1
+                if excess <= 0 or excess > 1e-4:
+                    np.testing.assert_allclose(bound, exact, rtol=1e-8)
+                cases["-4t" if bound == -4 * t else "fraction"] += 1
+    assert min(cases.values()) > 50
+    # Far out, of infinitely many points, and with estimator (8).
+    assert uniformity_lower_bound(512, 5000.0, 2) == -20000.0
+    assert uniformity_lower_bound(2, 1e-3, 2) >= -4e-3
+    optimum = uniformity_optimum(16, 2.0)
+    np.testing.assert_allclose(uniformity_lower_bound(16, 2.0, 10**15), optimum, atol=1e-12)
+    assert uniformity_lower_bound(16, 2.0, 1, include_self=True) == optimum
 
 
 def test_lower_bound_at_the_border():
@@ -124,16 +103,6 @@ def test_lower_bound_at_the_border():
                 np.testing.assert_allclose(bound, exact, rtol=1e-4)
 
 
-def test_lower_bound_far_out():
-    assert uniformity_lower_bound(512, 5000.0, 2) == -20000.0
-    assert uniformity_lower_bound(2, 1e-3, 2) >= -4e-3
-    # Infinitely many points: the optimum.
-    optimum = uniformity_optimum(16, 2.0)
-    np.testing.assert_allclose(uniformity_lower_bound(16, 2.0, 10**15), optimum, atol=1e-12)
-    assert uniformity_lower_bound(16, 2.0, 100) < uniformity_lower_bound(16, 2.0, 1000) < optimum
-    assert uniformity_lower_bound(16, 2.0, 1, include_self=True) == optimum
-
-
 def simplex(d):
     """d + 1 points in R^d, all pairs at the same distance."""
     centred = np.eye(d + 1) - 1 / (d + 1)
@@ -142,53 +111,43 @@ def simplex(d):
 
 
 def adversaries(rng, d):
-    random = sphere(rng, 40, d).astype(np.float64)
+    random, pole = np.float64(sphere(rng, 40, d)), np.eye(d)[:1]
     angles = 2 * np.pi * np.arange(9) / 9
-    polygon = np.zeros((9, d))
-    polygon[:, 0], polygon[:, 1] = np.cos(angles), np.sin(angles)
-    pole = np.eye(d)[:1]
+    polygon = np.stack([np.cos(angles), np.sin(angles), *np.zeros((d - 2, 9))], axis=1)
     yield from (simplex(d), np.concatenate([np.eye(d), -np.eye(d)]), polygon, random)
     yield from (np.concatenate([random, -random]), np.concatenate([pole, -pole]))
     yield np.concatenate([pole, pole, -pole, -pole])
 
 
-@pytest.mark.parametrize("d", [2, 3, 8, 40])
-@pytest.mark.parametrize("t", [0.1, 1.0, 2.0, 10.0, 60.0])
-def test_no_point_set_is_below_its_bound(d, t, rng):
-    gaps = []
-    for points in adversaries(rng, d):
-        n = len(points)
-        potentials = np.exp(-t * ((points[:, None] - points[None]) ** 2).sum(-1))
-        np.fill_diagonal(potentials, 0.0)
-        without_self = math.log(potentials.sum() / (n * (n - 1)))
-        with_self = math.log((potentials.sum() + n) / (n * n))
-        gaps.append(without_self - uniformity_lower_bound(d, t, n))
-        assert gaps[-1] > -1e-9 * t
-        assert with_self > uniformity_lower_bound(d, t, n, include_self=True) - 1e-12
-        np.testing.assert_allclose(uniformity_with_self(without_self, n), with_self, atol=1e-12)
-        if with_self + math.log(n) > 1e-6:
-            back = uniformity_without_self(with_self, n)
-            np.testing.assert_allclose(back, without_self, atol=1e-8)
-    assert min(gaps) < 1e-9 * t  # the antipodal pair: some set is at its bound
+def test_no_point_set_is_below_its_bound(rng):
+    for d in (2, 3, 8, 40):
+        for t in (0.1, 1.0, 2.0, 10.0, 60.0):
+            gaps = []
+            for points in adversaries(rng, d):
+                n = len(points)
+                potentials = np.exp(-t * ((points[:, None] - points[None]) ** 2).sum(-1))
+                with_self = math.log(potentials.mean())
+                np.fill_diagonal(potentials, 0.0)
+                without_self = math.log(potentials.sum() / (n * (n - 1)))
+                gaps.append(without_self - uniformity_lower_bound(d, t, n))
+                assert gaps[-1] > -1e-9 * t
+                assert with_self > uniformity_lower_bound(d, t, n, include_self=True) - 1e-12
+            assert min(gaps) < 1e-9 * t  # the antipodal pair: some set is at its bound
 
 
 def test_the_bound_of_the_sphere_is_tight_for_designs():
     # A small t sees low moments only, in which the orthoplex agrees with the sphere: the paper's
     # optimum is not the bound of estimator (9), which the orthoplex undercuts.
-    points = np.concatenate([np.eye(4), -np.eye(4)])
-    value = float(uniform_loss(points.astype(np.float32), 0.1))
+    value = uniform_oracle(np.concatenate([np.eye(4), -np.eye(4)]), 0.1)
     assert value < uniformity_optimum(4, 0.1) - 0.01
     np.testing.assert_allclose(value, uniformity_lower_bound(4, 0.1, 8), atol=2e-5)
 
 
-# The two estimators.
-
-
 def test_estimators_into_each_other(rng):
     x = sphere(rng, 30, 4)
-    with_self, without = uniform_loss(x, 2.0, include_self=True), uniform_loss(x, 2.0)
-    np.testing.assert_allclose(uniformity_without_self(with_self, 30), without, rtol=1e-5)
-    np.testing.assert_allclose(uniformity_with_self(without, 30), with_self, rtol=1e-6)
+    with_self, without = uniform_oracle(x, 2.0, include_self=True), uniform_oracle(x, 2.0)
+    np.testing.assert_allclose(uniformity_without_self(with_self, 30), without, rtol=1e-12)
+    np.testing.assert_allclose(uniformity_with_self(without, 30), with_self, rtol=1e-12)
     values = -np.linspace(0.01, 30.0, 200).reshape(2, 100)
     for n in (2, 3, 1000):
         forth = uniformity_with_self(values, n)
@@ -197,16 +156,13 @@ def test_estimators_into_each_other(rng):
         close = np.exp(values) * (n - 1) > 1e-6
         back = uniformity_without_self(forth, n)
         np.testing.assert_allclose(back[close], values[close], atol=1e-8)
+    # Of points that coincide; of points infinitely far apart, and a rounding error below that.
     assert uniformity_without_self(0.0, 7) == 0.0
     np.testing.assert_allclose(uniformity_with_self(0.0, 7), 0.0, atol=1e-15)
-
-
-def test_estimators_at_the_end():
-    # All points infinitely far apart, and a rounding error below that.
-    assert uniformity_without_self(-math.log(8), 8) == -math.inf
-    assert uniformity_without_self(-math.log(8) - 1e-9, 8) == -math.inf
-    np.testing.assert_allclose(uniformity_with_self(-math.inf, 8), -math.log(8))
-    np.testing.assert_allclose(uniformity_with_self(-1e5, 8), -math.log(8))
+    for value in (-math.log(8), -math.log(8) - 1e-9):
+        assert uniformity_without_self(value, 8) == -math.inf
+    for value in (-math.inf, -1e5):
+        np.testing.assert_allclose(uniformity_with_self(value, 8), -math.log(8))
 
 
 def test_estimators_of_jax_arrays():

@@ -5,11 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
-from conftest import sphere
+from points import sphere
 from test_theory import exact_mean_potential, simplex, sphere_integral
 
-from hypersphere_jax import align_loss, uniform_loss
 from hypersphere_jax.theory import (
     contrastive_limit,
     prototype_bias,
@@ -23,84 +23,55 @@ from hypersphere_jax.theory import (
     vmf_log_normalizer,
 )
 
-# The limit of the contrastive loss.
+N, D = 20, 3
+limit = jax.jit(jax.value_and_grad(contrastive_limit, argnums=(0, 1)))
+entropy = jax.jit(vmf_kde_entropy, static_argnames="kappa")
 
 
 def limit_oracle(x, y, tau):
-    n, total = len(x), 0.0
-    for i in range(n):
-        potentials = [math.exp(float(x[j] @ x[i]) / tau) for j in range(n)]
-        total += math.log(sum(potentials) / n) - float(x[i] @ y[i]) / tau
-    return total / n
+    x, y = np.float64(x), np.float64(y)
+    repulsion = np.log(np.exp((x @ x.T - 1) / tau).mean(axis=1)).mean()
+    return repulsion + (1 - np.mean(np.sum(x * y, axis=1))) / tau
 
 
-@pytest.mark.parametrize("n", [1, 5, 256, 300])
-@pytest.mark.parametrize("tau", [0.07, 0.5, 2.0])
-def test_limit_against_loops(n, tau, rng):
-    x, y = sphere(rng, n, 6), sphere(rng, n, 6)
-    expected = limit_oracle(x.astype(np.float64), y.astype(np.float64), tau)
-    value = jax.jit(contrastive_limit)(x, y, tau)
-    assert value.dtype == jnp.float32 and value.shape == ()
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=2e-6)
+def test_limit_and_its_gradient(rng):
+    x, y = sphere(rng, N, D), sphere(rng, N, D)
+    for tau in (0.07, 0.5, 2.0):
+        value, slopes = limit(x, y, tau)
+        assert value.dtype == jnp.float32 and value.shape == ()
+        np.testing.assert_allclose(value, limit_oracle(x, y, tau), rtol=1e-5, atol=2e-6)
+        towards = [rng.standard_normal((N, D)) for _ in range(2)]
+        expected = oracles.numeric_slopes(lambda *a, t=tau: limit_oracle(*a, t), (x, y), towards)
+        np.testing.assert_allclose(
+            [np.vdot(*pair) for pair in zip(slopes, towards, strict=True)], expected, rtol=1e-3
+        )
+    # Extreme temperatures, and all features the same.
+    np.testing.assert_allclose(limit(x, x, 1e-3)[0], -math.log(N), atol=1e-3)
+    same = np.repeat(x[:1], N, axis=0)
+    np.testing.assert_allclose(limit(same, -same, 0.01)[0], 200.0, rtol=1e-5)
 
 
 def test_limit_is_one(rng):
     # Theorem 1, with negatives drawn from the rows: the deviation shrinks like M^-1/2.
-    x, y, tau = sphere(rng, 20, 3), sphere(rng, 20, 3), 0.5
+    x, y, tau = sphere(rng, N, D), sphere(rng, N, D), 0.5
+    positives = np.exp(np.sum(x * y, axis=1) / tau)
     deviations = []
     for m in (20, 50_000):
         losses = []
-        for i in range(20):
-            negatives = np.exp(x[rng.integers(20, size=(40, m))] @ x[i] / tau).sum(axis=1)
-            positive = math.exp(float(x[i] @ y[i]) / tau)
-            losses.append(-np.log(positive / (positive + negatives)).mean())
-        deviations.append(abs(np.mean(losses) - math.log(m) - float(contrastive_limit(x, y, tau))))
+        for i in range(N):
+            negatives = np.exp(x[rng.integers(N, size=(40, m))] @ x[i] / tau).sum(axis=1)
+            losses.append(-np.log(positives[i] / (positives[i] + negatives)).mean())
+        deviations.append(abs(np.mean(losses) - math.log(m) - float(limit(x, y, tau)[0])))
     assert deviations[0] > 0.01 and deviations[1] < 0.002
 
 
 def test_limit_and_uniformity(rng):
     # With tau = 1 / 2t the log stands inside the mean, where uniformity has it outside: Jensen,
     # with equality where all points see the same.
-    t = 2.0
-    for points, equal in ((simplex(4).astype(np.float32), True), (sphere(rng, 9, 4), False)):
-        gap = uniform_loss(points, t, include_self=True) - contrastive_limit(points, points, 0.25)
+    for points, equal in ((simplex(D).astype(np.float32), True), (sphere(rng, D + 1, D), False)):
+        uniformity = oracles.uniform_oracle(points, 2.0, include_self=True)
+        gap = uniformity - limit(points, points, 0.25)[0]
         assert abs(gap) < 3e-6 if equal else gap > 1e-3
-
-
-def test_limit_of_extreme_inputs(rng):
-    x = sphere(rng, 7, 3)
-    np.testing.assert_allclose(contrastive_limit(x, x, 1e-3), -math.log(7), atol=1e-3)
-    same = np.repeat(x[:1], 5, axis=0)
-    np.testing.assert_allclose(contrastive_limit(same, -same, 0.01), 200.0, rtol=1e-5)
-    half = jnp.asarray(x, jnp.bfloat16)
-    assert contrastive_limit(half, half).dtype == jnp.float32
-
-
-def test_limit_gradient(rng):
-    x, y, tau, step = sphere(rng, 300, 3), sphere(rng, 300, 3), 0.3, 1e-4
-    for_x, for_y = jax.grad(contrastive_limit, argnums=(0, 1))(x, y, tau)
-    np.testing.assert_allclose(for_y, -x / (300 * tau), rtol=1e-6)
-
-    def value(x):
-        repulsion = np.log(np.exp(x @ x.T / tau).mean(axis=1)).mean()
-        return repulsion - (x * y).sum() / (300 * tau)
-
-    for i, k in ((0, 0), (255, 1), (256, 2), (299, 0)):
-        moved = np.zeros((300, 3))
-        moved[i, k] = step
-        expected = (value(x + moved) - value(x - moved)) / (2 * step)
-        np.testing.assert_allclose(for_x[i, k], expected, rtol=2e-4, atol=1e-7)
-
-
-def test_limit_needs_memory_for_blocks_only():
-    n = 4096
-    shapes = [jax.ShapeDtypeStruct((n, 8), jnp.float32)] * 2
-    for function in (contrastive_limit, jax.grad(contrastive_limit)):
-        memory = jax.jit(function).lower(*shapes).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < n * n * 4 / 4
-
-
-# Areas, the von Mises-Fisher normalizer, entropy.
 
 
 def test_areas():
@@ -114,12 +85,8 @@ def test_areas():
 
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 14.0, 100.0])
 def test_normalizer(kappa):
-    angles = np.linspace(0, 2 * np.pi, 4096, endpoint=False)
-    circle = 2 * np.pi * np.exp(kappa * np.cos(angles)).mean()
-    closed = {1: 2 * math.cosh(kappa), 2: circle, 3: 4 * np.pi * math.sinh(kappa) / kappa}
-    for d, value in closed.items():
-        np.testing.assert_allclose(vmf_log_normalizer(d, kappa), math.log(value), rtol=1e-12)
-    for d in (4, 7, 50):
+    np.testing.assert_allclose(vmf_log_normalizer(1, kappa), math.log(2 * math.cosh(kappa)), 1e-12)
+    for d in (2, 3, 4, 7, 50):
         value = sphere_integral(d, lambda u: np.exp(kappa * u))
         np.testing.assert_allclose(vmf_log_normalizer(d, kappa), math.log(value), rtol=1e-8)
     for d in (512, 8192):  # the mean of exp(kappa u), u of mean 0 and variance 1/d
@@ -134,84 +101,54 @@ def test_entropy_against_a_density_on_the_circle(rng):
     differences = angles[:, None] - angles[None]
     density = (np.exp(kappa * np.cos(differences)) / (2 * np.pi * np.i0(kappa))).mean(axis=1)
     x = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    for run in (vmf_kde_entropy, jax.jit(vmf_kde_entropy, static_argnames="kappa")):
-        value = run(x, kappa=kappa)
-        assert value.dtype == jnp.float32 and value.shape == ()
-        np.testing.assert_allclose(value, -np.log(density).mean(), rtol=1e-5)
+    value = entropy(x, kappa=kappa)
+    assert value.dtype == jnp.float32 and value.shape == ()
+    np.testing.assert_allclose(value, -np.log(density).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("d", "kappa"), [(2, 20.0), (3, 10.0), (8, 3.0)])
 def test_entropy_of_uniform_points_is_the_log_area(d, kappa):
     x = uniform_sphere(jax.random.key(1), 4000, d)
-    np.testing.assert_allclose(vmf_kde_entropy(x, kappa), sphere_log_area(d), atol=0.01)
+    np.testing.assert_allclose(entropy(x, kappa=kappa), sphere_log_area(d), atol=0.01)
     cap = jnp.abs(x)  # one orthant: a 2^d-th of the area, blurred at its rim by the kernel
     expected = sphere_log_area(d) - d * math.log(2)
-    assert expected < vmf_kde_entropy(cap, kappa) < sphere_log_area(d) - 0.3
+    assert expected < entropy(cap, kappa=kappa) < sphere_log_area(d) - 0.3
 
 
 def test_entropy_is_that_of_the_limit(rng):
-    x, tau = sphere(rng, 50, 5), 0.2
-    second_term = float(contrastive_limit(x, x, tau)) + 1 / tau
-    expected = vmf_log_normalizer(5, 1 / tau) - second_term
-    np.testing.assert_allclose(vmf_kde_entropy(x, 1 / tau), expected, atol=5e-6)
-    assert jnp.isfinite(jax.grad(vmf_kde_entropy)(x, 5.0)).all()
+    x, tau = sphere(rng, N, D), 0.2
+    second_term = float(limit(x, x, tau)[0]) + 1 / tau
+    expected = vmf_log_normalizer(D, 1 / tau) - second_term
+    np.testing.assert_allclose(entropy(x, kappa=1 / tau), expected, atol=5e-6)
 
 
-# Prototype bias.
-
-
-def test_prototype_bias(rng):
-    x, mates = (rng.standard_normal((20, 6)).astype(np.float32) for _ in range(2))
-    expected = sum(math.dist(a, b) for a, b in zip(x, mates, strict=True)) / 20
-    value = jax.jit(prototype_bias)(x, mates)
-    assert value.dtype == jnp.float32 and value.shape == ()
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    np.testing.assert_allclose(prototype_bias(3 * x, 3 * mates), 3 * expected, rtol=1e-6)
-    assert prototype_bias(x, x) == 0
-    assert abs(value - align_loss(x, mates)) > 0.1  # distances, not their squares
-
-
-def test_prototype_bias_gradient(rng):
-    x, mates = sphere(rng, 4, 3), sphere(rng, 4, 3)
+def test_prototype_bias_is_the_mean_distance(rng):
+    x, mates = (rng.standard_normal((4, 3)).astype(np.float32) for _ in range(2))
     mates[1] = x[1]
-    gradient = np.asarray(jax.grad(prototype_bias)(x, mates))
-    assert (gradient[1] == 0).all()
-    apart = (x - mates)[[0, 2, 3]]
-    expected = apart / np.linalg.norm(apart, axis=1, keepdims=True) / 4
-    np.testing.assert_allclose(gradient[[0, 2, 3]], expected, rtol=1e-5, atol=1e-7)
+    value, slope = jax.jit(jax.value_and_grad(prototype_bias))(x, mates)
+    lengths = [math.dist(a, b) for a, b in zip(x, mates, strict=True)]
+    np.testing.assert_allclose(value, np.mean(lengths), rtol=1e-6)
+    expected = (x - mates) / np.maximum(lengths, 1e-9)[:, None] / 4  # zero where they coincide
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-7)
 
 
-# Uniform points.
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 16, 300])
-def test_uniform_points(d):
-    n = 20_000
-    x = np.asarray(uniform_sphere(jax.random.key(7), n, d))
-    assert x.shape == (n, d) and x.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(x.astype(np.float64), axis=1), 1, atol=3e-7)
-    assert np.abs(x.mean(axis=0)).max() < 4.5 / math.sqrt(n * d)
-    deviation = 4.5 * math.sqrt(2) / (d * math.sqrt(n))
-    assert np.abs(x.T @ x / n - np.eye(d) / d).max() < deviation + 1e-5
-    # Fourth moments tell the sphere from cubes and lattices: E x_1^4 = 3 / (d (d + 2)).
-    np.testing.assert_allclose((x**4).mean(), 3 / (d * (d + 2)), rtol=0.02)
-
-
-def test_uniform_points_fill_the_circle_and_the_ball():
+def test_uniform_points():
+    """Moments up to the fourth, which tell the sphere from cubes, and two whole distributions."""
     n = 20_000
     line = (np.arange(n) + 0.5) / n
-    circle = np.asarray(uniform_sphere(jax.random.key(3), n, 2))
-    turns = np.sort(np.arctan2(circle[:, 1], circle[:, 0])) / (2 * np.pi) + 0.5
-    ball = np.asarray(uniform_sphere(jax.random.key(4), n, 3))
-    heights = (np.sort(ball[:, 2]) + 1) / 2  # Archimedes: heights on the ball are uniform
-    for sample in (turns, heights):  # Kolmogorov-Smirnov, at a level of 1e-3
-        assert np.abs(sample - line).max() < 1.95 / math.sqrt(n)
-
-
-def test_uniform_points_are_near_the_optimum():
-    for d in (2, 3, 32):
-        x = uniform_sphere(jax.random.key(11), 2000, d)
-        np.testing.assert_allclose(uniform_loss(x, 2.0), uniformity_optimum(d, 2.0), atol=0.01)
+    for d in (1, 2, 3, 16):
+        x = np.asarray(uniform_sphere(jax.random.key(7), n, d))
+        assert x.shape == (n, d) and x.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(x.astype(np.float64), axis=1), 1, atol=3e-7)
+        assert np.abs(x.mean(axis=0)).max() < 4.5 / math.sqrt(n * d)
+        deviation = 4.5 * math.sqrt(2) / (d * math.sqrt(n))
+        assert np.abs(x.T @ x / n - np.eye(d) / d).max() < deviation + 1e-5
+        np.testing.assert_allclose((x**4).mean(), 3 / (d * (d + 2)), rtol=0.02)  # of E x_1^4
+        if d in (2, 3):  # turns on the circle; heights on the ball are uniform, says Archimedes
+            turns = np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) + 0.5
+            sample = np.sort(turns if d == 2 else (x[:, 2] + 1) / 2)
+            # Kolmogorov-Smirnov, at a level of 1e-3.
+            assert np.abs(sample - line).max() < 1.95 / math.sqrt(n)
 
 
 def test_uniform_points_are_those_of_their_key():
@@ -220,34 +157,35 @@ def test_uniform_points_are_those_of_their_key():
     assert uniform_sphere(jax.random.key(0), 0, 3).shape == (0, 3)
 
 
-def test_ranges():
-    x, nothing = jnp.ones((2, 3)), jnp.ones((0, 3))
-    key, nan = jax.random.key(0), math.nan
-    for call, named in (
-        (lambda: uniformity_optimum(0, 2.0), "d=0"),
-        (lambda: uniformity_optimum(3, 0.0), "t=0.0"),
-        (lambda: uniformity_optimum(3, -1.0), "t=-1.0"),
-        (lambda: uniformity_optimum(3, nan), "t=nan"),
-        (lambda: uniformity_optimum(3, math.inf), "t=inf"),
-        (lambda: uniformity_lower_bound(0, 2.0, 5), "d=0"),
-        (lambda: uniformity_lower_bound(3, 0.0, 5), "t=0.0"),
-        (lambda: uniformity_lower_bound(3, 2.0, 1), "n=1"),
-        (lambda: uniformity_lower_bound(3, 2.0, 0, include_self=True), "n=0"),
-        (lambda: uniformity_without_self(-1.0, 1), "n=1"),
-        (lambda: uniformity_with_self(-1.0, 1), "n=1"),
-        (lambda: contrastive_limit(x, x, 0.0), "tau must be positive and finite, got 0.0"),
-        (lambda: contrastive_limit(x, x[:1]), r"\(2, 3\), \(1, 3\)"),
-        (lambda: contrastive_limit(nothing, nothing), r"\(0, 3\)"),
-        (lambda: sphere_log_area(0), "d=0"),
-        (lambda: vmf_log_normalizer(0, 1.0), "d=0"),
-        (lambda: vmf_log_normalizer(3, 0.0), "kappa=0.0"),
-        (lambda: vmf_kde_entropy(x, -1.0), "kappa=-1.0"),
-        (lambda: vmf_kde_entropy(x[0], 1.0), r"\(3,\)"),
-        (lambda: vmf_kde_entropy(nothing, 1.0), r"\(0, 3\)"),
-        (lambda: prototype_bias(x, x[:, :2]), r"same_class .*\(2, 3\), \(2, 2\)"),
-        (lambda: prototype_bias(nothing, nothing), r"\(0, 3\)"),
-        (lambda: uniform_sphere(key, 3, 0), "d=0"),
-        (lambda: uniform_sphere(key, -1, 3), "n=-1"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            call()
+X, NOTHING, KEY = np.ones((2, 3), np.float32), np.ones((0, 3), np.float32), jax.random.key(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "named"),
+    [
+        (uniformity_optimum, (0, 2.0), "d=0"),
+        *((uniformity_optimum, (3, t), f"t={t}") for t in (0.0, -1.0, math.nan, math.inf)),
+        (uniformity_lower_bound, (0, 2.0, 5), "d=0"),
+        (uniformity_lower_bound, (3, 0.0, 5), "t=0.0"),
+        (uniformity_lower_bound, (3, 2.0, 1), "n=1"),
+        (uniformity_lower_bound, (3, 2.0, 0, True), "n=0"),
+        (uniformity_without_self, (-1.0, 1), "n=1"),
+        (uniformity_with_self, (-1.0, 1), "n=1"),
+        (contrastive_limit, (X, X, 0.0), "tau must be positive and finite, got 0.0"),
+        (contrastive_limit, (X, X[:1]), r"\(2, 3\), \(1, 3\)"),
+        (contrastive_limit, (NOTHING, NOTHING), r"\(0, 3\)"),
+        (sphere_log_area, (0,), "d=0"),
+        (vmf_log_normalizer, (0, 1.0), "d=0"),
+        (vmf_log_normalizer, (3, 0.0), "kappa=0.0"),
+        (vmf_kde_entropy, (X, -1.0), "kappa=-1.0"),
+        (vmf_kde_entropy, (X[0], 1.0), r"\(3,\)"),
+        (vmf_kde_entropy, (NOTHING, 1.0), r"\(0, 3\)"),
+        (prototype_bias, (X, X[:, :2]), r"same_class .*\(2, 3\), \(2, 2\)"),
+        (prototype_bias, (NOTHING, NOTHING), r"\(0, 3\)"),
+        (uniform_sphere, (KEY, 3, 0), "d=0"),
+        (uniform_sphere, (KEY, -1, 3), "n=-1"),
+    ],
+)
+def test_mistakes(function, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        function(*arguments)

@@ -1,0 +1,149 @@
+"""Configs: what they refuse, their defaults, and their way to JSON and back."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hypersphere_jax import config as of
+from hypersphere_jax.config import UserError, differences, from_dict, to_dict
+
+NAN, INF = float("nan"), float("inf")
+HOSTS = {"coordinator": "a:7000", "num_hosts": 2, "host_index": 1}
+L2, SPLIT = {"l2": (1.0,)}, {"bn_groups": 2}
+SENTENCES = of.ModelConfig("sentence_gru", dim=8)
+# Of each config: what it takes, then what it refuses, which its message names.
+CASES = [
+    (of.OptimizerConfig, {"momentum": 0.0}, {"momentum": 1.0}, {"momentum": -0.1}),
+    (of.OptimizerConfig, {"batch_size": 2}, {"batch_size": 1}),
+    (of.OptimizerConfig, {"learning_rate": 0.0}, {"learning_rate": -1.0}, {"learning_rate": INF}),
+    (of.OptimizerConfig, {"weight_decay": 0.0}, {"weight_decay": -1.0}, {"weight_decay": INF}),
+    (of.OptimizerConfig, {"clip_norm": 0.1}, {"clip_norm": 0.0}, {"clip_norm": NAN}),
+    (of.OptimizerConfig, {"decay_at": (1.0,)}, {"decay_at": (0.0,)}, {"decay_at": (1.1,)}),
+    (of.OptimizerConfig, {"adam_betas": (0, 0.9)}, {"adam_betas": (0, 1.0)}),
+    (of.OptimizerConfig, {"warmup_epochs": 155}, {"warmup_epochs": 200}, {"warmup_epochs": 156}),
+    (of.OptimizerConfig, {"nesterov": True}, {"nesterov": True, "momentum": 0.0}),
+    (of.OptimizerConfig, {"epochs": 1}, {"epochs": 0}),
+    (of.OptimizerConfig, {"lars_trust": 1.0}, {"lars_trust": 0.0}, {"decay_factor": 0.0}),
+    (of.ObjectiveConfig, {"align_weight": 0.0}, {"align_weight": NAN}, {"align_weight": -1.0}),
+    (of.ObjectiveConfig, {}, {"align_weight": 0.0, "uniform_weight": 0.0}),
+    (of.ObjectiveConfig, {"uniform_t": 1e-3}, {"uniform_t": 0.0}, {"align_alpha": INF}),
+    (of.ObjectiveConfig, {"loss": "dcl", "loss_tau": 1.0}, {"loss": "dcl", "loss_tau": 0.0}),
+    (
+        of.ObjectiveConfig,
+        {"loss": "dcl"},
+        {"loss": "dcl", "align_weight": 2.0},
+        {"loss_factor": 2.0},
+    ),
+    (of.MocoConfig, {"queue_size": 2, "ema_decay": 1.0}, {"ema_decay": 0.9}, {"queue_size": -1}),
+    (of.MocoConfig, {}, {"queue_size": 2, "ema_decay": 1.1}),
+    (of.ModelConfig, {"dim": 2}, {"dim": 1}, {"width": 0.0}, {"image_size": 3}),
+    (
+        of.ModelConfig,
+        {"batch_norm": "split", "bn_groups": 2},
+        {"batch_norm": "sync", "bn_groups": 2},
+    ),
+    (of.ModelConfig, {"name": "resnet18", "stem": "cifar"}, {"stem": "cifar"}),
+    (of.ModelConfig, {"head": "moco_v2", "head_hidden": 3}, {"head_hidden": 3}, {"embedding": 3}),
+    (of.ModelConfig, {"name": "sentence_gru", "dim": 4}, {"name": "sentence_gru", "dim": 5}),
+    (of.DataConfig, {"fraction": 1.0}, {"fraction": 0.0}, {"fraction": 1.1}),
+    (of.DataConfig, {"folds": 2, "fold": 1}, {"folds": 2, "fold": 2}, {"folds": 0}),
+    (of.DataConfig, {"subset": "uniform", "subset_size": 1}, {"subset_size": 1}),
+    (of.DataConfig, {"bits": 256}, {"bits": 257}, {"bits": -1}, {"name": "random_bits"}),
+    (of.DataConfig, {"max_tokens": 2}, {"max_tokens": 1}, {"max_tokens": 513}, {"vocabulary": 0}),
+    (of.DataConfig, {"subset_seed": 2**32 - 1}, {"subset_seed": 2**32}, {"subset_seed": -1}),
+    (of.PrepareTextConfig, {"held_out": 0.0}, {"held_out": 1.0}),
+    (of.RuntimeConfig, {"keep_last": 2}, {"keep_last": 1}, {"workers": -1}, {"devices": 0}),
+    (of.RuntimeConfig, HOSTS, HOSTS | {"host_index": 2}, HOSTS | {"hosts": "auto"}),
+    (of.RuntimeConfig, HOSTS, HOSTS | {"coordinator": "a"}, HOSTS | {"num_hosts": None}),
+    (of.EvaluateConfig, {"eval_images": 20}, {"eval_images": 19}, {"evaluators": ()}),
+    (of.FinetuneConfig, {"learning_rates": (1, 2)}, {"learning_rates": (1, 1)}, {"fraction": 0}),
+    (of.ProbeConfig, {"folds": 2}, {"folds": 1}, {"k": ()}, {"k": (0,)}, {"temperature": 1.0}),
+    (
+        of.ProbeConfig,
+        {"protocols": ("lbfgs",), "l2": (1.0,)},
+        {"protocols": ("knn",), "l2": (1.0,)},
+    ),
+    (of.ProbeConfig, {"protocols": ("moco",), "as_printed": True}, {"as_printed": True}),
+    (of.ProbeConfig, {"step": 1}, {"step": 1, "all_steps": True}, {"out": Path("a.txt")}),
+    (of.MetricsConfig, {"t": 1e6}, {"t": 2e6}, {"alpha": 0.0}, {"normalize": True}),
+    (of.DepthConfig, {"folds": 2}, {"folds": 1}, {"rows": 0}, {"learning_rate": 0.0}),
+    (
+        of.PretrainConfig,
+        {"seed": 0},
+        {"seed": -1},
+        {"name": "a/b"},
+        {"name": ".."},
+        {"init_step": 1},
+    ),
+    (of.PretrainConfig, {"init_from": "a", "init_step": 0}, {"model": SENTENCES, "name": ""}),
+    (
+        *(of.PretrainConfig, {"moco": of.MocoConfig(4)}),
+        {"moco": of.MocoConfig(4), "objective": of.ObjectiveConfig(supervised_weight=1)},
+        {"moco": of.MocoConfig(4), "objective": of.ObjectiveConfig(loss="dcl")},
+        {"objective": of.ObjectiveConfig(uniform_intra_batch=False)},
+    ),
+]
+FIRST = {
+    of.FinetuneConfig: {"run": "a"},
+    of.MetricsConfig: {"run": "a"},
+    of.ProbeConfig: {"runs": ("a",)},
+}
+FIRST |= {of.DepthConfig: {"runs": ("a",)}, of.PrepareTextConfig: {"raw": "a", "out": "b"}}
+
+
+def test_what_is_taken_and_what_is_refused():
+    for cls, taken, *refused in CASES:
+        cls(**FIRST.get(cls, {}), **taken)
+        for values in refused:
+            with pytest.raises(UserError) as error:
+                cls(**FIRST.get(cls, {}), **values)
+                pytest.fail(f"{cls.__name__} takes {values}")
+            assert "\n" not in str(error.value)
+
+
+def test_defaults_are_those_of_the_papers():
+    rule, loss, moco = of.OptimizerConfig(), of.ObjectiveConfig(), of.MocoConfig(4)
+    assert [share * rule.epochs for share in rule.decay_at] == pytest.approx([155, 170, 185])
+    assert (rule.optimizer, rule.momentum, rule.weight_decay) == ("sgd", 0.9, 1e-4)
+    assert (rule.learning_rate, rule.batch_size, rule.scaling) == (0.12, 256, "linear")
+    assert (rule.decay_factor, rule.lars_trust, rule.adam_betas) == (0.1, 0.001, (0.9, 0.999))
+    assert (loss.contrastive_weight, loss.align_weight, loss.uniform_weight) == (0, 1, 1)
+    assert (loss.align_alpha, loss.uniform_t, loss.contrastive_tau) == (2, 2, 0.5)
+    assert loss.uniform_intra_batch and loss.loss == "weighted" and loss.supervised_weight == 0
+    assert (moco.ema_decay, moco.ema_schedule, moco.ema_stats) == (0.999, "constant", "own")
+    depth = of.DepthConfig(("a",)).optimizer
+    assert [share * depth.epochs for share in depth.decay_at] == pytest.approx([70, 90, 100, 110])
+    assert (depth.optimizer, depth.adam_betas, depth.decay_factor) == ("adam", (0.5, 0.999), 0.2)
+    assert (depth.learning_rate, depth.weight_decay, depth.batch_size) == (3e-3, 0, 128)
+    probe, metrics = of.ProbeConfig(("a",)), of.MetricsConfig("a")
+    assert (probe.layers, probe.protocols, probe.k) == (("output",), ("lbfgs", "knn"), (5,))
+    assert (metrics.split, metrics.alpha, metrics.t) == ("test", 2, 2)
+    assert of.ModelConfig().classifier_layer == "output" and of.RuntimeConfig().keep_last == 3
+
+
+def test_to_json_and_back():
+    config = of.PretrainConfig(
+        seed=3,
+        data=of.DataConfig(folds=5, fold=2),
+        objective=of.ObjectiveConfig(align_alpha=1.0),
+        optimizer=of.OptimizerConfig(decay_at=(0.5, 0.75), adam_betas=(0.5, 0.9)),
+        evaluate=of.EvaluateConfig(evaluators=("knn",)),
+    )
+    plain = to_dict(config)
+    assert plain["optimizer"]["decay_at"] == [0.5, 0.75]
+    again = from_dict(of.PretrainConfig, plain)
+    assert again == config and hash(again) == hash(config)
+    with pytest.raises(UserError, match=r"OptimizerConfig of a config file: \['rate'\]"):
+        from_dict(of.PretrainConfig, plain | {"optimizer": {"rate": 1}})
+    # What an older file does not say is the default.
+    assert from_dict(of.PretrainConfig, {"seed": 3}).optimizer == of.OptimizerConfig()
+    other = to_dict(dataclasses.replace(config, seed=4)) | {"new": 1}
+    del other["name"]
+    found = differences(plain, other | {"data": plain["data"] | {"fold": 1}})
+    assert sorted(found) == [
+        "data.fold: 2 -> 1",
+        "name: default -> None",
+        "new: None -> 1",
+        "seed: 3 -> 4",
+    ]

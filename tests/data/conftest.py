@@ -1,0 +1,22 @@
+"""What tests of data share: the files of a small set of images, and a folder of them."""
+
+from pathlib import Path
+
+import pytest
+from data_cases import encoded, picture, write
+from PIL import Image
+
+NAMES = "train/cat/b.jpg train/cat/a.PNG train/cat/z/c.png train/cat/zz.png train/dog/0.jpeg "
+NAMES += "train/ant/1.webp test/cat/a.png test/dog/a.png test/ant/a.bmp"
+
+
+@pytest.fixture
+def tree(rng):
+    """Files of two splits and three classes in no order, one class with an inner folder."""
+    kinds = Image.registered_extensions()
+    return {n: encoded(picture(rng), kinds[Path(n).suffix.lower()]) for n in NAMES.split()}
+
+
+@pytest.fixture
+def folder(tmp_path, tree):
+    return write(tmp_path / "set", tree)

@@ -1,0 +1,191 @@
+"""Folders and zip files of images in SPLIT/CLASS/file: order, labels, splits, digests, damage."""
+
+import contextlib
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from data_cases import encoded, equal, images, picture, why, write, zipped
+
+from hypersphere_jax.config import UserError
+from hypersphere_jax.data import files
+from hypersphere_jax.data.decode import decode
+from hypersphere_jax.data.files import ImageFiles, is_image_tree, open_image_files, read_classes
+from hypersphere_jax.data.source import UnreadableImage
+
+LIST = Path(__file__).parents[2] / "experiments/imagenet100_classes.txt"
+
+
+def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folder, tree):
+    """Classes sorted; of each the files sorted, and those of inner folders after them.
+
+    So it is in zips: one of all, perhaps below a folder and beside junk, or one for each split.
+    """
+    order = ["ant/1.webp", "cat/a.PNG", "cat/b.jpg", "cat/zz.png", "cat/z/c.png", "dog/0.jpeg"]
+    tests = ["ant/a.bmp", "cat/a.png", "dog/a.png"]
+    below = {f"images/{name}": data for name, data in tree.items()}
+    below |= {"README": b"", "__MACOSX/images/train/cow/x.png": b""}
+    forms = [folder]
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        root = tmp_path / str(method)
+        for split in ("train", "test"):
+            part = {k.partition("/")[2]: v for k, v in tree.items() if k.startswith(split)}
+            zipped(root / f"splits/{split}.zip", part, method)
+        forms += [zipped(root / "a.zip", tree, method), zipped(root / "b.zip", below, method)]
+        forms += [root / "splits"]
+    for form in forms:
+        train, test = open_image_files(form)
+        assert train.class_names == test.class_names == ("ant", "cat", "dog")
+        for split, names, source in (("train", order, train), ("test", tests, test)):
+            equal(images(source), [decode(tree[f"{split}/{name}"], name) for name in names])
+            labels = [("ant", "cat", "dog").index(name[:3]) for name in names]
+            assert source.labels.tolist() == [sample["label"] for sample in source] == labels
+            assert source.image_shape == (9, 12, 3) and source.labels.dtype == np.int32
+        some = open_image_files(form, ("dog", "ant"))
+        assert [part.class_names for part in some] == [("ant", "dog")] * 2 and is_image_tree(form)
+        assert [part.labels.tolist() for part in some] == [[0, 1], [0, 1]]
+
+
+def test_sizes(folder, rng, monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "HEADERS", 1)
+    train = ImageFiles(folder, "train")
+    assert train.image_shape == (9, 12, 3)
+    path, other = folder / "train/dog/0.jpeg", encoded(picture(rng, 8, 8), "GIF")
+    path.write_bytes(other + bytes(path.stat().st_size - len(other)))
+    assert "shape (8, 8, 3), all others" in why(train.__getitem__, 5, error=UnreadableImage)
+    again = ImageFiles(folder, "train")
+    assert again.image_shape is None and again[5]["image"].shape == (8, 8, 3)
+    # In a zip the size may stand behind a long header.
+    data = encoded(picture(rng), "JPEG", comment=b"x" * 60000, icc_profile=rng.bytes(90000))
+    long = zipped(tmp_path / "a.zip", {"train/a/1.jpg": data}, zipfile.ZIP_DEFLATED)
+    assert ImageFiles(long, "train").image_shape == (9, 12, 3)
+
+
+def test_which_split_is_asked_for(folder):
+    for name in ("val", "validation"):
+        (folder / "test").rename(folder / name)
+        assert open_image_files(folder)[1].origin == str(folder / name)
+        (folder / name).rename(folder / "test")
+    shutil.copytree(folder / "test", folder / "val")
+    for split in ("test", "val"):
+        assert ImageFiles(folder, split).origin == str(folder / split)
+    # ImageNet's own `test` is flat, as its labels are secret: `val` is the split to test on.
+    shutil.rmtree(folder / "test")
+    write(folder, {"test/1.png": b"x"})
+    assert ImageFiles(folder, "test").origin.endswith("val")
+    shutil.copytree(folder / "val", folder / "validation")
+    assert "holds val and validation" in why(ImageFiles, folder, "test")
+    assert "no split 'train'" in why(ImageFiles, folder / "train", "train")
+    shutil.move(folder / "train", folder / "alone/train")
+    assert open_image_files(folder / "alone")[1] is None
+
+
+def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path, caplog):
+    assert "did you mean 'dog'" in why(ImageFiles, folder, "train", ("cat", "dgo"))
+    shutil.rmtree(folder / "test/cat")
+    assert open_image_files(folder)[1].labels.tolist() == [0, 2] and "'cat'" in caplog.text
+    (folder / "test/dog").rename(folder / "test/cow")
+    assert "lacks (1): 'cow'" in why(open_image_files, folder)
+    (folder / "train/bee").mkdir()
+    assert "without an image (1): 'bee'" in why(ImageFiles, folder, "train")
+    assert ImageFiles(folder, "train", on_bad="skip").labels.tolist() == [0, 2, 2, 2, 2, 3]
+    path = tmp_path / "classes.txt"
+    path.write_bytes(b'\xef\xbb\xbf# a comment\r\nn02\r\n\r\n n01 # a dog\r\n"n03",three,3\n')
+    assert read_classes(path) == ("n02", "n01", "n03")
+    names = read_classes(LIST)
+    assert len(set(names)) == 100 and all(re.fullmatch(r"n\d{8}", name) for name in names)
+
+
+def test_what_is_no_image_or_cannot_be_read(folder, caplog):
+    write(folder / "train", dict.fromkeys(("Thumbs.db", "cat/._a.png", ".old/a.png"), b"x"))
+    assert len(ImageFiles(folder, "train")) == 6 and not caplog.text
+    write(folder / "train", {"cat/notes.txt": b"x", "stray.png": b"x"})
+    train = ImageFiles(folder, "train")
+    assert len(train) == 6 and "(2): cat/notes.txt, stray.png" in caplog.text
+    write(folder, {"train/cat/a.PNG": (folder / "train/cat/a.PNG").read_bytes() + b"longer"})
+    write(folder, {"train/ant/1.webp": b""})
+    for i in (0, 1):
+        assert "no longer the" in why(train.__getitem__, i, error=UnreadableImage)
+    said = why(ImageFiles, folder, "train")
+    assert "(1): ant/1.webp is empty" in said and "--bad-images skip" in said
+    assert ImageFiles(folder, "train", on_bad="skip")[1]["label"] == 1
+
+
+def test_digest_changes_with_contents_names_and_classes_not_with_places(
+    tmp_path, folder, tree, monkeypatch
+):
+    digest = lambda root, split="train": ImageFiles(root, split).digest  # noqa: E731
+    digests = [digest(folder), digest(folder, "test")]
+    root = folder.rename(tmp_path / "moved")
+    image, first = root / "train/cat/b.jpg", root / "train/ant/1.webp"
+    os.utime(image, (1, 1))
+    assert digest(root) == digests[0]
+    content = image.read_bytes()
+    image.write_bytes(content[:-3] + bytes(3))  # of the same length
+    digests += [digest(root)]
+    image.rename(image.with_name("bb.jpg"))
+    digests += [digest(root)]
+    (root / "train/dog").rename(root / "train/fox")
+    digests += [digest(root)]
+    one, two = (digest(zipped(tmp_path / f"{n}.zip", tree)) for n in "ab")
+    tree["train/cat/b.jpg"] = content[:-1] + b"?"
+    digests += [one, digest(zipped(tmp_path / "c.zip", tree))]
+    assert one == two
+    # Of a large folder it takes all times, and some contents: here the first file's.
+    monkeypatch.setattr(files, "DIGEST_BYTES", 0)
+    monkeypatch.setattr(files, "DIGEST_FILES", 1)
+    digests += [digest(root)]
+    os.utime(root / "train/cat/bb.jpg", (2, 2))
+    digests += [digest(root)]
+    times = first.stat()
+    first.write_bytes(bytes(times.st_size))
+    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert len({*digests, digest(root)}) == len(digests) + 1 == 10
+
+
+def test_pickles_and_threads(tmp_path, folder, tree):
+    for root in (folder, zipped(tmp_path / "a.zip", tree)):
+        train = ImageFiles(root, "train")
+        expected = [image.sum() for image in images(train)]
+        copy = pickle.loads(pickle.dumps(train))
+        assert copy.digest == train.digest
+        with ThreadPoolExecutor(8) as pool:
+            sums = list(pool.map(lambda i, copy=copy: copy[i % 6]["image"].sum(), range(300)))
+        assert sums == expected * 50
+
+
+def test_links_may_not_lead_out(tmp_path, folder, tree):
+    os.symlink("../test/dog", folder / "train/puppy")
+    os.symlink(folder, tmp_path / "elsewhere")
+    assert len(ImageFiles(tmp_path / "elsewhere", "train")) == 7
+    outside = write(tmp_path / "set2", tree) / "train"
+    for link, target in (("train/cat/x.png", "cat/a.PNG"), ("train/cow", "."), ("val", ".")):
+        os.symlink(outside / target, folder / link)
+        assert "set2" in why(ImageFiles, folder, link.split("/")[0])
+        (folder / link).unlink()
+    os.symlink("..", folder / "train/cat/up")
+    assert "in a circle (1): cat/up" in why(ImageFiles, folder, "train")
+
+
+def test_damage_of_a_zip_gives_errors_and_no_other_image(tmp_path, tree, rng):
+    data = zipped(tmp_path / "whole.zip", tree).read_bytes()
+    known = {image.tobytes() for image in images(ImageFiles(tmp_path / "whole.zip", "train"))}
+    path, unharmed = tmp_path / "damaged.zip", 0
+    path.write_bytes(data[:-1])
+    assert "no whole zip file" in why(ImageFiles, path, "train")
+    for start in rng.integers(0, len(data), 100):
+        wrong = np.frombuffer(data, np.uint8).copy()
+        wrong[start : start + 5] ^= 85
+        path.write_bytes(wrong.tobytes())
+        with contextlib.suppress(UnreadableImage, UserError):
+            assert {image.tobytes() for image in images(ImageFiles(path, "train"))} <= known
+            unharmed += 1
+    assert unharmed < 50
+    for name in ("../evil.png", "train/../../evil.png", "/etc/evil.png", "C:/evil.png"):
+        hostile = zipped(tmp_path / "hostile.zip", tree | {name: b"x"})
+        assert "no plain names" in why(ImageFiles, hostile, "train"), name

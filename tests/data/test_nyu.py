@@ -1,0 +1,84 @@
+"""The .mat file of NYU-Depth-V2: orientation, splits, random access, and what is wrong with it."""
+
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+from data_cases import equal, why
+from depth_cases import scenes, write_mat, write_splits
+
+from hypersphere_jax.config import DataConfig
+from hypersphere_jax.data import load, nyu
+from hypersphere_jax.data.source import UnreadableImage
+
+
+@pytest.fixture
+def mat(tmp_path):
+    names = [f"kitchen_{number // 2:04}" for number in range(20)]
+    return write_mat(tmp_path / "nyu.mat", *scenes(20), names)
+
+
+def test_a_known_picture_stands_upright(tmp_path):
+    """Red in the upper left corner of an image that is wider than high, far away there."""
+    images, depths = np.zeros((2, 4, 6, 3), np.uint8), np.ones((2, 4, 6), np.float32)
+    images[1, 0, :2, 0], depths[1, 0, :2] = 200, 7.5
+    source = nyu.MatSource(write_mat(tmp_path / "a.mat", images, depths))
+    assert source.image_shape == (4, 6, 3) and source.labels.tolist() == [-1, -1]
+    for copy in (source, pickle.loads(pickle.dumps(source))):
+        for i, sample in enumerate(copy):
+            equal(sample["image"], images[i])
+            equal(sample["depth"], depths[i])
+            assert sample["image"].dtype == np.uint8 and sample["depth"].dtype == np.float32
+        assert i == 1 and sample["label"] == -1
+
+
+def test_the_authors_split(mat):
+    write_splits(mat.parent, range(1, 20, 2), [4, 0, 18])
+    found, (images, depths) = load(DataConfig("nyu_depth_v2", str(mat))), scenes(20)
+    assert found.recipe == "nyu_depth" and found.pretrain is found.train
+    assert found.train.indices.tolist() == list(range(1, 20, 2))
+    assert found.test.indices.tolist() == [0, 4, 18] and "splits.mat" in found.origin
+    equal(found.test[1]["image"], images[4])
+    equal(found.test[1]["depth"], depths[4])
+    write_splits(mat.parent, [0, 1], [1, 2])
+    assert "splits.mat does not fit the 20 images" in why(nyu.open_mat, mat)
+
+
+def test_without_it_whole_scenes_are_drawn(mat, tmp_path):
+    found = load(DataConfig(str(mat)))  # a path by itself has the same recipe
+    assert found.recipe == "nyu_depth" and "by scene" in found.origin
+    parts = [set(part.indices // 2) for part in (found.train, found.test)]
+    assert parts == [{1, 2, 4, 6, 8, 9}, {0, 3, 5, 7}]  # for ever
+    assert len(found.train) == 12  # the first scenes that bring it to 795 / 1449 of 20
+    # Without scenes each image is one; one large scene leaves something to test.
+    for names, sizes in ((None, (6, 4)), ("aaaaaaaaab", (1, 9)), ("bbbbbbbbba", (9, 1))):
+        found = nyu.open_mat(write_mat(tmp_path / f"{names}.mat", *scenes(10), names))
+        assert tuple(map(len, found)) == sizes
+
+
+def test_digest(mat, monkeypatch):
+    images, depths = scenes(20)
+    images[11, 5, 5, 0] ^= 1
+    other = write_mat(mat.with_name("other.mat"), images, depths)
+    for limit in (2**28, 0):  # read in whole, or by windows
+        monkeypatch.setattr(nyu, "DIGEST_BYTES", limit)
+        digests = [nyu.MatSource(file).digest for file in (mat, mat, other)]
+        assert digests[0] == digests[1] != digests[2]
+
+
+def test_damage(tmp_path):
+    (tmp_path / "text.mat").write_text("MATLAB 5.0 MAT-file")
+    assert "is no HDF5 file" in why(load, DataConfig(str(tmp_path / "text.mat")))
+    # A checksum for each image, and one that does not hold: that image is the damaged one.
+    path, options = tmp_path / "a.mat", {"chunks": (1, 3, 48, 36), "fletcher32": True}
+    with h5py.File(write_mat(path, *scenes(4)), "a") as file:
+        stored = file["images"][:]
+        del file["images"]
+        file.create_dataset("images", data=stored, **options)
+        place = file["images"].id.get_chunk_info(1).byte_offset
+    with open(path, "r+b") as stream:
+        stream.seek(place + 100)
+        stream.write(b"\x55\x33\x11")
+    equal(nyu.MatSource(path)[2]["image"], scenes(4)[0][2])
+    assert "image 1 of" in why(nyu.MatSource(path).__getitem__, 1, error=UnreadableImage)

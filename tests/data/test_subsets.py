@@ -1,0 +1,154 @@
+"""Views of a source: which images they take, in closed form; by seed; disjoint where they must."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from data_cases import why
+
+from hypersphere_jax.data import Arrays, views
+
+
+def numbered(labels, names=tuple("abcdefghijklmnopqrstuvwxyz")):
+    """A source whose image i shows the number i."""
+    images = np.arange(len(labels)).astype("<u4").view(np.uint8).reshape(-1, 1, 1, 4)
+    return Arrays(images, np.array(labels), names[: max(labels) + 1], "numbers")
+
+
+def numbers(source):
+    """The numbers that a view shows."""
+    return [int(source[i]["image"].view("<u4")[0, 0, 0]) for i in range(len(source))]
+
+
+def counts(source):
+    return np.bincount(source.labels).tolist()
+
+
+def consistent(view, whole):
+    """What a sample says is what the view says, and what the image had in the source."""
+    assert [view[i]["label"] for i in range(len(view))] == view.labels.tolist()
+    assert view.labels.dtype == np.int32 and view.image_shape == whole.image_shape
+    names, theirs = (["none", *source.class_names] for source in (view, whole))
+    shown = [theirs[whole.labels[number] + 1] for number in numbers(view)]
+    assert [names[label + 1] for label in view.labels] == shown
+    again = pickle.loads(pickle.dumps(view))
+    assert numbers(again) == numbers(view) and again.digest == view.digest
+
+
+UNEVEN = numbered([0] * 37 + [1] * 5 + [2] * 18 + [3])
+WITHOUT = numbered([-1] * 10)
+MANY = numbered(np.repeat(np.arange(26), 1300))  # as ImageNet has at most in a class
+
+
+def test_subset():
+    view = views.Subset(UNEVEN, [40, 3, 60], "three images")
+    assert numbers(view) == [40, 3, 60] and view.labels.tolist() == [1, 0, 3]
+    consistent(view, UNEVEN)
+    parts = [views.Subset(UNEVEN, indices, "") for indices in ([3, 40], [40, 3], [3])]
+    parts += [UNEVEN, views.Subset(numbered([1] * 61), [3, 40], "")]
+    assert len({part.digest for part in parts}) == 5
+    for indices in ([0, 61], [-1], [2, 2]):
+        assert "indices" in why(views.Subset, UNEVEN, indices, "", error=ValueError)
+
+
+def test_counts_of_imagenet_lt():
+    """A.3.4: 1,000 classes, 115,846 images, 1,280 to 5 a class."""
+    found = views.long_tailed_counts(1000)
+    assert found.sum() == 115_846 and (np.diff(found) <= 0).all()
+    assert found[0] == 1280 and found[-1] == 5
+    # Liu et al. count 385, 479 and 136 classes with over 100, 20 to 100, and under 20 images.
+    shots = [(found > 100).sum(), ((found >= 20) & (found <= 100)).sum(), (found < 20).sum()]
+    assert np.abs(np.array(shots) - [385, 479, 136]).max() <= 10
+
+
+def test_counts_follow_the_pareto_quantiles():
+    """A class of twice the rank is 2^(1/alpha) times smaller, beyond the first classes."""
+    found = views.long_tailed_counts(100_000, None, 2.0, 1, 10**9).astype(float)
+    first, last = (0.7928 / 100_000.5856) ** -0.5, (99_999.7928 / 100_000.5856) ** -0.5
+    quantiles = last + (found - found[-1]) / (found[0] - found[-1]) * (first - last)
+    for rank in (1_000, 10_000):
+        assert quantiles[rank] / quantiles[2 * rank] == pytest.approx(2**0.5, rel=1e-3)
+    for size in (950, 5_000, 30_000):
+        found = views.long_tailed_counts(100, size, 6.0, 2, 700)
+        assert (found.sum(), found[0], found[-1]) == (size, 700, 2)
+    assert "5 to 1280 images have from 13" in why(views.long_tailed_counts, 10, 100_000)
+
+
+def test_long_tailed():
+    view, expected = views.long_tailed(MANY, seed=0), views.long_tailed_counts(26)
+    assert sorted(counts(view), reverse=True) == expected.tolist()
+    consistent(view, MANY)
+    assert numbers(views.long_tailed(MANY, seed=0)) == numbers(view)
+    assert np.mean(view.indices % 1300) == pytest.approx(650, abs=30)  # not the first of a class
+    seeds = [views.long_tailed(MANY, seed, 5_000) for seed in range(20)]
+    assert {len(view) for view in seeds} == {5_000}
+    assert len({np.argmax(counts(view)) for view in seeds}) > 8
+    # Large sizes go to classes that have them.
+    source = numbered([0] * 20 + [1] * 12 + [2] * 20 + [3] * 12 + [-1] * 50)
+    for seed in range(10):
+        view = views.long_tailed(source, seed, smallest=2)
+        assert max(counts(view)) == 20 and np.argmax(counts(view)) in (0, 2)
+        assert -1 not in view.labels
+
+
+def test_uniform():
+    view, other = (views.uniform(MANY, seed, 1158) for seed in (0, 1))
+    assert len(view) == 1158 and set(counts(view)) == {44, 45}
+    consistent(view, MANY)
+    assert numbers(views.uniform(MANY, 0, 1158)) == numbers(view) != numbers(other)
+    assert np.mean(view.indices % 1300) == pytest.approx(650, abs=50)
+    # The seed draws the classes that have one more; a class with too few gives all it has.
+    assert len({tuple(counts(views.uniform(MANY, seed, 30))) for seed in range(9)}) == 9
+    assert counts(views.uniform(UNEVEN, 0, 20)) == [7, 5, 7, 1]
+    assert counts(views.uniform(UNEVEN, 0, 61)) == [37, 5, 18, 1]
+    assert "has 61 labelled images" in why(views.uniform, UNEVEN, 0, 62)
+    for subset in (views.uniform, views.long_tailed):
+        assert "numbers has no labels" in why(subset, WITHOUT, 0, 2)
+
+
+def test_folds():
+    for folds in (2, 5, 61):
+        parts = [views.fold(UNEVEN, folds, number, seed=0) for number in range(folds)]
+        shown = [numbers(validation) for _, validation in parts]
+        assert sorted(itertools.chain(*shown)) == list(range(61))
+        sizes = np.array([np.bincount(part.labels, minlength=4) for _, part in parts])
+        assert (np.ptp(sizes, axis=0) <= 1).all() and np.ptp(sizes.sum(1)) <= 1
+        for train, validation in parts:
+            assert sorted(numbers(train) + numbers(validation)) == list(range(61))
+            consistent(train, UNEVEN)
+        assert numbers(views.fold(UNEVEN, folds, 1, 0)[1]) == shown[1]
+        assert numbers(views.fold(UNEVEN, folds, 1, 1)[1]) != shown[1]
+    assert [len(part) for part in views.fold(WITHOUT, 5, 2, 0)] == [8, 2]
+
+
+def test_fraction():
+    assert counts(views.fraction(UNEVEN, 0.1, 0)) == [4, 1, 2, 1]
+    consistent(views.fraction(UNEVEN, 0.1, 0), UNEVEN)
+    assert numbers(views.fraction(UNEVEN, 1.0, 5)) == list(range(61))
+    shown = [set(numbers(views.fraction(UNEVEN, share, 3))) for share in (0.01, 0.1, 0.5)]
+    assert shown[0] < shown[1] < shown[2] != set(numbers(views.fraction(UNEVEN, 0.5, 4)))
+    assert len(views.fraction(WITHOUT, 0.25, 0)) == 2
+
+
+def test_by_class():
+    source = numbered([2, 0, 1, 3, 2, -1, 0], ("dog", "cat", "ant", "bee"))
+    view, every = (views.by_class(source, names) for names in (("dog", "ant"), source.class_names))
+    assert view.class_names == ("ant", "dog") and every.class_names == ("ant", "bee", "cat", "dog")
+    assert numbers(view) == [0, 1, 4, 6] and view.labels.tolist() == [0, 1, 0, 1]
+    assert len({view.digest, views.Subset(source, [0, 1, 4, 6], "").digest, every.digest}) == 3
+    part = views.fraction(view, 0.5, 0)
+    assert part.class_names == ("ant", "dog") and counts(part) == [1, 1]
+    for found in (view, every, part):
+        consistent(found, source)
+    assert "dogs (did you mean 'dog'?)" in why(views.by_class, source, ["dogs", "ant"])
+
+
+def test_concatenated():
+    whole = views.Concatenated([UNEVEN, WITHOUT, UNEVEN])
+    assert len(whole) == 132 and numbers(whole) == [*range(61), *range(10), *range(61)]
+    assert whole.labels.tolist() == [whole[i]["label"] for i in range(132)]
+    assert set(whole.labels[61:71]) == {-1} and whole.class_names == tuple("abcd")
+    orders = ([UNEVEN, WITHOUT], [WITHOUT, UNEVEN], [WITHOUT])
+    assert len({views.Concatenated(parts).digest for parts in orders}) == 3
+    assert "different classes: 4" in why(views.Concatenated, [UNEVEN, numbered([0, 1])])

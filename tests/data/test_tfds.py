@@ -1,0 +1,159 @@
+"""Data sets of TensorFlow Datasets: read without TensorFlow; what stops one says what to do."""
+
+import importlib.util
+import json
+import pickle
+import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import tensorflow_datasets as tfds
+from data_cases import why
+from tfds_cases import example, noise, write
+
+from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.data.tfds_prepare import prepare
+from hypersphere_jax.data.tfds_source import TfdsSource, find_prepared, open_tfds
+
+LABELS = [1, 0, 1, 1, 0, 1, 0]
+IMAGES, OTHERS = noise(7), noise(3, seed=1)
+EXAMPLES = [example(image, label) for image, label in zip(IMAGES, LABELS, strict=True)]
+# Two shards of training images, and one of test images.
+SPLITS = {"train": [EXAMPLES[:4], EXAMPLES[4:]], "test": [EXAMPLES[:2]]}
+
+
+def test_reads_what_was_written_without_tensorflow(tmp_path):
+    write(tmp_path, SPLITS | {"unlabelled": [[example(image, -1) for image in OTHERS]]})
+    train, test, pretrain = open_tfds("shapes", tmp_path)
+    part = TfdsSource(tmp_path / "shapes/1.0.0", "train[3:6]")
+    for source, images, labels in (
+        (train, IMAGES, LABELS),
+        (test, IMAGES, LABELS[:2]),
+        (pretrain, [*IMAGES, *OTHERS], [*LABELS, -1, -1, -1]),
+        (part, IMAGES[3:], LABELS[3:6]),
+        (pickle.loads(pickle.dumps(part)), IMAGES[3:], LABELS[3:6]),
+    ):
+        assert source.labels.tolist() == labels and source.labels.dtype == np.int32
+        for i, label in enumerate(labels):
+            assert source[i].keys() == {"image", "label"} and source[i]["label"] == label
+            np.testing.assert_array_equal(source[i]["image"], images[i])
+        assert source.class_names == ("circle", "square") and source.image_shape == (8, 8, 3)
+    with ThreadPoolExecutor(8) as pool:
+        images = list(pool.map(lambda i: train[i % 7]["image"], range(70)))
+    np.testing.assert_array_equal(images, np.tile(IMAGES, (10, 1, 1, 1)))
+    assert "tensorflow" not in sys.modules
+
+
+def test_depths_and_other_shapes(tmp_path):
+    depths = np.random.default_rng(2).random((2, 4, 4)).astype(np.float32)
+    records = [example(IMAGES[i], depth=depths[i]) for i in (0, 1)]
+    source = TfdsSource(write(tmp_path, {"train": [records]}, depth=(4, 4)), "train")
+    np.testing.assert_array_equal(source[1]["depth"], depths[1])
+    np.testing.assert_array_equal(source[1]["image"], IMAGES[1])
+    assert source[1]["label"] == -1 and source.labels.tolist() == [-1, -1]
+    for shape in ((5, 6, 1), (5, 6, 4), (None, None, 3)):
+        image = noise(1, (5, 6, shape[2]))[0]
+        folder = write(tmp_path / f"{shape}", {"train": [[example(image)]]}, shape=shape)
+        source = TfdsSource(folder, "train")
+        assert source.image_shape == (None if None in shape else shape)
+        np.testing.assert_array_equal(source[0]["image"], image)
+
+
+def test_digest_and_labels_that_are_kept(tmp_path):
+    changed = [[example(255 - IMAGES[0], 1), *EXAMPLES[1:]], [example(IMAGES[0]), *EXAMPLES[1:]]]
+    contents = enumerate([EXAMPLES, EXAMPLES[:-1], *changed, EXAMPLES])
+    folders = [write(tmp_path / str(n), {"train": [records]}) for n, records in contents]
+    digests = [TfdsSource(f, part).digest for f in folders for part in ("train", "train[:3]")]
+    assert len(set(digests)) == 8 and digests[:2] == digests[-2:]
+    parts = (("train", LABELS), ("train[:4]", LABELS[:4]), ("train[1:5]", LABELS[1:5]))
+    for part, labels in parts * 2:  # read, then kept beside the records
+        assert TfdsSource(folders[0], part).labels.tolist() == labels
+    for file in folders[0].glob("labels-*.npy"):
+        file.write_bytes(b"damaged")
+    assert TfdsSource(folders[0], "train").labels.tolist() == LABELS
+
+
+def test_which_split_is_the_test_split(tmp_path):
+    splits, secret = {"train": [EXAMPLES], "validation": [EXAMPLES[2:]]}, [example(OTHERS[0], -1)]
+    cases = (("open", EXAMPLES[:2], LABELS[:2]), ("secret", secret, LABELS[2:]))
+    for name, records, labels in cases:
+        write(tmp_path / name, splits | {"test": [records]})
+        train, test, pretrain = open_tfds("shapes", tmp_path / name)
+        assert test.labels.tolist() == labels and pretrain is train
+    # Without one, a tenth is held out: what is tested on is not trained on.
+    write(tmp_path, {"train": [[example(image, i % 2) for i, image in enumerate(noise(40))]]})
+    train, test, pretrain = open_tfds("shapes", tmp_path)
+    assert np.bincount(train.labels).tolist() == [18, 18]
+    assert np.bincount(test.labels).tolist() == [2, 2] and pretrain is train
+    assert set(train.indices) | set(test.indices) == set(range(40))
+
+
+def test_versions_configs_and_the_standard_folder(tmp_path, monkeypatch):
+    for place in ("shapes/1.9.0", "shapes/1.10.0", "solids/round/1.0.0", "solids/flat/1.0.0"):
+        write(tmp_path, SPLITS, place)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    assert find_prepared("shapes") == tmp_path / "shapes/1.10.0"
+    assert find_prepared("shapes:1.9.0", tmp_path).name == "1.9.0"
+    assert find_prepared("solids/flat:1.0.0", tmp_path) == tmp_path / "solids/flat/1.0.0"
+    assert "name one, as solids/flat" in why(find_prepared, "solids")
+    (tmp_path / "solids/.config").mkdir()
+    default = json.dumps({"default_config_name": "round"})
+    (tmp_path / "solids/.config/metadata.json").write_text(default)
+    assert find_prepared("solids", tmp_path) == tmp_path / "solids/round/1.0.0"
+
+
+def test_what_cannot_be_read(tmp_path):
+    folder = write(tmp_path, SPLITS)
+    assert "has the splits test, train" in why(TfdsSource, folder, "nope")
+    (folder / "shapes-train.array_record-00001-of-00002").unlink()
+    for name, message in (
+        ("shapes", "1 of 2 files are missing"),
+        ("cifar10", f"/cifar10; run `python run.py data prepare cifar10 --data-dir {tmp_path}`"),
+        ("cifar", "no data set 'cifar' (did you mean cifar10"),
+        ("../shapes", "is no name of TFDS"),
+    ):
+        assert message in why(open_tfds, name, tmp_path)
+    records = [EXAMPLES[0], example(b"no image", 1)]
+    source = TfdsSource(write(tmp_path, {"train": [records]}, "cut/1.0.0"), "train")
+    said = why(source.__getitem__, 1, error=UnreadableImage)
+    assert said.startswith("image 1") and "cut/1.0.0" in said and source[0]["label"] == 1
+
+
+def test_tfrecord_files_get_array_record_beside_them(tmp_path):
+    folder = write(tmp_path, SPLITS, form="tfrecord")
+    file = folder / "shapes-train.tfrecord-00000-of-00002"
+    whole, first = file.read_bytes(), 16 + len(EXAMPLES[0])
+    for content in (whole[:-9], whole[:first]):  # cut within a record, and after the first
+        file.write_bytes(content)
+        assert str(file) in why(prepare, "shapes", tmp_path)
+        assert "prepare shapes --data-dir" in why(open_tfds, "shapes", tmp_path)
+    file.write_bytes(whole)
+    for _ in range(2):  # it needs no TensorFlow, and the second time finds all there
+        assert prepare("shapes", tmp_path) == folder
+    train, test, _ = open_tfds("shapes", tmp_path)
+    np.testing.assert_array_equal([train[i]["image"] for i in range(7)], IMAGES)
+    assert train.labels.tolist() == LABELS and test.labels.tolist() == LABELS[:2]
+
+
+def test_files_fetched_by_hand_prepare_without_network(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("Name or service not known")
+
+    def download_and_prepare(builder, file_format, **_):
+        write(tmp_path, SPLITS, f"{builder.name}/{builder.version}", form=file_format)
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", download_and_prepare)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorflow" or None)
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    said, manual = why(prepare, "cifar10", tmp_path), tmp_path / "downloads/manual"
+    assert "put cifar-10-binary.tar.gz (162 MiB) from https://www.cs" in said
+    assert f"into {manual}, then run `python run.py data prepare cifar10" in said
+    manual.mkdir(parents=True)
+    (manual / "cifar-10-binary.tar.gz").touch()
+    assert prepare("cifar10", tmp_path) == tmp_path / "cifar10/3.0.2"
+    assert len(open_tfds("cifar10", tmp_path)[0]) == 7
+    assert "by hand" in why(prepare, "imagenet2012", tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install -r requirements-prepare.txt" in why(prepare, "cifar100", tmp_path)

@@ -1,0 +1,53 @@
+"""A library of small texts, a home without a cache, and preparation in many small steps."""
+
+import gzip
+import random
+
+import pytest
+
+from hypersphere_jax.data.text import pieces, reading, rules
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Nothing is put into the user's cache."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def large_steps():
+    """Work is in pieces of some MB, as a user's is."""
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Progress is shown, and work is kept, every few hundred bytes instead of every few MB."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 641)  # just past a block of 64
+    monkeypatch.setattr(pieces, "PROGRESS_BYTES", 100)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 64)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """A folder of files of all kinds (read only), and by file the words of its sentences."""
+    root = tmp_path_factory.mktemp("library")
+    rng = random.Random(0)
+    words = [f"w{'abcdefghij'[i % 10]}{i}" for i in range(60)]
+
+    def sentence():
+        chosen = rng.choices(words, range(60, 0, -1), k=rng.randint(1, 14))
+        return f"É{' '.join(chosen)[1:]}{rng.choice(' .,!').strip()} ."
+
+    sizes = {"a/c.TXT": 40, "a/z.txt.gz": 61, "a.txt": 75, "e.txt": 1}  # as they are read
+    documents = {name: [sentence() for _ in range(size)] for name, size in sizes.items()}
+    (root / "a").mkdir()
+    (root / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(documents["a.txt"]).encode())
+    (root / "a/c.TXT").write_bytes("\r".join(documents["a/c.TXT"]).encode("latin-1"))
+    with gzip.open(root / "a/z.txt.gz", "wb") as file:
+        file.write("\n".join(["", *documents["a/z.txt.gz"], "...", "--", "", ""]).encode())
+    (root / "e.txt").write_text(documents["e.txt"][0], encoding="utf-8")
+    (root / "empty.txt").touch()
+    (root / "notes.md").write_text("Not this.")
+    (root / ".hidden.txt").write_text("Not this.")
+    return root, {name: [rules.words(s) for s in found] for name, found in documents.items()}

@@ -1,0 +1,168 @@
+"""Geometry of features: closed forms, float64 by hand, and independence of slices and devices."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from oracles import uniformity
+from points import sphere
+from scipy import stats
+
+from hypersphere_jax.config import UserError
+from hypersphere_jax.evaluation import geometry, metrics
+
+
+@pytest.fixture(params=[2**23, 60], ids=["one slice", "many slices"])
+def slices(request, monkeypatch):
+    monkeypatch.setattr(geometry, "ENTRIES", request.param)
+
+
+def test_rank_of_one_hot_features_counts_them(slices):
+    for k in (1, 3, 7):
+        found = geometry.effective_rank(np.eye(7, dtype=np.float32)[np.arange(21 * k) % k])
+        np.testing.assert_allclose(found.effective_rank, k, rtol=1e-12)
+        # Centred, the k corners of a simplex lie in k - 1 dimensions.
+        np.testing.assert_allclose(found.participation_ratio, k - 1, rtol=1e-12, atol=1e-12)
+        expected = np.where(np.arange(7) < k, k**-0.5, 0)
+        np.testing.assert_allclose(found.singular_values, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(50, 6), (6, 50), (8, 8)])
+def test_rank_from_a_singular_value_decomposition(shape, slices, rng):
+    x = sphere(rng, *shape) + 0.2
+    found = geometry.effective_rank(x)
+    values = np.linalg.svd(x.astype(np.float64), compute_uv=False)
+    np.testing.assert_allclose(found.singular_values, values / shape[0] ** 0.5, rtol=1e-9)
+    expected = math.exp(stats.entropy(values))
+    np.testing.assert_allclose(found.effective_rank, expected, rtol=1e-9)
+    eigenvalues = np.linalg.eigvalsh(np.cov(x.astype(np.float64).T))
+    expected = eigenvalues.sum() ** 2 / (eigenvalues**2).sum()
+    np.testing.assert_allclose(found.participation_ratio, expected, rtol=1e-9)
+
+
+def test_features_without_rank_or_projections():
+    with pytest.raises(UserError, match="all features are zero"):
+        geometry.effective_rank(np.zeros((4, 3)))
+    with pytest.raises(UserError, match="two dimensions or more, got 1"):
+        geometry.projections(np.ones((5, 1)))
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 9, 1000])
+def test_marginal_of_the_sphere(d):
+    end = d**0.5
+    edges = np.linspace(-end, end, 4001)
+    # (1 + u) / 2 has a beta distribution.
+    beta = stats.beta((d - 1) / 2, (d - 1) / 2, loc=-end, scale=2 * end)
+    np.testing.assert_allclose(geometry.sphere_marginal(edges, d), beta.cdf(edges), atol=1e-9)
+    s = np.linspace(-0.9, 0.9, 7) * end
+    np.testing.assert_allclose(geometry.sphere_marginal_density(s, d), beta.pdf(s), rtol=1e-9)
+
+
+@pytest.mark.parametrize("d", [2, 5, 64])
+def test_projections_of_the_uniform_sphere(d, rng):
+    n = 20_000
+    found = geometry.projections(sphere(rng, n, d))
+    # The variance along a direction is 1 / d, and 1 in these units.
+    np.testing.assert_allclose(found.variance, 1, atol=0.05)
+    np.testing.assert_allclose(found.mean, 0, atol=0.03)
+    assert found.ks_sphere.max() < 2 / n**0.5 and found.sliced_wasserstein.max() < 2e-3
+    assert found.counts.shape == (min(16, d), geometry.BINS) and (found.counts.sum(1) == n).all()
+    # Of few dimensions, no projection is normal; of many, all are.
+    assert found.ks_normal.min() > 0.05 if d == 2 else found.ks_normal.max() < 0.05
+
+
+def test_distances_of_projections(slices, rng):
+    n, d, seed = 300, 6, 3
+    x = sphere(rng, n, d) + 0.3
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    found = geometry.projections(x, count=4, seed=seed)
+    # The directions follow from the histograms' moments nowhere, so they are drawn here again.
+    directions = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, 4)))[0]
+    projected = d**0.5 * x.astype(np.float64) @ directions
+    np.testing.assert_allclose(found.mean, projected.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.variance, projected.var(0), rtol=1e-6)
+    marginal = stats.beta((d - 1) / 2, (d - 1) / 2, loc=-(d**0.5), scale=2 * d**0.5)
+    quantiles = marginal.ppf((np.arange(n) + 0.5) / n)
+    bins = np.linspace(-found.half_width, found.half_width, geometry.BINS + 1)
+    for k in range(4):
+        # Within a bin, the distribution of the sample can jump once.
+        ks = stats.ks_1samp(projected[:, k], marginal.cdf).statistic
+        np.testing.assert_allclose(found.ks_sphere[k], ks, atol=1.5 / n)
+        ks = stats.ks_1samp(projected[:, k], stats.norm.cdf).statistic
+        np.testing.assert_allclose(found.ks_normal[k], ks, atol=1.5 / n)
+        # Algorithm 1 of Chen et al. along one direction, with the sphere's quantiles as samples.
+        expected = np.mean((np.sort(projected[:, k]) - quantiles) ** 2)
+        np.testing.assert_allclose(found.sliced_wasserstein[k], expected, rtol=2e-2)
+        # Fine bins, and so their points, may fall to the other side of a border.
+        beside = found.counts[k] - np.histogram(projected[:, k], bins)[0]
+        assert np.abs(beside).max() <= 1
+
+
+def test_projections_of_one_point():
+    """All mass in one place, at m, also where that is beyond 4: the picture reaches there."""
+    d = 50
+    direction = np.linalg.qr(np.random.default_rng(1).standard_normal((d, 16)))[0][:, :1]
+    found = geometry.projections(np.tile(direction.T, (40, 1)), seed=1)
+    assert (np.sort(found.counts, axis=1)[:, -2:] == [0, 40]).all()
+    np.testing.assert_allclose(found.mean, [d**0.5] + 15 * [0], atol=1e-9)
+    np.testing.assert_allclose(found.variance, 0, atol=1e-12)
+    # The variance of the sphere, and m squared.
+    np.testing.assert_allclose(found.sliced_wasserstein, 1 + found.mean**2, rtol=1e-3)
+
+
+def test_pair_distances(slices, rng):
+    x, y = sphere(rng, 100, 4), sphere(rng, 100, 4)
+    y[0] = -x[0] * 1.004  # norms are near 1 only
+    found = geometry.pair_distances(x, y)
+    lengths = np.linalg.norm(x.astype(np.float64) - y, axis=1)
+    np.testing.assert_allclose(found.mean.value, lengths.mean(), rtol=1e-6)
+    expected, _ = np.histogram(lengths[1:], 50, (0, 2))
+    expected[-1] += 1
+    np.testing.assert_array_equal(found.counts, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_uniformity_by_class_is_that_of_each_class(devices, rng):
+    sizes = [2, 3, 70, 64, 65, 1, 120]  # some of one size on the device, one too large, one alone
+    names = [0, 5, 6, 7, 9, 11, 12]
+    labels = rng.permutation([*np.repeat(names, sizes), -1, -2])
+    x = sphere(rng, len(labels), 4) + 0.5
+    groups = geometry.class_rows(labels, len(labels))
+    assert {label: len(rows) for label, rows in groups.items()} == dict(
+        zip(names, sizes, strict=True)
+    )
+    local = jax.devices()[:devices]
+    found = metrics.uniformities(x, list(groups.values()), 3.0, devices=local, chunk=100)
+    for label, size, estimate in zip(names, sizes, found, strict=True):
+        own = x[labels == label]
+        if size < 2:
+            assert math.isnan(estimate.value)
+            continue
+        np.testing.assert_allclose(estimate.value, uniformity(own, 3.0), rtol=1e-5)
+        if size > 100:  # in several chunks above, and in one here
+            alone = metrics.uniformity(own, 3.0)
+            np.testing.assert_allclose(estimate.standard_error, alone.standard_error, rtol=1e-3)
+    by_class = geometry.uniformity_by_class(x, groups, 3.0, local)
+    assert by_class.labels == names and by_class.sizes == sizes
+    values = [e.value for e in found if not math.isnan(e.value)]
+    np.testing.assert_allclose(by_class.mean, np.mean(values), rtol=1e-6)
+
+
+def test_class_mates():
+    labels = np.array([3] * 4 + [8] * 2 + [5] + [-1] * 3)
+    groups = geometry.class_rows(labels, 10)
+    drawn = np.array([geometry.class_mates(groups, 10, seed) for seed in range(600)])
+    assert (drawn[:, 6:] == -1).all()
+    for row in range(6):
+        others = np.flatnonzero((labels == labels[row]) & (np.arange(10) != row))
+        values, counts = np.unique(drawn[:, row], return_counts=True)
+        assert list(values) == list(others) and (counts > 0.7 * 600 / len(others)).all()
+
+
+def test_prototype_bias(slices, rng):
+    draws = [tuple(sphere(rng, 80, 3) for _ in range(2)) for _ in range(2)]
+    lengths = np.mean([np.linalg.norm(np.float64(x) - y, axis=1) for x, y in draws], axis=0)
+    found = geometry.prototype_bias(draws)
+    np.testing.assert_allclose(found.value, lengths.mean(), rtol=1e-6)
+    np.testing.assert_allclose(found.standard_error, lengths.std(ddof=1) / 80**0.5, rtol=1e-6)

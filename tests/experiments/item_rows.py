@@ -1,0 +1,12 @@
+"""Rows of runs, as if these had been trained and measured."""
+
+
+def done(**values):
+    """A row of a run that is done."""
+    return {"status": "done", "run": "r", **values}
+
+
+def scored(half=2.0, **scores):
+    """Scores with the ends of their intervals, so far to either side."""
+    ends = {"": 0, "_low": -half, "_high": half}
+    return {f"{name}{end}": value + d for name, value in scores.items() for end, d in ends.items()}

@@ -1,0 +1,139 @@
+"""The sliced Wasserstein losses: over devices, in blocks, in memory, second derivatives."""
+
+import functools
+import inspect
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from hypersphere_jax import (
+    generalized_contrastive_loss,
+    prior_matching_loss,
+    sliced_wasserstein_loss,
+)
+from hypersphere_jax.losses import sliced_wasserstein
+
+KEY = jax.random.key(3)
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """A linear encoder, 16 points and samples of five dimensions, and seven directions."""
+    rng = np.random.default_rng(1)
+    shapes = {"weights": (5, 5), "points": (16, 5), "samples": (16, 5), "directions": (5, 7)}
+    return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+
+
+def step(weights, points, samples, directions, axis_name=None):
+    """Value and gradient of the replicated weights, with given samples and with drawn ones."""
+    options = {"axis_name": axis_name}
+    losses = [
+        lambda z: sliced_wasserstein_loss(z, samples, directions, **options),
+        lambda z: prior_matching_loss(KEY, z, "normal", **options),
+        lambda z: generalized_contrastive_loss(KEY, z, samples, **options),
+    ]
+    found = [jax.value_and_grad(lambda w, f=f: f(points @ w))(weights) for f in losses]
+    if axis_name is None:
+        return found
+    return [(value, jax.lax.pmean(gradient, axis_name)) for value, gradient in found]
+
+
+@pytest.fixture(scope="module")
+def alone(arrays):
+    return jax.jit(step)(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "devices"),
+    [
+        ("pmap", 8),
+        ("shard_map", 4),
+        *(pytest.param("pmap", devices, marks=pytest.mark.slow) for devices in (1, 2, 4)),
+        *(pytest.param("shard_map", devices, marks=pytest.mark.slow) for devices in (2, 8)),
+    ],
+)
+def test_devices_change_nothing(mapping, devices, arrays, alone):
+    """Neither 5 nor 7 directions are a multiple of 2; the samples are those of the whole batch."""
+    local = jax.devices()[:devices]
+    if mapping == "pmap":
+        mapped = jax.pmap(
+            functools.partial(step, axis_name="data"),
+            axis_name="data",
+            in_axes=(None, 0, 0, None),
+            devices=local,
+        )
+        weights, *sides, directions = arrays.values()
+        shares = [side.reshape(devices, -1, 5) for side in sides]
+        found = jax.tree.map(np.asarray, mapped(weights, *shares, directions))
+        assert all((np.ptp(a, axis=0) == 0).all() for a in jax.tree.leaves(found))
+        found = jax.tree.map(lambda a: a[0], found)
+    else:
+        axes, replicated = ("a", "b"), PartitionSpec()
+        mapped = jax.shard_map(
+            functools.partial(step, axis_name=axes),
+            mesh=Mesh(np.array(local).reshape(2, -1), axes),
+            in_specs=(replicated, PartitionSpec(axes), PartitionSpec(axes), replicated),
+            out_specs=replicated,
+        )
+        found = jax.jit(mapped)(*arrays.values())
+    for (value, gradient), expected in zip(found, alone, strict=True):
+        np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+        np.testing.assert_allclose(gradient, expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("together", [pytest.param(1, marks=pytest.mark.slow), 3 * 16])
+def test_directions_in_blocks(together, arrays, alone, monkeypatch):
+    """One at a time, even where a row alone is longer; three at a time, and what is left."""
+    monkeypatch.setattr(sliced_wasserstein, "SORTED_TOGETHER", together)
+    found = jax.jit(functools.partial(step, axis_name=None))(**arrays)
+    for x, y in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_a_few_copies_of_the_points(monkeypatch):
+    """Samples, two projections and the slope, besides a block: no orders, nothing sorted."""
+    n, d = 16384, 64
+    monkeypatch.setattr(sliced_wasserstein, "SORTED_TOGETHER", n)
+    step = jax.jit(jax.value_and_grad(lambda z: prior_matching_loss(KEY, z, "normal")))
+    compiled = step.lower(jax.ShapeDtypeStruct((n, d), np.float32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4.7 * 4 * n * d
+
+
+@pytest.mark.parametrize("prior", ["hypersphere", "normal"])
+def test_lengths_do_not_matter_on_the_sphere_alone(prior, arrays):
+    """And another key has other directions and samples."""
+    z1, z2 = arrays["points"], arrays["samples"]
+
+    loss = jax.jit(functools.partial(generalized_contrastive_loss, prior=prior))
+    one, long = loss(KEY, z1, z2), loss(KEY, 3 * z1, z2)
+    assert np.allclose(one, long, rtol=1e-5) == (prior == "hypersphere")
+    assert abs(one - loss(jax.random.key(4), z1, z2)) > 1e-4
+
+
+def test_defaults_are_those_of_the_papers_tables():
+    matching, generalized = (
+        {name: p.default for name, p in inspect.signature(loss).parameters.items()}
+        for loss in (prior_matching_loss, generalized_contrastive_loss)
+    )
+    assert matching["prior"] == generalized["prior"] == "hypersphere"
+    assert (generalized["lam"], generalized["scaling"]) == (5, "per_dimension")
+
+
+def test_second_derivatives(arrays):
+    """The orders stay as they are nearby, so that it is a sum of squares of linear functions."""
+    _, points, samples, directions = arrays.values()
+    rng = np.random.default_rng(4)
+    towards = [rng.standard_normal((16, 5)).astype(np.float32) for _ in range(2)]
+
+    def gradient(points, samples):
+        return jax.grad(sliced_wasserstein_loss, (0, 1))(points, samples, directions)
+
+    bends = jax.jit(lambda *a: jax.jvp(gradient, *a)[1])((points, samples), tuple(towards))
+    bend = sum(np.vdot(b, v) for b, v in zip(bends, towards, strict=True))
+    moved = [
+        np.take_along_axis(v @ directions, np.argsort(side @ directions, axis=0), axis=0)
+        for side, v in zip((points, samples), towards, strict=True)
+    ]
+    np.testing.assert_allclose(bend, 2 * np.mean((moved[0] - moved[1]) ** 2), rtol=1e-4)

@@ -1,0 +1,27 @@
+"""Processes that a test starts: the environment of a user, and the command line in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a user's process: XLA as it is by default, with the suite's compiled programs."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        **more,
+    }
+
+
+def python(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Python with these arguments in the project's folder; never a time-out."""
+    options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True} | options
+    return subprocess.run([sys.executable, *arguments], **options)

@@ -1,0 +1,70 @@
+"""What runs are compared by (states of checkpoints, metrics but for the time), and a kill."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from hypersphere_jax import checkpoint, models, runs
+from hypersphere_jax.moco import queue_init
+from hypersphere_jax.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train_step import Momentum, init_state
+
+
+def state_of(folder, step=None):
+    """The whole state of a run, its structure taken from a state made anew."""
+    made = runs.read_config(folder)
+    _, params, stats = models.abstract(made.model)
+    optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
+
+    def anew(params, stats):
+        state = init_state(params, stats, optimizer)
+        if not made.moco.queue_size:
+            return state
+        queue = queue_init(jax.random.key(0), made.moco.queue_size, made.model.dim)
+        return state._replace(momentum=Momentum(params, stats, queue))
+
+    like = jax.eval_shape(anew, params, stats)._asdict()
+    like = {name: part for name, part in like.items() if part is not None}
+    return checkpoint.restore(folder / "checkpoints", like, step)[1]
+
+
+def timeless(folder):
+    """The records of `metrics.jsonl` without what time they took."""
+    dropped = ("images_per_s", "sentences_per_s", "data_wait")
+    return [{k: v for k, v in r.items() if k not in dropped} for r in runs.read_metrics(folder)]
+
+
+def assert_same_run(folder, other):
+    """To the bit."""
+    jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
+    assert timeless(folder) == timeless(other)
+
+
+@contextlib.contextmanager
+def killed_after_checkpoint(step):
+    """What runs inside ends as by a kill right after the checkpoint of a step."""
+    original = checkpoint.Checkpoints.save
+
+    def save(self, at, tree):
+        original(self, at, tree)
+        if at == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def events_of(folder):
+    """TensorBoard's events of a run, in the order in which they were written."""
+    from tensorboardX.proto import event_pb2
+
+    for file in sorted(folder.glob("events.out.tfevents.*"), key=lambda file: file.stat().st_mtime):
+        raw, at = file.read_bytes(), 0
+        while at < len(raw):
+            size = int.from_bytes(raw[at : at + 8], "little")
+            yield event_pb2.Event.FromString(raw[at + 12 : at + 12 + size])
+            at += 16 + size

@@ -1,0 +1,13 @@
+"""The lists of faults (`tests/faults/run.py`) still fit the code."""
+
+from faults.run import ROOT, areas
+
+
+def test_each_fault_is_one_place_and_its_tests_exist():
+    faults = [fault for found in areas().values() for fault in found]
+    assert len(faults) >= 80
+    for fault in faults:
+        assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault.what
+        assert fault.old != fault.new and fault.tests, fault.what
+        for test in fault.tests:
+            assert (ROOT / test.split("::")[0]).exists(), (fault.what, test)

@@ -1,0 +1,120 @@
+"""Configs of runs that take a second, one of each kind, and the texts that they read."""
+
+import dataclasses
+
+import numpy as np
+
+from hypersphere_jax.config import (
+    DataConfig,
+    MocoConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RuntimeConfig,
+)
+
+
+def images(folder, name="images", **changes) -> PretrainConfig:
+    """56 steps of digits; a probe of the result scores above 75%."""
+    config = PretrainConfig(
+        name=name,
+        runs_dir=str(folder),
+        model=ModelConfig(dim=6, width=0.25),
+        optimizer=OptimizerConfig(epochs=8, batch_size=200),
+        runtime=RuntimeConfig(devices=1, log_every_steps=7, checkpoint_every_steps=28),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def short(folder, name="short", **changes) -> PretrainConfig:
+    """12 steps of the smallest encoder on two devices, with checkpoints 0, 6, 9, 12."""
+    config = PretrainConfig(
+        name=name,
+        runs_dir=str(folder),
+        model=ModelConfig(dim=3, width=0.1),
+        optimizer=OptimizerConfig(epochs=2, batch_size=220),
+        runtime=RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def queue(folder, name="queue", **changes) -> PretrainConfig:
+    """10 steps with a queue of 130 keys, which the batch of 104 does not divide."""
+    config = PretrainConfig(
+        name=name,
+        runs_dir=str(folder),
+        data=DataConfig(fraction=0.15),
+        model=ModelConfig(dim=3, width=0.1),
+        objective=ObjectiveConfig(contrastive_weight=0.5),
+        moco=MocoConfig(queue_size=130, ema_decay=0.9),
+        optimizer=OptimizerConfig(epochs=5, batch_size=104),
+        runtime=RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=4),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def text(folder, texts, name="text", **changes) -> PretrainConfig:
+    """10 steps of sentence encoders on the books of `texts`."""
+    config = PretrainConfig(
+        name=name,
+        runs_dir=str(folder),
+        data=DataConfig(str(texts / "books")),
+        model=ModelConfig("sentence_gru", dim=8, embedding=6),
+        objective=ObjectiveConfig(
+            contrastive_weight=1, contrastive_tau=0.2, align_weight=0.5, uniform_weight=0.1
+        ),
+        optimizer=OptimizerConfig(
+            epochs=2,
+            batch_size=24,
+            optimizer="adam",
+            learning_rate=0.03,
+            scaling="none",
+            decay_at=(),
+            weight_decay=0,
+            clip_norm=0.5,
+        ),
+        runtime=RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=3),
+    )
+    return dataclasses.replace(config, **changes)
+
+
+TOPICS = (
+    ("the ship", "a sail", "the sea", "the captain", "the storm"),
+    ("the garden", "a rose", "the hedge", "the gardener", "the rain"),
+    ("the king", "a crown", "the throne", "the queen", "the castle"),
+)
+VERBS = ("saw", "loved", "left", "found", "feared", "knew")
+ENDINGS = ("", "again", "at once", "in the evening", "and nobody ever knew why it was so")
+
+
+def sentence(rng, topic: int) -> str:
+    one, other = rng.choice(TOPICS[topic], 2)
+    ending = rng.choice(ENDINGS)
+    return f"{one} {rng.choice(VERBS)} {other} {ending}".strip().capitalize() + "."
+
+
+def books(folder, sizes=(90, 61, 20), seed=0):
+    """Books of so many sentences, one a line; the topic changes every ten sentences."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, size in enumerate(sizes):
+        topics = np.repeat(rng.integers(0, len(TOPICS), -(-size // 10)), 10)
+        lines = [sentence(rng, topic) for topic in topics[:size]]
+        (folder / f"book{number}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def opinions(stem, n=40, seed=1):
+    """Files of sentences whose class is their topic: those of ships, and those of gardens."""
+    rng = np.random.default_rng(seed)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for topic, ending in enumerate((".pos", ".neg")):
+        lines = [sentence(rng, topic) for _ in range(n)]
+        stem.with_suffix(ending).write_text("\n".join(lines) + "\n")
+    return stem
+
+
+def write_texts(folder):
+    books(folder / "books")
+    opinions(folder / "labelled" / "topics")
