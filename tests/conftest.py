@@ -12,6 +12,8 @@ import resource
 import shutil
 from pathlib import Path
 
+# Small products gain nothing from threads, which would spin and count as processor time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 LEVEL = "--xla_backend_optimization_level"
 if LEVEL not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LEVEL}=0".strip()
@@ -21,7 +23,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import tiny_runs  # noqa: E402
 
-from hypersphere_jax import sharding, training  # noqa: E402
+from hypersphere_jax import checkpoint, sharding, training  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -32,8 +34,15 @@ assert jax.device_count() == 8
 
 
 def pytest_configure(config):
-    """Compiled programs are kept beside pytest's own cache (`--cache-clear` empties both)."""
+    """What is kept for the next run is beside pytest's own cache (`--cache-clear` empties both)."""
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
+    os.environ["HOME"] = str(config.cache.mkdir("home"))  # decoded images, prepared text
+
+
+def pytest_ignore_collect(collection_path):
+    """Doctests are the package's: of what is here, files of tests alone are collected."""
+    name = collection_path.name
+    return True if name.endswith(".py") and not name.startswith("test_") else None
 
 
 # Processor time: wall time says little on a machine that does other things as well.
@@ -67,6 +76,12 @@ def few_programs():
     """Compiled programs of a thousand tests are more than Linux has memory maps for a process."""
     yield
     sharding.forget_compiled(0.3)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_late_callbacks():
+    """Of Orbax's failed reads, which the package drops: pytest has its own hook for such errors."""
+    checkpoint._ignore_late_callbacks()
 
 
 @pytest.fixture

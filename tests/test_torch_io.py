@@ -142,7 +142,7 @@ def test_fresh_head(model, head, layer, asked, import_state, rng, caplog, tmp_pa
         with caplog.at_level(logging.WARNING):
             folder = import_state(entries, model, fresh_head=True, **options)
         assert f"the head is random: probe --layers {layer}" in caplog.text
-        assert imported(folder)["head"] == "random"
+        assert imported(folder)["head"] == "random" and runs.read_config(folder).seed == seed
         assert imported(folder)["left_aside"] == [*(old if name == "classifier" else ())]
         made, (body, stats) = runs.load_encoder(folder), from_torch(model, state)
         assert_same(made.params | {"head": None}, body | {"head": None})
@@ -312,6 +312,7 @@ def test_from_the_command_line(capsys, tmp_path, rng):
     options += ["--name", "a", "--data", "digits", "--runs-dir", str(tmp_path)]
 
     def fails(*arguments):
+        capsys.readouterr()
         assert main(list(arguments)) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line

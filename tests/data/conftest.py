@@ -6,8 +6,8 @@ import pytest
 from data_cases import encoded, picture, write
 from PIL import Image
 
-NAMES = "train/cat/b.jpg train/cat/a.PNG train/cat/z/c.png train/cat/zz.png train/dog/0.jpeg "
-NAMES += "train/ant/1.webp test/cat/a.png test/dog/a.png test/ant/a.bmp"
+NAMES = "train/cat/b.jpg train/cat/a.PNG train/cat/z/c.png train/cat/zz.png train/dog/0.jpeg \
+train/ant/1.webp test/cat/a.png test/dog/a.png test/ant/a.bmp"
 
 
 @pytest.fixture

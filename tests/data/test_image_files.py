@@ -3,11 +3,9 @@
 import contextlib
 import os
 import pickle
-import re
 import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 from data_cases import encoded, equal, images, picture, why, write, zipped
@@ -17,8 +15,6 @@ from hypersphere_jax.data import files
 from hypersphere_jax.data.decode import decode
 from hypersphere_jax.data.files import ImageFiles, is_image_tree, open_image_files, read_classes
 from hypersphere_jax.data.source import UnreadableImage
-
-LIST = Path(__file__).parents[2] / "experiments/imagenet100_classes.txt"
 
 
 def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folder, tree):
@@ -35,9 +31,9 @@ def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folde
         root = tmp_path / str(method)
         for split in ("train", "test"):
             part = {k.partition("/")[2]: v for k, v in tree.items() if k.startswith(split)}
-            zipped(root / f"splits/{split}.zip", part, method)
-        forms += [zipped(root / "a.zip", tree, method), zipped(root / "b.zip", below, method)]
-        forms += [root / "splits"]
+            zipped(root / f"{split}.zip", part, method)
+        one, other = tmp_path / f"{method}.zip", tmp_path / f"{method}b.zip"
+        forms += [root, zipped(one, tree, method), zipped(other, below, method)]
     for form in forms:
         train, test = open_image_files(form)
         assert train.class_names == test.class_names == ("ant", "cat", "dog")
@@ -53,13 +49,9 @@ def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folde
 
 def test_sizes(folder, rng, monkeypatch, tmp_path):
     monkeypatch.setattr(files, "HEADERS", 1)
-    train = ImageFiles(folder, "train")
-    assert train.image_shape == (9, 12, 3)
-    path, other = folder / "train/dog/0.jpeg", encoded(picture(rng, 8, 8), "GIF")
-    path.write_bytes(other + bytes(path.stat().st_size - len(other)))
-    assert "shape (8, 8, 3), all others" in why(train.__getitem__, 5, error=UnreadableImage)
-    again = ImageFiles(folder, "train")
-    assert again.image_shape is None and again[5]["image"].shape == (8, 8, 3)
+    assert ImageFiles(folder, "train").image_shape == (9, 12, 3)
+    write(folder, {"train/dog/0.jpeg": encoded(picture(rng, 8, 8))})
+    assert ImageFiles(folder, "train").image_shape is None
     # In a zip the size may stand behind a long header.
     data = encoded(picture(rng), "JPEG", comment=b"x" * 60000, icc_profile=rng.bytes(90000))
     long = zipped(tmp_path / "a.zip", {"train/a/1.jpg": data}, zipfile.ZIP_DEFLATED)
@@ -78,15 +70,13 @@ def test_which_split_is_asked_for(folder):
     shutil.rmtree(folder / "test")
     write(folder, {"test/1.png": b"x"})
     assert ImageFiles(folder, "test").origin.endswith("val")
-    shutil.copytree(folder / "val", folder / "validation")
-    assert "holds val and validation" in why(ImageFiles, folder, "test")
+    shutil.rmtree(folder / "test")
+    (folder / "val").rename(folder / "other")
+    assert open_image_files(folder)[1] is None
     assert "no split 'train'" in why(ImageFiles, folder / "train", "train")
-    shutil.move(folder / "train", folder / "alone/train")
-    assert open_image_files(folder / "alone")[1] is None
 
 
 def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path, caplog):
-    assert "did you mean 'dog'" in why(ImageFiles, folder, "train", ("cat", "dgo"))
     shutil.rmtree(folder / "test/cat")
     assert open_image_files(folder)[1].labels.tolist() == [0, 2] and "'cat'" in caplog.text
     (folder / "test/dog").rename(folder / "test/cow")
@@ -97,8 +87,6 @@ def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path, caplog):
     path = tmp_path / "classes.txt"
     path.write_bytes(b'\xef\xbb\xbf# a comment\r\nn02\r\n\r\n n01 # a dog\r\n"n03",three,3\n')
     assert read_classes(path) == ("n02", "n01", "n03")
-    names = read_classes(LIST)
-    assert len(set(names)) == 100 and all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
 def test_what_is_no_image_or_cannot_be_read(folder, caplog):
@@ -111,65 +99,52 @@ def test_what_is_no_image_or_cannot_be_read(folder, caplog):
     write(folder, {"train/ant/1.webp": b""})
     for i in (0, 1):
         assert "no longer the" in why(train.__getitem__, i, error=UnreadableImage)
-    said = why(ImageFiles, folder, "train")
-    assert "(1): ant/1.webp is empty" in said and "--bad-images skip" in said
+    assert "(1): ant/1.webp is empty" in why(ImageFiles, folder, "train")
     assert ImageFiles(folder, "train", on_bad="skip")[1]["label"] == 1
 
 
-def test_digest_changes_with_contents_names_and_classes_not_with_places(
-    tmp_path, folder, tree, monkeypatch
-):
+def test_digest_is_of_contents_names_and_classes(tmp_path, folder, tree, monkeypatch):
     digest = lambda root, split="train": ImageFiles(root, split).digest  # noqa: E731
     digests = [digest(folder), digest(folder, "test")]
     root = folder.rename(tmp_path / "moved")
-    image, first = root / "train/cat/b.jpg", root / "train/ant/1.webp"
+    image = root / "train/cat/b.jpg"
     os.utime(image, (1, 1))
     assert digest(root) == digests[0]
-    content = image.read_bytes()
-    image.write_bytes(content[:-3] + bytes(3))  # of the same length
+    image.write_bytes(image.read_bytes()[:-3] + bytes(3))  # of the same length
     digests += [digest(root)]
     image.rename(image.with_name("bb.jpg"))
     digests += [digest(root)]
     (root / "train/dog").rename(root / "train/fox")
     digests += [digest(root)]
     one, two = (digest(zipped(tmp_path / f"{n}.zip", tree)) for n in "ab")
-    tree["train/cat/b.jpg"] = content[:-1] + b"?"
+    tree["train/cat/b.jpg"] = tree["train/cat/b.jpg"][:-1] + b"?"
     digests += [one, digest(zipped(tmp_path / "c.zip", tree))]
     assert one == two
-    # Of a large folder it takes all times, and some contents: here the first file's.
+    # Of a large folder it takes all times, and some contents.
     monkeypatch.setattr(files, "DIGEST_BYTES", 0)
     monkeypatch.setattr(files, "DIGEST_FILES", 1)
     digests += [digest(root)]
     os.utime(root / "train/cat/bb.jpg", (2, 2))
-    digests += [digest(root)]
-    times = first.stat()
-    first.write_bytes(bytes(times.st_size))
-    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert len({*digests, digest(root)}) == len(digests) + 1 == 10
+    assert len({*digests, digest(root)}) == len(digests) + 1 == 9
 
 
 def test_pickles_and_threads(tmp_path, folder, tree):
     for root in (folder, zipped(tmp_path / "a.zip", tree)):
         train = ImageFiles(root, "train")
-        expected = [image.sum() for image in images(train)]
         copy = pickle.loads(pickle.dumps(train))
         assert copy.digest == train.digest
         with ThreadPoolExecutor(8) as pool:
-            sums = list(pool.map(lambda i, copy=copy: copy[i % 6]["image"].sum(), range(300)))
-        assert sums == expected * 50
+            equal(images(pool.map(copy.__getitem__, range(6))), images(train))
 
 
 def test_links_may_not_lead_out(tmp_path, folder, tree):
     os.symlink("../test/dog", folder / "train/puppy")
-    os.symlink(folder, tmp_path / "elsewhere")
-    assert len(ImageFiles(tmp_path / "elsewhere", "train")) == 7
+    assert len(ImageFiles(folder, "train")) == 7
     outside = write(tmp_path / "set2", tree) / "train"
     for link, target in (("train/cat/x.png", "cat/a.PNG"), ("train/cow", "."), ("val", ".")):
         os.symlink(outside / target, folder / link)
         assert "set2" in why(ImageFiles, folder, link.split("/")[0])
         (folder / link).unlink()
-    os.symlink("..", folder / "train/cat/up")
-    assert "in a circle (1): cat/up" in why(ImageFiles, folder, "train")
 
 
 def test_damage_of_a_zip_gives_errors_and_no_other_image(tmp_path, tree, rng):

@@ -44,7 +44,6 @@ def test_the_encoder_of_a_part_sees_that_part_and_what_has_no_label(tmp_path):
 def test_bits_are_more_channels():
     plain, added = load(DataConfig()), load(DataConfig(bits=60))
     assert added.train.image_shape == (8, 8, 61) and added.pretrain is added.train
-    assert added.digest() != plain.digest() and added.recipe == "digits"
     for split, before in ((added.train, plain.train), (added.test, plain.test)):
         equal(split[3]["image"][..., :1], before[3]["image"])
         equal(split.labels, before.labels)
@@ -67,7 +66,6 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
         assert named.recipe == recipe and named.digest() == by_path.digest()
     assert "data prepare cifar10" in why(load, DataConfig(name="cifar10"))
     assert "did you mean 'digits'" in why(load, DataConfig(name="digit"))
-    assert "no file or folder" in why(load, DataConfig(name=str(tmp_path / "none")))
     monkeypatch.chdir(tmp_path)
     config, some = DataConfig(name=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
     assert data.located(config) == {"name": str(folder), "data_dir": None, "classes": some}

@@ -1,29 +1,23 @@
-"""Batches: which images, from memory or a stream, the same for any number of workers.
-
-Processes are slow to start: what two of them read is compared once, the rest is slow.
-"""
+"""Batches: which images, from memory or a stream, the same for any number of workers."""
 
 import itertools
-import multiprocessing
 
 import numpy as np
-import pytest
-from data_cases import why
+from data_cases import equal, why
 
-from hypersphere_jax.data import Arrays, pipeline
+from hypersphere_jax.data import pipeline
 from hypersphere_jax.data.pipeline import Bad, OneCrop, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import UnreadableImage
 
-N, STEPS = 60, range(3, 20)
+N = 60
 ORDER = Sampler(N, 8, seed=1)
 
 
 class Numbered:
     """Images that show their number; some cannot be read, and sizes may differ."""
 
-    class_names = ("a", "b")
-    origin = "numbers"
+    class_names, origin = ("a", "b"), "numbers"
     labels = np.arange(N, dtype=np.int32) % 2
 
     def __init__(self, bad=(), sizes=(4,), digest="0123456789abcdef"):
@@ -45,20 +39,19 @@ def shrink(rng, image):
     return image[:2, :2] + rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
 
 
-def batches(source, on_bad="skip", steps=STEPS, order=ORDER, **options):
+def batches(source, on_bad="skip", steps=range(3, 20), order=ORDER, **options):
     bad = Bad(source, on_bad)
     return list(stream(source, order, steps, bad, **options)), bad.found
 
 
 def joined(found):
-    """Images, labels and indices of all batches."""
     return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
 
 
 def same(a, b):
     for one, other in zip(a, b, strict=True):
         for x, y in zip(one, other, strict=True):
-            np.testing.assert_array_equal(x, y)
+            equal(x, y)
             assert x.dtype == y.dtype
 
 
@@ -71,9 +64,9 @@ def test_an_epoch_has_each_image_once_in_an_order_of_seed_and_epoch():
         assert len({tuple(order) for order in orders.tolist()}) == 30
         assert set(orders.ravel()) == set(range(n))
     for step in (11, 2, 4, 3, 15, 0):  # in any order of calls, over borders of epochs
-        np.testing.assert_array_equal(sampler(step), orders.reshape(-1, 5)[step])
+        equal(sampler(step), orders.reshape(-1, 5)[step])
     # Runs that are resumed by a later version go on with these.
-    np.testing.assert_array_equal(orders[1], np.random.default_rng([3, 1]).permutation(23)[:20])
+    equal(orders[1], np.random.default_rng([3, 1]).permutation(23)[:20])
     assert len({tuple(Sampler(23, 5, seed)(0)) for seed in range(20)}) == 20
     assert "24 is more than the 23" in why(Sampler, 23, 24, 0)
 
@@ -92,26 +85,12 @@ def test_hosts_processes_and_interruptions_change_nothing():
     assert missing == missing_there
 
 
-@pytest.mark.slow
-def test_three_processes_a_lost_one_and_errors_in_them():
-    source = Numbered(bad=(3, 50, 51), sizes=(4, 6, 9))
-    whole, _ = batches(source, prepare=TwoCrops(shrink, seed=5))
-    same(whole, batches(source, prepare=TwoCrops(shrink, seed=5), workers=3)[0])
-    assert "image 50 is cut short" in why(lambda: batches(Numbered((50,)), "error", workers=2))
-    found = stream(Numbered(), ORDER, range(100000), Bad(Numbered(), "error"), workers=1)
-    before = {child.pid for child in multiprocessing.active_children()}
-    next(found)
-    (reader,) = (c for c in multiprocessing.active_children() if c.pid not in before)
-    reader.kill()
-    assert "was lost" in why(list, found)
-
-
 def test_crops_are_drawn_by_seed_step_position_and_view():
     image = np.arange(243, dtype=np.uint8).reshape(9, 9, 3)
     places = list(itertools.product(range(3), repeat=3))
     crops = [TwoCrops(shrink, seed)(image, step, position) for seed, step, position in places]
     assert len({view.tobytes() for crop in crops for view in crop}) == 2 * 27
-    same([crops], [[TwoCrops(shrink, seed)(image, *place) for seed, *place in places]])
+    equal(crops, [TwoCrops(shrink, seed)(image, *place) for seed, *place in places])
 
 
 def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
@@ -123,9 +102,9 @@ def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
     order = np.concatenate([ORDER(step) for step in steps])
     expected = np.where((order == 50) | (order == 51), 52, np.where(order == 59, 0, order))
     images, labels, indices = joined(found)
-    np.testing.assert_array_equal(indices, expected)
-    np.testing.assert_array_equal(images[:, 0, 0, 0], expected)
-    np.testing.assert_array_equal(labels, expected % 2)
+    equal(indices, expected)
+    equal(images[:, 0, 0, 0], expected)
+    equal(labels, expected % 2)
     bad = Bad(source, "skip")
     arrays = in_memory(source, bad)
     assert bad.found == missing and arrays.class_names == ("a", "b")
@@ -140,9 +119,9 @@ def test_without_replacement_a_bad_image_is_marked():
     assert [batch.images.shape for batch in found] == [(n, 2, 2, 3) for n in (25, 5, 30)]
     images, labels, indices = joined(found)
     lost = np.isin(range(N), list(source.bad))
-    np.testing.assert_array_equal(indices, np.where(lost, -1, range(N)))
-    np.testing.assert_array_equal(labels, np.where(lost, -1, source.labels))
-    np.testing.assert_array_equal(images[:, 1, 1, 2], np.where(lost, 0, range(N)))
+    equal(indices, np.where(lost, -1, range(N)))
+    equal(labels, np.where(lost, -1, source.labels))
+    equal(images[:, 1, 1, 2], np.where(lost, 0, range(N)))
 
 
 def test_bad_images_are_errors_or_at_most_a_tenth():
@@ -155,26 +134,20 @@ def test_bad_images_are_errors_or_at_most_a_tenth():
     assert "--pipeline streaming" in why(in_memory, varied, Bad(varied, "error"))
 
 
-def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch, caplog):
-    def images(source, on_bad="error", folder=tmp_path / "cache"):
-        found = in_memory(source, Bad(source, on_bad), folder)
-        np.testing.assert_array_equal(found.labels, found.images[:, 0, 0, 0] % 2)
+def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+    every, source, unreadable = list(range(N)), Numbered(), range(N)
+
+    def images(source, on_bad="error"):
+        found = in_memory(source, Bad(source, on_bad), tmp_path / "cache")
+        equal(found.labels, found.images[:, 0, 0, 0] % 2)
         return found.images[:, 0, 0, 0].tolist()
 
-    cache, every, source, unreadable = tmp_path / "cache", list(range(N)), Numbered(), range(N)
-    for seconds in (float("inf"), -1):  # what is decoded quickly is not kept
-        monkeypatch.setattr(pipeline, "SLOW_SECONDS", seconds)
-        assert images(source) == every and cache.exists() == (seconds < 0)
-    assert images(Numbered(unreadable)) == every  # it decodes nothing
+    monkeypatch.setattr(pipeline, "SLOW_SECONDS", -1)  # what is decoded quickly is not kept
+    assert images(source) == images(Numbered(unreadable)) == every  # then it decodes nothing
     assert "cut short" in why(images, Numbered(unreadable, digest="another"))
-    for which in (0, 1):  # a damaged file is made anew
-        file = sorted(cache.iterdir())[which]
+    for file in sorted((tmp_path / "cache").iterdir()):  # a damaged one is made anew
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        assert images(source) == every and len(list(cache.iterdir())) == 2
+        assert images(source) == every
     # What could not be read is tried again.
     assert images(Numbered((3,), digest="third"), "skip")[3] == 4
     assert images(Numbered(digest="third")) == every
-    (tmp_path / "file").touch()
-    assert images(source, folder=tmp_path / "file/cache") == every and "not kept" in caplog.text
-    arrays = Arrays(np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, int), ("a",), "here")
-    assert in_memory(arrays, Bad(arrays, "error"), cache) is arrays

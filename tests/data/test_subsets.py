@@ -48,22 +48,16 @@ def test_subset():
     parts = [views.Subset(UNEVEN, indices, "") for indices in ([3, 40], [40, 3], [3])]
     parts += [UNEVEN, views.Subset(numbered([1] * 61), [3, 40], "")]
     assert len({part.digest for part in parts}) == 5
-    for indices in ([0, 61], [-1], [2, 2]):
-        assert "indices" in why(views.Subset, UNEVEN, indices, "", error=ValueError)
 
 
-def test_counts_of_imagenet_lt():
+def test_counts_are_pareto_quantiles_and_those_of_imagenet_lt():
     """A.3.4: 1,000 classes, 115,846 images, 1,280 to 5 a class."""
     found = views.long_tailed_counts(1000)
     assert found.sum() == 115_846 and (np.diff(found) <= 0).all()
     assert found[0] == 1280 and found[-1] == 5
-    # Liu et al. count 385, 479 and 136 classes with over 100, 20 to 100, and under 20 images.
-    shots = [(found > 100).sum(), ((found >= 20) & (found <= 100)).sum(), (found < 20).sum()]
-    assert np.abs(np.array(shots) - [385, 479, 136]).max() <= 10
-
-
-def test_counts_follow_the_pareto_quantiles():
-    """A class of twice the rank is 2^(1/alpha) times smaller, beyond the first classes."""
+    # Liu et al. count 385 classes with over 100 images and 136 with under 20.
+    assert abs((found > 100).sum() - 385) <= 10 and abs((found < 20).sum() - 136) <= 10
+    # By the Pareto quantiles a class of twice the rank is 2^(1/alpha) times smaller.
     found = views.long_tailed_counts(100_000, None, 2.0, 1, 10**9).astype(float)
     first, last = (0.7928 / 100_000.5856) ** -0.5, (99_999.7928 / 100_000.5856) ** -0.5
     quantiles = last + (found - found[-1]) / (found[0] - found[-1]) * (first - last)
@@ -72,17 +66,15 @@ def test_counts_follow_the_pareto_quantiles():
     for size in (950, 5_000, 30_000):
         found = views.long_tailed_counts(100, size, 6.0, 2, 700)
         assert (found.sum(), found[0], found[-1]) == (size, 700, 2)
-    assert "5 to 1280 images have from 13" in why(views.long_tailed_counts, 10, 100_000)
 
 
 def test_long_tailed():
     view, expected = views.long_tailed(MANY, seed=0), views.long_tailed_counts(26)
     assert sorted(counts(view), reverse=True) == expected.tolist()
     consistent(view, MANY)
-    assert numbers(views.long_tailed(MANY, seed=0)) == numbers(view)
     assert np.mean(view.indices % 1300) == pytest.approx(650, abs=30)  # not the first of a class
-    seeds = [views.long_tailed(MANY, seed, 5_000) for seed in range(20)]
-    assert {len(view) for view in seeds} == {5_000}
+    seeds = [views.long_tailed(MANY, seed, 5_000) for seed in [*range(20), 0]]
+    assert {len(view) for view in seeds} == {5_000} and numbers(seeds[0]) == numbers(seeds[-1])
     assert len({np.argmax(counts(view)) for view in seeds}) > 8
     # Large sizes go to classes that have them.
     source = numbered([0] * 20 + [1] * 12 + [2] * 20 + [3] * 12 + [-1] * 50)
@@ -93,18 +85,14 @@ def test_long_tailed():
 
 
 def test_uniform():
-    view, other = (views.uniform(MANY, seed, 1158) for seed in (0, 1))
+    view, again, other = (views.uniform(MANY, seed, 1158) for seed in (0, 0, 1))
     assert len(view) == 1158 and set(counts(view)) == {44, 45}
     consistent(view, MANY)
-    assert numbers(views.uniform(MANY, 0, 1158)) == numbers(view) != numbers(other)
-    assert np.mean(view.indices % 1300) == pytest.approx(650, abs=50)
+    assert numbers(view) == numbers(again) != numbers(other)
     # The seed draws the classes that have one more; a class with too few gives all it has.
     assert len({tuple(counts(views.uniform(MANY, seed, 30))) for seed in range(9)}) == 9
     assert counts(views.uniform(UNEVEN, 0, 20)) == [7, 5, 7, 1]
     assert counts(views.uniform(UNEVEN, 0, 61)) == [37, 5, 18, 1]
-    assert "has 61 labelled images" in why(views.uniform, UNEVEN, 0, 62)
-    for subset in (views.uniform, views.long_tailed):
-        assert "numbers has no labels" in why(subset, WITHOUT, 0, 2)
 
 
 def test_folds():
@@ -117,8 +105,8 @@ def test_folds():
         for train, validation in parts:
             assert sorted(numbers(train) + numbers(validation)) == list(range(61))
             consistent(train, UNEVEN)
-        assert numbers(views.fold(UNEVEN, folds, 1, 0)[1]) == shown[1]
-        assert numbers(views.fold(UNEVEN, folds, 1, 1)[1]) != shown[1]
+        again, other = (numbers(views.fold(UNEVEN, folds, 1, seed)[1]) for seed in (0, 1))
+        assert again == shown[1] != other
     assert [len(part) for part in views.fold(WITHOUT, 5, 2, 0)] == [8, 2]
 
 
@@ -128,18 +116,16 @@ def test_fraction():
     assert numbers(views.fraction(UNEVEN, 1.0, 5)) == list(range(61))
     shown = [set(numbers(views.fraction(UNEVEN, share, 3))) for share in (0.01, 0.1, 0.5)]
     assert shown[0] < shown[1] < shown[2] != set(numbers(views.fraction(UNEVEN, 0.5, 4)))
-    assert len(views.fraction(WITHOUT, 0.25, 0)) == 2
 
 
 def test_by_class():
     source = numbered([2, 0, 1, 3, 2, -1, 0], ("dog", "cat", "ant", "bee"))
-    view, every = (views.by_class(source, names) for names in (("dog", "ant"), source.class_names))
-    assert view.class_names == ("ant", "dog") and every.class_names == ("ant", "bee", "cat", "dog")
+    view = views.by_class(source, ["dog", "ant"])
     assert numbers(view) == [0, 1, 4, 6] and view.labels.tolist() == [0, 1, 0, 1]
-    assert len({view.digest, views.Subset(source, [0, 1, 4, 6], "").digest, every.digest}) == 3
+    assert view.digest != views.Subset(source, [0, 1, 4, 6], "").digest
     part = views.fraction(view, 0.5, 0)
-    assert part.class_names == ("ant", "dog") and counts(part) == [1, 1]
-    for found in (view, every, part):
+    assert view.class_names == part.class_names == ("ant", "dog") and counts(part) == [1, 1]
+    for found in (view, part, views.by_class(source, source.class_names)):
         consistent(found, source)
     assert "dogs (did you mean 'dog'?)" in why(views.by_class, source, ["dogs", "ant"])
 

@@ -1,16 +1,13 @@
 """Data sets of TensorFlow Datasets: read without TensorFlow; what stops one says what to do."""
 
 import importlib.util
-import json
 import pickle
 import sys
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow_datasets as tfds
-from data_cases import why
+from data_cases import equal, images, why
 from tfds_cases import example, noise, write
 
 from hypersphere_jax.data.source import UnreadableImage
@@ -28,7 +25,7 @@ def test_reads_what_was_written_without_tensorflow(tmp_path):
     write(tmp_path, SPLITS | {"unlabelled": [[example(image, -1) for image in OTHERS]]})
     train, test, pretrain = open_tfds("shapes", tmp_path)
     part = TfdsSource(tmp_path / "shapes/1.0.0", "train[3:6]")
-    for source, images, labels in (
+    for source, expected, labels in (
         (train, IMAGES, LABELS),
         (test, IMAGES, LABELS[:2]),
         (pretrain, [*IMAGES, *OTHERS], [*LABELS, -1, -1, -1]),
@@ -36,13 +33,12 @@ def test_reads_what_was_written_without_tensorflow(tmp_path):
         (pickle.loads(pickle.dumps(part)), IMAGES[3:], LABELS[3:6]),
     ):
         assert source.labels.tolist() == labels and source.labels.dtype == np.int32
-        for i, label in enumerate(labels):
-            assert source[i].keys() == {"image", "label"} and source[i]["label"] == label
-            np.testing.assert_array_equal(source[i]["image"], images[i])
+        assert [sample["label"] for sample in source] == labels
+        equal(images(source), expected[: len(labels)])
         assert source.class_names == ("circle", "square") and source.image_shape == (8, 8, 3)
     with ThreadPoolExecutor(8) as pool:
-        images = list(pool.map(lambda i: train[i % 7]["image"], range(70)))
-    np.testing.assert_array_equal(images, np.tile(IMAGES, (10, 1, 1, 1)))
+        found = list(pool.map(lambda i: train[i % 7]["image"], range(70)))
+    equal(found, np.tile(IMAGES, (10, 1, 1, 1)))
     assert "tensorflow" not in sys.modules
 
 
@@ -50,15 +46,15 @@ def test_depths_and_other_shapes(tmp_path):
     depths = np.random.default_rng(2).random((2, 4, 4)).astype(np.float32)
     records = [example(IMAGES[i], depth=depths[i]) for i in (0, 1)]
     source = TfdsSource(write(tmp_path, {"train": [records]}, depth=(4, 4)), "train")
-    np.testing.assert_array_equal(source[1]["depth"], depths[1])
-    np.testing.assert_array_equal(source[1]["image"], IMAGES[1])
+    equal([sample["depth"] for sample in source], depths)
+    equal(images(source), IMAGES[:2])
     assert source[1]["label"] == -1 and source.labels.tolist() == [-1, -1]
-    for shape in ((5, 6, 1), (5, 6, 4), (None, None, 3)):
+    for shape in ((5, 6, 1), (None, None, 4)):
         image = noise(1, (5, 6, shape[2]))[0]
         folder = write(tmp_path / f"{shape}", {"train": [[example(image)]]}, shape=shape)
         source = TfdsSource(folder, "train")
         assert source.image_shape == (None if None in shape else shape)
-        np.testing.assert_array_equal(source[0]["image"], image)
+        equal(source[0]["image"], image)
 
 
 def test_digest_and_labels_that_are_kept(tmp_path):
@@ -70,15 +66,11 @@ def test_digest_and_labels_that_are_kept(tmp_path):
     parts = (("train", LABELS), ("train[:4]", LABELS[:4]), ("train[1:5]", LABELS[1:5]))
     for part, labels in parts * 2:  # read, then kept beside the records
         assert TfdsSource(folders[0], part).labels.tolist() == labels
-    for file in folders[0].glob("labels-*.npy"):
-        file.write_bytes(b"damaged")
-    assert TfdsSource(folders[0], "train").labels.tolist() == LABELS
 
 
 def test_which_split_is_the_test_split(tmp_path):
     splits, secret = {"train": [EXAMPLES], "validation": [EXAMPLES[2:]]}, [example(OTHERS[0], -1)]
-    cases = (("open", EXAMPLES[:2], LABELS[:2]), ("secret", secret, LABELS[2:]))
-    for name, records, labels in cases:
+    for name, records, labels in (("a", EXAMPLES[:2], LABELS[:2]), ("b", secret, LABELS[2:])):
         write(tmp_path / name, splits | {"test": [records]})
         train, test, pretrain = open_tfds("shapes", tmp_path / name)
         assert test.labels.tolist() == labels and pretrain is train
@@ -96,29 +88,20 @@ def test_versions_configs_and_the_standard_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     assert find_prepared("shapes") == tmp_path / "shapes/1.10.0"
     assert find_prepared("shapes:1.9.0", tmp_path).name == "1.9.0"
-    assert find_prepared("solids/flat:1.0.0", tmp_path) == tmp_path / "solids/flat/1.0.0"
+    assert find_prepared("solids/flat", tmp_path) == tmp_path / "solids/flat/1.0.0"
     assert "name one, as solids/flat" in why(find_prepared, "solids")
-    (tmp_path / "solids/.config").mkdir()
-    default = json.dumps({"default_config_name": "round"})
-    (tmp_path / "solids/.config/metadata.json").write_text(default)
-    assert find_prepared("solids", tmp_path) == tmp_path / "solids/round/1.0.0"
 
 
 def test_what_cannot_be_read(tmp_path):
-    folder = write(tmp_path, SPLITS)
-    assert "has the splits test, train" in why(TfdsSource, folder, "nope")
-    (folder / "shapes-train.array_record-00001-of-00002").unlink()
-    for name, message in (
-        ("shapes", "1 of 2 files are missing"),
-        ("cifar10", f"/cifar10; run `python run.py data prepare cifar10 --data-dir {tmp_path}`"),
-        ("cifar", "no data set 'cifar' (did you mean cifar10"),
-        ("../shapes", "is no name of TFDS"),
-    ):
-        assert message in why(open_tfds, name, tmp_path)
+    (write(tmp_path, SPLITS) / "shapes-train.array_record-00001-of-00002").unlink()
+    assert "1 of 2 files are missing" in why(open_tfds, "shapes", tmp_path)
+    command = f"python run.py data prepare cifar10 --data-dir {tmp_path}"
+    assert command in why(open_tfds, "cifar10", tmp_path)
+    assert "did you mean cifar10" in why(open_tfds, "cifar", tmp_path)
     records = [EXAMPLES[0], example(b"no image", 1)]
     source = TfdsSource(write(tmp_path, {"train": [records]}, "cut/1.0.0"), "train")
-    said = why(source.__getitem__, 1, error=UnreadableImage)
-    assert said.startswith("image 1") and "cut/1.0.0" in said and source[0]["label"] == 1
+    assert source[0]["label"] == 1
+    assert "cut/1.0.0" in why(source.__getitem__, 1, error=UnreadableImage)
 
 
 def test_tfrecord_files_get_array_record_beside_them(tmp_path):
@@ -133,27 +116,17 @@ def test_tfrecord_files_get_array_record_beside_them(tmp_path):
     for _ in range(2):  # it needs no TensorFlow, and the second time finds all there
         assert prepare("shapes", tmp_path) == folder
     train, test, _ = open_tfds("shapes", tmp_path)
-    np.testing.assert_array_equal([train[i]["image"] for i in range(7)], IMAGES)
+    equal(images(train), IMAGES)
     assert train.labels.tolist() == LABELS and test.labels.tolist() == LABELS[:2]
 
 
-def test_files_fetched_by_hand_prepare_without_network(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise urllib.error.URLError("Name or service not known")
-
+def test_prepare_takes_files_fetched_by_hand(tmp_path, monkeypatch):
     def download_and_prepare(builder, file_format, **_):
         write(tmp_path, SPLITS, f"{builder.name}/{builder.version}", form=file_format)
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", download_and_prepare)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tensorflow" or None)
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    said, manual = why(prepare, "cifar10", tmp_path), tmp_path / "downloads/manual"
-    assert "put cifar-10-binary.tar.gz (162 MiB) from https://www.cs" in said
-    assert f"into {manual}, then run `python run.py data prepare cifar10" in said
-    manual.mkdir(parents=True)
-    (manual / "cifar-10-binary.tar.gz").touch()
+    (tmp_path / "downloads/manual").mkdir(parents=True)
+    (tmp_path / "downloads/manual/cifar-10-binary.tar.gz").touch()
     assert prepare("cifar10", tmp_path) == tmp_path / "cifar10/3.0.2"
     assert len(open_tfds("cifar10", tmp_path)[0]) == 7
-    assert "by hand" in why(prepare, "imagenet2012", tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install -r requirements-prepare.txt" in why(prepare, "cifar100", tmp_path)

@@ -54,12 +54,11 @@ def write(root, splits, where="shapes/1.0.0", shape=(8, 8, 3), depth=None, form=
     sizes = {"dimensions": ["-1" if side is None else str(side) for side in shape]}
     features = {"image": _feature("image_feature.Image", image={"dtype": "uint8", "shape": sizes})}
     if depth is None:
-        label = _feature("class_label_feature.ClassLabel", classLabel={"numClasses": "2"})
-        features["label"] = label
+        two = {"numClasses": "2"}
+        features["label"] = _feature("class_label_feature.ClassLabel", classLabel=two)
     else:
-        sizes = {"dimensions": [str(side) for side in depth]}
-        tensor = {"dtype": "float32", "encoding": "none", "shape": sizes}
-        features["depth"] = _feature("tensor_feature.Tensor", tensor=tensor)
+        tensor = {"dtype": "float32", "shape": {"dimensions": [str(side) for side in depth]}}
+        features["depth"] = _feature("tensor_feature.Tensor", tensor=tensor | {"encoding": "none"})
     whole = _feature("features_dict.FeaturesDict", featuresDict={"features": features})
     (folder / "features.json").write_text(json.dumps(whole))
     return folder

@@ -6,8 +6,7 @@ from sklearn.linear_model import LogisticRegression
 
 def splits(rng, d=16, num_classes=6, spread=1.5, sizes=(300, 200), unit=True):
     """Features and labels of a training and a test split, float32 and of unit norm if so asked."""
-    centres = rng.normal(size=(num_classes, d))
-    found = []
+    centres, found = rng.normal(size=(num_classes, d)), []
     for n in sizes:
         labels = rng.integers(num_classes, size=n)
         x = centres[labels] + spread * rng.normal(size=(n, d))
@@ -18,8 +17,7 @@ def splits(rng, d=16, num_classes=6, spread=1.5, sizes=(300, 200), unit=True):
 
 def scikit_learn(x, y, c):
     """The minimum of the sum of the losses and half the squared norm / c, by Newton's method."""
-    model = LogisticRegression(C=c, solver="newton-cholesky", tol=1e-9)
-    return model.fit(np.float64(x), y)
+    return LogisticRegression(C=c, solver="newton-cholesky", tol=1e-9).fit(np.float64(x), y)
 
 
 class Watched:
@@ -32,6 +30,5 @@ class Watched:
         return len(self.x)
 
     def __getitem__(self, rows):
-        found = self.x[rows]
-        self.reads.append(len(np.atleast_2d(found)))
-        return found
+        self.reads.append(len(np.atleast_2d(self.x[rows])))
+        return self.x[rows]

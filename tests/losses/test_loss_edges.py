@@ -253,10 +253,16 @@ def test_l2_normalize(rng):
     np.testing.assert_allclose(slope(zero), 1e12 * np.eye(5), rtol=1e-6)
 
 
-def test_l2_normalize_keeps_the_type():
+def test_l2_normalize_keeps_the_type(rng):
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
         assert l2_normalize(jnp.ones(3, dtype)).dtype == dtype
     assert l2_normalize(np.arange(3)).dtype == jnp.float32
     # Squares of 300 overflow float16, the result does not.
     large = l2_normalize(jnp.full(4, 300.0, jnp.float16))
     np.testing.assert_allclose(np.asarray(large, np.float32), 0.5, rtol=1e-3)
+    # Computed in float32, and rounded once.
+    half = jnp.asarray(rng.standard_normal((8, 64)), jnp.bfloat16)
+    wide = np.asarray(half, np.float32)
+    expected = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+    found = np.asarray(l2_normalize(half), np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1.01 * 2**-8)

@@ -6,13 +6,7 @@ import pytest
 import tiny_runs
 from run_states import killed_after_checkpoint
 
-from hypersphere_jax import checkpoint, training
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_late_callbacks():
-    """Of Orbax's failed reads, which the package drops: pytest has its own hook for such errors."""
-    checkpoint._ignore_late_callbacks()
+from hypersphere_jax import training
 
 
 @pytest.fixture(scope="session")

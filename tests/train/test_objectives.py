@@ -181,6 +181,9 @@ def test_numbers_as_arguments():
         close([metrics["align"], metrics["uniform"]], [align, uniform])
         if "loss_alignment" in metrics:
             close(metrics["loss_alignment"], [alignment(case, x, y)] * 2)
+            lam = np.array([pairwise.resolved(bases[case]).loss_lam, cases[case]["lam"]])
+            total = metrics["loss_alignment"] + lam * metrics["loss_distribution"]
+            close(total, [first, other])
 
 
 def test_other_losses_and_terms_are_other_structures():

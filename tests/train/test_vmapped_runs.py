@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -148,20 +147,6 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
         pass
 
 
-def test_all_diverge(tmp_path, monkeypatch):
-    steps = []
-    original = session.Group.stepped
-
-    def stepped(group, step, metrics):
-        steps.append(step)
-        original(group, step, metrics)
-
-    monkeypatch.setattr(session.Group, "stepped", stepped)
-    found = training.train_together([wild(tmp_path, "x"), wild(tmp_path, "y")])
-    assert [type(outcome) for outcome in found] == [Diverged, Diverged]
-    assert steps in ([1, 2], [1, 2, 3, 4])  # they end where the first is to be logged, or saved
-
-
 def stop_after_line(patch, step):
     """Sends this process a signal at a line of the first run's metrics."""
     original, sent = runs.MetricsWriter.write, []
@@ -299,46 +284,15 @@ def test_as_many_as_fit_in_memory(tmp_path, planned, monkeypatch):
         assert planned == expected
 
 
-def affine(base, each):
-    """Programs whose memory grows with the number of encoders; `inf` is refused by the compiler."""
-
-    def compiled(n):
-        needed = base + each * n
-        if needed == math.inf:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too large")
-        memory = SimpleNamespace(
-            argument_size_in_bytes=needed / 2,
-            output_size_in_bytes=7,
-            alias_size_in_bytes=7,
-            temp_size_in_bytes=needed / 2,
-        )
-        return SimpleNamespace(memory_analysis=lambda: memory)
-
-    return compiled
-
-
-def test_parts_are_the_fewest_that_fit(monkeypatch):
-    monkeypatch.setattr(sharding, "memory", lambda _: 1000 / training.MEMORY_SHARE)
-    task = SimpleNamespace(devices=None)
-    for n in (2, 3, 8, 100):
-        for base, each in ((0, 1), (0, 11), (500, 11), (0, 300), (0, 499), (990, 10), (0, 1e9)):
-            fits = [size for size in range(1, n + 1) if base + each * size <= 1000] or [1]
-            parts = training._parts(task, n, None, affine(base, each))
-            assert parts == math.ceil(n / max(fits)), (n, base, each)
-        assert training._parts(task, n, None, affine(0, math.inf)) == n
-
-
 def test_mistakes(tmp_path):
     one = config(tmp_path, "one")
     elsewhere = dataclasses.replace(RUNTIME, hosts="auto")
     rule = OptimizerConfig(batch_size=1402)
-    for configs, at_most, message in (
-        ([one, config(tmp_path, "two"), one], None, r"two encoders .*/one$"),
-        ([one], 0, "at_most 0"),
-        ([one, config(tmp_path, "two", runtime=elsewhere)], None, "on one host"),
-        ([one, config(tmp_path, "two", optimizer=rule)], None, "--batch-size 1402 .* 1400"),
+    for configs, message in (
+        ([one, config(tmp_path, "two"), one], r"two encoders .*/one$"),
+        ([one, config(tmp_path, "two", runtime=elsewhere)], "on one host"),
+        ([one, config(tmp_path, "two", optimizer=rule)], "--batch-size 1402 .* 1400"),
     ):
         with pytest.raises(UserError, match=message):
-            training.train_together(configs, at_most=at_most)
+            training.train_together(configs)
     assert not list(tmp_path.iterdir())
-    assert training.train_together([]) == []

@@ -16,16 +16,13 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def large_steps():
-    """Work is in pieces of some MB, as a user's is."""
-
-
-@pytest.fixture
 def small_steps(monkeypatch):
-    """Progress is shown, and work is kept, every few hundred bytes instead of every few MB."""
+    """What is read, kept and shown at a time is some bytes instead of some MB."""
+    sizes = {"CHUNK_BYTES": 64, "LOOK_BYTES": 5, "PARAGRAPH_LIMIT": 300, "SENTENCE_LIMIT": 100}
+    for name, size in (sizes | {"PARAGRAPH_LINES": 3}).items():
+        monkeypatch.setattr(reading, name, size)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 641)  # just past a block of 64
     monkeypatch.setattr(pieces, "PROGRESS_BYTES", 100)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 64)
 
 
 @pytest.fixture(scope="session")
@@ -44,10 +41,9 @@ def library(tmp_path_factory):
     (root / "a").mkdir()
     (root / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(documents["a.txt"]).encode())
     (root / "a/c.TXT").write_bytes("\r".join(documents["a/c.TXT"]).encode("latin-1"))
-    with gzip.open(root / "a/z.txt.gz", "wb") as file:
-        file.write("\n".join(["", *documents["a/z.txt.gz"], "...", "--", "", ""]).encode())
-    (root / "e.txt").write_text(documents["e.txt"][0], encoding="utf-8")
-    (root / "empty.txt").touch()
-    (root / "notes.md").write_text("Not this.")
-    (root / ".hidden.txt").write_text("Not this.")
+    zipped = "\n".join(["", *documents["a/z.txt.gz"], "...", "--", "", ""])
+    (root / "a/z.txt.gz").write_bytes(gzip.compress(zipped.encode()))
+    (root / "e.txt").write_text(documents["e.txt"][0])
+    for name in ("empty.txt", "notes.md", ".hidden.txt"):
+        (root / name).write_text("" if name == "empty.txt" else "Not this.")
     return root, {name: [rules.words(s) for s in found] for name, found in documents.items()}

@@ -1,10 +1,6 @@
-"""Making and comparing corpora, and work that is stopped."""
+"""Making, reading and comparing corpora."""
 
 from hypersphere_jax.data import text
-
-FILES = [f"{split}/{name}" for split in ("train", "held_out")
-         for name in ("tokens.bin", "offsets.npy", "documents.npy")]  # fmt: skip
-FILES += ["vocabulary.txt", "corpus.json"]
 
 
 def made(raw, out, **options):
@@ -20,30 +16,17 @@ def read_back(corpus):
 
 def contents(folder):
     """The bytes of each file of a corpus."""
-    return {name: (folder / name).read_bytes() for name in FILES}
+    return {file: (folder / file).read_bytes() for file in names(folder)}
 
 
-def sentences_of(folder, content: str | bytes, form="prose", name="t.txt"):
+def names(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def sentences_of(folder, content: str | bytes, form="prose"):
     """The words of each sentence of a file with this content, as its corpus has them."""
-    number = len(list(folder.iterdir()))
-    (folder / str(number)).mkdir()
-    file = folder / str(number) / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
-    train, _ = made(file, folder / str(number) / "out", form=form, held_out=0, max_tokens=512)
-    return read_back(train)
-
-
-class Stop(Exception):
-    pass
-
-
-def stopping(after):
-    """A progress that stops the work after so many steps."""
-
-    def track(items, count):
-        for number, item in enumerate(items):
-            if number == after:
-                raise Stop
-            yield item
-
-    return track
+    folder /= str(len(list(folder.iterdir())))
+    folder.mkdir()
+    (folder / "t.txt").write_bytes(content.encode() if isinstance(content, str) else content)
+    options = {"form": form, "held_out": 0, "max_tokens": 512}
+    return read_back(made(folder / "t.txt", folder / "out", **options)[0])
