@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -282,6 +283,35 @@ def test_as_many_as_fit_in_memory(tmp_path, planned, monkeypatch):
         )
         training.train_together(both(tmp_path))
         assert planned == expected
+
+
+def affine(base, each):
+    """Programs whose memory grows with the number of encoders; `inf` is refused by the compiler."""
+
+    def compiled(n):
+        needed = base + each * n
+        if needed == math.inf:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too large")
+        memory = SimpleNamespace(
+            argument_size_in_bytes=needed / 2,
+            output_size_in_bytes=7,
+            alias_size_in_bytes=7,
+            temp_size_in_bytes=needed / 2,
+        )
+        return SimpleNamespace(memory_analysis=lambda: memory)
+
+    return compiled
+
+
+def test_parts_are_the_fewest_that_fit(monkeypatch):
+    monkeypatch.setattr(sharding, "memory", lambda _: 1000 / training.MEMORY_SHARE)
+    task = SimpleNamespace(devices=None)
+    for n in (2, 3, 8, 100):
+        for base, each in ((0, 1), (0, 11), (500, 11), (0, 300), (0, 499), (990, 10), (0, 1e9)):
+            fits = [size for size in range(1, n + 1) if base + each * size <= 1000] or [1]
+            parts = training._parts(task, n, None, affine(base, each))
+            assert parts == math.ceil(n / max(fits)), (n, base, each)
+        assert training._parts(task, n, None, affine(0, math.inf)) == n
 
 
 def test_mistakes(tmp_path):
