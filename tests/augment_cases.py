@@ -29,8 +29,8 @@ def by_planes(image, transform):
     return np.stack([np.asarray(transform(Image.fromarray(c))) for c in channels], axis=-1)
 
 
-def keys(n, seed=0):
-    return jax.random.split(jax.random.key(seed), n)
+def keys(n):
+    return jax.random.split(jax.random.key(0), n)
 
 
 def draws(operation, image, n=3000, **params):
@@ -39,14 +39,8 @@ def draws(operation, image, n=3000, **params):
     return np.asarray(of_key(keys(n)))
 
 
-def assert_uniform(sample, low, high, what=""):
-    assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01, what
-
-
-def assert_same_law(ours, theirs):
-    """Of several features of each draw, one after the other."""
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert stats.ks_2samp(one, other).pvalue > 0.01, number
+def assert_uniform(sample, low, high):
+    assert stats.kstest(sample, stats.uniform(low, high - low).cdf).pvalue > 0.01
 
 
 def assert_independent(*samples):
@@ -58,21 +52,3 @@ def assert_independent(*samples):
 def assert_probability(happened, p):
     """Booleans that are true with probability p, to four standard errors."""
     assert abs(np.mean(happened) - p) <= 4 * math.sqrt(p * (1 - p) / len(happened))
-
-
-def torchvisions_boxes(n, height, width, scale, ratio):
-    """Boxes (top, left, height, width) of torchvision's loop, with area and corner: [6, n]."""
-    rng, boxes = np.random.default_rng(1), []
-    while len(boxes) < n:
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            boxes.append((rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w))
-    return described(np.array(boxes).T)
-
-
-def described(boxes):
-    """Boxes [4, n] with their areas, and the product of top and left."""
-    top, left, height, width = boxes
-    return np.array([top, left, height, width, height * width, top * left])

@@ -15,10 +15,6 @@ def _rows(*arrays):
     return [list(np.asarray(array, np.float64)) for array in arrays]
 
 
-def _dot(u, v):
-    return float(u @ v)
-
-
 def _squared_distance(u, v):
     return float((u - v) @ (u - v))
 
@@ -28,13 +24,7 @@ def _mean(values):
 
 
 def _log_sum_exp(values):
-    values = np.array(list(values))
-    return values.max() + math.log(np.exp(values - values.max()).sum())
-
-
-def _log_mean_exp(values):
-    values = list(values)
-    return _log_sum_exp(values) - math.log(len(values))
+    return np.logaddexp.reduce(list(values))
 
 
 def align_oracle(x, y, alpha=2.0):
@@ -47,7 +37,7 @@ def uniform_oracle(x, t=2.0, include_self=False):
     (x,) = _rows(x)
     n = range(len(x))
     pairs = [(i, j) for i in n for j in n if include_self or i != j]
-    return _log_mean_exp(-t * _squared_distance(x[i], x[j]) for i, j in pairs)
+    return _log_sum_exp(-t * _squared_distance(x[i], x[j]) for i, j in pairs) - math.log(len(pairs))
 
 
 def uniformity(x, t=2.0):
@@ -60,22 +50,20 @@ def uniformity(x, t=2.0):
 def contrastive_oracle(x, y, tau=0.5):
     """W&I B.1, with the minus sign of Eq. (1): 2K cross-entropies, x over y and y over x."""
     x, y = _rows(x, y)
-    terms = []
-    for x_i, y_i in zip(x, y, strict=True):
-        positive = _dot(x_i, y_i) / tau
-        terms.append(_log_sum_exp(_dot(x_i, y_j) / tau for y_j in y) - positive)
-        terms.append(_log_sum_exp(_dot(x_j, y_i) / tau for x_j in x) - positive)
-    return _mean(terms)
+    return _mean(
+        _log_sum_exp(anchor @ other / tau for other in others) - anchor @ positive / tau
+        for anchors, others in ((x, y), (y, x))
+        for anchor, positive in zip(anchors, others, strict=True)
+    )
 
 
 def info_nce_oracle(query, key, negatives, tau=0.07):
     """W&I Eq. (1): one positive key for each query, against negatives that all queries share."""
     query, key, negatives = _rows(query, key, negatives)
-    terms = []
-    for q, k in zip(query, key, strict=True):
-        logits = [_dot(q, other) / tau for other in [k, *negatives]]
-        terms.append(_log_sum_exp(logits) - logits[0])
-    return _mean(terms)
+    return _mean(
+        _log_sum_exp(q @ other / tau for other in [k, *negatives]) - q @ k / tau
+        for q, k in zip(query, key, strict=True)
+    )
 
 
 def uniform_queue_oracle(query, queue, t=2.0, intra_batch=True):
@@ -84,7 +72,7 @@ def uniform_queue_oracle(query, queue, t=2.0, intra_batch=True):
     pairs = [(q, k) for q in query for k in queue]
     if intra_batch:
         pairs += [(query[i], query[j]) for i in range(len(query)) for j in range(i)]
-    return _log_mean_exp(-t * _squared_distance(u, v) for u, v in pairs)
+    return _log_sum_exp(-t * _squared_distance(u, v) for u, v in pairs) - math.log(len(pairs))
 
 
 def _anchors(z1, z2):
@@ -99,63 +87,58 @@ def _anchors(z1, z2):
 def nt_xent_oracle(z1, z2, tau=0.5, similarity="cosine"):
     """BCL Eq. (15) with tau = 1/alpha, mean over the 2n anchors; neg_euclidean: footnote 4."""
     compare = {
-        "cosine": lambda u, v: _dot(u, v) / math.sqrt(_dot(u, u) * _dot(v, v)),
-        "dot": _dot,
+        "cosine": lambda u, v: u @ v / math.sqrt((u @ u) * (v @ v)),
+        "dot": np.dot,
         "neg_euclidean": lambda u, v: -_squared_distance(u, v),
     }[similarity]
-    terms = []
-    for anchor, positive, others in _anchors(z1, z2):
-        logits = [compare(anchor, other) / tau for other in [positive, *others]]
-        terms.append(_log_sum_exp(logits) - logits[0])
-    return _mean(terms)
+    return _mean(
+        _log_sum_exp(compare(anchor, other) / tau for other in [positive, *others])
+        - compare(anchor, positive) / tau
+        for anchor, positive, others in _anchors(z1, z2)
+    )
 
 
 def decoupled_nt_xent_oracle(z1, z2, tau=1.0, lam=0.1, scaling="per_sample"):
     """Chen Eq. (5), or per_dimension: alignment as half the mean square over n and d."""
-    terms = []
-    for anchor, positive, others in _anchors(z1, z2):
-        if scaling == "per_sample":
-            alignment = -_dot(anchor, positive)
-        else:
-            alignment = _squared_distance(anchor, positive) / (2 * len(anchor))
-        logits = [_dot(anchor, other) / tau for other in [positive, *others]]
-        terms.append(alignment + lam * _log_sum_exp(logits))
-    return _mean(terms)
+    apart = {
+        "per_sample": lambda u, v: -u @ v,
+        "per_dimension": lambda u, v: _squared_distance(u, v) / (2 * len(u)),
+    }[scaling]
+    return _mean(
+        apart(z, positive) + lam * _log_sum_exp(z @ other / tau for other in [positive, *others])
+        for z, positive, others in _anchors(z1, z2)
+    )
 
 
 def logsumexp_oracle(z, tau=0.5):
     """Chen Section C: the second term of Eq. (5), of the n features of one view."""
     (z,) = _rows(z)
     n = range(len(z))
-    return _mean(_log_sum_exp(_dot(z[i], z[k]) / tau for k in n if k != i) for i in n)
+    return _mean(_log_sum_exp(z[i] @ z[k] / tau for k in n if k != i) for i in n)
 
 
 def dcl_oracle(z1, z2, tau=0.5):
     """BCL Eq. (14) with tau = 1/alpha, mean over both views as anchors; negatives cross-view."""
     z1, z2 = _rows(z1, z2)
-    terms = []
-    for anchors, others in ((z1, z2), (z2, z1)):
-        for i in range(len(anchors)):
-            negatives = [_dot(anchors[i], others[j]) / tau for j in range(len(others)) if j != i]
-            terms.append(_log_sum_exp(negatives) - _dot(anchors[i], others[i]) / tau)
-    return _mean(terms)
+    n = range(len(z1))
+    return _mean(
+        _log_sum_exp(one[i] @ other[j] / tau for j in n if j != i) - one[i] @ other[i] / tau
+        for one, other in ((z1, z2), (z2, z1))
+        for i in n
+    )
 
 
 def balanced_contrastive_oracle(z1, z2, alpha=4.0, lam=2.0):
     """BCL Eq. (17): 2(n-1) negatives of both views, mean over the 2n anchors."""
     return _mean(
-        lam / alpha * _log_sum_exp(alpha * _dot(z, other) for other in others) - _dot(z, positive)
+        lam / alpha * _log_sum_exp(alpha * z @ other for other in others) - z @ positive
         for z, positive, others in _anchors(z1, z2)
     )
 
 
 def generalized_nt_xent_oracle(z1, z2, alpha=2.0, lam=2.0):
     """BCL Eq. (17) with the positive in the sum as well (section 6): 2n - 1 terms."""
-    return _mean(
-        lam / alpha * _log_sum_exp(alpha * _dot(z, other) for other in [positive, *others])
-        - _dot(z, positive)
-        for z, positive, others in _anchors(z1, z2)
-    )
+    return decoupled_nt_xent_oracle(z1, z2, 1 / alpha, lam / alpha)
 
 
 def sliced_wasserstein_oracle(h, prior_samples, directions):
@@ -163,9 +146,8 @@ def sliced_wasserstein_oracle(h, prior_samples, directions):
     h, prior_samples = _rows(h, prior_samples)
     squares = []
     for column in np.asarray(directions, np.float64).T:
-        projected = sorted(_dot(row, column) for row in h)
-        wanted = sorted(_dot(row, column) for row in prior_samples)
-        squares += [(p - w) ** 2 for p, w in zip(projected, wanted, strict=True)]
+        sides = [sorted(row @ column for row in x) for x in (h, prior_samples)]
+        squares += [(p - w) ** 2 for p, w in zip(*sides, strict=True)]
     return _mean(squares)
 
 
@@ -180,7 +162,7 @@ def quick_thought_contrastive_oracle(f, g, tau=1.0):
     """W&I B.3: cross-entropy of f_i over all g_j (its own included) to its neighbours."""
     f, g = _rows(f, g)
     total = sum(
-        weight * (_log_sum_exp(_dot(f[i], g_k) / tau for g_k in g) - _dot(f[i], g[j]) / tau)
+        weight * (_log_sum_exp(f[i] @ g_k / tau for g_k in g) - f[i] @ g[j] / tau)
         for i, j, weight in _neighbours(len(f))
     )
     return total / len(f)
@@ -200,13 +182,9 @@ def quick_thought_uniform_oracle(f, g, t=2.0):
 
 def numeric_slope(oracle, arrays, directions, eps=1e-6):
     """Central difference in float64 of oracle(*arrays) with arrays moved along directions."""
-    moved = [
-        oracle(
-            *(np.float64(a) + e * np.float64(d) for a, d in zip(arrays, directions, strict=True))
-        )
-        for e in (eps, -eps)
-    ]
-    return (moved[0] - moved[1]) / (2 * eps)
+    pairs = [(np.float64(a), np.float64(d)) for a, d in zip(arrays, directions, strict=True)]
+    up, down = (oracle(*(a + e * d for a, d in pairs)) for e in (eps, -eps))
+    return (up - down) / (2 * eps)
 
 
 def numeric_slopes(oracle, arrays, directions, eps=1e-6):

@@ -1,4 +1,4 @@
-"""What runs are compared by (states of checkpoints, metrics but for the time), and a kill."""
+"""What runs are compared by (states, metrics but for the time), and interruptions."""
 
 import contextlib
 
@@ -52,10 +52,21 @@ def killed_after_checkpoint(step):
         if at == step:
             raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(checkpoint.Checkpoints, "save", save)
-        with pytest.raises(KeyboardInterrupt):
-            yield
+        yield
+
+
+def at_line(patch, step, happens):
+    """Something happens, once, after a line of metrics of this step is written."""
+    original, ahead = runs.MetricsWriter.write, [happens]
+
+    def write(self, record):
+        original(self, record)
+        if record["step"] == step and ahead:
+            ahead.pop()()
+
+    patch.setattr(runs.MetricsWriter, "write", write)
 
 
 def events_of(folder):

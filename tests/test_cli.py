@@ -3,15 +3,11 @@
 `run_py` is the command line as a module; `fails(capsys, …)` gives the one line of a mistake.
 """
 
-import ast
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from processes import ROOT, environment
+from processes import ROOT
 
 import experiments
 from hypersphere_jax import report, runs, training
@@ -24,11 +20,8 @@ spec.loader.exec_module(run_py)
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
 PARTS = {
-    "data": ("list", "prepare", "prepare-text", "inspect", "show"),
-    "bench": (
-        *("step", "text", "together", "convolution", "augment"),
-        *("data", "losses", "knn", "scaling", "probe"),
-    ),
+    "data": "list prepare prepare-text inspect show",
+    "bench": "step text together convolution augment data losses knn scaling probe",
 }
 
 
@@ -40,81 +33,44 @@ def fails(capsys, *arguments):
     return lines[0]
 
 
-def test_verbs(capsys):
-    for arguments in ([], ["--help"], ["-h"]):
-        assert run_py.main(arguments) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines[2:]] == list(run_py.VERBS)
-        assert all(len(line) <= 100 for line in lines)
-
-
 def test_help_is_complete_and_readable(capsys):
-    parts = [[verb, part] for verb, of in PARTS.items() for part in of]
+    assert run_py.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == list(run_py.VERBS)
+    parts = [[verb, part] for verb, of in PARTS.items() for part in of.split()]
     for words in [*([verb] for verb in run_py.VERBS), *parts]:
         with pytest.raises(SystemExit) as stop:
             run_py.main([*words, "--help"])
         text = capsys.readouterr().out
         assert stop.value.code == 0 and f"run.py {' '.join(words)}" in text and "--help" in text
-        assert all(len(line) <= 100 for line in text.splitlines() if "│" in line), words
-        assert all(part in text for part in PARTS.get(" ".join(words), ())), words
+        assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
         if words == ["pretrain"]:
             assert all(name in "".join(text.split()) for name in experiments.PRETRAIN)
 
 
-def test_every_option_says_what_it_does():
-    """Each field of a config has its help, a string below it (a nested config has its fields')."""
-    configs = (ROOT / "hypersphere_jax" / "config").glob("*.py")
-    for file in [*configs, *(ROOT / "experiments").glob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-                for field, below in zip(node.body, [*node.body[1:], None], strict=True):
-                    if isinstance(field, ast.AnnAssign) and "Config" not in ast.unparse(field):
-                        text = getattr(getattr(below, "value", None), "value", "")
-                        assert isinstance(text, str) and len(text) > 10, ast.unparse(field)
-
-
 def test_mistakes(capsys, tmp_path):
-    (tmp_path / "cut.zip").write_bytes(b"PK cut short")
-    (tmp_path / "file").touch()
-    nowhere, cut, file = (str(tmp_path / name) for name in ("nowhere", "cut.zip", "file"))
-    for line, *said in (
+    for line, said in (
         ("pretrian", "did you mean 'pretrain'"),
         ("pretrain --aling-weight 2", "--align-weight"),
         ("pretrain --epochs ten", "--epochs"),
-        ("pretrain --model resnet9000", "small_alexnet"),
-        ("pretrain --dim 1", "--dim 1:"),
         ("pretrain --loss nt_xent --loss-lam 1", "not nt_xent"),
-        ("pretrain --align-weight -1", "loss weights"),
         ("pretrain --data digts", "did you mean 'digits'"),
-        ("pretrain --seed -1", "--seed -1"),
-        ("pretrain --width inf", "--width inf"),
         ("pretrain --name a/b", "plain folder name"),
-        ("pretrain --fraction 2", "--fraction 2"),
-        (f"pretrain --data {cut}", "cut.zip"),
-        (f"pretrain --runs-dir {file} {' '.join(TINY)}", file, "Not a directory"),
-        (
-            "pretrain moco_imagenet100/align_unifrom",
-            "did you mean 'moco_imagenet100/align_uniform'",
-        ),
-        ("pretrain nothing-like-it", "moco_cifar10/contrastive"),
+        ("pretrain moco_imagenet100/align_unifrom", "mean 'moco_imagenet100/align_uniform'"),
         ("pretrain moco_cifar10/contrastive --epochs 0", "--epochs 0"),
         ("probe nowhere", "no run 'nowhere'"),
-        ("probe x --devices 0", "--devices 0"),
         (f"metrics {tmp_path}", "no run"),
-        ("metrics x --t inf", "--t inf"),
-        (f"report {tmp_path}", "no run"),
-        ("data inspect cifar01", "did you mean 'cifar10'"),
-        (f"data show {nowhere}", "no file or folder"),
-        ("data inspect random_bits", "--bits"),
-        ("finetune", "run"),
-        ("depth", "runs"),
-        ("reproduce wang-isola/figure77", "did you mean"),
+        (f"data show {tmp_path}/a", "no file or folder"),
+        ("reproduce wang-isola/figure77", "did you mean 'wang-isola/figure7'"),
+        ("reproduce wang-isola/figure1", "nothing to reproduce here: an illustration"),
+        ("reproduce wang-isola/table3 --scale laptop", "has no --scale laptop"),
+        ("reproduce wang-isola/figure7 --row 3", "is no table of encoders"),
+        ("reproduce wang-isola/figure7 --dry-run --only x", "no run has such a name"),
         ("export-npz nowhere --out a.npz", "no run 'nowhere'"),
-        (f"import-torch {nowhere} --name a", nowhere),
+        ("import-torch nowhere --name a", "nowhere"),
         ("bench losses --sizes 1", "--sizes"),
     ):
-        found = fails(capsys, *line.split())
-        assert all(text in found for text in said), (line, found)
+        assert said in fails(capsys, *line.split()), line
 
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
@@ -126,14 +82,11 @@ def test_a_flag_overrides_an_experiment_and_the_rest_stays():
 
 
 def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
+    full = OSError(28, "No space left on device", "file")
     for error, status, said in (
         (Stopped("saved: go on"), 0, "saved: go on"),
         (KeyboardInterrupt(), 0, "to go on"),
-        (
-            OSError(28, "No space left on device", "file"),
-            2,
-            "error: No space left on device (file)",
-        ),
+        (full, 2, "error: No space left on device (file)"),
     ):
 
         def train(config, command, error=error):
@@ -152,40 +105,19 @@ def test_from_training_to_report(capsys, tmp_path):
     assert run_py.main(["pretrain", "--name", "a", *places, *TINY]) == 0
     captured = capsys.readouterr()
     assert "step 12 of 12" in captured.err and f"probe {a}" in captured.out
-    assert run_py.main(["probe", a, "--layer", "backbone", "--devices", "2"]) == 0
-    table = capsys.readouterr().out
-    scores = [runs.read_json(path)["top1"] for path in (tmp_path / "a" / "eval").glob("*.json")]
-    assert len(scores) == 2 and all(f"{score:.2f}" in table for score in scores)
-    assert max(map(len, table.splitlines())) <= 80
+    assert run_py.main(["probe", a, "--protocols", "knn", "--devices", "2"]) == 0
+    score = runs.read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
+    assert f"{score:.2f}" in capsys.readouterr().out
     assert run_py.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
     found = runs.read_json(tmp_path / "a" / "eval" / "metrics-test.json")
-    assert found["n"] == 397 and np.isfinite(found["align"])
     assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
     bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns stand
     assert table.index("its optimum") < table.index("bound at n")
-    assert max(map(len, table.splitlines())) <= 80
     assert run_py.main(["report", a]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == tmp_path / "a" / "report.html" and "knn" in page.read_text()
     # Nothing saved is lost by a mistake with the same folder.
     line = fails(capsys, "pretrain", "--name", "a", *places, *TINY, "--seed", "1")
     assert "seed: 0 -> 1" in line and "--name a-2" in line
-
-
-def test_report_of_several_runs(capsys, monkeypatch):
-    pages = []
-    monkeypatch.setattr(runs, "find", lambda name: Path("runs") / name)
-    monkeypatch.setattr(report, "sweep_report", lambda *given: pages.append(given) or given[1])
-    assert run_py.main(["report", "a", "b", "--out", "page.html"]) == 0
-    assert capsys.readouterr().out.strip() == "page.html"
-    assert pages == [([Path("runs/a"), Path("runs/b")], "page.html", "Runs")]
-
-
-@pytest.mark.slow
-def test_a_pipe_that_nobody_reads():
-    command = f"{sys.executable} run.py data inspect digits | head -1"
-    options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
-    done = subprocess.run(command, shell=True, **options)
-    assert done.stdout.startswith("train:") and not done.stderr

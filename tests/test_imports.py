@@ -22,8 +22,8 @@ OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: {"data"} for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES |= {"PIL": {"data", "augment"}, "flax": {"models"}, "orbax": {"checkpoint"}}
-HOMES |= {"tyro": {"config"}, "matplotlib": {"plots"}, "tensorboardX": {"runs"}}
-HOMES |= {"torch": {"interchange"}}
+HOMES |= {"tyro": {"config"}, "matplotlib": {"plots"}, "torch": {"interchange"}}
+HOMES |= {"tensorboardX": {"runs"}}
 
 
 def imported(tree):

@@ -8,17 +8,14 @@ import numpy as np
 import oracles
 import pytest
 from points import sphere
-from test_theory import exact_mean_potential, simplex, sphere_integral
+from scipy import stats
+from test_theory import exact_mean_potential, simplex
 
+from hypersphere_jax import theory
 from hypersphere_jax.theory import (
     contrastive_limit,
-    prototype_bias,
     sphere_log_area,
     uniform_sphere,
-    uniformity_lower_bound,
-    uniformity_optimum,
-    uniformity_with_self,
-    uniformity_without_self,
     vmf_kde_entropy,
     vmf_log_normalizer,
 )
@@ -26,6 +23,13 @@ from hypersphere_jax.theory import (
 N, D = 20, 3
 limit = jax.jit(jax.value_and_grad(contrastive_limit, argnums=(0, 1)))
 entropy = jax.jit(vmf_kde_entropy, static_argnames="kappa")
+
+
+def sphere_integral(d, function):
+    """The integral of a function of the first coordinate, by the midpoint rule in the angle."""
+    angles = (np.arange(200_000) + 0.5) * np.pi / 200_000
+    band = 2 * np.pi ** ((d - 1) / 2) / math.gamma((d - 1) / 2)
+    return band * (function(np.cos(angles)) * np.sin(angles) ** (d - 2)).mean() * np.pi
 
 
 def limit_oracle(x, y, tau):
@@ -45,10 +49,7 @@ def test_limit_and_its_gradient(rng):
         np.testing.assert_allclose(
             [np.vdot(*pair) for pair in zip(slopes, towards, strict=True)], expected, rtol=1e-3
         )
-    # Extreme temperatures, and all features the same.
     np.testing.assert_allclose(limit(x, x, 1e-3)[0], -math.log(N), atol=1e-3)
-    same = np.repeat(x[:1], N, axis=0)
-    np.testing.assert_allclose(limit(same, -same, 0.01)[0], 200.0, rtol=1e-5)
 
 
 def test_limit_is_one(rng):
@@ -74,15 +75,6 @@ def test_limit_and_uniformity(rng):
         assert abs(gap) < 3e-6 if equal else gap > 1e-3
 
 
-def test_areas():
-    areas = {1: 2, 2: 2 * np.pi, 3: 4 * np.pi, 4: 2 * np.pi**2, 5: 8 * np.pi**2 / 3}
-    for d, area in areas.items():
-        np.testing.assert_allclose(math.exp(sphere_log_area(d)), area, rtol=1e-12)
-    for d in (6, 100, 8190):
-        step = sphere_log_area(d + 2) - sphere_log_area(d)
-        np.testing.assert_allclose(step, math.log(2 * np.pi / d), atol=1e-10)
-
-
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 14.0, 100.0])
 def test_normalizer(kappa):
     np.testing.assert_allclose(vmf_log_normalizer(1, kappa), math.log(2 * math.cosh(kappa)), 1e-12)
@@ -96,23 +88,10 @@ def test_normalizer(kappa):
         np.testing.assert_allclose(excess, exact, atol=1e-10)
 
 
-def test_entropy_against_a_density_on_the_circle(rng):
-    angles, kappa = rng.vonmises(0.5, 2.0, size=300), 7.0
-    differences = angles[:, None] - angles[None]
-    density = (np.exp(kappa * np.cos(differences)) / (2 * np.pi * np.i0(kappa))).mean(axis=1)
-    x = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    value = entropy(x, kappa=kappa)
-    assert value.dtype == jnp.float32 and value.shape == ()
-    np.testing.assert_allclose(value, -np.log(density).mean(), rtol=1e-5)
-
-
 @pytest.mark.parametrize(("d", "kappa"), [(2, 20.0), (3, 10.0), (8, 3.0)])
 def test_entropy_of_uniform_points_is_the_log_area(d, kappa):
     x = uniform_sphere(jax.random.key(1), 4000, d)
     np.testing.assert_allclose(entropy(x, kappa=kappa), sphere_log_area(d), atol=0.01)
-    cap = jnp.abs(x)  # one orthant: a 2^d-th of the area, blurred at its rim by the kernel
-    expected = sphere_log_area(d) - d * math.log(2)
-    assert expected < entropy(cap, kappa=kappa) < sphere_log_area(d) - 0.3
 
 
 def test_entropy_is_that_of_the_limit(rng):
@@ -125,7 +104,7 @@ def test_entropy_is_that_of_the_limit(rng):
 def test_prototype_bias_is_the_mean_distance(rng):
     x, mates = (rng.standard_normal((4, 3)).astype(np.float32) for _ in range(2))
     mates[1] = x[1]
-    value, slope = jax.jit(jax.value_and_grad(prototype_bias))(x, mates)
+    value, slope = jax.jit(jax.value_and_grad(theory.prototype_bias))(x, mates)
     lengths = [math.dist(a, b) for a, b in zip(x, mates, strict=True)]
     np.testing.assert_allclose(value, np.mean(lengths), rtol=1e-6)
     expected = (x - mates) / np.maximum(lengths, 1e-9)[:, None] / 4  # zero where they coincide
@@ -135,7 +114,6 @@ def test_prototype_bias_is_the_mean_distance(rng):
 def test_uniform_points():
     """Moments up to the fourth, which tell the sphere from cubes, and two whole distributions."""
     n = 20_000
-    line = (np.arange(n) + 0.5) / n
     for d in (1, 2, 3, 16):
         x = np.asarray(uniform_sphere(jax.random.key(7), n, d))
         assert x.shape == (n, d) and x.dtype == np.float32
@@ -146,46 +124,23 @@ def test_uniform_points():
         np.testing.assert_allclose((x**4).mean(), 3 / (d * (d + 2)), rtol=0.02)  # of E x_1^4
         if d in (2, 3):  # turns on the circle; heights on the ball are uniform, says Archimedes
             turns = np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) + 0.5
-            sample = np.sort(turns if d == 2 else (x[:, 2] + 1) / 2)
-            # Kolmogorov-Smirnov, at a level of 1e-3.
-            assert np.abs(sample - line).max() < 1.95 / math.sqrt(n)
+            sample = turns if d == 2 else (x[:, 2] + 1) / 2
+            assert stats.kstest(sample, "uniform").pvalue > 1e-3
 
 
 def test_uniform_points_are_those_of_their_key():
     one, again, other = (uniform_sphere(jax.random.key(seed), 5, 3) for seed in (0, 0, 1))
     assert (one == again).all() and not (one == other).any()
-    assert uniform_sphere(jax.random.key(0), 0, 3).shape == (0, 3)
 
 
-X, NOTHING, KEY = np.ones((2, 3), np.float32), np.ones((0, 3), np.float32), jax.random.key(0)
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "named"),
-    [
-        (uniformity_optimum, (0, 2.0), "d=0"),
-        *((uniformity_optimum, (3, t), f"t={t}") for t in (0.0, -1.0, math.nan, math.inf)),
-        (uniformity_lower_bound, (0, 2.0, 5), "d=0"),
-        (uniformity_lower_bound, (3, 0.0, 5), "t=0.0"),
-        (uniformity_lower_bound, (3, 2.0, 1), "n=1"),
-        (uniformity_lower_bound, (3, 2.0, 0, True), "n=0"),
-        (uniformity_without_self, (-1.0, 1), "n=1"),
-        (uniformity_with_self, (-1.0, 1), "n=1"),
-        (contrastive_limit, (X, X, 0.0), "tau must be positive and finite, got 0.0"),
-        (contrastive_limit, (X, X[:1]), r"\(2, 3\), \(1, 3\)"),
-        (contrastive_limit, (NOTHING, NOTHING), r"\(0, 3\)"),
-        (sphere_log_area, (0,), "d=0"),
-        (vmf_log_normalizer, (0, 1.0), "d=0"),
+def test_mistakes():
+    x = np.ones((2, 3), np.float32)
+    for function, arguments, named in (
+        (theory.uniformity_optimum, (0, 2.0), "d=0"),
+        (theory.uniformity_lower_bound, (3, 2.0, 1), "n=1"),
+        (contrastive_limit, (x, x[:1]), r"\(2, 3\), \(1, 3\)"),
         (vmf_log_normalizer, (3, 0.0), "kappa=0.0"),
-        (vmf_kde_entropy, (X, -1.0), "kappa=-1.0"),
-        (vmf_kde_entropy, (X[0], 1.0), r"\(3,\)"),
-        (vmf_kde_entropy, (NOTHING, 1.0), r"\(0, 3\)"),
-        (prototype_bias, (X, X[:, :2]), r"same_class .*\(2, 3\), \(2, 2\)"),
-        (prototype_bias, (NOTHING, NOTHING), r"\(0, 3\)"),
-        (uniform_sphere, (KEY, 3, 0), "d=0"),
-        (uniform_sphere, (KEY, -1, 3), "n=-1"),
-    ],
-)
-def test_mistakes(function, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        function(*arguments)
+        (uniform_sphere, (jax.random.key(0), 3, 0), "d=0"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            function(*arguments)

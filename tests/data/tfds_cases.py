@@ -53,8 +53,8 @@ def write(root, splits, where="shapes/1.0.0", shape=(8, 8, 3), depth=None, form=
     (folder / "label.labels.txt").write_text("circle\nsquare\n")
     sizes = {"dimensions": ["-1" if side is None else str(side) for side in shape]}
     features = {"image": _feature("image_feature.Image", image={"dtype": "uint8", "shape": sizes})}
+    two = {"numClasses": "2"}
     if depth is None:
-        two = {"numClasses": "2"}
         features["label"] = _feature("class_label_feature.ClassLabel", classLabel=two)
     else:
         tensor = {"dtype": "float32", "shape": {"dimensions": [str(side) for side in depth]}}

@@ -1,11 +1,6 @@
-"""The linear probe: what is chosen on training data alone, and what is scored once on the test.
+"""The linear probe: what is chosen on training data alone, and what is scored once on the test."""
 
-Most problems have one shape and four values of l2, and so share compiled programs.
-"""
-
-import json
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +13,7 @@ from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluation import checks, linear, logistic, scores
 from hypersphere_jax.evaluation.classifier import Classifier
 from hypersphere_jax.evaluation.selection import best_cell, stratified_folds, stratified_part
+from hypersphere_jax.evaluation.sgd import PROTOCOLS
 
 CLASSES, N, D = 6, 300, 16
 L2S = (1e-3, 1e-1, 1e-4, 1e-2)
@@ -25,8 +21,8 @@ SCORES = {"top1", "top5", "top1_interval", "per_class", "confusion"}
 
 
 def probed(train_x, train_y, test_x, test_y, **options):
-    grid = {} if "protocol" in options else {"grid": L2S}
-    options = {"num_classes": CLASSES} | grid | options
+    """Most problems have one shape and four values of l2, and so share compiled programs."""
+    options = {"num_classes": CLASSES} | ({} if "protocol" in options else {"grid": L2S}) | options
     return linear.linear_probe(train_x, train_y, test_x, test_y, **options)
 
 
@@ -41,12 +37,10 @@ def assert_same(found, expected, but=()):
 
 @pytest.mark.parametrize("folds", [None, 3])
 def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, folds):
-    train_x, train_y, test_x, test_y = splits(rng, spread=2.0)
-    rows = np.resize(np.flatnonzero(rng.random(N) < 0.4 ** (train_y % 3)), N)  # unbalanced
-    train_x = (train_x[rows] + 0.1 * rng.normal(size=(N, D))).astype(np.float32)
-    train_y = train_y[rows]
+    x, y, test_x, test_y = splits(rng, spread=2.0, sizes=(900, 200))
+    rows = np.flatnonzero(rng.random(900) < 0.4 ** (y % 3))[:N]  # unbalanced
+    train_x, train_y = x[rows], y[rows]
     result = probed(train_x, train_y, test_x, test_y, seed=3, folds=folds)
-
     scale = np.sqrt(((train_x - train_x.mean(axis=0)) ** 2).sum(axis=1).mean())
     x, part = (train_x - train_x.mean(axis=0)) / scale, parts_of(train_y, folds, 3)
     for cell, l2 in zip(result["grid"], sorted(L2S, reverse=True), strict=True):
@@ -60,28 +54,18 @@ def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, fo
         assert cell["l2"] == l2 and cell["valid_top1"] == pytest.approx(np.mean(cell["fold_top1"]))
     best = max(result["grid"], key=lambda cell: cell["valid_top1"])
     assert result["C"] == pytest.approx(1 / (best["l2"] * scale**2 * N), rel=1e-4)
-
     # On the features as they are, at the C of the result.
     final = scikit_learn(train_x, train_y, result["C"])
     hits = np.argsort(-final.decision_function(test_x), axis=1) == test_y[:, None]
-    expected = {"protocol": "lbfgs", "n": 200, "n_train": N, "d": D, "num_classes": CLASSES}
-    expected |= {"chosen": {"l2": best["l2"]}, "valid_top1": best["valid_top1"], "folds": folds}
-    expected |= {"valid_fraction": None if folds else 0.2, "seed": 3, "converged": True}
+    expected = {"n": 200, "n_train": N, "d": D, "seed": 3, "folds": folds, "converged": True}
+    expected |= {"chosen": {"l2": best["l2"]}, "valid_top1": best["valid_top1"]}
     expected |= {"top1": pytest.approx(100 * hits[:, 0].mean())}
     expected |= {"top5": pytest.approx(100 * hits[:, :5].any(axis=1).mean())}
     assert_same(result, expected)
-    assert json.loads(json.dumps(result)) == result
-
-
-@pytest.mark.parametrize("folds", [None, 3])
-def test_no_test_label_influences_a_choice(rng, folds):
-    """Not even those that the most, or the least regularized classifier would like best."""
-    train_x, train_y, test_x, test_y = splits(rng, spread=2.5)
-    result = probed(train_x, train_y, test_x, test_y, folds=folds)
+    # No test label influences a choice, not even as the least regularized would like it best.
     for c in (0.01, 1e4):
         other_y = scikit_learn(train_x, train_y, c).predict(test_x)
-        other = probed(train_x, train_y, test_x, other_y, folds=folds)
-        assert other["top1"] != result["top1"]
+        other = probed(train_x, train_y, test_x, other_y, seed=3, folds=folds)
         assert_same(other, result, but=SCORES)
 
 
@@ -89,14 +73,11 @@ def test_what_changes_nothing(rng, monkeypatch):
     """Scale, place, rotation and dtype of features, and how they are cut."""
     train_x, train_y, test_x, test_y = splits(rng)
     train_x, test_x = (np.round(128 * x) / 128 for x in (train_x, test_x))  # bfloat16 holds them
-    rotation = np.linalg.qr(rng.normal(size=(D, D)))[0]
     reference = probed(train_x, train_y, test_x, test_y)
     for name, change in {
         "smaller and elsewhere": lambda x: 1e-3 * x + 0.1,
-        "rotated": lambda x: x @ rotation,
-        "1e-25": lambda x: x * np.float32(1e-25),
+        "rotated": lambda x: x @ np.linalg.qr(np.vander(np.arange(D) / D))[0],
         "2e37": lambda x: x * np.float32(1e38),  # a difference may not fit into float32
-        "float16": lambda x: x.astype(np.float16),
         "bfloat16": lambda x: jnp.asarray(x, jnp.bfloat16),
     }.items():
         found = probed(change(train_x), train_y, change(test_x), test_y)
@@ -120,22 +101,11 @@ def test_two_classes_and_a_grid_of_one_cell(rng):
     """scikit-learn has one vector then, and at this C the same classifier."""
     train_x, train_y, test_x, test_y = splits(rng, d=3, num_classes=2)
     result = probed(train_x, train_y, test_x, test_y, num_classes=2, grid=(0.1,))
-    variance = np.mean(np.sum((train_x - train_x.mean(0)) ** 2, axis=1))
-    assert result["C"] == pytest.approx(2 / (0.1 * variance * N), rel=1e-4)
-    reference = scikit_learn(train_x, train_y, result["C"])
+    reference = scikit_learn(train_x, train_y, 2 / (0.1 * train_x.var(axis=0).sum() * N))
     assert result["top1"] == pytest.approx(100 * reference.score(test_x, test_y), abs=0.6)
-    alone = {"chosen": {"l2": 0.1}, "chosen_at_edge": False, "valid_fraction": None}
-    assert_same(result, alone | {"grid": [{"l2": 0.1, "valid_top1": None, "fold_top1": []}]})
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_lbfgs_says_so_where_its_copy_does_not_fit(rng, monkeypatch, devices):
-    enough = 4 * N * D / devices / linear.MEMORY_SHARE
-    monkeypatch.setattr(logistic, "scaling", lambda x: 1 / 0)  # what comes after the check
-    for memory, error in ((enough - 1, UserError), (enough + 1, ZeroDivisionError)):
-        monkeypatch.setattr(sharding, "memory", lambda _, memory=memory: memory)
-        with pytest.raises(error):
-            probed(*splits(rng), devices=jax.devices()[:devices])
+    alone = {"C": pytest.approx(reference.C, rel=1e-4), "chosen": {"l2": 0.1}}
+    alone |= {"grid": [{"l2": 0.1, "valid_top1": None, "fold_top1": []}]}
+    assert_same(result, alone | {"chosen_at_edge": False, "valid_fraction": None})
 
 
 def test_which_cell_is_chosen(rng):
@@ -158,10 +128,9 @@ def test_which_cell_is_chosen(rng):
 
 def test_rare_classes_and_features_without_signal(rng, monkeypatch):
     train_x, train_y, test_x, test_y = splits(rng, spread=0.2)
-    rare = train_y.copy()
-    rare[np.flatnonzero(rare == 3)[1:]] = 2  # one sample of class 3 is left
+    train_y[np.flatnonzero(train_y == 3)[1:]] = 2  # one sample of class 3 is left
     for folds in (None, 3):
-        result = probed(train_x, rare, test_x, np.where(test_y == 3, 2, test_y), folds=folds)
+        result = probed(train_x, train_y, test_x, np.where(test_y == 3, 2, test_y), folds=folds)
         assert result["top1"] > 70 and result["converged"] and result["per_class"][3] is None
     # An encoder that maps all to one point gets the largest class.
     largest = np.repeat(np.arange(CLASSES), [40, 40, 40, 100, 40, 40])
@@ -169,153 +138,112 @@ def test_rare_classes_and_features_without_signal(rng, monkeypatch):
     assert result["top1"] == pytest.approx(100 * np.mean(test_y == 3))
     # A fit that does not converge says so.
     monkeypatch.setattr(logistic, "TOLERANCE", 1e-12)
-    result = probed(train_x, train_y, test_x, test_y)
-    assert result["converged"] is False and result["gradient_norm"] > 1e-12
+    assert probed(train_x, train_y, test_x, test_y)["converged"] is False
 
 
-def test_a_large_problem_is_not_fitted_to_the_end_while_choosing(rng, monkeypatch):
-    arrays, ended, fit_logistic = splits(rng), [], logistic.fit_logistic
-    to_the_end = probed(*arrays)
-
-    def fit(*args, **options):
-        ended.append(fit_logistic(*args, **options))
-        return ended[-1]
-
-    monkeypatch.setattr(linear, "SMALL", 0)
-    monkeypatch.setattr(linear, "EXCESS", 1e-3)
-    monkeypatch.setattr(logistic, "fit_logistic", fit)
-    result = probed(*arrays)
-    assert ended[0].gradient_norm.max() > 10 * logistic.TOLERANCE and result["converged"]
-    assert [len(fit.steps) for fit in ended] == [4, 1]
-    for cell, same in zip(result["grid"], to_the_end["grid"], strict=True):
-        assert cell["valid_top1"] == pytest.approx(same["valid_top1"], abs=3.5)  # 2 of 61 rows
+GRID = ((1.0, 0.0), (9.0, 0.0), (9.0, 1.0), (1e4, 0.0))
 
 
-# By minibatches.
-
-GRID = ((1e-9, 0.0), (9.0, 0.0), (9.0, 1.0), (1e4, 0.0))
-
-
-def means_of(x, y, num_classes=CLASSES):
-    return np.stack([x[y == c].mean(axis=0) for c in range(num_classes)])
+def nearest_mean(x, y, num_classes=CLASSES):
+    """The classifier by the nearest of the classes' means."""
+    means = np.stack([x[y == c].mean(axis=0) for c in range(num_classes)])
+    return Classifier(means, -(means**2).sum(axis=1) / 2)
 
 
-def nearest_of(means, x):
-    return ((x[:, None] - means) ** 2).sum(axis=-1).argmin(axis=1)
+def accuracy(classifier, x, y):
+    return pytest.approx(100 * np.mean((x @ classifier.weights.T + classifier.bias).argmax(1) == y))
 
 
 @pytest.fixture
-def centroids(monkeypatch):
+def fits(monkeypatch):
     """In place of training by minibatches: nearest class means, spoiled more in some cells."""
     calls = []
 
     def fit_grid(protocol, x, y, rows, grid, *, num_classes, seed, epoch_features, devices):
         calls.append((rows, tuple(grid), seed, epoch_features))
-        means, found = means_of(x[rows], y[rows], num_classes), []
-        for rate, decay in grid:
-            noise = np.random.default_rng(0).normal(size=means.shape) * (rate + decay)
-            weights = means + noise if rate < 100 else means * np.nan
-            found.append(Classifier(weights, -(weights**2).sum(axis=1) / 2))
-        return found, {"epochs": 7}
+        weights, bias = nearest_mean(x[rows], y[rows], num_classes)
+        factors = [rate + decay if rate < 100 else np.nan for rate, decay in grid]
+        return [Classifier(weights, factor * bias) for factor in factors], {}
 
-    monkeypatch.setattr(linear, "PROTOCOLS", {"moco": SimpleNamespace(grid=GRID)})
+    monkeypatch.setattr(linear, "PROTOCOLS", {"moco": PROTOCOLS["moco"]._replace(grid=GRID)})
     monkeypatch.setattr(linear, "fit_grid", fit_grid)
     return calls
 
 
 @pytest.mark.parametrize("folds", [None, 3])
-def test_learning_rate_and_weight_decay_are_chosen_the_same_way(rng, centroids, monkeypatch, folds):
+def test_learning_rate_and_weight_decay_are_chosen_the_same_way(rng, fits, monkeypatch, folds):
     train_x, train_y, test_x, test_y = splits(rng, spread=1.0)
     monkeypatch.setattr(scores, "BLOCK", 7 * D)  # what is held out is read in blocks
     options = {"protocol": "moco", "folds": folds, "seed": 2, "epoch_features": print}
     result = probed(train_x, train_y, test_x, test_y, **options)
     part = parts_of(train_y, folds, 2)
-    *fits, (last, *given) = centroids
-    assert len(fits) == (folds or 1)
-    for fold, (rows, *others) in enumerate(fits):
+    for fold in range(folds or 1):
+        rows, *given = fits[fold]
         np.testing.assert_array_equal(rows, np.flatnonzero(part != fold))
-        assert others == [GRID, 2, print]
-        means = means_of(train_x[rows], train_y[rows])
-        right = nearest_of(means, train_x[part == fold]) == train_y[part == fold]
-        first = result["grid"][0]["fold_top1"][fold]
-        assert first == pytest.approx(100 * right.mean()) and right.mean() < 1
-    assert sorted(last) == list(range(N)) and given == [GRID[:1], 2, print]
-
-    assert result["chosen"] == {"learning_rate": 1e-9, "weight_decay": 0.0}
-    assert result["grid"][-1]["valid_top1"] is None and result["epochs"] == 7  # it diverged
-    right = nearest_of(means_of(train_x, train_y), test_x) == test_y
-    assert result["top1"] == pytest.approx(100 * right.mean(), abs=1)
-    assert json.loads(json.dumps(result)) == result
+        assert given == [GRID, 2, print]
+        expected, held_out = nearest_mean(train_x[rows], train_y[rows]), part == fold
+        found = result["grid"][0]["fold_top1"][fold]
+        assert found == accuracy(expected, train_x[held_out], train_y[held_out]) != 100
+    rows, *given = fits[-1]
+    assert sorted(rows) == list(range(N)) and given == [GRID[:1], 2, print]
+    assert result["chosen"] == {"learning_rate": 1.0, "weight_decay": 0.0}
+    assert result["grid"][-1]["valid_top1"] is None  # it diverged
+    assert result["top1"] == accuracy(nearest_mean(train_x, train_y), test_x, test_y)
     shuffled = probed(train_x, train_y, test_x, rng.permutation(test_y), **options)
     assert_same(shuffled, result, but=SCORES)
-    (cell,) = probed(train_x, train_y, test_x, test_y, **options, grid=GRID[1:2])["grid"]
-    assert cell["fold_top1"] == (result["grid"][1]["fold_top1"] if folds else [])
 
 
 @pytest.mark.parametrize("protocol", ["lbfgs", "moco"])
-def test_a_class_without_training_rows_has_no_part_in_the_fit(rng, centroids, protocol):
+def test_a_class_without_training_rows_has_no_part_in_the_fit(rng, fits, protocol):
     """Class 3 here: the others are fitted, chosen and predicted as if it were not there."""
     options = {"protocol": protocol, "grid": L2S if protocol == "lbfgs" else None}
     train_x, train_y, test_x, test_y = splits(rng, spread=2.0)
     names = np.array([0, 1, 2, 4, 5, 6])
     few = probed(train_x, train_y, test_x, test_y, **options)
     more_x, more_y = np.concatenate([test_x, test_x[:1]]), np.append(names[test_y], 3)
-    more = probed(train_x, names[train_y], more_x, more_y, **options | {"num_classes": 7})
+    more = probed(train_x, names[train_y], more_x, more_y, num_classes=7, **options)
     assert_same(more, few, but=SCORES | {"n", "num_classes"})
-    assert more["top1"] == pytest.approx(few["top1"] * 200 / 201) and more["per_class"][3] == 0.0
     table = np.array(more["confusion"])
     assert table[3].sum() == 1 and table[:, 3].sum() == 0
     assert table[np.ix_(names, names)].tolist() == few["confusion"]
 
 
-BAD = np.isin(np.arange(N), [4, 27, 100, 299])[:, None]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_mistakes(rng, fits, monkeypatch):
+    monkeypatch.setattr(checks, "BLOCK", 20 * D)  # rows are named in every block
+    arrays = dict(zip(("train_x", "train_y", "test_x", "test_y"), splits(rng), strict=True))
+    bad = np.isin(np.arange(N), [4, 27, 100, 299])[:, None]
+    for change, message in (
         ({"train_y": np.full(N, 2)}, "train labels: only class 2"),
-        ({"train_x": np.where(BAD, 1e39, np.zeros(D))}, r"4 of 300 .* \(rows 4, 27, 100, 299\)"),
+        ({"train_x": np.where(bad, 1e39, np.zeros(D))}, r"4 of 300 .* \(rows 4, 27, 100, 299\)"),
         ({"test_x": np.zeros((200, D - 1))}, "16 dimensions, test features 15"),
         ({"test_y": np.zeros(199, int)}, r"test labels: expected shape \(200,\), got \(199,\)"),
-        ({"test_y": np.zeros(200)}, "test labels: expected integers, got float64"),
         ({"train_y": np.arange(N) % 6 - 1}, r"train labels: -1 \(row 0\)"),
         ({"protocol": "sgd"}, "'sgd': choose one of lbfgs, moco"),
         ({"grid": [0.0, 1.0]}, "l2 must be positive"),
-        ({"protocol": "moco", "grid": [(0.0, 0.0)]}, "grid .* must be pairs"),
         ({"protocol": "moco", "grid": [(1e4, 0.0)]}, "diverged at learning rate 10000"),
         ({"folds": 1}, "folds = 1"),
-    ],
-)
-def test_mistakes(rng, centroids, monkeypatch, change, message):
-    monkeypatch.setattr(checks, "BLOCK", 20 * D)  # rows are named in every block
-    arrays = dict(zip(("train_x", "train_y", "test_x", "test_y"), splits(rng), strict=True))
-    with pytest.raises(UserError, match=message):
-        probed(**(arrays | change))
+    ):
+        with pytest.raises(UserError, match=message):
+            probed(**(arrays | change))
+    monkeypatch.setattr(sharding, "memory", lambda _: 4 * 150 * D / linear.MEMORY_SHARE - 1)
+    with pytest.raises(UserError, match=r"lbfgs needs .* 9\.6e-06 GB on each of 2 device"):
+        probed(**arrays, devices=jax.devices()[:2])
 
 
-# What is held out, and the best cell.
-
-
-def counts(part, y):
-    """Rows of each (part, class)."""
-    return np.array([np.bincount(y[part == number], minlength=6) for number in np.unique(part)])
-
-
-def test_the_held_out_part_has_its_share_of_every_class():
-    y = np.repeat([0, 1, 2, 3, 5], [100, 33, 3, 2, 1])
-    assert counts(stratified_part(y, 0.2, 0), y)[0].tolist() == [20, 7, 1, 1, 0, 0]
-    assert counts(stratified_part(y, 0.9, 0), y)[1].tolist() == [10, 3, 1, 1, 0, 1]
-
-
-@pytest.mark.parametrize("folds", [2, 5, 7])
-def test_folds_are_a_stratified_partition(rng, folds):
+def test_held_out_parts_and_folds_have_their_share_of_every_class(rng):
     sizes = np.array([100, 33, 3, 1, 0, 2])
     y = rng.permutation(np.repeat(np.arange(6), sizes))
-    found = counts(stratified_folds(y, folds, 1), y)
-    assert found.shape == (folds, 6) and (found.sum(axis=0) == sizes).all()
-    assert (found >= sizes // folds).all() and (found <= -(-sizes // folds)).all()
-    assert np.ptp(found.sum(axis=1)) <= 1
+
+    def rows(part):
+        return np.array([np.bincount(y[part == p], minlength=6) for p in np.unique(part)])
+
+    assert rows(stratified_part(y, 0.2, 0))[0].tolist() == [20, 7, 1, 0, 0, 1]
+    assert rows(stratified_part(y, 0.9, 0))[1].tolist() == [10, 3, 1, 1, 0, 1]
+    for folds in (2, 5, 7):
+        found = rows(stratified_folds(y, folds, 1))
+        assert found.shape == (folds, 6) and (found.sum(axis=0) == sizes).all()
+        assert (found >= sizes // folds).all() and (found <= -(-sizes // folds)).all()
+        assert np.ptp(found.sum(axis=1)) <= 1
 
 
 @pytest.mark.parametrize("folds", [None, 5])
@@ -330,8 +258,6 @@ def test_rows_of_a_class_are_drawn_at_random(folds):
 def test_the_best_mean_over_folds_is_chosen_and_the_first_of_equals():
     assert best_cell([[50.0, 60.0, 70.0], [90.0, 70.0, 59.0]]) == 0
     assert best_cell([[50.0, 60.0, 70.0], [60.0, 70.0, 60.0]]) == 1
-    # The sums differ in floating point, either way.
-    assert best_cell([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]]) == 0
-    assert best_cell([[0.3, 0.1], [0.2, 0.2], [0.1, 0.3]]) == 0
-    # A fit that diverged is not chosen.
-    assert best_cell([[99.0, 10.0, 99.0], [math.nan, 11.0, math.nan]]) == 1
+    for one, other in ((0, 1), (1, 0)):  # whose sums differ in floating point
+        assert best_cell(np.array([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])[:, [one, other]]) == 0
+    assert best_cell([[99.0, 10.0, 99.0], [math.nan, 11.0, math.nan]]) == 1  # some diverged

@@ -1,13 +1,10 @@
-"""Logistic regressions, many at once: the minima are scikit-learn's, on any devices and blocks.
-
-Almost all tests have four fits of one shape, and so share one compiled program.
-"""
+"""Logistic regressions, many at once: the minima are scikit-learn's, on any devices and blocks."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from overlapping import Watched, scikit_learn, splits
+from overlapping import scikit_learn, splits
 
 from hypersphere_jax.evaluation import lbfgs, logistic
 from hypersphere_jax.evaluation.logistic import NONE, PADDING
@@ -22,25 +19,28 @@ def place(x, y, **options):
 
 
 def fit(x, y, l2, **options):
-    """One fit on all rows, four times."""
+    """One fit on all rows, four times: most tests share one compiled program."""
     found = logistic.fit_logistic(place(x, y), [l2] * 4, [NONE] * 4, **options)
     return jax.tree.map(lambda leaf: leaf[0], found)
 
 
-def assert_minimum(classifier, x, y, l2, tolerance=2e-3):
+def assert_minimum(classifier, x, y, l2):
     expected = scikit_learn(x, y, 1 / (l2 * len(x)))
-    tolerance *= np.abs(expected.coef_).max()
+    tolerance = 2e-3 * np.abs(expected.coef_).max()
     np.testing.assert_allclose(classifier.weights, expected.coef_, atol=tolerance)
     # A number added to every bias changes nothing: neither penalizes it.
-    biases = (bias - bias.mean() for bias in (np.array(classifier.bias), expected.intercept_))
-    np.testing.assert_allclose(*biases, atol=tolerance)
+    shift = np.mean(expected.intercept_ - classifier.bias)
+    np.testing.assert_allclose(classifier.bias + shift, expected.intercept_, atol=tolerance)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
 def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices, monkeypatch):
-    """Also of rows dealt out over devices in small blocks, the last of which are filled up."""
-    monkeypatch.setattr(logistic, "BLOCK", 100 if devices > 1 else logistic.BLOCK)
+    """Also of rows dealt out over devices in small blocks, by a rough model of the curvature."""
     x, y, _, _ = splits(rng)
+    if devices > 1:
+        monkeypatch.setattr(logistic, "BLOCK", 100)  # the last ones are filled up
+        monkeypatch.setattr(logistic, "RANK", 5)
+        monkeypatch.setattr(logistic, "_curvature", logistic._curvature.__wrapped__)
     part = rng.integers(3, size=N).astype(np.int32)
     part[:9] = PADDING  # in no fit
     problem = logistic.with_parts(place(x, y, devices=jax.devices()[:devices]), part)
@@ -48,22 +48,13 @@ def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices
     l2s, held_out = [1e-1, 1e-3, 1e-5, 1e-4], [NONE, 0, 1, 2]
     found = logistic.fit_logistic(problem, l2s, held_out)
     hits = logistic.hits(problem, found.classifiers, held_out)
-    assert (found.gradient_norm <= logistic.TOLERANCE).all()
+    assert (found.gradient_norm <= 1e-6).all() and logistic.limit(1e-7) == pytest.approx(3e-7)
     for cell, (l2, left_out) in enumerate(zip(l2s, held_out, strict=True)):
         inside, valid = (part != left_out) & (part != PADDING), part == left_out
         one = jax.tree.map(lambda leaf, at=cell: leaf[at], found.classifiers)
         assert_minimum(one, x[inside], y[inside], l2)
         predicted = np.argmax(x[valid] @ one.weights.T + one.bias, axis=1)
         assert hits[cell] == np.sum(predicted == y[valid]), cell
-
-
-def test_the_limit_of_the_gradient_falls_with_l2(rng):
-    """By the norm that is enough at larger values, weights at l2 = 1e-8 are a third off."""
-    np.testing.assert_allclose(logistic.limit([1e-1, 1e-6, 1e-7]), [1e-6, 1e-6, 3e-7])
-    x, y, _, _ = splits(rng, spread=0.5)
-    found = fit(x, y, 1e-8)
-    assert found.gradient_norm <= 3e-8
-    assert_minimum(found.classifiers, x, y, 1e-8, tolerance=0.05)
 
 
 def test_features_of_very_unequal_variance(rng):
@@ -74,38 +65,25 @@ def test_features_of_very_unequal_variance(rng):
     found = fit(x, y, 1e-6)
     assert found.gradient_norm <= logistic.TOLERANCE and found.steps < 200
     start = jax.tree.map(lambda leaf: np.stack([leaf] * 4), found.classifiers)
-    again = fit(x, y, 1e-6, start=start)
-    assert again.gradient_norm <= logistic.TOLERANCE and again.steps == 0
+    assert fit(x, y, 1e-6, start=start).steps == 0
 
 
 def test_how_a_fit_ended(rng):
     """The norm is that of the objective's gradient; an early end is as near as it was told."""
     x, y, _, _ = splits(rng)
 
-    def value_and_norm(classifier):
-        weights, bias = np.float64(classifier.weights), np.float64(classifier.bias)
+    def value_and_norm(found):
+        weights, bias = np.float64(found.classifiers.weights), np.float64(found.classifiers.bias)
         p = np.exp(x @ weights.T + bias)
         p /= p.sum(axis=1, keepdims=True)
         errors = (p - np.eye(CLASSES)[y]) / N
-        value = -np.log(p[np.arange(N), y]).mean() + 1e-4 / 2 * (weights**2).sum()
+        value = -np.log(p[range(N), y]).mean() + 1e-4 / 2 * (weights**2).sum()
         return value, np.linalg.norm(np.c_[errors.T @ x + 1e-4 * weights, errors.sum(axis=0)])
 
     whole, early, cut = (fit(x, y, 1e-4, **o) for o in ({}, {"excess": 1e-3}, {"max_steps": 3}))
-    (best, _), (above, _) = (value_and_norm(found.classifiers) for found in (whole, early))
-    assert 0 < above - best < 4e-3 and 0 < early.steps < whole.steps  # an estimate
-    assert cut.steps == 3 and cut.gradient_norm > 10 * logistic.TOLERANCE
-    assert cut.gradient_norm == pytest.approx(value_and_norm(cut.classifiers)[1], rel=1e-3)
-
-
-def test_the_model_of_the_curvature_changes_the_way_and_not_the_end(rng, monkeypatch):
-    x, y, _, _ = splits(rng)
-    steps = fit(x, y, 1e-4).steps
-    monkeypatch.setattr(logistic, "RANK", 5)
-    monkeypatch.setattr(logistic, "SAMPLE", 50)
-    monkeypatch.setattr(logistic, "_curvature", jax.jit(logistic._curvature.__wrapped__))
-    rough = fit(x, y, 1e-4)
-    assert steps < rough.steps < 200
-    assert_minimum(rough.classifiers, x, y, 1e-4)
+    assert 0 < value_and_norm(early)[0] - value_and_norm(whole)[0] < 4e-3  # an estimate
+    assert cut.steps == 3 < early.steps < whole.steps
+    assert cut.gradient_norm == pytest.approx(value_and_norm(cut)[1], rel=1e-3)
 
 
 def test_steps_that_go_too_far_are_shortened():
@@ -122,16 +100,3 @@ def test_steps_that_go_too_far_are_shortened():
         state = advance(state)
     assert state.done.all() and (state.norm <= 1e-5).all()
     np.testing.assert_allclose(state.point, centres, atol=1e-5)
-
-
-def test_scaling_is_the_mean_and_the_norm_of_a_row(rng, monkeypatch):
-    """Also of numbers whose squares float32 does not hold; read in blocks."""
-    monkeypatch.setattr(logistic, "READ", 20 * D)
-    for factor in np.float32([1, 1e-25, 1e25]):
-        x = Watched((3 + rng.normal(size=(70, D))).astype(np.float32) * factor)
-        found, centred = logistic.scaling(x), x.x - np.float64(x.x).mean(0)
-        np.testing.assert_allclose(found.centre, np.float64(x.x).mean(0), rtol=1e-5)
-        assert found.scale == pytest.approx(np.sqrt((centred**2).sum(axis=1).mean()), rel=1e-5)
-        np.testing.assert_allclose(found.apply(x.x), centred / found.scale, rtol=1e-4, atol=1e-5)
-        assert max(x.reads) == 20
-    assert logistic.scaling(np.full((9, 2), 0.25)).scale == 1.0  # all rows are one point

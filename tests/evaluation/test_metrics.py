@@ -1,19 +1,22 @@
-"""Metrics of whole data sets: against loops, their errors against repeated samples, from files."""
+"""Metrics of data sets and of neighbouring sentences: against loops, with errors, from files."""
 
+import itertools
+import json
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from oracles import uniformity
+from oracles import quick_thought_align_oracle, uniformity
 from points import sphere
 
-import run as command_line
 from hypersphere_jax import theory
 from hypersphere_jax.config import MetricsConfig, UserError
-from hypersphere_jax.evaluation import metrics
+from hypersphere_jax.evaluation import metrics, sentences
 from hypersphere_jax.evaluation.files import FeatureFile
 from hypersphere_jax.evaluation.measure import measure
+from hypersphere_jax.evaluation.sentences import neighbour_metrics
 
 
 @pytest.mark.parametrize(("n", "chunk", "devices"), [(100, 30, 1), (101, 17, 4)])
@@ -36,24 +39,16 @@ def test_uniformity_of_features_far_from_the_origin(rng):
     np.testing.assert_allclose([e.value for e in of_groups], expected, rtol=1e-5)
 
 
-def samples(kind, rng, n):
-    if kind == "uniform":  # the mean potential of every point is the same: a degenerate statistic
-        return sphere(rng, n, 4)
-    x = 2 * np.eye(4)[0] * rng.choice([-1, 1], (n, 1)) + rng.standard_normal((n, 4))
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("kind", ["uniform", "clusters"])
-def test_standard_error_is_the_spread_of_repeated_samples(kind, rng):
-    found = [metrics.uniformity(samples(kind, rng, 60), 2.0) for _ in range(600)]
+@pytest.mark.parametrize("apart", [0, 2])
+def test_standard_error_is_the_spread_of_repeated_samples(apart, rng):
+    """Of two clusters, and of the sphere: there all points have one mean potential."""
+    found = []
+    for _ in range(600):
+        x = apart * np.eye(4)[0] * rng.choice([-1, 1], (60, 1)) + rng.standard_normal((60, 4))
+        found.append(metrics.uniformity(x / np.linalg.norm(x, axis=1, keepdims=True), 2.0))
     spread = np.std([estimate.value for estimate in found])
     mean_error = np.sqrt(np.mean([estimate.standard_error**2 for estimate in found]))
     np.testing.assert_allclose(mean_error, spread, rtol=0.15)
-
-
-def test_equal_points_have_no_spread():
-    for x in (np.eye(8), np.tile(np.eye(4)[:1], (50, 1))):
-        assert metrics.uniformity(x).standard_error == 0.0
 
 
 def test_alignment(rng, monkeypatch):
@@ -69,100 +64,105 @@ def test_alignment(rng, monkeypatch):
 def test_summary_has_what_it_names(rng):
     x, pairs = sphere(rng, 60, 4), (sphere(rng, 300, 4), sphere(rng, 300, 4))
     found = metrics.summary(x, pairs, alpha=1.0, t=3.0)
-    for name, estimate in (
-        ("align", metrics.alignment(*pairs, 1.0)),
-        ("uniform", metrics.uniformity(x, 3.0)),
-    ):
+    estimates = {"align": metrics.alignment(*pairs, 1.0), "uniform": metrics.uniformity(x, 3.0)}
+    for name, estimate in estimates.items():
         assert (found[name], found[f"{name}_standard_error"]) == estimate
-    rest = {
-        "align_alpha": 1.0,
-        "uniform_t": 3.0,
-        "uniform_optimum": theory.uniformity_optimum(4, 3.0),
-        "uniform_lower_bound": theory.uniformity_lower_bound(4, 3.0, 60),
-        "d": 4,
-        "n": 60,
-    }
+    rest = {"align_alpha": 1.0, "uniform_t": 3.0, "d": 4, "n": 60}
+    rest["uniform_optimum"] = theory.uniformity_optimum(4, 3.0)
+    rest["uniform_lower_bound"] = theory.uniformity_lower_bound(4, 3.0, 60)
     assert rest == {name: found[name] for name in rest} and len(found) == 10
-    unknown = metrics.summary(x, None)
-    assert unknown["align"] is None and unknown["align_standard_error"] is None
+    assert metrics.summary(x, None)["align_standard_error"] is None
 
 
 def test_too_few_points(rng):
     assert math.isnan(metrics.alignment(*[sphere(rng, 1, 3)] * 2).standard_error)
     assert math.isnan(metrics.uniformity(sphere(rng, 4, 3)).standard_error)
-    for call, message in (
-        (lambda: metrics.uniformity(sphere(rng, 1, 3)), "at least two points, got 1"),
-        (lambda: metrics.alignment(np.zeros((0, 3)), np.zeros((0, 3))), "one pair"),
-        (lambda: metrics.alignment(np.zeros((1, 3)), np.zeros((2, 3))), "one shape"),
-    ):
-        with pytest.raises(UserError, match=message):
-            call()
+    with pytest.raises(UserError, match="at least two points, got 1"):
+        metrics.uniformity(sphere(rng, 1, 3))
 
 
 @pytest.fixture
-def feature_files(rng, tmp_path):
+def folder(rng, tmp_path, monkeypatch):
     x = sphere(rng, 60, 4)
-    for name, array in (
-        ("x", x),
-        ("long", 3 * x),
-        ("half", x.astype(np.float16)),
-        ("huge", 1e200 * np.float64(x)),
-        ("tiny", 1e-200 * np.float64(x)),
-    ):
+    zero, bad = x.copy(), x.copy()
+    zero[7], bad[3, 1] = 0, np.nan
+    arrays = {"x": x, "half": x.astype(np.float16), "long": 3 * x, "zero": zero, "bad": bad}
+    arrays |= {"huge": 1e200 * np.float64(x), "tiny": 1e-200 * np.float64(x), "short": x[:50]}
+    for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
 
 
-def test_features_of_any_length_and_precision_in_files(feature_files):
-    x = np.load(feature_files / "x.npy")
+def test_features_of_any_length_and_precision_in_files(folder):
+    x = np.load("x.npy")
     for name in ("x", "half", "long", "huge", "tiny"):
         normalize = name not in ("x", "half")
-        config = MetricsConfig(str(feature_files / f"{name}.npy"), parts=(), normalize=normalize)
-        found = measure(config)
+        found = measure(MetricsConfig(f"{name}.npy", parts=(), normalize=normalize))
         assert found["align"] is None and found["normalized"] == normalize
         np.testing.assert_allclose(found["uniform"], uniformity(x), rtol=1e-4)
-    features = FeatureFile(feature_files / "long.npy", normalize=True)
+    features = FeatureFile(Path("long.npy"), normalize=True)
     assert isinstance(features._rows, np.memmap)
     np.testing.assert_allclose(features[10:20], x[10:20], rtol=1e-6)
 
 
-def test_mistakes_in_feature_files(feature_files, capsys):
-    x = np.load(feature_files / "x.npy")
-    zero, bad = x.copy(), x.copy()
-    zero[7], bad[3, 1] = 0, np.nan
-    for name, array in (
-        ("flat", np.zeros(5, np.float32)),
-        ("text", np.array([["a", "b"]])),
-        ("short", x[:50]),
-        ("zero", zero),
-        ("bad", bad),
-        ("brain", x.astype(jax.numpy.bfloat16)),
-    ):
-        np.save(feature_files / f"{name}.npy", array)
-    np.savez(feature_files / "several.npz", a=zero, b=bad)
-    (feature_files / "junk.npy").write_bytes(b"no array")
+def test_mistakes_in_feature_files(folder, fails):
     for arguments, said in (
-        (["long.npy"], "norms go from 3 to 3 (mean 3;"),
-        (["zero.npy"], "norms go from 0 to 1"),
-        (["zero.npy", "--normalize"], "row 7 is all zeros"),
-        (["bad.npy"], "row 3 holds NaN or infinity"),
-        (["bad.npy", "--normalize"], "row 3 holds NaN or infinity"),
-        (["x.npy", "--pairs", "several.npz"], "holds several arrays"),
-        (["brain.npy"], "got |V2 (bfloat16? save it as float32)"),
-        (["x.npy", "--out", "x.npy"], "JSON in a file for arrays"),
-        (["x.npy", "--t", "1e30"], "at most 1e6"),
-        (["flat.npy"], "expected real features of shape [n, d], got shape (5,)"),
-        (["text.npy"], "expected real features of shape [n, d], got <U1"),
-        (["junk.npy"], "cannot be read as an .npy array"),
-        (["none.npy"], "there is no such file"),
-        (["x.npy", "--pairs", "short.npy"], "(60, 4) and "),
-        (["x.npy", "--pairs", "long.npy"], "--normalize divides each row by its norm"),
-        (["x.npy", "--split", "train"], "--split is for a run"),
-        (["x.npy", "--t", "0"], "--t 0.0: must be finite and positive"),
+        ("long.npy", "norms go from 3 to 3"),
+        ("zero.npy --normalize", "row 7 is all zeros"),
+        ("bad.npy", "row 3 holds NaN"),
+        ("x.npy --out x.npy", "JSON in a file for arrays"),
+        ("x.npy --pairs short.npy", "(60, 4) and "),
+        ("x.npy --pairs long.npy", "--normalize"),
     ):
-        arguments = [str(feature_files / a) if ".np" in a else a for a in arguments]
-        assert command_line.main(["metrics", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1, error
-    with pytest.raises(UserError, match=r"--pairs is for an \.npy file"):
-        MetricsConfig("some-run", pairs="x.npy")
+        assert said in fails("metrics", *arguments.split())
+
+
+def test_neighbours_in_several_documents(rng):
+    """Of each document those of a minibatch; all sentences with a neighbour weigh the same."""
+    f, g = sphere(rng, 23, 4), sphere(rng, 23, 4)
+    for documents, alpha, t in itertools.product(
+        ([0, 23], [0, 2, 3, 4, 11, 23], [0, 1, 3, 22, 23]), (2.0, 1.5), (2.0, 5.0)
+    ):
+        found = neighbour_metrics(f, g, np.array(documents), alpha, t)
+        parts = [slice(*ends) for ends in itertools.pairwise(documents)]
+        parts = [part for part in parts if part.stop - part.start > 1]
+        sizes = [part.stop - part.start for part in parts]
+        values = [quick_thought_align_oracle(f[part], g[part], alpha) for part in parts]
+        np.testing.assert_allclose(found["align"], np.average(values, weights=sizes), rtol=1e-5)
+        assert found["pairs"] == sum(2 * (size - 1) for size in sizes)
+        uniform = [uniformity(x, t) for x in (f, g)]
+        np.testing.assert_allclose([found["uniform_f"], found["uniform_g"]], uniform, rtol=1e-5)
+        np.testing.assert_allclose(found["uniform"], sum(uniform), rtol=1e-5)
+        said = {"n": 23, "d": 4, "align_alpha": alpha, "documents": len(documents) - 1}
+        assert {key: found[key] for key in said} == said
+
+
+def test_errors_of_neighbours_by_hand():
+    """On the circle at right angles: squared distances are 0, 2 and 4."""
+    east, north, west = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
+    f = np.array([east, east, north, west, west], np.float32)
+    g = np.array([east, north, east, east, west], np.float32)
+    # {0, 1}: f0 g1 = 2, f1 g0 = 0.  {2}: none.  {3, 4}: f3 g4 = 0, f4 g3 = 4.
+    found = neighbour_metrics(f, g, [0, 2, 3, 5])
+    assert found["align"] == pytest.approx((2 + 0 + 0 + 4) / 4)
+    # Units {0, 1} and {3, 4}, whose means are 1 and 2.
+    assert found["align_standard_error"] == pytest.approx(0.5)
+    few = neighbour_metrics(f[:4], g[:4], [0, 4])
+    assert few["uniform_standard_error"] is few["align_standard_error"] is None
+
+
+def test_errors_of_both_encoders(rng):
+    f, g = sphere(rng, 23, 4), sphere(rng, 23, 4)
+    f[:10] = f[0]
+    found = neighbour_metrics(f, g, [0, 23], devices=jax.devices()[:3])
+    errors = [metrics.uniformity(x, 2.0).standard_error for x in (f, g)]
+    errors = {"f_": errors[0], "g_": errors[1], "": sum(errors)}
+    for which, error in errors.items():
+        assert found[f"uniform_{which}standard_error"] == pytest.approx(error, rel=1e-4)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_units_are_pieces_of_one_document():
+    units = sentences._units(np.array([0, 120, 121, 150, 500]))
+    assert (np.diff(units) >= 0).all() and units[-1] + 1 == len(np.unique(units)) == 2 + 1 + 1 + 7
+    np.testing.assert_array_equal(np.bincount(units), [60, 60, 1, 29, *[50] * 7])

@@ -1,16 +1,11 @@
 """Linear classifiers by minibatches: each step of each protocol is that of a NumPy loop."""
 
-import json
-import typing
-
 import jax
 import numpy as np
 import pytest
 from points import sphere
 
-from hypersphere_jax.config import UserError
-from hypersphere_jax.config.evaluation import Protocol
-from hypersphere_jax.evaluation import sgd
+from hypersphere_jax.evaluation import logistic, sgd
 from hypersphere_jax.evaluation.sgd import PROTOCOLS
 
 CLASSES, N, D = 5, 60, 8
@@ -30,7 +25,7 @@ def problem(rng, n=N):
 
 def short(name, batch_size=16):
     """The protocol in a few epochs of small batches, the last of them short."""
-    epochs = 12 if name == "moco_imagenet100" else 10
+    epochs = len(STEPS_DOWN.get(name, range(10)))
     return PROTOCOLS[name]._replace(epochs=epochs, batch_size=batch_size)
 
 
@@ -40,10 +35,8 @@ def fit(protocol, x, y, rows=range(N), grid=GRID, **options):
 
 def assert_same(found, expected, tolerance=0.0):
     """Up to a share of the largest weight."""
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        for leaf, other in zip(a, b, strict=True):
-            np.testing.assert_allclose(leaf, other, rtol=0, atol=tolerance * np.abs(other).max())
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
 def by_hand(name, protocol, features, y, rows, rate, decay):
@@ -83,18 +76,14 @@ def by_hand(name, protocol, features, y, rows, rate, decay):
 def test_steps_are_those_of_a_loop(rng, name):
     """Each cell's own, so that no cell depends on the others; nor on rows that are left out."""
     x, y = problem(rng)
-    rows = np.flatnonzero(rng.random(N) < 0.8)
-    outside = np.setdiff1d(np.arange(N), rows)
-    x[outside], y[outside] = np.nan, 0
-    assert len(rows) % 16
+    inside = rng.random(N) < 0.8
+    x[~inside], y[~inside], rows = np.nan, 0, np.flatnonzero(inside)
     # Adam moves a weight by its rate whatever the gradient; LARS by a thousandth of the weights.
-    factor = {"stl10": 0.1, "simclr": 10}.get(name, 1)
-    grid = [(factor * rate, decay) for rate, decay in GRID]
+    grid = [({"stl10": 0.1, "simclr": 10}.get(name, 1) * rate, decay) for rate, decay in GRID]
     found, report = fit(short(name), x, y, rows, grid)
     expected = [by_hand(name, short(name), lambda _: x, y, rows, *cell) for cell in grid]
     assert_same(found, expected, 1e-4)
     assert report["finite"] == [True] * 3 and report["optimizer"] == PROTOCOLS[name].optimizer
-    json.dumps(report)
 
 
 def test_protocols_are_those_of_the_papers():
@@ -106,7 +95,6 @@ def test_protocols_are_those_of_the_papers():
         "simclr": ("lars", 90, 4096, (1.6, 0.0)),
         "balanced": ("sgd", 90, 256, (30, 0.0)),
     }
-    assert set(typing.get_args(Protocol)) == {"lbfgs", "knn", "quick_thought", *PROTOCOLS}
 
 
 def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tmp_path):
@@ -114,9 +102,7 @@ def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tm
     x, y = problem(rng)
     x, rows = x.astype(np.float16), np.flatnonzero(rng.random(N) < 0.9)
     expected, _ = fit(short("moco"), x.astype(np.float32), y, rows)
-    several, report = fit(short("moco"), x, y, rows, devices=jax.devices()[:2])
-    assert_same(several, expected, 1e-5)
-    assert report["finite"] == [True] * 3
+    assert_same(fit(short("moco"), x, y, rows, devices=jax.devices()[:2])[0], expected, 1e-5)
     np.save(tmp_path / "x.npy", x)
     monkeypatch.setattr(sgd, "RESIDENT_SHARE", 0)
     monkeypatch.setattr(sgd, "CHUNK_BYTES", 3 * 4 * 16 * D)  # three batches, and the last alone
@@ -129,23 +115,15 @@ def test_features_of_each_epoch(rng, monkeypatch):
     n = 4000  # for a training that is still going on when the next features come
     x, y = problem(rng, n)
     shifts = 0.2 * rng.normal(size=(10, 1, D)).astype(np.float32)
-    rows, protocol = np.arange(10, n), short("moco")
-    grid = [(0.1, 0.0), (0.02, 1e-2)]  # at high rates so many steps blow up a rounding error
+    rows, grid = np.arange(10, n), [(0.1, 0.0)]  # high rates would blow up a rounding error
     of_epoch = lambda epoch: x + shifts[epoch]  # noqa: E731
-    expected = [by_hand("moco", protocol, of_epoch, y, rows, *cell) for cell in grid]
-    memory, epochs = np.empty(n * D + 16, np.float32), []
-    memory = memory[-memory.ctypes.data % 64 // 4 :][: n * D].reshape(n, D)
-
-    def in_memory(epoch):
-        epochs.append(epoch)
-        memory[:] = of_epoch(epoch)
-        return memory
-
+    expected = [by_hand("moco", short("moco"), of_epoch, y, rows, *grid[0])]
+    memory = logistic._aligned(n, D)
+    in_memory = lambda epoch: np.add(x, shifts[epoch], out=memory)  # noqa: E731
     for share, features in ((0, in_memory), (0.25, in_memory), (0.25, of_epoch)):
         monkeypatch.setattr(sgd, "RESIDENT_SHARE", share)
-        found, _ = fit(protocol, x, y, rows, grid, epoch_features=features)
+        found, _ = fit(short("moco"), x, y, rows, grid, epoch_features=features)
         assert_same(found, expected, 1e-4)
-    assert epochs == [*range(10)] * 2
 
 
 def test_batches_larger_than_the_rows_and_cells_that_diverge(rng):
@@ -155,16 +133,3 @@ def test_batches_larger_than_the_rows_and_cells_that_diverge(rng):
     assert report["finite"] == [True, False, True]
     whole = "moco", short("moco", batch_size=N), lambda _: x, y, np.arange(N)
     assert_same([found[0], found[2]], [by_hand(*whole, *grid[i]) for i in (0, 2)], 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"grid": [(1.0, -1.0)]}, r"grid: learning rate .* weight decay"),
-        ({"epoch_features": lambda epoch: np.zeros((N, 7))}, "epoch 0 .* shape .* got .60, 7"),
-        ({"epoch_features": lambda epoch: np.full((N, D), np.nan)}, "epoch 0 features: 60 of 60"),
-    ],
-)
-def test_mistakes(rng, options, message):
-    with pytest.raises(UserError, match=message):
-        fit(short("moco"), *problem(rng), **options)

@@ -49,11 +49,6 @@ def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
     assert cells == [[text_of(cell) for cell in row] for row in recorded["rows"]]
     assert sense(shown.verdict) == sense(recorded["verdict"])
     assert all(path.is_file() for path, _ in shown.figures)
-    # A part of the rows, of which one failed, is shown as well.
-    last = rows[-1] | {"status": "failed", "reason": "diverged"}
-    shown = ITEMS[item].show(context, [*rows[:4], last])
-    assert all(len(line) == len(shown.columns) for line in shown.rows)
-    assert "nan" not in f"{shown.verdict} {shown.text}"
 
 
 def test_the_list(capsys):
@@ -64,11 +59,8 @@ def test_the_list(capsys):
         "balanced": ("1 2 3 4 5", range(1, 5), ["theorem4.4", "theorem4.6"]),
     }
     for paper, (figures, of_tables, others) in numbered.items():
-        names = [
-            *(f"figure{n}" for n in figures.split()),
-            *(f"table{n}" for n in of_tables),
-            *others,
-        ]
+        names = [*(f"figure{n}" for n in figures.split()), *(f"table{n}" for n in of_tables)]
+        names += others
         listed = [name for name in (*ITEMS, *reproduce.ELSEWHERE) if name.startswith(f"{paper}/")]
         assert sorted(listed) == sorted(f"{paper}/{name}" for name in names)
     reproduce.main(ReproduceConfig())
@@ -76,8 +68,6 @@ def test_the_list(capsys):
     assert all(name in out for name in (*ITEMS, *reproduce.ELSEWHERE))
     (line,) = (line for line in out.splitlines() if line.startswith("wang-isola/figure7"))
     assert re.search(r"laptop +digits +yes +26 ", line)
-    assert all(len(line) <= 100 for line in out.splitlines())
-    assert out.index("wang-isola/figure8") < out.index("wang-isola/figure10")
 
 
 def test_every_item_has_a_dry_run_without_the_data(capsys, quick, tmp_path):
@@ -88,13 +78,8 @@ def test_every_item_has_a_dry_run_without_the_data(capsys, quick, tmp_path):
             out = capsys.readouterr().out
             assert f"{name} at --scale {scale}" in out and " 0 runs" not in out
     assert not (tmp_path / "out").exists()
-    subset = ITEMS["balanced/table4"].scales["paper"].stages[0]
-    planned = subset(reproduce.Context("paper", tmp_path, tmp_path, str(tmp_path)), [])
-    assert {costs._images(one.config.data)[0] for one in planned} == {115_846}
     listed = DataConfig("imagenet2012", data_dir=str(tmp_path), classes="imagenet100_classes.txt")
     assert costs._images(listed) == (126_689, (224, 224, 3))  # the 100 classes of Table 7
-    with_bits = DataConfig("cifar10", data_dir=str(tmp_path), bits=5, fraction=0.5)
-    assert costs._images(with_bits) == (25_000, (32, 32, 8))
 
 
 def test_a_dry_run_counts_what_is_not_done(capsys, monkeypatch, quick, tmp_path):
@@ -119,12 +104,6 @@ def test_a_dry_run_counts_what_is_not_done(capsys, monkeypatch, quick, tmp_path)
     assert hours == [0, pytest.approx(cost.steps * cost.seconds / 3600, rel=0.05)]
 
 
-@pytest.mark.slow
-def test_a_measured_step_costs_time():
-    found = costs.cost(config_of(tables.row_of("wang-isola/table8", 191), "laptop"))
-    assert found.steps == 25 * 7 and found.seconds > 0
-
-
 def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
     weights = {"align_weight": 1, "uniform_weight": 1, "align": 1, "uniform": -1}
     row = done(**weights, **scored(10.0, output_linear=50.0))
@@ -138,9 +117,6 @@ def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
     assert "1 of 26 runs failed" in said.out and "failed: b: loss nan\nc: a mistake\n" in said.err
     kept = sweeps.read_csv(tmp_path / "wang-isola/figure7/laptop/results.csv")
     assert [row["run"] for row in kept] == ["r", "b"] and kept[0]["output_linear"] == 50
-    monkeypatch.setattr(sweeps, "known", lambda planned: [lost])
-    with pytest.raises(UserError, match="no run is done"):
-        reproduce.main(asked)
 
 
 def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
@@ -165,36 +141,13 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
     how = {"only": ("*row79_*",), "together": "yes", "retry": True}
     reproduce.main(ReproduceConfig("wang-isola/table1", scale="laptop", out=tmp_path, **how))
     assert asked == [(1, True, True, 1)] and "2 of 17 planned runs" in capsys.readouterr().out
-    one_row = reproduce.place(tmp_path, "wang-isola/table8", "laptop", 3)
-    assert one_row == tmp_path / "wang-isola/table8-row3/laptop"  # beside the whole table
     with pytest.raises(UserError, match="Do the rest first"):
         results_page.record("wang-isola/table1", "laptop", tmp_path)
-
-
-def test_mistakes(capsys):
-    from test_cli import fails
-
-    for arguments, message in (
-        (["wang-isola/figure77"], "did you mean 'wang-isola/figure7'"),
-        (["wang-isola/figure1"], "nothing to reproduce here: an illustration"),
-        (["wang-isola/table3", "--scale", "laptop"], "has no --scale laptop"),
-        (["wang-isola/figure7", "--row", "3"], "is no table of encoders"),
-        (["wang-isola/table1", "--scale", "laptop", "--row", "1"], "is no table of encoders"),
-        (["wang-isola/table8", "--row", "280"], "has rows 1 to 279"),
-        (["wang-isola/figure7", "--scale", "laptop", "--only", "x"], "no run has such a name"),
-        (["wang-isola/figure7", "--dry-run", "--only", "x"], "no run has such a name"),
-        (["wang-isola/figure7", "--together", "yes", "--jobs", "2"], "is for one process"),
-        (["--dry-run"], "--dry-run needs an ITEM"),
-        (["wang-isola/figure7", "--jobs", "0"], "--jobs 0"),
-    ):
-        assert message in fails(capsys, "reproduce", *arguments), arguments
 
 
 def test_the_page_holds_what_was_recorded():
     """docs/results.md again, from what `reproduce` wrote."""
     assert results_page.PAGE.read_text() == results_page.page()
-    sections = [line for line in results_page.page().splitlines() if line.startswith("## ")]
-    assert len(sections) == 1 + len(list(results_page.KEPT.iterdir())) >= 10
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for file in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page.read_text()):
             assert (page.parent / file).is_file(), f"{page.name}: {file}"

@@ -9,7 +9,7 @@ from item_rows import done, scored
 from scipy import stats
 
 from experiments import shown, specifications
-from experiments.tables import FOLDER, TABLES, expected, row_of, rows
+from experiments.tables import FOLDER, TABLES, row_of, rows
 from experiments.wang_isola import rows as items
 from hypersphere_jax.config import UserError
 
@@ -21,8 +21,6 @@ COUNTS += (5 * 4 * 4, 5 * 3 * 4, 5 * 3 * 4, 8 * 12, 3, 2)  # Chen, Luo & Li; the
 def test_the_files_are_those_that_were_read():
     assert tuple(len(rows(table)) for table in TABLES) == COUNTS
     assert {f"{name}.csv" for name in TABLES.values()} == {p.name for p in FOLDER.glob("*.csv")}
-    text = (FOLDER / "README.md").read_text()
-    assert all(f"| `{table}` | `{file}.csv` |" in text for table, file in TABLES.items())
     whole = b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.csv")))
     assert hashlib.sha256(whole).hexdigest()[:16] == "8cf7334e9691c24e"
 
@@ -37,34 +35,16 @@ def test_cells_come_through_unaltered():
             for name, value in row.values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     assert float(row.text[name]) == value
-                    assert ("." in row.text[name]) == isinstance(value, float)
                 else:
                     assert row.text[name] == words.get(value, value)
-            assert all(row.text[name] == "" for name in row.lost)
-
-
-def test_printed_results():
-    row = row_of("wang-isola/table11", 1)  # the only one that is not normalized
-    assert row.values["l2_normalized"] is False and row.values["dim"] == 1200
-    assert expected(row) == {"cv_mr": 76.33, "cv_cr": 81.90, "val_mr": 77.23, "val_cr": 83.07}
     assert sum(row.values["nan_occurred"] for row in rows("wang-isola/table11")) == 6
-    lost = [row for row in rows("chen/figureB2") if row.lost == ("top1",)]
-    cells = {(row.values["tau"], row.values["lambda"]) for row in lost}
-    assert cells == {(0.05, 1.0), (0.1, 0.1), (0.2, 0.2)}
-    printed = [expected(row) for row in rows("balanced/table4")]
-    assert printed == [{"linear_top1": 20.82}, {"linear_top1": 13.65}]
 
 
 def test_mistakes():
     with pytest.raises(UserError, match="no table 'table8': there are wang-isola/table1"):
         rows("table8")
-    for number in (0, 280):
-        with pytest.raises(UserError, match=f"--row {number}: wang-isola/table8 has rows 1 to 279"):
-            row_of("wang-isola/table8", number)
     with pytest.raises(UserError, match="withdrawn by the authors"):
         specifications.config_of(row_of("wang-isola/table8-withdrawn", 1))
-    with pytest.raises(UserError, match="table4, row 1: no config; the tables that have some are"):
-        specifications.config_of(row_of("wang-isola/table4", 1))
 
 
 def test_each_number_has_ours_of_its_kind_beside_it():
@@ -74,17 +54,6 @@ def test_each_number_has_ours_of_its_kind_beside_it():
         if what in ("top1", "top5"):
             what = {"top1": "backbone_linear", "top5": "backbone_linear_top5"}[what]
         assert ours == what + ("_cv" if kind == "cv" else ""), theirs
-    asked = {  # B.1, B.2, B.3: layers, protocol, folds
-        items.STL10: (("output", "fc7"), "stl10", 5),
-        items.NYU: (("conv5", "conv4"), None, 5),
-        items.IMAGENET100: (("backbone",), "moco_imagenet100", 3),
-        items.IMAGENET: (("backbone",), "moco", None),
-        items.BOOKCORPUS: (("output",), "quick_thought", 5),
-    }
-    for measures, (layers, protocol, folds) in asked.items():
-        assert measures.layers == layers and measures.folds == folds
-        assert measures.depth or measures.protocol == protocol
-    assert items.NYU.depth and items.BOOKCORPUS.tasks == ("mr", "cr")
 
 
 def test_rows_beside_the_papers():
@@ -116,5 +85,3 @@ def test_statistics_of_seeds(rng):
     assert found.sure == (abs(middle) > half) and shown.difference(a, b[:1]) is None
     assert shown.rank_correlation([1, 2, 4], [3, 2, 1]) == -1
     assert np.isnan(shown.rank_correlation([1, 2], [3, 3]))
-    groups = shown.by([done(k=2, v=1), done(k=1, v=2), {"status": "failed", "k": 2}], "k")
-    assert [(k, len(group)) for k, group in groups.items()] == [(2, 1), (1, 1)]

@@ -50,9 +50,7 @@ CASES = {
     "decoupled per_dimension": case(
         "decoupled_nt_xent", "nn", {"tau": 0.3, "lam": 0.4}, scaling="per_dimension"
     ),
-    "balanced": case(
-        "balanced_contrastive", "nn", {"alpha": 4, "lam": 2}, {"alpha": 200, "lam": 3}
-    ),
+    "balanced": case("balanced_contrastive", "nn", *({"alpha": a, "lam": 2} for a in (4, 200))),
     "generalized": case("generalized_nt_xent", "nn", {"alpha": 3, "lam": 2}),
     "logsumexp": case("logsumexp", "n", *each("tau", 0.5, 0.01)),
     "sliced_wasserstein": case("sliced_wasserstein", "nnD", {}),

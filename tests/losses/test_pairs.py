@@ -1,13 +1,11 @@
 """The five sums of exponentials of `losses/pairs.py`, of which all pairwise losses are made.
 
 Each has the value and the gradients of a dense matrix in float64, on one device and on several
-(gathered or along a ring, under `pmap` and `shard_map`), in blocks, under `vmap`, in forward and
+(gathered or along a ring), in blocks, under `vmap`, in forward and
 reverse mode and in second derivatives, for logits of any size.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,87 +21,69 @@ from hypersphere_jax.losses.devices import Reach
 N, M, D = 16, 7, 4
 
 
-def logits(x, x_bias, y, y_bias):
-    return x @ y.T + x_bias[:, None] + y_bias
+def logits(x, x_bias, y, y_bias, exclude=0):
+    found = x @ y.T + x_bias[:, None] + y_bias
+    group = np.arange(max(found.shape)) // max(exclude, 1)
+    apart = group[: len(x), None] != group[: len(y)]
+    return np.where(apart | (exclude == 0), found, -np.inf)
 
 
-def without(logits, exclude):
-    group = np.arange(len(logits)) // max(exclude, 1)
-    return np.where((group[:, None] == group) & (exclude > 0), -np.inf, logits)
+def mean_of(logits, positives=None):
+    """The mean of the rows' sums, or of the cross-entropies with their positives."""
+    sums = logsumexp(logits, 1)
+    return np.mean(sums if positives is None else np.logaddexp(sums, positives) - positives)
 
 
-def entropies(sums, positives):
-    return sums if positives is None else np.logaddexp(sums, positives) - positives
+def dense_between(x, b, y, c, p):
+    found = logits(x, b, y, c, 1)
+    return (mean_of(found, p) + mean_of(found.T, p)) / 2
 
 
-def dense_among(x, bias, positives=None, *, exclude):
-    sums = logsumexp(without(logits(x, bias, x, bias), exclude), 1)
-    return entropies(sums, positives).mean()
-
-
-def dense_between(x, x_bias, y, y_bias, positives=None, *, columns, exclude):
-    found = without(logits(x, x_bias, y, y_bias), exclude)
-    sides = [logsumexp(found, axis) for axis in ((1, 0) if columns else (1,))]
-    return np.mean([entropies(side, positives) for side in sides])
-
-
-def dense_shared(x, x_bias, y, y_bias, positives):
-    return entropies(logsumexp(logits(x, x_bias, y, y_bias), 1), positives).mean()
-
-
-class Sum(NamedTuple):
-    """A sum of `pairs`, of a reach and of arrays; the same of the dense matrix; the arrays.
-
-    Letters: "x" and "b" are n points and their biases, "y" and "c" those of m points that every
-    device has, "p" the logits of n positives.
-    """
-
-    function: Callable
-    dense: Callable
-    letters: str
-
-
-def among(exclude):
-    def function(reach, x, bias, positives=None):
-        return pairs.mean_log_sum(Points(x, bias), exclude, reach, positives)
-
-    return function, functools.partial(dense_among, exclude=exclude)
-
-
-def between(**options):
-    def function(reach, x, x_bias, y, y_bias, positives=None):
-        sides = Points(x, x_bias), Points(y, y_bias)
-        return pairs.mean_log_sums_between(*sides, reach, **options, positives=positives)
-
-    return function, functools.partial(dense_between, **{"exclude": 0} | options)
+def between(reach, x, b, y, c, p=None, **options):
+    sides = Points(x, b), Points(y, c)
+    return pairs.mean_log_sums_between(*sides, reach, **options, positives=p)
 
 
 ROWS = "mean_log_sums_between, rows"
+# A sum of a reach and of arrays; the same of the dense matrix; the arrays: "x" and "b" are n points
+# and their biases, "y" and "c" those of m points that every device has, "p" n positives' logits.
 SUMS = {
-    "log_total": Sum(
-        lambda reach, x, bias: pairs.log_total(Points(x, bias), reach),
-        lambda x, bias: logsumexp(without(logits(x, bias, x, bias), 1)),
+    "log_total": (
+        lambda reach, x, b: pairs.log_total(Points(x, b), reach),
+        lambda x, b: logsumexp(logits(x, b, x, b, 1)),
         "xb",
     ),
-    "log_total_with": Sum(
+    "log_total_with": (
         lambda reach, x, b, y, c: pairs.log_total_with(Points(x, b), Points(y, c), reach),
         lambda *arrays: logsumexp(logits(*arrays)),
         "xbyc",
     ),
-    "mean_log_sum": Sum(*among(0), "xb"),
-    "mean_log_sum of views": Sum(*among(2), "xbp"),
-    "mean_log_sums_between": Sum(*between(columns=True, exclude=1), "xbxbp"),
-    ROWS: Sum(*between(columns=False), "xbxb"),
-    "mean_log_sum_shared": Sum(
-        lambda reach, x, b, y, c, positives: pairs.mean_log_sum_shared(
-            Points(x, b), Points(y, c), positives, reach
+    "mean_log_sum": (
+        lambda reach, x, b: pairs.mean_log_sum(Points(x, b), 0, reach, None),
+        lambda x, b: mean_of(logits(x, b, x, b)),
+        "xb",
+    ),
+    "mean_log_sum of views": (
+        lambda reach, x, b, p: pairs.mean_log_sum(Points(x, b), 2, reach, p),
+        lambda x, b, p: mean_of(logits(x, b, x, b, 2), p),
+        "xbp",
+    ),
+    "mean_log_sums_between": (
+        functools.partial(between, columns=True, exclude=1),
+        dense_between,
+        "xbxbp",
+    ),
+    ROWS: (functools.partial(between, columns=False), lambda *a: mean_of(logits(*a)), "xbxb"),
+    "mean_log_sum_shared": (
+        lambda reach, x, b, y, c, p: pairs.mean_log_sum_shared(
+            Points(x, b), Points(y, c), p, reach
         ),
-        dense_shared,
+        lambda *arrays: mean_of(logits(*arrays[:4]), arrays[4]),
         "xbycp",
     ),
 }
 ON_RINGS = ("log_total", "mean_log_sum of views", "mean_log_sums_between")
-ALIKE = ("mean_log_sum", "mean_log_sum of views", ROWS)
+ALIKE = ("mean_log_sum", ROWS)
 each_sum = pytest.mark.parametrize("name", SUMS)
 
 
@@ -148,11 +128,7 @@ def test_value_gradients_and_forward_mode(name, rng):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        # Others differ in what is left out, which `test_blocks.py` has, or have columns too.
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE))
-        for name in SUMS
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SUMS],
 )
 def test_blocks_vmap_and_second_derivatives(name, rng):
     """Forward over reverse, of a batch one of whose entries has logits beyond exponentials."""
@@ -181,75 +157,57 @@ def test_blocks_vmap_and_second_derivatives(name, rng):
 
 
 # What every device has needs no ring.
-RINGS = {name: [False] if "y" in SUMS[name].letters else [False, True] for name in SUMS}
+RINGS = {name: [False, True] if "y" not in SUMS[name][2] else [False] for name in SUMS}
 
 
 @pytest.mark.parametrize(
-    ("name", "mapping", "devices", "block_size", "rings"),
+    ("name", "typed", "devices", "block_size", "rings"),
     [
-        # That `pmap` gathers is seen of every loss in `test_losses.py`.
-        *((name, "pmap", 4, None, [True]) for name in ON_RINGS),
-        *((name, "shard_map", 4, None, RINGS[name]) for name in SUMS if name != "mean_log_sum"),
+        # Without types of what varies over devices, as in the `pmap` of `test_losses.py`.
+        *((name, False, 4, None, [True]) for name in ON_RINGS),
+        *((name, True, 4, None, RINGS[name]) for name in SUMS if name != "mean_log_sum"),
         *(
-            pytest.param(name, mapping, *layout, RINGS[name], marks=pytest.mark.slow)
+            pytest.param(name, typed, *layout, RINGS[name], marks=pytest.mark.slow)
             for name in SUMS
-            for mapping, *layout in (("shard_map", 4, 3), ("unchecked", 8, 1))
-            if mapping != "unchecked" or True in RINGS[name]
+            for typed, *layout in ((True, 4, 3), (False, 8, 1))
+            if typed or True in RINGS[name]
         ),
     ],
 )
-def test_devices_change_nothing(name, mapping, devices, block_size, rings, rng):
+def test_devices_change_nothing(name, typed, devices, block_size, rings, rng):
     """Also where one of them has logits beyond exponentials, and the others not."""
     function, dense, letters = SUMS[name]
-    axes = "data" if mapping == "pmap" else ("a", "b")
-    reaches = [Reach(block_size, axes, ring) for ring in rings]
-    local, spread = jax.devices()[:devices], [letter in "xbp" for letter in letters]
+    reaches = [Reach(block_size, ("a", "b"), ring) for ring in rings]
 
     def step(arrays, towards):
         found = []
         for reach in reaches:
             loss = functools.partial(lambda reach, arrays: function(reach, *arrays), reach)
-            forward = [jax.jvp(loss, (arrays,), (towards,))[1]] if mapping != "shard_map" else []
+            forward = [] if typed else [jax.jvp(loss, (arrays,), (towards,))[1]]
             found.append((*jax.value_and_grad(loss)(arrays), forward))
         return found
 
-    if mapping == "pmap":
-        mapped_axes = tuple(0 if s else None for s in spread)
-        mapped = jax.pmap(step, "data", in_axes=(mapped_axes, mapped_axes), devices=local)
-    else:
-        specs = tuple(PartitionSpec(axes) if s else PartitionSpec() for s in spread)
-        mapped = jax.jit(
-            jax.shard_map(
-                step,
-                mesh=Mesh(np.array(local).reshape(2, -1), axes),
-                in_specs=(specs, specs),
-                out_specs=[(PartitionSpec(), specs, PartitionSpec())] * len(reaches),
-                check_vma=mapping == "shard_map",
-            )
+    every, split = PartitionSpec(), PartitionSpec(("a", "b"))
+    specs = tuple(split if letter in "xbp" else every for letter in letters)
+    mapped = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=Mesh(np.array(jax.devices()[:devices]).reshape(2, -1), ("a", "b")),
+            in_specs=(specs, specs),
+            out_specs=[(every, specs, every)] * len(reaches),
+            check_vma=typed,
         )
-
-    def shares(arrays):
-        lead = (devices, -1) if mapping == "pmap" else (-1,)
-        return tuple(
-            a.reshape(*lead, *a.shape[1:]) if s else a for a, s in zip(arrays, spread, strict=True)
-        )
-
+    )
     for far in (0, 100):
         arrays, towards = inputs(rng, letters), inputs(rng, letters)
         for letter, array in zip(letters, arrays, strict=True):
             if letter in "bc":
                 array[-N // devices :] += far
-        value = dense(*map(np.float64, arrays))
         wanted = oracles.numeric_slopes(dense, arrays, towards)
-        for same, grads, forward in mapped(shares(arrays), shares(towards)):
-            assert_close(np.ravel(same), np.full(same.size, value))
-            assert_close(np.ravel(forward), np.full(np.size(forward), sum(wanted)))
-            if mapping == "pmap":  # of what all have, each device has the gradient of its points
-                grads = [
-                    g.reshape(a.shape) if s else np.sum(g, 0)
-                    for g, a, s in zip(grads, arrays, spread, strict=True)
-                ]
+        for value, grads, forward in mapped(arrays, towards):
+            assert_close([value], [dense(*map(np.float64, arrays))])
+            assert_close(forward, [sum(wanted)] * len(forward))
             # Each device has the global value: its gradients are those of all of them, but where
             # types tell that the value is one.
-            times = 1 if mapping == "shard_map" else devices
+            times = 1 if typed else devices
             assert_close(slopes(grads, towards), np.multiply(times, wanted), rtol=1e-3, atol=1e-3)

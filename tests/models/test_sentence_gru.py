@@ -1,4 +1,4 @@
-"""The sentence encoders against a loop over words in NumPy, packed or a sentence in each row."""
+"""Sentences packed in rows, and their encoders against a loop over words in NumPy."""
 
 import functools
 
@@ -6,20 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit
 
-from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, UserError
-from hypersphere_jax.packing import END, Packed, one_a_row, pack
+from hypersphere_jax import models, packing
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.packing import ELSEWHERE, END, Packed, one_a_row, pack
 
-CONFIG = ModelConfig("sentence_gru", dim=6, embedding=5, vocabulary=11)
+CONFIG = {"dim": 6, "embedding": 5, "vocabulary": 11}
 T = 9
 LENGTHS = (4, 1, 7, 2, 2, 9, 5, 3)
 
 
 @functools.cache
 def encoder(**changes):
-    config = {"dim": 6, "embedding": 5, "vocabulary": 11} | changes
-    apply, params, stats = models.create(ModelConfig("sentence_gru", **config), jax.random.key(0))
+    config = ModelConfig("sentence_gru", **CONFIG | changes)
+    apply, params, stats = models.create(config, jax.random.key(0))
     # Biases are zero at first, and would hide where they go.
     for number, name in enumerate(("bias", "recurrent_bias")):
         params[name] = jax.random.normal(jax.random.key(number), params[name].shape)
@@ -31,55 +32,41 @@ def encoder(**changes):
     return outputs, params
 
 
-def sentences():
-    rng = np.random.default_rng(0)
+@pytest.fixture
+def given(rng):
     return [np.append(rng.integers(2, 11, length - 1), END) for length in LENGTHS]
 
 
 def in_rows(given):
     """A sentence in each row."""
-    words = np.zeros((len(given), T), np.int32)
-    for row, sentence in zip(words, given, strict=True):
-        row[: len(sentence)] = sentence
-    return words
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+    return np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in given], np.int32)
 
 
 def by_words(params, sentence):
     """Features of f and of g, word by word in float64, before they are divided by their norm."""
-    found = []
-    for e in range(2):
-        ends = []
-        for d in range(2):
-            w, u, b, c = (
-                np.asarray(params[name], np.float64)[e, d]
-                for name in ("kernel", "recurrent", "bias", "recurrent_bias")
-            )
-            h = np.zeros(3)
-            for word in sentence if d == 0 else sentence[::-1]:
-                x = np.asarray(params["embedding"], np.float64)[e, word] @ w + b
-                y = h @ u + c
-                reset, update = sigmoid(x[:3] + y[:3]), sigmoid(x[3:6] + y[3:6])
-                new = np.tanh(x[6:] + reset * y[6:])
-                h = (1 - update) * new + update * h
-            ends.append(h)
-        found.append(np.concatenate(ends))
-    return found
+    params = {name: np.asarray(array, np.float64) for name, array in params.items()}
+    ends = []
+    for e, d in np.ndindex(2, 2):
+        w, u, b, c = (params[n][e, d] for n in ("kernel", "recurrent", "bias", "recurrent_bias"))
+        h = np.zeros(3)
+        for word in sentence if d == 0 else sentence[::-1]:
+            x = params["embedding"][e, word] @ w + b
+            y = h @ u + c
+            reset, update = expit(x[:3] + y[:3]), expit(x[3:6] + y[3:6])
+            h = (1 - update) * np.tanh(x[6:] + reset * y[6:]) + update * h
+        ends.append(h)
+    return np.reshape(ends, (2, 6))
 
 
-def test_packed_sentences_are_as_by_words():
+def test_packed_sentences_are_as_by_words(given):
     outputs, params = encoder()
-    given = sentences()
     found = outputs(pack(given, T)[0])
     table = np.asarray(params["embedding"])
     for i, sentence in enumerate(given):
-        f, g = (x / np.linalg.norm(x) for x in by_words(params, sentence))
-        np.testing.assert_allclose(found["f"][i], f, atol=2e-6)
-        np.testing.assert_allclose(found["g"][i], g, atol=2e-6)
-        np.testing.assert_allclose(found["output"][i], np.concatenate([f, g]), atol=2e-6)
+        expected = by_words(params, sentence)
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose([found["f"][i], found["g"][i]], expected, atol=2e-6)
+        np.testing.assert_allclose(found["output"][i], expected.reshape(-1), atol=2e-6)
         mean = table[:, sentence[:-1]].mean(1) if len(sentence) > 1 else np.zeros((2, 5))
         np.testing.assert_allclose(found["bag"][i], mean.reshape(-1), atol=1e-6)
     # The same with a row for each sentence.
@@ -87,12 +74,14 @@ def test_packed_sentences_are_as_by_words():
     for name, value in outputs(rows).items():
         np.testing.assert_allclose(value, found[name], atol=1e-6, err_msg=name)
     assert one_a_row(jnp.asarray(rows)).last.tolist() == [3, 9, 24, 28, 37, 53, 58, 65]
+    near = encoder(dtype="bfloat16")[0](rows)["f"]
+    assert near.dtype == jnp.float32 and not np.array_equal(near, found["f"])
+    np.testing.assert_allclose(near, found["f"], atol=0.05)
 
 
-def test_gradient_does_not_depend_on_the_packing():
+def test_gradient_does_not_depend_on_the_packing(given):
     """In training; without unit norm, features are the states themselves."""
     outputs, params = encoder(unit_norm=False)
-    given = sentences()
 
     def loss(params, x):
         found = outputs(x, params, train=True)
@@ -104,41 +93,29 @@ def test_gradient_does_not_depend_on_the_packing():
     empty = np.zeros((len(given) - len(tight.words), T), np.int32)
     tight = tight._replace(words=np.concatenate([tight.words, empty]))
     first = (np.arange(len(given)) * T).astype(np.int32)
-    last = first + np.array(LENGTHS, np.int32) - 1
-    loose = Packed(in_rows(given), first, last)
+    loose = Packed(in_rows(given), first, first + np.array(LENGTHS, np.int32) - 1)
     (_, (f, g)), found = gradient(params, tight)
     for i, sentence in enumerate(given):
-        for value, expected in zip((f[i], g[i]), by_words(params, sentence), strict=True):
-            np.testing.assert_allclose(value, expected, atol=2e-6)
+        np.testing.assert_allclose([f[i], g[i]], by_words(params, sentence), atol=2e-6)
     for name, value in gradient(params, loose)[1].items():
         atol = 2e-6 * np.abs(value).max()
         np.testing.assert_allclose(found[name], value, atol=atol, err_msg=name)
 
 
-def test_unit_norm():
+@pytest.mark.parametrize("train", [True, False])
+def test_unit_norm(given, train):
     """In training where the config says so, and always in evaluation."""
-    given = in_rows(sentences())
-    for train in (True, False):
-        found = encoder(unit_norm=train)[0](given, train=train)
-        for name in ("f", "g"):
-            np.testing.assert_allclose(np.linalg.norm(found[name], axis=1), 1, atol=1e-6)
+    found = encoder(unit_norm=train)[0](in_rows(given), train=train)
+    norms = np.linalg.norm([found["f"], found["g"]], axis=2)
+    np.testing.assert_allclose(norms, 1, atol=1e-6)
 
 
 def test_layers_and_first_weights():
-    assert models.layers(CONFIG) == {"bag": (10,), "f": (6,), "g": (6,), "output": (12,)}
-    _, params, stats = models.create(CONFIG, jax.random.key(0))
-    assert stats == {}
-    assert {name: array.shape for name, array in params.items()} == {
-        "embedding": (2, 11, 5),
-        "kernel": (2, 2, 5, 9),
-        "recurrent": (2, 2, 3, 9),
-        "bias": (2, 2, 9),
-        "recurrent_bias": (2, 2, 9),
-    }
-    for gate in (
-        np.asarray(params["recurrent"]).reshape(4, 3, 3, 3).swapaxes(1, 2).reshape(12, 3, 3)
-    ):
-        np.testing.assert_allclose(gate @ gate.T, np.eye(3), atol=1e-5)
+    config = ModelConfig("sentence_gru", **CONFIG)
+    assert models.layers(config) == {"bag": (10,), "f": (6,), "g": (6,), "output": (12,)}
+    _, params, _ = models.create(config, jax.random.key(0))
+    gates = np.split(np.asarray(params["recurrent"]), 3, axis=-1)
+    np.testing.assert_allclose(gates @ np.swapaxes(gates, -1, -2) - np.eye(3), 0, atol=1e-5)
     assert np.abs(params["embedding"]).max() <= 0.1 and params["embedding"].min() < -0.05
     limit = np.sqrt(6 / (5 + 9))  # Glorot's, of each encoder and direction
     assert 0.8 * limit < np.abs(params["kernel"]).max() <= limit
@@ -147,23 +124,36 @@ def test_layers_and_first_weights():
     assert not params["bias"].any() and not params["recurrent_bias"].any()
 
 
-def test_bfloat16_is_near():
-    given = in_rows(sentences())
-    near, exact = encoder(dtype="bfloat16")[0](given), encoder()[0](given)
-    assert near["f"].dtype == jnp.float32
-    np.testing.assert_allclose(near["f"], exact["f"], atol=0.05)
-    assert not np.array_equal(near["f"], exact["f"])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_packed_sentences_can_be_read_back(rng, devices):
+    for t in (2, 12, 39):
+        given = [np.append(rng.integers(3, 90, n), END) for n in rng.integers(0, t, 40)]
+        parts = pack(given, t, devices)
+        assert len({part.words.shape for part in parts}) == 1
+        read = {}
+        for part in parts:
+            assert part.words.shape[1] == t
+            for i, (first, last) in enumerate(zip(part.first, part.last, strict=True)):
+                assert (first == ELSEWHERE) == (last == ELSEWHERE)
+                if first != ELSEWHERE:
+                    assert i not in read and first // t == last // t  # on one device, in one row
+                    read[i] = part.words.reshape(-1)[first : last + 1].tolist()
+        assert [read[i] for i in range(40)] == [sentence.tolist() for sentence in given]
+        assert sum((part.words != packing.PADDING).sum() for part in parts) == sum(map(len, given))
 
 
-def test_options_that_do_not_fit():
-    for message, name, option, value in (
-        ("take an even number", "sentence_gru", "dim", 7),
-        ("--head is for encoders of images, not sentence_gru", "sentence_gru", "head", "moco_v2"),
-        ("--embedding 0: must be at least 1", "sentence_gru", "embedding", 0),
-        ("--embedding is for encoders of sentences", "small_cnn", "embedding", 8),
-        ("--no-unit-norm is for encoders of sentences", "small_cnn", "unit_norm", False),
-    ):
-        with pytest.raises(UserError, match=message):
-            ModelConfig(name, **{option: value})
-    with pytest.raises(UserError, match="vocabulary must be given"):
-        models.create(ModelConfig("sentence_gru"), jax.random.key(0))
+@pytest.mark.parametrize("devices, share", [(1, 0.85), (8, 0.8)])
+def test_little_is_padding(rng, devices, share):
+    """Lengths as in novels; on several devices also where long ones stand together."""
+    work = words = 0
+    for _ in range(30):
+        lengths = np.clip(np.exp(rng.normal(2.9, 0.7, 400)), 2, 64).astype(int)
+        count = packing.places(lengths if devices == 1 else np.sort(lengths), 64)[2]
+        work += devices * packing.some_more(-(-count // devices)) * 64
+        words += lengths.sum()
+    assert words / work > share
+    for lengths, rows in (([3, 5, 5, 3, 8], 3), ([8] * 7, 7), ([1] * 16, 2)):
+        assert packing.places(lengths, 8)[2] == rows
+    # Few shapes are compiled.
+    assert len({packing.some_more(rows) for rows in range(1, 1000)}) < 60
+    assert all(n <= packing.some_more(n) <= max(n + 1, n * 9 / 8) for n in range(1, 1000))

@@ -5,12 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracles
 
-# Two pixels of three channels an image.
-N, BATCH = 40, 8
-IMAGES = np.random.default_rng(0).integers(0, 256, (N, 1, 2, 3), dtype=np.uint8)
-LABELS, KEY = np.arange(N, dtype=np.int32) % 2, jax.random.key(3)
+# 40 images of two pixels of three channels; the optimizer multiplies by the rate last.
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 1, 2, 3), dtype=np.uint8)
+LABELS, KEY = np.arange(40, dtype=np.int32) % 2, jax.random.key(3)
+RATE, BETA = 0.5, 0.9
+OPTIMIZER = optax.sgd(RATE, BETA)
 
 
 def noisy(key, image):
@@ -19,23 +21,27 @@ def noisy(key, image):
 
 
 def rows(step):
-    """The batch of a step."""
-    return np.random.default_rng([7, step]).permutation(N)[:BATCH].astype(np.int32)
+    """The batch of a step: 8 images."""
+    return np.random.default_rng([7, step]).permutation(40)[:8].astype(np.int32)
 
 
 @functools.cache
 def views_of(step):
-    """Both views `[BATCH, 6]`, by the rule of keys: seed, step, place in the batch, view."""
-    key = jax.random.fold_in(KEY, step)
-    return [
-        np.stack(
-            [
-                np.asarray(noisy(jax.random.fold_in(jax.random.fold_in(key, place), view), image))
-                for place, image in enumerate(jnp.asarray(IMAGES[rows(step)]))
-            ]
-        ).reshape(BATCH, -1)
-        for view in (0, 1)
-    ]
+    """Both views `[2, 8, 6]`, by the rule of keys: seed, step, place in the batch, view."""
+    drawn, key = np.zeros((2, 8, 6), np.float32), jax.random.fold_in(KEY, step)
+    for place, image in enumerate(IMAGES[rows(step)]):
+        for view in (0, 1):
+            own = jax.random.fold_in(jax.random.fold_in(key, place), view)
+            drawn[view, place] = np.ravel(noisy(own, image))
+    return drawn
+
+
+def on_one_device(step, state, count):
+    """The start; then state and metrics of each step."""
+    step, path = jax.jit(step), [(state, None)]
+    for number in range(count):
+        path.append(step(path[-1][0], IMAGES, LABELS, rows(number), KEY))
+    return path
 
 
 def unit(z):
@@ -49,6 +55,5 @@ def slope(loss, at):
 
 
 def assert_close(found, expected):
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5), found, expected
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+    jax.tree.map(close, found, expected)

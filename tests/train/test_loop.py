@@ -1,6 +1,5 @@
-"""The training loop: what a run leaves in its folder, where it starts from, and clear ends."""
+"""The training loop: what a run leaves and shows, where it starts from, and clear ends."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -13,21 +12,13 @@ import pytest
 import tiny_runs
 from run_states import events_of, state_of
 
-from hypersphere_jax import checkpoint, data, runs, session, sharding, training
-from hypersphere_jax.config import (
-    DataConfig,
-    Diverged,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    Stopped,
-    UserError,
-)
+from hypersphere_jax import checkpoint, data, progress, runs, session, sharding, training
+from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.signals import StopSignals
 
-SUPERVISED = ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
+SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
 
 def begun(config):
@@ -42,25 +33,24 @@ def leaves(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def test_folder_of_a_run(short_run):
+def test_folder_of_a_run(short_run, tmp_path):
     saved = json.loads((short_run / "config.json").read_text())
     model = saved["config"]["model"]
     assert (model["image_size"], model["channels"], model["num_classes"]) == (8, 1, 0)
     assert model["batch_norm"] == "sync" and saved["config"]["data"]["recipe"] == "digits"
     assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "hosts": 1}
-    assert "jax" in saved["sessions"][0]["versions"]
-    assert runs.read_config(short_run).optimizer.batch_size == 220
     assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
-    assert state_of(short_run)["step"] == 12
+    # A finished run is not done again.
+    folder = shutil.copytree(short_run, tmp_path / "short")
+    assert training.train(tiny_runs.short(tmp_path)) == folder
+    assert runs.read_metrics(folder) == runs.read_metrics(short_run)
 
 
 def test_metrics_of_a_run(short_run):
     records = runs.read_metrics(short_run)
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
-    assert records[-1].keys() == {
-        *("step", "epoch", "loss", "align", "uniform", "grad_norm", "lr"),
-        *("images_per_s", "data_wait"),
-    }
+    names = {"step", "epoch", "loss", "align", "uniform", "grad_norm", "lr"}
+    assert records[-1].keys() == names | {"images_per_s", "data_wait"}
     for record in records:
         assert record["epoch"] == round(record["step"] / 6, 4)
         np.testing.assert_allclose(record["loss"], record["align"] + record["uniform"], rtol=1e-5)
@@ -69,29 +59,19 @@ def test_metrics_of_a_run(short_run):
         np.testing.assert_allclose(record["lr"], 0.12 * 220 / 256 * 0.1**decays, rtol=1e-5)
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
     shown = {(e.step, v.tag): v.simple_value for e in events_of(short_run) for v in e.summary.value}
-    assert shown == {
-        (record["step"], name): np.float32(value)
-        for record in records
-        for name, value in record.items()
-        if name != "step"
-    }
-
-
-def test_finished_run_is_not_done_again(short_run, tmp_path):
-    folder = shutil.copytree(short_run, tmp_path / "short")
-    assert training.train(tiny_runs.short(tmp_path)) == folder
-    for kept in ("metrics.jsonl", "checkpoints/12/state/manifest.ocdbt"):
-        assert (folder / kept).read_bytes() == (short_run / kept).read_bytes()
+    numbers = {(r["step"], name): np.float32(x) for r in records for name, x in r.items()}
+    assert shown == {key: x for key, x in numbers.items() if key[1] != "step"}
 
 
 def test_seed_gives_the_initial_weights_the_order_and_the_augmentation(tmp_path):
     one, same, other = (begun(tiny_runs.short(tmp_path, seed=seed)) for seed in (1, 1, 2))
-    assert np.array_equal(leaves(one.state.params), leaves(same.state.params))
-    kernels = [run.state.params["conv1"]["layer"]["kernel"] for run in (one, other)]
-    assert not np.isclose(*kernels).any()
-    assert np.mean(one.sampler(0) == other.sampler(0)) < 0.1
-    assert jax.random.key_data(one.key).tolist() == jax.random.key_data(same.key).tolist()
-    assert jax.random.key_data(one.key).tolist() != jax.random.key_data(other.key).tolist()
+    for part in (
+        lambda run: leaves(run.state.params["conv1"]["layer"]["kernel"]),
+        lambda run: run.sampler(0),
+        lambda run: jax.random.key_data(run.key),
+    ):
+        assert np.array_equal(part(one), part(same))
+        assert np.mean(part(one) == part(other)) < 0.1
 
 
 def test_a_run_starts_from_another_run(short_run, tmp_path):
@@ -107,35 +87,24 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
     params = start(objective=SUPERVISED, seed=3).params
     assert params["head"].pop("classifier")["kernel"].shape == (3, 10)
     jax.tree.map(np.testing.assert_array_equal, params, state_of(short_run)["params"])
+    with pytest.raises(C.UserError, match=r"does not fit.*head/output"):
+        start(model=C.ModelConfig(dim=5, width=0.1))
     # Once there are checkpoints the source is not needed.
     shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
     begun(tiny_runs.short(tmp_path, init_from="gone"))
 
 
-def test_what_a_run_cannot_start_from(short_run, tmp_path):
-    other = ModelConfig(dim=5, width=0.1)
-    for source, changes, message in (
-        (short_run, {"model": other}, r"does not fit.*head/output"),
-        (short_run.parent / "shrot", {}, "did you mean"),
-        (short_run, {"init_step": 7}, r"no checkpoint of step 7 .* 0, 6, 9, 12"),
-    ):
-        with pytest.raises(UserError, match=message):
-            training.train(tiny_runs.short(tmp_path, init_from=str(source), **changes))
-    assert not list(tmp_path.iterdir())
-
-
-def test_divergence_keeps_the_last_good_checkpoint(short_run, tmp_path):
+def test_divergence_keeps_the_last_good_checkpoint(short_run, tmp_path, monkeypatch):
     """From weights whose squares are more than float32 holds."""
-    state = jax.tree.map(np.array, state_of(short_run))
-    state["params"] = jax.tree.map(lambda x: 1e30 * x, state["params"])
-    checkpoints = checkpoint.Checkpoints(
-        shutil.copytree(short_run, tmp_path / "far") / "checkpoints"
-    )
-    checkpoints.save(13, state)
-    checkpoints.close()
-    config = tiny_runs.short(tmp_path, init_from=str(tmp_path / "far"))
-    with pytest.raises(Diverged, match=r"diverged: .* at step 1; the checkpoint of step 0 is kept"):
-        training.train(config)
+    read = checkpoint.restore
+
+    def far(*given):
+        step, state = read(*given)
+        return step, state | {"params": jax.tree.map(lambda x: 1e30 * x, state["params"])}
+
+    monkeypatch.setattr(checkpoint, "restore", far)
+    with pytest.raises(C.Diverged, match=r"diverged: .* at step 1; the checkpoint of step 0 is ke"):
+        training.train(tiny_runs.short(tmp_path, init_from=str(short_run)))
     assert checkpoint.steps(tmp_path / "short" / "checkpoints") == [0]
 
 
@@ -160,49 +129,17 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
     assert "at step 2;" in run.diverged.found and group.going() == []
 
 
-def test_time_of_an_evaluation_is_not_that_of_steps(tmp_path):
-    run, reads = begun(tiny_runs.short(tmp_path)), []
-    group, devices = session.Group([run]), sharding.local_devices(2)
-    state = sharding.replicate(run.state, devices)
-    metrics = {"loss": np.float32(1), "grad_norm": np.float32(1)}
-    group.meter = SimpleNamespace(step_done=lambda: None, read=lambda: reads.append(step) or {})
-    for step, evaluate in ((1, None), (2, lambda *_: reads.append("evaluated") or {})):
-        group.stepped(step, sharding.replicate(metrics, devices))
-        group.log(step, state, evaluate)
-    assert reads == [1, 2, "evaluated", 2]
-
-
-def test_mistakes_leave_no_folder(tmp_path):
-    runtime = tiny_runs.short(tmp_path).runtime
-
-    def split(groups, devices):
-        model = ModelConfig(batch_norm="split", bn_groups=groups)
-        return {"model": model, "runtime": dataclasses.replace(runtime, devices=devices)}
-
+def test_mistakes_leave_no_folder(short_run, tmp_path):
+    local = C.ModelConfig(batch_norm="split", bn_groups=1)
     for changes, message in (
-        ({"optimizer": OptimizerConfig(batch_size=221)}, "not divide over 2 devices.*as 220"),
-        ({"optimizer": OptimizerConfig(batch_size=1402)}, "1402 is more than the 1400 training"),
-        ({"runtime": dataclasses.replace(runtime, devices=99)}, "--devices 99: this host has 8"),
-        ({"data": DataConfig(recipe="digit")}, r"recipe.*digits"),
-        (split(3, 2), r"--bn-groups 3: .* 2 device.* divide --batch-size 220"),
-        (split(1, 2), r"--bn-groups 1: .* 2 device"),
-        (split(6, 1), r"--bn-groups 6: .* 1 device"),
+        ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
+        ({"model": local}, r"--bn-groups 1: .* 2 device"),
+        ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
+        ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(C.UserError, match=message):
             training.train(tiny_runs.short(tmp_path, **changes))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_is_named_by_its_whole_path(tmp_path, rng, monkeypatch):
-    images, labels = rng.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8), np.arange(12) % 3
-    parts = {"train_images": images, "train_labels": labels}
-    np.savez(tmp_path / "data.npz", **parts, test_images=images[:6], test_labels=labels[:6])
-    monkeypatch.chdir(tmp_path)
-    rule = OptimizerConfig(batch_size=6)
-    config = tiny_runs.short("runs", data=DataConfig(name="data.npz"), optimizer=rule)
-    found = training._task(config).config
-    assert found.data == DataConfig(name=str(tmp_path / "data.npz"), recipe="stl10")
-    assert (found.model.image_size, found.model.channels) == (32, 3)
 
 
 def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
@@ -214,41 +151,48 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
     assert task.config.model.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
-    plain = training._task(tiny_runs.short(tmp_path))
-    assert len(plain.dataset.pretrain) == 1400
-    assert task.digest == plain.digest == data.load(DataConfig()).digest()
-
-
-def test_stopped_before_the_first_step_and_after_the_last(short_run, tmp_path, monkeypatch):
-    def decoding(items, _):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return iter(items)
-
-    monkeypatch.setattr(training, "track", decoding)
-    few = tiny_runs.short(tmp_path, "few", data=DataConfig(fraction=0.9))
-    with pytest.raises(Stopped, match=r"while decoding the images, .*; to go on: CMD$"):
-        training.train(few, command="CMD")
-
-    save = session.Run.save
-
-    def save_and_stop(self, step, tree):
-        save(self, step, tree)
-        if step == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(session.Run, "save", save_and_stop)
-    with pytest.raises(Stopped, match="after the last step"):
-        training.train(tiny_runs.short(tmp_path))
-    assert checkpoint.steps(tmp_path / "short" / "checkpoints") == [0, 6, 9, 12]
+    assert task.digest == data.load(C.DataConfig()).digest()
 
 
 def test_signals_ask_once_and_are_given_back():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    for first, second in ((signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)):
-        with StopSignals() as stop:
-            assert not stop.asked
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for first in (signal.SIGTERM, signal.SIGINT):
+        with StopSignals() as stop, pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), first)
             assert stop.asked
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), second)
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+            os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_rate_and_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    now = 100.0
+    told = lambda: now  # noqa: E731
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
+    meter = progress.Meter(20)
+    # The first one compiles, and does not count.
+    for waited, computed in ((50, 1000), (1, 4), (1, 4), (1, 4)):
+        with meter:
+            now += waited
+        now += computed
+        meter.step_done()
+    assert meter.read() == {"images_per_s": 3 * 20 / 15, "data_wait": 0.2}
+    now += 7
+    assert meter.read() == {}  # an evaluation, say
+    now += 2
+    meter.step_done()
+    assert meter.read() == {"images_per_s": 10.0, "data_wait": 0.0}
+
+    shown = progress.Progress("run", 10, 100)
+    for step, seconds in ((20, 1), (30, 4), (40, 7), (50, 1), (100, 1)):
+        now += seconds
+        values = {"step": step, "loss": 0.5} | ({"eval/knn_top1": 91.5} if step == 50 else {})
+        shown.update(values | {"images_per_s": 2000.0, "data_wait": 0.25})
+    shown.close()
+    lines = capsys.readouterr().err.splitlines()
+    # At once, when ten seconds have passed, with an evaluation, and at the end.
+    steps = [f"run: step {step} of 100" for step in (20, 40, 50, 100)]
+    expected = ["run: continuing at step 10 of 100", *steps]
+    assert [line.split(",")[0] for line in lines] == expected
+    assert "loss 0.500, 2,000 images/s, data wait 25%" in lines[1]
+    # 11 seconds for the 20 steps since the first line, and 60 steps to go.
+    assert lines[2].endswith(", 33 s left") and "eval/knn_top1 91.5" in lines[3]

@@ -6,22 +6,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracles
 import pytest
+import steps_by_hand
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from steps_by_hand import (
-    BATCH,
-    IMAGES,
-    KEY,
-    LABELS,
-    assert_close,
-    noisy,
-    rows,
-    slope,
-    unit,
-    views_of,
-)
+from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
 from hypersphere_jax import sharding
 from hypersphere_jax.config import ObjectiveConfig
@@ -30,11 +19,12 @@ from hypersphere_jax.moco import queue_init
 from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train_step import Momentum, init_state, make_moco_step, make_queue_objective
 
-# Four batches go round the queue twice.
-QUEUE, DIM, STEPS, RATE, BETA = 11, 4, 4, 0.5, 0.9
-OBJECTIVE = ObjectiveConfig(
-    contrastive_weight=0.5, contrastive_tau=0.3, align_weight=0.7, uniform_weight=1.2, uniform_t=3
+QUEUE = 11  # keys: four batches go round twice
+OBJECTIVE = make_queue_objective(
+    ObjectiveConfig(0.5, 0.3, align_weight=0.7, align_alpha=1.5, uniform_weight=1.2, uniform_t=3)
 )
+DECAYS = 0.5, 0.6, 0.7, 0.8
+SEPARATE = functools.partial(shuffle, groups=4, axis_name=sharding.AXIS)
 
 
 def linear(params, stats, x, train, axis_name=None):
@@ -44,47 +34,34 @@ def linear(params, stats, x, train, axis_name=None):
     return {"output": l2_normalize(z)}, moved if train else stats
 
 
-def decay(step):
-    return 0.5 + 0.1 * step
-
-
 def make(axis_name=None, **options):
-    optimizer = optax.chain(optax.trace(BETA), optax.scale_by_learning_rate(RATE))
-    objective = make_queue_objective(OBJECTIVE)
-    options |= {"axis_name": axis_name, "decay": decay}
-    step = make_moco_step(linear, objective, optimizer, noisy, **options)
-    params = {"w": jax.random.normal(jax.random.key(0), (6, DIM))}
-    state = init_state(params, {"mean": jnp.float32(2)}, optimizer)
-    queue = queue_init(jax.random.key(1), QUEUE, DIM)
-    return step, state._replace(momentum=Momentum(params, {"mean": jnp.float32(4)}, queue))
+    options |= {"axis_name": axis_name, "decay": lambda step: 0.5 + 0.1 * step}
+    step = make_moco_step(linear, OBJECTIVE, OPTIMIZER, noisy, **options)
+    params = {"w": jax.random.normal(jax.random.key(0), (6, 4))}
+    state = init_state(params, {"mean": jnp.float32(2)}, OPTIMIZER)
+    momentum = Momentum(params, {"mean": jnp.float32(4)}, queue_init(jax.random.key(1), QUEUE, 4))
+    return step, state._replace(momentum=momentum)
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """The start; then state and metrics of each step on one device."""
-    step, state = make()
-    step, path = jax.jit(step), [(state, None)]
-    for number in range(STEPS):
-        path.append(step(path[-1][0], IMAGES, LABELS, rows(number), KEY))
-    return path
+    return steps_by_hand.on_one_device(*make(), 4)
 
 
-def algorithm_1(w, queue):
-    """MoCo's Algorithm 1 in float64, with difference quotients for a gradient; each step's numbers.
-
-    Wang & Isola's terms are added to InfoNCE.
-    """
-    w_key, velocity, ptr = w.copy(), np.zeros_like(w), 0
-    mean, key_mean = 2.0, 4.0
-    for step in range(STEPS):
-        x_q, x_k = views_of(step)
-        k, held = unit(x_k @ w_key), np.stack(queue)
+def test_algorithm_1(alone):
+    """MoCo's, in float64 and with difference quotients; Wang & Isola's terms are added."""
+    start = alone[0][0]
+    w, queue = np.float64(start.params["w"]), np.float64(start.momentum.queue.keys)
+    w_key, velocity, mean, key_mean, ptr = w, 0, 2.0, 4.0, 0
+    for step, (state, found) in enumerate(alone[1:]):
+        x_q, x_k = steps_by_hand.views_of(step)
+        k, held = unit(x_k @ w_key), queue.copy()
 
         def terms(w, x_q=x_q, k=k, held=held):
             q = unit(x_q @ w)
             return {
                 "contrastive": oracles.info_nce_oracle(q, k, held, 0.3),
-                "align": oracles.align_oracle(q, k),
+                "align": oracles.align_oracle(q, k, 1.5),
                 "uniform": oracles.uniform_queue_oracle(q, held, 3),
             }
 
@@ -93,7 +70,7 @@ def algorithm_1(w, queue):
             return 0.5 * found["contrastive"] + 0.7 * found["align"] + 1.2 * found["uniform"]
 
         gradient, q = slope(loss, w), unit(x_q @ w)
-        metrics = terms(w) | {
+        expected = {
             "loss": loss(w),
             "grad_norm": np.linalg.norm(gradient),
             "positive_similarity": np.sum(q * k, 1).mean(),
@@ -102,47 +79,34 @@ def algorithm_1(w, queue):
             "queue_filled": (0, 8 / 11, 1, 1)[step],
             "queue_age": (0, 0, 3 / 11, 3 / 11)[step],
         }
-        velocity = BETA * velocity + gradient
-        w = w - RATE * velocity
-        w_key = decay(step) * w_key + (1 - decay(step)) * w
+        assert_close(found, terms(w) | expected)
+        velocity = steps_by_hand.BETA * velocity + gradient
+        w = w - steps_by_hand.RATE * velocity
+        w_key = DECAYS[step] * w_key + (1 - DECAYS[step]) * w
         mean, key_mean = (mean + x_q.mean()) / 2, (key_mean + x_k.mean()) / 2
-        for row in k:
-            queue[ptr] = row
-            ptr = (ptr + 1) % QUEUE
-        yield metrics, (w, mean), (w_key, key_mean), np.stack(queue), ptr
-
-
-def test_algorithm_1(alone):
-    start = alone[0][0]
-    queue = list(np.asarray(start.momentum.queue.keys, np.float64))
-    expected = algorithm_1(np.asarray(start.params["w"], np.float64), queue)
-    for (state, found), (metrics, *parts, ptr) in zip(alone[1:], expected, strict=True):
-        assert_close(found, metrics)
+        queue[(ptr + np.arange(8)) % QUEUE] = k
+        ptr = (ptr + 8) % QUEUE
         momentum = state.momentum
-        its = [(one.params["w"], one.stats["mean"]) for one in (state, momentum)]
-        assert_close([*its, momentum.queue.keys], parts)
-        assert int(momentum.queue.ptr) == ptr
-    assert int(state.step) == STEPS
+        assert_close([state.params["w"], state.stats["mean"]], [w, mean])
+        assert_close([momentum.params["w"], momentum.stats["mean"]], [w_key, key_mean])
+        assert_close(momentum.queue.keys, queue)
+        assert (int(momentum.queue.ptr), int(state.step)) == (ptr, step + 1)
 
 
 def test_terms_are_the_configs(rng):
     """Without the pairs of queries, (21); a term without weight is not there."""
-    config = ObjectiveConfig(
-        align_weight=0, align_alpha=1, uniform_weight=2, uniform_t=1, uniform_intra_batch=False
-    )
-    q, k, queue = unit(rng.standard_normal((16, 3)).astype(np.float32)).reshape(4, 4, 3)[:3]
+    config = ObjectiveConfig(uniform_weight=2, uniform_intra_batch=False, align_weight=0)
+    q, k, queue = unit(rng.standard_normal((12, 3)).astype(np.float32)).reshape(3, 4, 3)
     loss, found = jax.jit(lambda *x: make_queue_objective(config)(*x, None))(q, k, queue)
-    uniform = oracles.uniform_queue_oracle(q, queue, 1, intra_batch=False)
-    np.testing.assert_allclose([found["uniform"], loss], [uniform, 2 * uniform], rtol=1e-5)
-    np.testing.assert_allclose(found["align"], oracles.align_oracle(q, k, 1), rtol=1e-5)
+    uniform = oracles.uniform_queue_oracle(q, queue, intra_batch=False)
+    assert_close([found["uniform"], loss], [uniform, 2 * uniform])
     assert "contrastive" not in found
 
 
 def test_devices_change_nothing(alone):
     """Nor do shuffled keys: each draws its view by its place in the batch, and comes back."""
     devices = jax.devices()[:4]
-    separate = functools.partial(shuffle, groups=4, axis_name=sharding.AXIS)
-    step, start = make(sharding.AXIS, separate=separate)
+    step, start = make(sharding.AXIS, separate=SEPARATE)
     mapped = sharding.pmap(step, devices)
     state, *fixed, key = sharding.replicate((start, IMAGES, LABELS, KEY), devices)
     for number, (_, expected) in enumerate(alone[1:]):
@@ -151,25 +115,22 @@ def test_devices_change_nothing(alone):
         assert_close(sharding.unreplicate(found), expected)
     assert_close(sharding.unreplicate(state), alone[-1][0])
     keys = np.asarray(state.momentum.queue.keys)
-    for others in keys[1:]:  # to the bit
-        np.testing.assert_array_equal(others, keys[0])
+    assert (keys[1:] == keys[0]).all()  # to the bit
 
 
 def test_images_that_stream_and_averaged_statistics(alone):
     """A device's keys are made of images that were sent to it; under `shard_map`, too."""
-    separate = functools.partial(shuffle, groups=4, axis_name=sharding.AXIS)
-    step, state = make(sharding.AXIS, separate=separate, resident=False, own_stats=False)
+    step, state = make(sharding.AXIS, separate=SEPARATE, resident=False, own_stats=False)
     whole, part = PartitionSpec(), PartitionSpec(sharding.AXIS)
     mesh = Mesh(np.array(jax.devices()[:4]), (sharding.AXIS,))
     specs = {"in_specs": (whole, part, part, part, whole), "out_specs": whole}
     mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
     state = jax.device_put(state, NamedSharding(mesh, whole))
-    places, key_mean = np.tile(np.arange(BATCH // 4, dtype=np.int32), 4), 4.0
+    places, key_mean = np.tile(np.arange(2, dtype=np.int32), 4), 4.0
     for number, (after, expected) in enumerate(alone[1:]):
-        batch = IMAGES[rows(number)], LABELS[rows(number)]
-        state, found = mapped(state, *batch, places, KEY)
+        state, found = mapped(state, IMAGES[rows(number)], LABELS[rows(number)], places, KEY)
         assert_close(found, expected)
-        key_mean = decay(number) * key_mean + (1 - decay(number)) * float(after.stats["mean"])
+        key_mean = DECAYS[number] * key_mean + (1 - DECAYS[number]) * float(after.stats["mean"])
         np.testing.assert_allclose(state.momentum.stats["mean"], key_mean, rtol=1e-4)
-    momentum = after.momentum._replace(stats=state.momentum.stats)
-    assert_close(state, after._replace(momentum=momentum))
+    assert_close(state._replace(momentum=after.momentum), after)
+    assert_close(state.momentum, after.momentum._replace(stats=state.momentum.stats))

@@ -4,34 +4,22 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import runpy
 import shutil
-import signal
 
 import jax
 import numpy as np
 import processes
 import pytest
 import tiny_runs
-from run_states import assert_same_run, state_of
+from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
 from experiments.measures import Measures
 from hypersphere_jax import assembly, data, feed, runs, sharding, training
-from hypersphere_jax.config import (
-    DataConfig,
-    EvaluateConfig,
-    MocoConfig,
-    ModelConfig,
-    ProbeConfig,
-    RuntimeConfig,
-    Stopped,
-    UserError,
-)
+from hypersphere_jax.config import DataConfig, ModelConfig, UserError
 from hypersphere_jax.data.sampling import Consecutive
-from hypersphere_jax.evaluation.probe import probe
-from hypersphere_jax.evaluation.sentences import sentence_probe
+from hypersphere_jax.evaluation.sentences import neighbour_metrics, sentence_probe
 from hypersphere_jax.packing import ELSEWHERE, PADDING
 
 
@@ -39,6 +27,11 @@ from hypersphere_jax.packing import ELSEWHERE, PADDING
 def run_py():
     """The command line: `run_py([verb, ...])` returns its exit status."""
     return runpy.run_path(str(processes.ROOT / "run.py"))["main"]
+
+
+@pytest.fixture(scope="module")
+def books(texts):
+    return data.load(DataConfig(str(texts / "books")))
 
 
 @pytest.fixture(scope="module")
@@ -72,101 +65,63 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
         Consecutive(documents, 51, seed=0)
 
 
-def test_a_run_of_text(text_run, texts):
-    saved = json.loads((text_run / "config.json").read_text())["config"]
-    corpus = data.load(DataConfig(str(texts / "books"))).train
-    assert saved["model"]["vocabulary"] == len(corpus.vocabulary)
-    assert runs.read_vocabulary(text_run) == corpus.vocabulary
+def test_a_run_of_text(text_run, books):
+    model = json.loads((text_run / "config.json").read_text())["config"]["model"]
+    assert model["vocabulary"] == len(books.train.vocabulary)
+    assert runs.read_vocabulary(text_run) == books.train.vocabulary
     records = runs.read_metrics(text_run)
     assert [record["step"] for record in records] == list(range(1, 11))
     for record in records:
-        assert record["loss"] == pytest.approx(
-            record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"], rel=1e-4
-        )
-    assert "sentences_per_s" in records[-1] and "images_per_s" not in records[-1]
+        parts = record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"]
+        assert record["loss"] == pytest.approx(parts, rel=1e-4)
     assert records[-1]["contrastive"] < records[0]["contrastive"] - 0.1
 
 
-def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path, monkeypatch):
-    write = runs.MetricsWriter.write
-
-    def write_and_stop(self, record):
-        write(self, record)
-        if record["step"] == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(runs.MetricsWriter, "write", write_and_stop)
-    with pytest.raises(Stopped, match="saved at step 7 of 10"):
+def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path):
+    with killed_after_checkpoint(6):  # of 5 steps an epoch
         training.train(tiny_runs.text(tmp_path, texts))
-    monkeypatch.undo()
     assert_same_run(training.train(tiny_runs.text(tmp_path, texts)), text_run)
 
 
-def test_what_the_devices_get(texts):
-    corpus = data.load(DataConfig(str(texts / "books"))).train
-    packed = feed.packed(corpus, np.arange(30, 54), sharding.local_devices(4))
-    assert packed.words.shape[0] == 4 and packed.first.shape == packed.last.shape == (4, 24)
+def test_what_the_devices_get(books):
+    packed = feed.packed(books.train, np.arange(30, 54), sharding.local_devices(4))
     for place in range(24):
         (device,) = np.flatnonzero(packed.first[:, place] != ELSEWHERE)
         whole = slice(packed.first[device, place], packed.last[device, place] + 1)
-        its = corpus[30 + place]["image"]
-        found = packed.words[device].reshape(-1)[whole]
-        np.testing.assert_array_equal(found, its[its != PADDING])
+        its = books.train[30 + place]["image"]
+        np.testing.assert_array_equal(packed.words[device].ravel()[whole], its[its != PADDING])
 
 
-def test_probe_of_labelled_sentences(measured):
+def test_probe_of_labelled_sentences(measured, run_py):
     """The two classes have no noun in common: also a small encoder tells them apart."""
     folder, rows = measured
     assert [row["step"] for row in rows] == [0, 10]
     for row, name in itertools.product(rows, ("topics", "topics_bag")):
-        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
-        assert row[f"{name}_cv"] > 65
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] and row[f"{name}_cv"] > 65
     assert rows[1]["topics_bag"] > 80
-    found = {}
-    for file in (folder / "eval").glob("quick_thought-*-tasktopics-*.json"):
-        result = json.loads(file.read_text())
-        found[result["layer"], result["step"]] = result
+    files = (folder / "eval").glob("quick_thought-*-tasktopics-*.json")
+    results = [json.loads(file.read_text()) for file in files]
+    found = {(result["layer"], result["step"]): result for result in results}
     assert set(found) == set(itertools.product(("output", "bag"), (0, 10)))
     for (layer, step), result in found.items():
         assert result["d"] == {"output": 16, "bag": 12}[layer]
         assert (result["task"], result["split"], result["n"]) == ("topics", "folds", 80)
-        if layer == "output":
-            assert result["top1"] == rows[step == 10]["topics"]
+        assert result["top1"] == rows[step == 10]["topics" + "_bag" * (layer == "bag")]
+    assert run_py(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "--protocols quick_thought" in page and "finetune" not in page and "topics" in page
 
 
-def test_other_protocols_need_a_test_split(measured, texts, tmp_path):
-    run = str(measured[0])
-    with pytest.raises(UserError, match=r"--protocols lbfgs knn: .* has no test split"):
-        probe(ProbeConfig((run,), data=(str(texts / "labelled" / "topics"),)))
-    rng = np.random.default_rng(0)
-    for name in ("train", "test"):
-        lines = [f"{t}\t{tiny_runs.sentence(rng, t)}" for t in (0, 1) for _ in range(20)]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(lines))
-    out = tmp_path / "found.csv"
-    asked = ProbeConfig((run,), data=(str(tmp_path),), protocols=("knn",), layers=("bag",), out=out)
-    (result,) = probe(asked)
-    assert (result["split"], result["n"]) == ("test", 40) and result["top1"] > 65
-    assert out.read_text().count("\n") == 2
-
-
-def test_metrics_are_of_held_out_neighbours(measured, texts):
+def test_metrics_are_of_held_out_neighbours(measured, books):
     folder, rows = measured
-    held_out = data.load(DataConfig(str(texts / "books"))).test
-    words = np.stack([held_out[i]["image"] for i in range(len(held_out))])
+    words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
     apply = jax.jit(runs.load_encoder(folder).apply, static_argnums=3)
     for row in rows:
         outputs, _ = apply(runs.load_encoder(folder, row["step"]).params, {}, words, False)
         f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
-        powers = []
-        for start, end in itertools.pairwise(held_out.documents):
-            for i in range(start, end):
-                others = [j for j in (i - 1, i + 1) if start <= j < end]
-                powers += [np.mean([np.sum((f[i] - g[j]) ** 2) for j in others])] if others else []
-        assert row["align"] == pytest.approx(np.mean(powers), rel=1e-5)
-        pairs = np.triu_indices(len(f), 1)
-        squares = [np.sum((x[:, None] - x[None]) ** 2, axis=-1)[pairs] for x in (f, g)]
-        uniform = sum(np.log(np.mean(np.exp(-2 * each))) for each in squares)
-        assert row["uniform"] == pytest.approx(uniform, rel=1e-4)
+        expected = neighbour_metrics(f, g, books.test.documents)
+        assert row["align"] == pytest.approx(expected["align"], rel=1e-5)
+        assert row["uniform"] == pytest.approx(expected["uniform"], rel=1e-4)
 
 
 def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
@@ -182,48 +137,12 @@ def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
         training.train(other)
 
 
-def test_many_short_documents_are_said_to_be_left_out(texts, tmp_path, caplog):
-    made = tiny_runs.books(tmp_path / "short", sizes=[30] + [12] * 10)
-    asked = tiny_runs.text(tmp_path, texts, data=DataConfig(str(made)))
-    assembly.resolve(asked, data.load(asked.data))
-    assert "84% of the 149 sentences are left out" in caplog.text
-
-
-def test_what_is_for_images(texts, tmp_path):
-    for message, name, value in (
-        ("holds sentences, and --model small_cnn is for images: take", "model", ModelConfig()),
-        ("--queue-size is for images", "moco", MocoConfig(queue_size=64)),
-        ("--eval-every-epochs is for images", "evaluate", EvaluateConfig(eval_every_epochs=1)),
-        ("--pipeline is for images", "runtime", RuntimeConfig(pipeline="streaming")),
-        ("--workers is for images", "runtime", RuntimeConfig(workers=1)),
-    ):
-        with pytest.raises(UserError, match=message):
-            training.train(tiny_runs.text(tmp_path, texts, **{name: value}))
-    runtime = RuntimeConfig(devices=1)
-    images = tiny_runs.images(tmp_path, model=ModelConfig("sentence_gru"), runtime=runtime)
-    with pytest.raises(UserError, match="holds images, and --model sentence_gru is for sentences"):
+def test_what_is_for_images(text_run, texts, tmp_path, run_py, capsys):
+    images = tiny_runs.short(tmp_path, model=ModelConfig("sentence_gru"))
+    with pytest.raises(UserError, match="holds images, and --model sentence_gru"):
         training.train(images)
+    with pytest.raises(UserError, match="holds sentences, and --model small_cnn"):
+        training.train(tiny_runs.text(tmp_path, texts, model=ModelConfig()))
     assert not list(tmp_path.iterdir())
-
-
-def test_verbs_that_refuse_it_do_so_in_one_line(text_run, tmp_path, run_py, capsys):
-    folder = str(text_run)
-    for arguments, message in (
-        (["finetune", folder], "finetune is for encoders of images"),
-        (["depth", folder], "depth is for encoders of images"),
-        (["export-npz", folder, "--out", str(tmp_path / "x.npz")], "no counterpart in PyTorch"),
-        (["probe", folder], "its text has no labels: say with --data what to classify"),
-        (["probe", folder, "--data", "mr"], "mr needs the folder of rt-polarity.pos and .neg"),
-        (["probe", folder, "--data", "nowhere"], "nowhere"),
-        (["probe", folder, "--protocols", "quick_thought"], "quick_thought needs --data"),
-    ):
-        assert run_py(arguments) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert line.startswith("error: ") and message in line
-
-
-def test_page_of_a_run(measured, run_py):
-    folder = measured[0]
-    assert run_py(["report", str(folder)]) == 0
-    page = (folder / "report.html").read_text()
-    assert "--protocols quick_thought" in page and "finetune" not in page and "topics" in page
+    for verb, message in (("finetune", "is for encoders of images"), ("probe", "has no labels")):
+        assert run_py([verb, str(text_run)]) == 2 and message in capsys.readouterr().err

@@ -44,6 +44,6 @@ def library(tmp_path_factory):
     zipped = "\n".join(["", *documents["a/z.txt.gz"], "...", "--", "", ""])
     (root / "a/z.txt.gz").write_bytes(gzip.compress(zipped.encode()))
     (root / "e.txt").write_text(documents["e.txt"][0])
-    for name in ("empty.txt", "notes.md", ".hidden.txt"):
-        (root / name).write_text("" if name == "empty.txt" else "Not this.")
+    (root / "empty.txt").touch()
+    (root / ".hidden.txt").write_text("Not this.")
     return root, {name: [rules.words(s) for s in found] for name, found in documents.items()}

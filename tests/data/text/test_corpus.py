@@ -1,17 +1,19 @@
-"""Corpora of text: what the files hold, numbered, in splits, as a source of sentences."""
+"""Corpora of text: what the files hold, in splits, stopped and gone on with, kept."""
 
 import collections
+import itertools
 import json
 import pickle
 import shutil
 
 import numpy as np
 import pytest
-from corpora import contents, made, read_back
+from corpora import made, read_back
 
-from hypersphere_jax import data, datasheet
-from hypersphere_jax.config import DataConfig, LookedAt, UserError
+from hypersphere_jax import data
+from hypersphere_jax.config import DataConfig, UserError
 from hypersphere_jax.data import text
+from hypersphere_jax.data.text import rules
 from hypersphere_jax.data.text.corpus import Corpus
 
 
@@ -31,52 +33,41 @@ def test_corpus_is_what_the_files_hold(library, tmp_path, steps, request):
         shown = [[w if w in known else "<unk>" for w in s[:7]] for s in sentences]
         assert read_back(corpus) == [" ".join(words) for words in shown]
         assert corpus.documents.tolist() == [0, *np.cumsum([len(part) for part in parts])]
-        assert corpus.lengths.tolist() == [len(words) + 1 for words in shown]
-        assert any(len(s) == 7 for s in sentences)  # these are whole
-        said = {
-            "documents": len(parts),
-            "sentences": len(sentences),
-            "tokens": corpus.lengths.sum(),
-            "cut": sum(len(s) > 7 for s in sentences),
-            "unknown": sum(words.count("<unk>") for words in shown),
-        }
+        lengths = [len(words) + 1 for words in shown]
+        assert corpus.lengths.tolist() == lengths
+        said = {"documents": len(parts), "sentences": len(sentences), "tokens": sum(lengths)}
+        said["cut"] = sum(len(s) > 7 for s in sentences)
+        said["unknown"] = sum(words.count("<unk>") for words in shown)
         assert {name: corpus.counts[name] for name in said} == said and min(said.values()) > 0
     files = json.loads((tmp_path / "out/corpus.json").read_text())["files"]
-    found = [(file["name"], file["encoding"], file["sentences"]) for file in files]
-    encodings = ["cp1252", *["utf-8"] * 4]
-    names, sizes = [*documents, "empty.txt"], [*map(len, documents.values()), 0]
-    assert found == list(zip(names, encodings, sizes, strict=True))
+    assert [file["name"] for file in files] == [*documents, "empty.txt"]
+    assert [file["encoding"] for file in files] == ["cp1252", *["utf-8"] * 4]
 
 
 def test_source(library, tmp_path):
     train, _ = made(library[0], tmp_path / "out", max_tokens=9)
-    assert train.image_shape == (9,) and train.class_names == () and train.max_tokens == 9
-    np.testing.assert_array_equal(train.labels, [-1] * len(train))
-    assert train.labels.dtype == train.lengths.dtype == np.int32
-    tokens, lengths = train.rows(70, 90)
-    assert tokens.dtype == lengths.dtype == np.int32
-    assert lengths.tolist() == train.lengths[70:90].tolist()
-    for i, words in zip(range(70, 90), np.split(tokens, np.cumsum(lengths)[:-1]), strict=True):
-        sample = train[i]
-        assert sample["label"] == -1 and sample["image"].dtype == np.int32
-        assert sample["image"].tolist() == [*words, *[0] * (9 - len(words))]
-        assert words[-1] == 1 and 1 not in words[:-1]
+    assert train.image_shape == (9,) and train.class_names == () and len(pickle.dumps(train)) < 1000
+    assert train.labels.dtype == train.lengths.dtype == np.int32 and (train.labels == -1).all()
+    for corpus in (train, pickle.loads(pickle.dumps(train))):
+        tokens, lengths = corpus.rows(70, 90)
+        assert lengths.tolist() == train.lengths[70:90].tolist()
+        for i, words in zip(range(70, 90), np.split(tokens, np.cumsum(lengths)[:-1]), strict=True):
+            sample = corpus[i]
+            assert sample["label"] == -1 and sample["image"].dtype == words.dtype == np.int32
+            assert sample["image"].tolist() == [*words, *[0] * (9 - len(words))]
+            assert words[-1] == 1 and 1 not in words[:-1]
     with pytest.raises(IndexError):
         train[len(train)]
-    again = pickle.loads(pickle.dumps(train))
-    assert read_back(again) == read_back(train) and again.digest == train.digest
-    assert len(pickle.dumps(train)) < 1000
 
 
 def test_digest_changes_with_text_and_options(library, tmp_path):
-    digests = set()
+    shutil.copytree(library[0], tmp_path / "copy")
+    (tmp_path / "copy/e.txt").write_text("Another sentence .")
+    digests = {part.digest for part in made(tmp_path / "copy", tmp_path / "other")}
     for number, options in enumerate(({}, {"max_tokens": 8}, {"vocabulary": 9}, {"held_out": 0.2})):
         digests |= {part.digest for part in made(library[0], tmp_path / str(number), **options)}
-    assert len(digests) == 8
-    shutil.copytree(library[0], tmp_path / "copy")
-    assert made(tmp_path / "copy", tmp_path / "same")[0].digest in digests
-    (tmp_path / "copy/e.txt").write_text("Another sentence .")
-    assert made(tmp_path / "copy", tmp_path / "other")[0].digest not in digests
+    assert len(digests) == 10
+    assert made(library[0], tmp_path / "same")[0].digest in digests
 
 
 def test_words_are_counted_in_the_training_part(tmp_path):
@@ -95,52 +86,31 @@ def test_held_out_is_rounded_down(tmp_path):
         assert len(Corpus(tmp_path / str(share), "held_out")) == held == 100 - len(train)
 
 
-def test_more_words_than_two_bytes_number(tmp_path):
-    known = [f"w{i:05}" for i in range(2**16 - 2)]  # and three special ones
-    lines = [" ".join(known[i : i + 60]) for i in range(0, len(known), 60)]
-    (tmp_path / "t.txt").write_text("\n".join(lines))
-    options = {"vocabulary": 10**6, "held_out": 0, "form": "sentences"}
-    assert read_back(made(tmp_path / "t.txt", tmp_path / "out", **options)[0]) == lines
-
-
 def test_damage(library, tmp_path):
-    out = tmp_path / "out"
-    made(library[0], out)
-    for name, whole in contents(out).items():
-        for damaged in (whole[:-3], b""):
-            (out / name).write_bytes(damaged)
-            with pytest.raises(UserError, match=rf"{out / name}.* (damaged|cannot be read)"):
-                text.open_corpus(out)
-        (out / name).write_bytes(whole)
-    about = json.loads((out / "corpus.json").read_text())
-    (out / "corpus.json").write_text(json.dumps(about | {"format": 99}))
-    with pytest.raises(UserError, match="format 99"):
-        text.open_corpus(out)
+    made(library[0], tmp_path)
+    for name, whole in contents(tmp_path).items():
+        (tmp_path / name).write_bytes(whole[:-3])
+        with pytest.raises(UserError, match=rf"{tmp_path / name}.* (damaged|cannot be read)"):
+            text.open_corpus(tmp_path)
+        (tmp_path / name).write_bytes(whole)
 
 
 def test_mistakes(tmp_path, library):
-    whole = (library[0] / "a/z.txt.gz").read_bytes()
-    files = {"x.pdf": b"A word.", "none.txt": b"...\n\n--\n", "c.txt.gz": whole[:-20]}
-    for name, content in (files | {"wide.txt": "Wide.".encode("utf-16")}).items():
-        (tmp_path / name).write_bytes(content)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.pdf").touch()
-    for message, raw, out, options in (
-        ("no .txt or .txt.gz file", tmp_path / "full", "out", {}),
-        ("no file or folder", tmp_path / "nowhere", "out", {}),
-        ("called .txt or .txt.gz", tmp_path / "x.pdf", "out", {}),
-        ("no sentence with a word", tmp_path / "none.txt", "out", {}),
-        ("UTF-16", tmp_path / "wide.txt", "out", {}),
-        ("c.txt.gz is damaged or cut short", tmp_path / "c.txt.gz", "out", {}),
-        ("lies in", library[0], library[0] / "a/out", {}),
-        ("holds something else", library[0], "full", {}),
-        ("--held-out ", library[0], "out", {"held_out": 1.0}),
-        ("--max-tokens ", library[0], "out", {"max_tokens": 1}),
+    (tmp_path / "cut.txt.gz").write_bytes((library[0] / "a/z.txt.gz").read_bytes()[:-20])
+    (tmp_path / "none.txt").write_text("...\n\n--\n")
+    (tmp_path / "wide.txt").write_text("Wide.", "utf-16")
+    for message, raw, out in (
+        ("no .txt or .txt.gz file", "full", "a"),
+        ("no sentence with a word", "none.txt", "b"),
+        ("UTF-16", "wide.txt", "c"),
+        ("damaged or cut short", "cut.txt.gz", "d"),
+        ("lies in", library[0], library[0] / "a/out"),
+        ("something else", library[0], "full"),
     ):
         with pytest.raises(UserError, match=message):
-            text.prepare_text(raw, tmp_path / out, **options)
-        assert not (tmp_path / out / "corpus.json").exists()
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            text.prepare_text(tmp_path / raw, tmp_path / out)
     assert (tmp_path / "full/thesis.pdf").exists()
 
 
@@ -149,41 +119,112 @@ def test_load(library, tmp_path):
     config = DataConfig(name="books", data_dir=root, max_tokens=9)
     dataset = data.load(config)
     assert dataset.recipe == "sentences" and dataset.pretrain is dataset.train
-    assert dataset.class_names == () and dataset.train.max_tokens == 9 and len(dataset.test) == 8
+    assert dataset.train.max_tokens == 9 and len(dataset.test) == 8
     kept = str(dataset.train.folder)
     for same in (DataConfig(name=root, max_tokens=9), DataConfig(name=kept), config):
         assert data.load(same).digest() == dataset.digest()
     other = data.load(DataConfig(name=f"{root}/a.txt", recipe="sentences"))
     assert other.train.max_tokens == 64 and other.train.folder != dataset.train.folder
-    located = data.located(config)
-    assert located["name"] == "books" and located["data_dir"] == str(library[0].resolve())
     for message, options in (
         (r"--max-tokens 12: .* was prepared with 9", {"name": kept, "max_tokens": 12}),
         ("--fraction .*is for images", {"name": root, "fraction": 0.5}),
-        ("--bits .*is for images", {"name": root, "bits": 1}),
-        ("--recipe .*is for images", {"name": root, "recipe": "moco"}),
-        ("books needs --data-dir", {"name": "books"}),
-        ("no file or folder", {"name": "nowhere.txt"}),
     ):
         with pytest.raises(UserError, match=message):
             data.load(DataConfig(**options))
+    # Images beside text are images.
+    for file, found in (("labels.txt", tmp_path), ("1.JPG", None)):
+        (tmp_path / file).write_text("A cat.")
+        assert data.text_folder(DataConfig(name=str(tmp_path))) == found
 
 
-def test_images_beside_text_are_images(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "labels.txt").write_text("A cat.")
-    assert data.text_folder(DataConfig(name=str(tmp_path))) == tmp_path
-    (tmp_path / "deep/1.JPG").touch()
-    assert data.text_folder(DataConfig(name=str(tmp_path))) is None
-    assert data.text_folder(DataConfig(name="digits")) is None
+def contents(folder):
+    """The bytes of each file of a corpus."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
-def test_inspect(library, tmp_path, capsys):
-    config = LookedAt(name="books", data_dir=str(library[0]))
-    datasheet.inspect(config, out=tmp_path / "found.json")
-    train, printed = data.load(config).train, capsys.readouterr().out
-    assert all(word in printed for word in train.vocabulary[:20])
-    found = json.loads((tmp_path / "found.json").read_text())["train"]
-    n, words = len(train), int(train.lengths.sum()) - len(train)
-    said = {"documents": 4, "sentences": n, "tokens": words + n, "words_mean": words / n}
-    assert {name: found[name] for name in said} == pytest.approx(said)
+def stopping(after):
+    """A progress that is interrupted after so many steps."""
+
+    def track(items, count):
+        yield from itertools.islice(items, after)
+        raise KeyboardInterrupt
+
+    return track
+
+
+@pytest.mark.parametrize("form", ["prose", "sentences"])
+def test_goes_on_bit_by_bit(library, tmp_path, small_steps, monkeypatch, form):
+    """With paragraphs, sentences and lines that are longer than what is kept of them."""
+    raw, out = tmp_path / "raw", tmp_path / "again"
+    shutil.copytree(library[0], raw)
+    parts = [" ".join(f"X{i}y{j}" for j in range(5 + i)) + "." for i in range(36)]
+    lines = ["Short.", *(" ".join(parts[i : i + 3]) for i in range(36))]
+    (raw / "long.txt").write_text("\n".join(lines))
+    words, read, steps = rules.words, [], []
+    monkeypatch.setattr(rules, "words", lambda sentence: read.append(sentence) or words(sentence))
+    options = {"form": form, "max_tokens": 512, "held_out": 0.1}
+    text.prepare_text(raw, tmp_path / "whole", track=lambda s, _: map(steps.append, s), **options)
+    whole = len(read)
+    # Stopped again and again, while it reads and while it writes.
+    for after in range(0, len(steps) - 1, 5):
+        with pytest.raises(KeyboardInterrupt):
+            text.prepare_text(raw, out, track=stopping(after), **options)
+    with pytest.raises(UserError, match="is no prepared corpus"):
+        text.open_corpus(out)
+    read.clear()
+    assert text.prepare_text(raw, out, **options)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert len(read) < whole / 2  # what was read is not read again
+
+
+def test_a_corpus_of_other_files_or_options_is_left_alone(library, tmp_path, small_steps):
+    root, out, begun = library[0], tmp_path / "out", tmp_path / "begun"
+    made(root, out)
+    whole = contents(out)
+    assert not text.prepare_text(root, out)
+    with pytest.raises(KeyboardInterrupt):
+        text.prepare_text(root, begun, track=stopping(20))
+    others = ({"max_tokens": 63}, {"vocabulary": 7}, {"held_out": 0.1}, {"form": "prose"})
+    for raw, options in [(root / "a.txt", {}), *((root, other) for other in others)]:
+        for folder in (out, begun):
+            with pytest.raises(UserError, match="corpus of other files or options"):
+                text.prepare_text(raw, folder, **options)
+    assert text.prepare_text(root, begun) and contents(begun) == whole == contents(out)
+
+
+def test_another_process_prepares_the_same(library, tmp_path):
+    def track(items, count):
+        with pytest.raises(UserError, match="another process prepares"):
+            text.prepare_text(library[0], tmp_path / "out")
+        return items
+
+    assert text.prepare_text(library[0], tmp_path / "out", track=track)
+
+
+def test_prepared_on_the_fly_once(library, tmp_path, home, caplog):
+    folder = text.prepared(library[0])
+    assert f"kept for the next time in {folder}" in caplog.text
+    made_at = (folder / "corpus.json").stat().st_mtime_ns
+    assert text.prepared(library[0]) == folder and len(caplog.messages) == 1
+    assert (folder / "corpus.json").stat().st_mtime_ns == made_at
+    others = [text.prepared(library[0], **{option: 9}) for option in ("max_tokens", "vocabulary")]
+    assert len({folder, *others}) == 3
+    # Text that changed is prepared anew.
+    for animal in ("cat", "dog"):
+        (tmp_path / "t.txt").write_text(f"The {animal} sat. The {animal} ate.")
+        train, _ = text.open_corpus(text.prepared(tmp_path / "t.txt"))
+        assert text.text(train, 0) == f"the {animal} sat ."
+    # Where a cache cannot be: until the process ends.
+    shutil.rmtree(home)
+    home.touch()
+    elsewhere = text.prepared(library[0])
+    assert elsewhere != folder and text.prepared(library[0]) == elsewhere
+
+
+def test_a_damaged_cache_is_made_anew(library, caplog):
+    folder = text.prepared(library[0])
+    whole = contents(folder)
+    (folder / "vocabulary.txt").write_bytes(b"cut")
+    assert text.prepared(library[0]) == folder and contents(folder) == whole
+    assert "it is made anew" in caplog.text and list(folder.parent.iterdir()) == [folder]

@@ -5,19 +5,16 @@ import itertools
 import tracemalloc
 
 import pytest
-from corpora import made, read_back, sentences_of
+from corpora import made, read_back
 
 from hypersphere_jax.data.text import pieces, rules
 
 # Each paragraph with | where sentences end.
 PARAGRAPHS = """
-It is a truth universally acknowledged. | However little known it may be.
 He left. | “Why?” | “Because.” | No one spoke.
 "Oh!" said he. | "Is it so?" | “Oh!” said he. | “Is it so?” | "Oh!" | Emma said.
-"Well..." he began. | "What?"
-'Indeed!' cried the girl; 'you are mistaken.' | 'I am not!'
+"Well..." he began. | "What?" | 'Indeed!' cried the girl; 'you are mistaken.' | 'I am not!'
 Mr. and Mrs. Weston came with Dr. Perry of St. Mary's. | They stayed.
-Messrs. Dodson and Fogg. | Capt. Wentworth, Col. Fitzwilliam and Lieut. Price.
 J. R. Smith and J.R. Jones met A. B. They talked. | The U.S. Army came. | The army left.
 Is that you, Dr? | It is Prof! | “Not a Dr.” | He left.
 It was I. | He had gone. | In Chapter IV. | The end came.
@@ -25,40 +22,41 @@ See No. 5 and vol. 2 of it, p. 17. | Then stop. | Did he say no? | No. | He did.
 She said no. | Then she went. | It cost 3.14 pounds in 1812. | In 1813 it cost 1,000.5.
 He came at 3 p.m. | Then he left, e.g. Tuesday.
 He waited... and waited . . . and went. | Nothing... | Nobody came.
-“What?!” | “Nothing!!!” | (He coughed.) | [Exit.] | Then silence.
-He was here.--Where is he?
+“What?!” | “Nothing!!!” | (He coughed.) | [Exit.] | Then silence. | He was here.--Where is he?
 He was here. | -- Where is he? | He turned--and left. | --Not a word more.
 He did not--“Stop!” | So he stopped. | “I--I don’t...” | “Speak!”
 _Never!_ she said. | _Never._ | Not once. | He lives at 221b Baker Street, London. | He is well.
-1. The first thing. | 2.5 is a number.
-12. Twelve. | The clock struck 12. | He woke.
+1. The first thing. | 2.5 is a number. | 12. Twelve. | The clock struck 12. | He woke.
 all is in lower case . nothing ends here ! does it ?
 L'été est fini. | À bientôt. | Élise part. | Is it? | 42 men said so. | A sentence without an end
 Ends with spaces.   | And a tab.\t| And more. | The end… | Or not… or so.
 """
 # Of sentences, and their tokens.
 TOKENS = """
-It's it 's it’s => it 's it 's it 's
-Don't do n't DON’T don’t => do n't do n't do n't do n't
+It's it 's it’s Don't do n't DON’T don’t => it 's it 's it 's do n't do n't do n't do n't
 can't won't shan't couldn't => ca n't wo n't sha n't could n't
 cannot can not scannot => can not can not scannot
 I'd've I'm we'll you're they've => i 'd 've i 'm we 'll you 're they 've
-'Tis 'twas 't is => 't is 't was 't is
-Darcy's boys' books => darcy 's boys ' books
-o'clock ma'am O'Brien => o'clock ma'am o'brien
+'Tis 'twas 't is Darcy's boys' books => 't is 't was 't is darcy 's boys ' books
 'Oh,' said he: 'Stop!' 'So.' => ' oh , ' said he : ' stop ! ' ' so . '
 “Oh!” ‘no’ ``Oh'' said => " oh ! " ' no ' " oh " said
-stop--no—yes ---- no well-known => stop -- no -- yes -- no well - known
-so... … . . . .... => so ...
+stop--no—yes ---- no well-known so... … . . . .... => stop -- no -- yes -- no well - known so ...
 a ... b 3.14 1,000 1,000.5 7 => a ... b 3.14 1,000 1,000.5 7
 In 1812. 21st mp3s 1920's => in 1812 . 21st mp3s 1920 's
 _emphasis_ un_believ_able => emphasis unbelievable
 café CAFÉ cafe\u0301 naïve Ça 日本 => café café café naïve ça 日本
-£5; (a) [b] *c* => £ 5 ; ( a ) [ b ] * c *
-soft\u00adhyphen zero\u200bwidth => softhyphen zerowidth
-etc. Mr. Darcy?! <pad> a\x00b => etc . mr . darcy ? ! < pad > a b
- \t\u00a0 =>
+£5; (a) [b] *c* soft\u00adhyphen zero\u200bwidth => £ 5 ; ( a ) [ b ] * c * softhyphen zerowidth
+etc. Mr. Darcy?! <pad> a\x00b  \t\u00a0 => etc . mr . darcy ? ! < pad > a b
 """
+
+
+def sentences_of(folder, content: str | bytes, form="prose"):
+    """The words of each sentence of a file with this content, as its corpus has them."""
+    folder /= str(len(list(folder.iterdir())))
+    folder.mkdir()
+    (folder / "t.txt").write_bytes(content.encode() if isinstance(content, str) else content)
+    options = {"form": form, "held_out": 0, "max_tokens": 512}
+    return read_back(made(folder / "t.txt", folder / "out", **options)[0])
 
 
 def test_sentences():
@@ -85,13 +83,11 @@ def test_a_book_of_project_gutenberg(tmp_path):
     """Header and licence go, headings and dialogue stay, lines are joined to paragraphs."""
     novel = (
         "The Project Gutenberg EBook\r\n\r\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\r\n"
-        "\r\nCHAPTER I\r\n\r\nEmma was hand-\r\nsome. She was\r\nrich.\r\n   \r\n"
-        "“Oh!” said\r\nMr. Knightley.\r\n***\r\n\r\nThe _end_.\r\n"
-        "End of Project Gutenberg's X\r\n\r\nLicence. More licence.\r\n"
+        "\r\nCHAPTER I\r\n\r\nEmma was hand-\r\nsome.\r\n   \r\n“Oh!” said\r\nMr. Knightley.\r\n***"
+        "\r\n\r\nEnd of Project Gutenberg's X\r\n\r\nLicence. More licence.\r\n"
     )
-    found = sentences_of(tmp_path, novel.encode("cp1252"), "auto")
-    assert found[:3] == ["chapter i", "emma was hand - some .", "she was rich ."]
-    assert found[3:] == ['" oh ! " said mr . knightley . * * *', "the end ."]
+    expected = ["chapter i", "emma was hand - some .", '" oh ! " said mr . knightley . * * *']
+    assert sentences_of(tmp_path, novel.encode("cp1252"), "auto") == expected
 
 
 HEADER = ["The Project Gutenberg EBook of Emma", "", "Title: Emma"]
@@ -101,15 +97,9 @@ BODY = ["emma was handsome .", "the start of a project .", "she was rich ."]
 STARTS = [
     ["***START OF THE PROJECT GUTENBERG EBOOK EMMA***"],
     ["*** START OF THIS PROJECT GUTENBERG EBOOK THE LIFE", "AND OPINIONS OF EMMA ***"],
-    ["*END THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"],
     ["*END*THE SMALL PRINT!*END*", "Of it.", "*** START OF THE PROJECT GUTENBERG EBOOK EMMA ***"],
 ]
-ENDS = [
-    "*** END OF THIS PROJECT GUTENBERG EBOOK EMMA ***",
-    "End of the Project Gutenberg EBook of Emma",
-    "End of Project Gutenberg's Emma, by Jane Austen",
-    None,
-]
+ENDS = ["*** END OF THIS PROJECT GUTENBERG EBOOK EMMA ***", "End of Project Gutenberg's Emma", None]
 
 
 def test_header_and_licence_go(tmp_path):
@@ -124,13 +114,7 @@ def test_header_and_licence_go(tmp_path):
 
 
 def test_form():
-    wrapped = [
-        "Emma Woodhouse, handsome, clever, and rich, with",
-        "a comfortable home and happy disposition, seemed to",
-        "unite the best blessings of existence.",
-        "",
-        "She was the youngest.",
-    ]
+    wrapped = ["Emma Woodhouse, clever, and", "rich, with a comfortable home.", "", "She."]
     one_each = ["Usually , he would be there .", '" Why ? "', "she did n't know !", "", "go..."]
     several = ["She was rich. She knew it. Why not?", "He was poor. He knew that."]
     assert rules.form([*one_each * 3, "a title"]) == "sentences"  # nearly all
@@ -142,73 +126,51 @@ def test_form():
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_blocks_change_nothing(tmp_path, small_steps, end):
     """They end within characters of many bytes, within line ends, and anywhere else."""
-    lines = [
-        "Él. “Ça va?”",
-        "日本 𝄞 is",
-        "here.",
-        "",
-        "Then—so. Ωmega.",
-        "",
-        "",
-        "*** x",
-        "Ende.",
-        "",
-    ]
+    text = "Él. “Ça va?”\n日本 𝄞 is\nhere.\n\nThen—so. Ωmega.\n\n\n*** x\nEnde.\n\n" * 9
     expected = ["Él.", "“Ça va?”", "日本 𝄞 is here.", "Then—so.", "Ωmega.", "*** x Ende."]
-    for shift in range(8):
-        found = sentences_of(tmp_path, end.join(["a" * shift, "", *lines * 9]))
-        words = [" ".join(rules.words(sentence)) for sentence in expected]
-        assert found == ["a" * shift] * (shift > 0) + words * 9
+    words = [" ".join(rules.words(sentence)) for sentence in expected]
+    for shift in range(1, 8):
+        found = sentences_of(tmp_path, f"{'a' * shift}\n\n{text}".replace("\n", end))
+        assert found == ["a" * shift, *words * 9]
 
 
-@pytest.mark.parametrize("joint", [" ", "\n"])
-def test_a_long_paragraph_is_split_as_a_short_one(tmp_path, joint):
-    paragraph = joint.join(f"Mr. Number {i} said “no” to J. R. Doe." for i in range(6000))
+def test_a_long_paragraph_is_split_as_a_short_one(tmp_path):
+    lines = [f"Mr. Number {i}\nsaid “no” to J. R. Doe." for i in range(6000)]
     expected = [f'mr . number {i} said " no " to j . r . doe .' for i in range(6000)]
-    assert sentences_of(tmp_path, paragraph) == expected
+    assert sentences_of(tmp_path, " ".join(lines)) == expected
 
 
 GOOD, READ = "Él. “Ça va?” 日本 𝄞 is here.\n\n" * 2, ["él .", '" ça va ? "', "日本 𝄞 is here ."] * 2
-ENCODED = {  # bytes; sentences; the first bad byte
-    "whole": (GOOD.encode(), READ, None),
-    "one bad byte": (GOOD.encode() + b"a\xff", [*READ, "a \ufffd"], 83),
-    "cut inside a character": (GOOD.encode() + b"a\xe6\x97", [*READ, "a \ufffd"], 83),
-    "Windows' Latin": ("“Œuvre” — €5.".encode("cp1252"), ['" œuvre " -- € 5 .'], None),
-    "Latin with some UTF-8": (b"pl\xe9n " + "Él".encode(), ["plén ã ‰ l"], 2),
-}
+ENCODED = (  # bytes; sentences; the first bad byte
+    (GOOD.encode(), READ, None),
+    (GOOD.encode() + b"a\xff", [*READ, "a \ufffd"], 83),
+    (GOOD.encode() + b"a\xe6\x97", [*READ, "a \ufffd"], 83),  # cut inside a character
+    ("“Œuvre” — €5.".encode("cp1252"), ['" œuvre " -- € 5 .'], None),
+    (b"pl\xe9n " + "Él".encode(), ["plén ã ‰ l"], 2),
+)
 
 
-@pytest.mark.parametrize("case", ENCODED)
-@pytest.mark.parametrize("steps", ["home", "small_steps"])
-def test_encoding(tmp_path, caplog, case, steps, request):
-    """Found whatever the blocks, and told of in one warning where it is in doubt."""
-    request.getfixturevalue(steps)
-    data, sentences, first = ENCODED[case]
-    for name, content in (("t.txt", data), ("t.txt.gz", gzip.compress(data))):
+@pytest.mark.parametrize("content, sentences, first", ENCODED)
+def test_encoding(tmp_path, caplog, small_steps, content, sentences, first):
+    """Told of in one warning where it is in doubt."""
+    for name, packed in (("t.txt", content), ("t.txt.gz", gzip.compress(content))):
         caplog.clear()
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).write_bytes(packed)
         train, _ = made(tmp_path / name, tmp_path / f"{name}.out", held_out=0, form="prose")
         assert read_back(train) == sentences
-        told = [message.replace(":", " ").replace(",", " ") for message in caplog.messages]
-        assert len(told) == (first is not None)
-        assert all(name in words and f" {first} " in words for words in told)
-
-
-@pytest.mark.parametrize("form", ["auto", "sentences", "prose"])
-def test_a_line_of_100_000_characters(tmp_path, form):
-    (tmp_path / "t.txt").write_text(f"First one.\n\n{'word ' * 20_000}.\n\nLast one.\n")
-    train, _ = made(tmp_path / "t.txt", tmp_path / "out", form=form, held_out=0)
-    assert read_back(train) == ["first one .", " ".join(["word"] * 63), "last one ."]
-    assert train.counts["cut"] == 1
+        assert len(caplog.messages) == (first is not None)
+        assert all(name in told and f" {first}" in told for told in caplog.messages)
 
 
 @pytest.mark.parametrize("form", ["sentences", "prose"])
 def test_memory_does_not_grow_with_a_file(tmp_path, monkeypatch, form):
     """8 MB without a line's end, and a byte that puts the encoding in doubt."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 2**18)
-    (tmp_path / "t.txt").write_bytes("endless é ".encode() * 800_000 + b"\xff")
+    endless = "endless é ".encode() * 800_000
+    (tmp_path / "t.txt").write_bytes(b"First one.\n\n%b\xff\n\nLast one." % endless)
     tracemalloc.start()
-    train, _ = made(tmp_path / "t.txt", tmp_path / "out", form=form)
+    train, _ = made(tmp_path / "t.txt", tmp_path / "out", form=form, held_out=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(train) == 1 and peak < 4e6
+    assert read_back(train) == ["first one .", "endless é " * 31 + "endless", "last one ."]
+    assert train.counts["cut"] == 1 and peak < 4e6
