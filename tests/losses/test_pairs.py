@@ -133,7 +133,7 @@ def test_value_gradients_and_forward_mode(name, rng):
 def test_blocks_vmap_and_second_derivatives(name, rng):
     """Forward over reverse, of a batch one of whose entries has logits beyond exponentials."""
     function, dense, letters = SUMS[name]
-    reach = Reach(block_size=5)
+    reach = Reach(block_size=3)
 
     @jax.jit
     @jax.vmap

@@ -77,12 +77,12 @@ checkpoint.Checkpoints.save = save_armed
 
 
 @pytest.mark.slow
-def test_killed_six_times_is_the_same_run(tmp_path):
+def test_killed_twelve_times_is_the_same_run(tmp_path):
     options = "--devices 1 " + SHORT.replace("checkpoint-every-steps 3", "checkpoint-every-steps 1")
     assert finished(begin(options, tmp_path / "whole"))[0] == 0
     dice = random.Random(0)
-    # While it starts, then in and around one save after the other.
-    for moment in [(0, 15)] + [(step, dice.randrange(30)) for step in range(1, 11, 2)]:
+    # While it starts and restores, then in and around one save after the other.
+    for moment in [(0, 2), (0, 15)] + [(step, dice.randrange(30)) for step in range(1, 11)]:
         process = begin(options, tmp_path / "killed", KILLED, DRIVE=json.dumps(moment))
         assert finished(process)[0] == -signal.SIGKILL, moment
     assert finished(begin(options, tmp_path / "killed"))[0] == 0
