@@ -28,7 +28,7 @@ from hypersphere_jax import checkpoint, sharding, training  # noqa: E402
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 # JAX makes its devices here: else the first test that gives `--devices` would set their number.
 assert jax.device_count() == 8
 
