@@ -13,10 +13,9 @@ LEVEL = 1 / 255  # Pillow rounds to 8 bits
 def random_image(height, width, channels=3, seed=0):
     """A uint8 image with structure (few, large patches of colour) and noise."""
     rng = np.random.default_rng(seed)
-    patches = rng.integers(0, 256, (3, 3, channels))
+    patches, shape = rng.integers(0, 256, (3, 3, channels)), (height, width, channels)
     image = patches[np.arange(height) * 3 // height][:, np.arange(width) * 3 // width]
-    noise = rng.integers(-40, 40, (height, width, channels))
-    return np.clip(image + noise, 0, 255).astype(np.uint8)
+    return np.clip(image + rng.integers(-40, 40, shape), 0, 255).astype(np.uint8)
 
 
 def to_float(image):
@@ -35,8 +34,7 @@ def keys(n):
 
 def draws(operation, image, n=3000, **params):
     """What an operation makes of the image with n keys."""
-    of_key = jax.jit(jax.vmap(lambda key: operation(key, image, **params)))
-    return np.asarray(of_key(keys(n)))
+    return np.asarray(jax.jit(jax.vmap(lambda key: operation(key, image, **params)))(keys(n)))
 
 
 def assert_uniform(sample, low, high):

@@ -21,6 +21,7 @@ if LEVEL not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402  reads the flags
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import run_states  # noqa: E402
 import tiny_runs  # noqa: E402
 
 from hypersphere_jax import checkpoint, sharding, training  # noqa: E402
@@ -41,12 +42,10 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path):
     """Doctests are the package's: of what is here, files of tests alone are collected."""
-    name = collection_path.name
-    return True if name.endswith(".py") and not name.startswith("test_") else None
+    return (collection_path.match("*.py") and not collection_path.match("test_*")) or None
 
 
-# Processor time: wall time says little on a machine that does other things as well.
-workers_seconds = []
+workers_seconds = []  # of processors: wall time says little on a machine that does other things
 
 
 def processor_seconds():
@@ -91,10 +90,7 @@ def rng():
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory):
-    """`once(name, make)`: the folder that `make(folder)` filled, once for all workers.
-
-    Who gets it only reads it: `shutil.copytree` gives a copy to change.
-    """
+    """`once(name, make)`: the folder, to read only, that `make(folder)` fills for all workers."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -116,15 +112,30 @@ def once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def image_run(once) -> Path:
     """A finished run of digits: 56 steps on one device, good enough to probe (read only)."""
-    make = lambda folder: training.train(tiny_runs.images(folder))  # noqa: E731
-    return once("images", make) / "images"
+    return once("images", lambda folder: training.train(tiny_runs.images(folder))) / "images"
+
+
+@pytest.fixture(scope="session")
+def short_run(once) -> Path:
+    """The finished run `tiny_runs.short`: 12 steps on two devices (read only)."""
+    return once("short", lambda folder: training.train(tiny_runs.short(folder))) / "short"
+
+
+@pytest.fixture(scope="session")
+def killed_run(once) -> Path:
+    """The same run, killed right after its checkpoint of step 9 (read only)."""
+
+    def make(folder):
+        with run_states.killed_after_checkpoint(9):
+            training.train(tiny_runs.short(folder))
+
+    return once("killed", make) / "short"
 
 
 @pytest.fixture(scope="session")
 def queue_run(once) -> Path:
     """A finished run with MoCo's queue: 10 steps on two devices (read only)."""
-    make = lambda folder: training.train(tiny_runs.queue(folder))  # noqa: E731
-    return once("queue", make) / "queue"
+    return once("queue", lambda folder: training.train(tiny_runs.queue(folder))) / "queue"
 
 
 @pytest.fixture(scope="session")
@@ -136,5 +147,4 @@ def texts(once) -> Path:
 @pytest.fixture(scope="session")
 def text_run(once, texts) -> Path:
     """A finished run of sentence encoders: 10 steps on two devices (read only)."""
-    make = lambda folder: training.train(tiny_runs.text(folder, texts))  # noqa: E731
-    return once("text", make) / "text"
+    return once("text", lambda folder: training.train(tiny_runs.text(folder, texts))) / "text"

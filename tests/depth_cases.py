@@ -34,6 +34,5 @@ def write_mat(path, images, depths, names=None):
 
 
 def write_splits(folder, train, test):
-    """MATLAB counts from 1."""
-    columns = {"trainNdxs": train, "testNdxs": test}
+    columns = {"trainNdxs": train, "testNdxs": test}  # MATLAB counts from 1
     savemat(folder / "splits.mat", {key: np.array([v]).T + 1 for key, v in columns.items()})

@@ -19,14 +19,12 @@ def state_of(folder, step=None):
     optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
 
     def anew(params, stats):
-        state = init_state(params, stats, optimizer)
-        if not made.moco.queue_size:
-            return state
-        queue = queue_init(jax.random.key(0), made.moco.queue_size, made.model.dim)
-        return state._replace(momentum=Momentum(params, stats, queue))
+        state, size = init_state(params, stats, optimizer), made.moco.queue_size
+        queue = queue_init(jax.random.key(0), size or 1, made.model.dim)
+        return state._replace(momentum=Momentum(params, stats, queue)) if size else state
 
-    like = jax.eval_shape(anew, params, stats)._asdict()
-    like = {name: part for name, part in like.items() if part is not None}
+    like = jax.eval_shape(anew, params, stats)._asdict().items()
+    like = {name: part for name, part in like if part is not None}
     return checkpoint.restore(folder / "checkpoints", like, step)[1]
 
 
@@ -67,15 +65,3 @@ def at_line(patch, step, happens):
             ahead.pop()()
 
     patch.setattr(runs.MetricsWriter, "write", write)
-
-
-def events_of(folder):
-    """TensorBoard's events of a run, in the order in which they were written."""
-    from tensorboardX.proto import event_pb2
-
-    for file in sorted(folder.glob("events.out.tfevents.*"), key=lambda file: file.stat().st_mtime):
-        raw, at = file.read_bytes(), 0
-        while at < len(raw):
-            size = int.from_bytes(raw[at : at + 8], "little")
-            yield event_pb2.Event.FromString(raw[at + 12 : at + 12 + size])
-            at += 16 + size

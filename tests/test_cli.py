@@ -1,21 +1,14 @@
-"""The command line as a user meets it: help, one clear line for a mistake, exit status.
+"""The command line as a user meets it: help, one clear line for a mistake, exit status."""
 
-`run_py` is the command line as a module; `fails(capsys, …)` gives the one line of a mistake.
-"""
-
-import importlib.util
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from processes import ROOT
 
 import experiments
+import run as run_py
 from hypersphere_jax import report, runs, training
 from hypersphere_jax.config import PretrainConfig, Stopped
-
-spec = importlib.util.spec_from_file_location("run_py", ROOT / "run.py")
-run_py = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(run_py)
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
@@ -44,58 +37,42 @@ def test_help_is_complete_and_readable(capsys):
         text = capsys.readouterr().out
         assert stop.value.code == 0 and f"run.py {' '.join(words)}" in text and "--help" in text
         assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
-        if words == ["pretrain"]:
-            assert all(name in "".join(text.split()) for name in experiments.PRETRAIN)
 
 
-def test_mistakes(capsys, tmp_path):
+def test_mistakes(capsys):
     for line, said in (
         ("pretrian", "did you mean 'pretrain'"),
         ("pretrain --aling-weight 2", "--align-weight"),
-        ("pretrain --epochs ten", "--epochs"),
         ("pretrain --loss nt_xent --loss-lam 1", "not nt_xent"),
         ("pretrain --data digts", "did you mean 'digits'"),
-        ("pretrain --name a/b", "plain folder name"),
         ("pretrain moco_imagenet100/align_unifrom", "mean 'moco_imagenet100/align_uniform'"),
         ("pretrain moco_cifar10/contrastive --epochs 0", "--epochs 0"),
         ("probe nowhere", "no run 'nowhere'"),
-        (f"metrics {tmp_path}", "no run"),
-        (f"data show {tmp_path}/a", "no file or folder"),
         ("reproduce wang-isola/figure77", "did you mean 'wang-isola/figure7'"),
-        ("reproduce wang-isola/figure1", "nothing to reproduce here: an illustration"),
         ("reproduce wang-isola/table3 --scale laptop", "has no --scale laptop"),
-        ("reproduce wang-isola/figure7 --row 3", "is no table of encoders"),
-        ("reproduce wang-isola/figure7 --dry-run --only x", "no run has such a name"),
-        ("export-npz nowhere --out a.npz", "no run 'nowhere'"),
-        ("import-torch nowhere --name a", "nowhere"),
         ("bench losses --sizes 1", "--sizes"),
     ):
         assert said in fails(capsys, *line.split()), line
 
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
-    given = ["moco_cifar10/align_uniform", "--epochs", "7"]
-    config = run_py._parse(PretrainConfig, "pretrain", given, experiments)
-    expected = experiments.find("moco_cifar10/align_uniform")
+    name = "moco_cifar10/align_uniform"
+    config = run_py._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"], experiments)
+    expected = experiments.find(name)
     assert config.optimizer.epochs == 7 and expected.optimizer.epochs == 200
     assert config.model == expected.model and config.objective == expected.objective
 
 
 def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
-    full = OSError(28, "No space left on device", "file")
     for error, status, said in (
         (Stopped("saved: go on"), 0, "saved: go on"),
         (KeyboardInterrupt(), 0, "to go on"),
-        (full, 2, "error: No space left on device (file)"),
+        (OSError(28, "No space left", "file"), 2, "error: No space left (file)"),
     ):
-
-        def train(config, command, error=error):
-            raise error
-
-        monkeypatch.setattr(training, "train", train)
+        monkeypatch.setattr(training, "train", Mock(side_effect=error))
         assert run_py.main(["pretrain", "--devices", "2"]) == status
         assert said in capsys.readouterr().err
-    monkeypatch.setattr(training, "train", lambda config, command: 1 / 0)
+    monkeypatch.setattr(training, "train", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):  # a bug is told whole
         run_py.main(["pretrain", "--devices", "2"])
 
@@ -114,7 +91,6 @@ def test_from_training_to_report(capsys, tmp_path):
     assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
     bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns stand
-    assert table.index("its optimum") < table.index("bound at n")
     assert run_py.main(["report", a]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == tmp_path / "a" / "report.html" and "knn" in page.read_text()

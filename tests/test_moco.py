@@ -31,24 +31,23 @@ def assert_same(queue, expected):
     assert queue.keys.dtype == jnp.float32 and queue.ptr.dtype == jnp.int32
 
 
-# Of batches that divide the queue (as MoCo's code demands), or do not, or are longer: 5 keys stay.
-@pytest.mark.parametrize("size, lengths", [(8, [4] * 6), (7, [3] * 6), (5, [2, 5, 2, 13, 13, 2])])
-def test_queue_is_algorithm_1(rng, size, lengths):
-    start, pushed = sphere(rng, size, DIM), [sphere(rng, n, DIM) for n in lengths]
-    queue, push = KeyQueue(start, np.int32(0)), jax.jit(queue_push)
-    for number, keys in enumerate(pushed):
-        queue = push(queue, keys)
-        assert_same(queue, first_in_first_out(start, pushed[: number + 1]))
+def test_queue_is_algorithm_1(rng):
+    # Batches divide the queue (as MoCo's code demands), or do not, or are longer: 5 keys stay.
+    for size, lengths in ((8, [4] * 6), (7, [3] * 6), (5, [2, 5, 2, 13, 13, 2])):
+        start, pushed = sphere(rng, size, DIM), [sphere(rng, n, DIM) for n in lengths]
+        queue, push = KeyQueue(start, np.int32(0)), jax.jit(queue_push)
+        for number, keys in enumerate(pushed):
+            queue = push(queue, keys)
+            assert_same(queue, first_in_first_out(start, pushed[: number + 1]))
 
 
 def test_queue_begins_uniform_on_the_sphere():
-    queue, other = (moco.queue_init(jax.random.key(seed), 4000, DIM) for seed in (1, 2))
-    assert queue.keys.shape == (4000, DIM) and int(queue.ptr) == 0
-    np.testing.assert_allclose(np.linalg.norm(queue.keys, axis=1), 1, rtol=1e-6)
+    (keys, ptr), other = (moco.queue_init(jax.random.key(seed), 4000, DIM) for seed in (1, 2))
+    assert keys.shape == (4000, DIM) and int(ptr) == 0 and not np.array_equal(keys, other.keys)
+    np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, rtol=1e-6)
     # Mean 0 and covariance I / d, to five standard errors.
-    np.testing.assert_allclose(np.mean(queue.keys, axis=0), 0, atol=5 * (1 / 3 / 4000) ** 0.5)
-    np.testing.assert_allclose(np.cov(queue.keys.T), np.eye(DIM) / DIM, atol=0.03)
-    assert not np.array_equal(queue.keys, other.keys)
+    np.testing.assert_allclose(np.mean(keys, axis=0), 0, atol=5 * (1 / 3 / 4000) ** 0.5)
+    np.testing.assert_allclose(np.cov(keys.T), np.eye(DIM) / DIM, atol=0.03)
 
 
 def test_every_device_has_the_queue_of_one(rng):
@@ -58,8 +57,7 @@ def test_every_device_has_the_queue_of_one(rng):
         each = KeyQueue(np.stack([start] * 8), np.zeros(8, np.int32))
         for keys in batches:
             each = mapped(each, keys.reshape(8, -1, DIM))
-        for device in range(8):
-            one = KeyQueue(each.keys[device], each.ptr[device])
+        for one in map(KeyQueue, *each):
             assert_same(one, first_in_first_out(start, batches))
 
 
@@ -91,14 +89,14 @@ def test_queue_statistics_are_those_of_a_simulation(batch, size):
 
 def test_average_is_a_geometric_series(rng):
     start, goal = rng.standard_normal((2, 4, 5)).astype(np.float32)
-    first, online = {"a": [start]}, {"a": [goal]}
-    target, update = first, jax.jit(ema_update)
+    target, update = {"a": [start]}, jax.jit(ema_update)
+    for decay, expected in ((0.0, goal), (1.0, start)):  # one of both, to the bit
+        found = update(target, {"a": [goal]}, decay)["a"][0]
+        np.testing.assert_array_equal(found, expected)
     for _ in range(50):
-        target = update(target, online, 0.9)
+        target = update(target, {"a": [goal]}, 0.9)
     expected = 0.9**50 * start + (1 - 0.9**50) * goal
     np.testing.assert_allclose(target["a"][0], expected, rtol=1e-5)
-    for decay, expected in ((0.0, goal), (1.0, start)):  # one of both, to the bit
-        np.testing.assert_array_equal(update(first, online, decay)["a"][0], expected)
 
 
 def test_average_keeps_types_and_copies_counts(rng):
@@ -120,9 +118,7 @@ def test_decay_rises_by_half_a_cosine():
     np.testing.assert_allclose(jax.jit(jax.vmap(schedule))(steps), expected, atol=1e-7)
 
 
-# Shuffled keys: who meets whom.
-
-COUNT = 200
+COUNT = 200  # orders of shuffled keys
 
 
 @functools.cache
@@ -132,23 +128,20 @@ def orders(n, groups):
     return np.asarray(jax.jit(draw)(np.arange(COUNT)))
 
 
-@pytest.mark.parametrize("n, groups", [(12, 2), (12, 4), (18, 3), (8, 8)])
-def test_key_and_query_share_no_group(n, groups):
-    size = n // groups
-    for order in orders(n, groups):
-        np.testing.assert_array_equal(np.sort(order), np.arange(n))
-        met = np.zeros((groups, groups), int)  # samples of one group that are now in another
-        np.add.at(met, (order // size, np.arange(n) // size), 1)
-        # The least that is possible; of two groups, half of each stay.
-        assert met.max() == -(-size // max(groups - 1, 2))
-        assert groups == 2 or not met.diagonal().any()
-
-
-def test_every_key_gives_another_order_and_every_group_is_reached():
+def test_key_and_query_share_no_group_and_every_key_gives_another_order():
+    for n, groups in ((12, 2), (12, 4), (18, 3), (8, 8)):
+        size = n // groups
+        for order in orders(n, groups):
+            np.testing.assert_array_equal(np.sort(order), np.arange(n))
+            met = np.zeros((groups, groups), int)  # samples of one group that are now in another
+            np.add.at(met, (order // size, np.arange(n) // size), 1)
+            # The least that is possible; of two groups, half of each stay.
+            assert met.max() == -(-size // max(groups - 1, 2))
+            assert groups == 2 or not met.diagonal().any()
     found = orders(12, 4)
     assert len({tuple(order) for order in found}) > 0.75 * COUNT
     where = np.argsort(found, axis=1) // 3
-    for sample in range(12):
+    for sample in range(12):  # every other group is reached
         shares = np.bincount(where[:, sample], minlength=4) / COUNT
         others = np.arange(4) != sample // 3
         assert shares[~others] == 0 and (abs(shares[others] - 1 / 3) < 0.13).all(), shares
@@ -159,37 +152,26 @@ def test_who_stays_together_is_drawn():
     where = np.argsort(orders(12, 2), axis=1) // 6
     for group in (where[:, :6], where[:, 6:]):
         together = (group[:, :, None] == group[:, None]).mean(axis=0)
-        pairs = together[~np.eye(6, dtype=bool)]
-        assert (abs(pairs - 2 / 5) < 0.14).all(), pairs
+        assert (abs(together[~np.eye(6, dtype=bool)] - 2 / 5) < 0.14).all(), together
 
 
-def test_one_device(rng):
-    x = {"image": rng.standard_normal((12, 2, 3)), "label": np.arange(12)}
+def test_any_number_of_devices_shuffles_as_one(rng):
+    """Each gets its part of the same order, and has its own samples' features back."""
+    x, order = {"image": rng.standard_normal((12, 2, 3)), "label": np.arange(12)}, orders(12, 4)[5]
 
-    @jax.jit
-    def there_and_back(x, key):
-        mine, undo = shuffle(x, key, groups=4)
+    def there_and_back(groups, axis_name, x, key):
+        mine, undo = shuffle(x, key, groups=groups, axis_name=axis_name)
         return mine, undo(mine), undo({"twice": 2 * mine["label"]})
 
-    mine, back, other = there_and_back(x, jax.random.key(5))
-    order = orders(12, 4)[5]
-    np.testing.assert_array_equal(mine["label"], order)
-    np.testing.assert_allclose(mine["image"], x["image"][order], rtol=1e-6)
-    np.testing.assert_allclose(back["image"], x["image"], rtol=1e-6)
-    np.testing.assert_array_equal(other["twice"], 2 * x["label"])
-
-
-@pytest.mark.parametrize("devices, groups", [(2, 4), (4, None)])  # None: one a device
-def test_many_devices(devices, groups):
-    """Each gets its part of the same order, and has its own samples' features back."""
-
-    def step(x, key):
-        mine, undo = shuffle(x, key, groups=groups, axis_name="data")
-        return mine, undo(mine**2)
-
-    part, mesh = PartitionSpec("data"), Mesh(np.array(jax.devices()[:devices]), ("data",))
+    part = PartitionSpec("data")
     specs = {"in_specs": (part, PartitionSpec()), "out_specs": part}
-    mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
-    mine, squares = mapped(jnp.arange(12.0)[:, None], jax.random.key(3))
-    np.testing.assert_array_equal(np.ravel(mine), orders(12, 4)[3])
-    np.testing.assert_array_equal(np.ravel(squares), np.arange(12.0) ** 2)
+    for devices, groups in ((None, 4), (2, 4), (4, None)):  # None: one a device
+        step = functools.partial(there_and_back, groups, devices and "data")
+        if devices:
+            mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+            step = jax.shard_map(step, mesh=mesh, **specs)
+        mine, back, other = jax.jit(step)(x, jax.random.key(5))
+        np.testing.assert_array_equal(mine["label"], order)
+        np.testing.assert_allclose(mine["image"], x["image"][order], rtol=1e-6)
+        np.testing.assert_allclose(back["image"], x["image"], rtol=1e-6)
+        np.testing.assert_array_equal(other["twice"], 2 * x["label"])

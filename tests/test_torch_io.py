@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import sys
 import types
 from dataclasses import replace
@@ -14,24 +13,23 @@ import pytest
 from torch_networks import ALEXNET, RESNET, layers_of, random_state
 
 from hypersphere_jax import checkpoint, interchange, runs, sharding
-from hypersphere_jax.config import DataConfig, ExportConfig, ImportConfig, ModelConfig, UserError
+from hypersphere_jax import config as C
 from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.models.torch_names import from_torch
 
 
 @pytest.fixture
 def import_state(tmp_path, rng):
-    """`import_state(state, model, **options)`: the folder of a state dict's run, on 40 images."""
     arrays = rng.integers(0, 256, (20, 32, 32, 3), np.uint8), np.arange(20) % 4
     names = ("train_images", "train_labels", "test_images", "test_labels")
     np.savez(tmp_path / "images.npz", **dict(zip(names, arrays * 2, strict=True)))
-    images = DataConfig(name=str(tmp_path / "images.npz"), recipe="cifar10")
+    images = C.DataConfig(name=str(tmp_path / "images.npz"), recipe="cifar10")
 
     def import_state(state, model, **options):
         np.savez(tmp_path / "a.npz", **state)
         model = replace(model, channels=None, stem=None)  # they are for the import to find
-        options = {"name": "made", "runs_dir": str(tmp_path / "runs")} | options
-        config = ImportConfig(file=tmp_path / "a.npz", data=images, model=model, **options)
+        where = {"name": "made", "runs_dir": str(tmp_path / "runs")} | options
+        config = C.ImportConfig(file=tmp_path / "a.npz", data=images, model=model, **where)
         return interchange.import_torch(config)
 
     return import_state
@@ -50,21 +48,21 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     given |= {"module.encoder_q.bn1.num_batches_tracked": np.array(7), "queue": np.zeros(3)}
     folder = import_state(given, RESNET)
     encoder = runs.load_encoder(folder)
-    assert encoder.step == 0 and encoder.config.model.num_classes == 4
-    assert runs.read_config(folder).model.stem == "imagenet"
+    assert encoder.step == 0
+    assert (encoder.config.model.num_classes, encoder.config.model.stem) == (4, "imagenet")
     made = encoder.params, encoder.stats
     assert_same(made, from_torch(model, state))
-    origin = json.loads((folder / "config.json").read_text())["sessions"][0]["imported"]
+    origin = runs.read_json(folder / "config.json")["sessions"][0]["imported"]
     assert origin["file"] == str(tmp_path / "a.npz") and origin["left_aside"] == ["queue"]
     assert origin["sha256"] == hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()
     twice = dict(zip(("params", "stats"), jax.tree.map(lambda a: 2 * a, made), strict=True))
     with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints")) as checkpoints:
         checkpoints.save(5, twice)
     for step, factor in ((0, 1), (5, 2), (None, 2)):
-        export = ExportConfig(run=str(folder), out=tmp_path / "back.npz", step=step)
+        export = C.ExportConfig(run=str(folder), out=tmp_path / "back.npz", step=step)
         back = dict(np.load(interchange.export_npz(export)))
         assert_same(back, {name: factor * array for name, array in state.items()})
-    with pytest.raises(UserError, match=r"holds a run already.*--name"):
+    with pytest.raises(C.UserError, match=r"holds a run already.*--name"):
         import_state(given, RESNET)
 
 
@@ -78,27 +76,25 @@ def test_which_encoder_of_a_file(rng):
         both = {f"module.encoder_q.{name}": array for name, array in query.items()}
         both |= {f"module.encoder_k.{name}": array for name, array in key.items()}
         assert interchange.encoder_of(both, model)[0] == query
-        for prefix in ("module.encoder_k", "module.encoder_k."):
-            assert interchange.encoder_of(both, model, prefix)[0] == key
+        assert interchange.encoder_of(both, model, "module.encoder_k")[0] == key
         others = {name.replace("encoder_", "net_"): array for name, array in both.items()}
         for file, prefix in ((others, None), (both, "encoder_k")):
-            with pytest.raises(UserError, match=r"'module\.(encoder|net)_k\.', 'module"):
+            with pytest.raises(C.UserError, match=r"'module\.(encoder|net)_k\.', 'module"):
                 interchange.encoder_of(file, model, prefix)
 
 
 def test_fresh_head(import_state, rng, caplog):
     """A head that does not fit, or none at all: the body is the file's, the head the seed's."""
     old, heads = {"bias": np.ones(1000), "weight": np.ones((1000, 3))}, []
+    alexnet = ALEXNET, "blocks.7.0", "fc7"
     for model, head, layer, kept, seed in (
         (RESNET, "fc", "backbone", old, 3),
-        (ALEXNET, "blocks.7.0", "fc7", old, 3),
-        (ALEXNET, "blocks.7.0", "fc7", {}, 3),
-        (ALEXNET, "blocks.7.0", "fc7", {}, 0),
+        *((*alexnet, old, 3), (*alexnet, {}, 3), (*alexnet, {}, 0)),
     ):
         state = random_state(model, np.random.default_rng(7))
         entries = {name: array for name, array in state.items() if not name.startswith(head)}
         entries |= {f"{head}.{name}": array for name, array in kept.items()}
-        with pytest.raises(UserError, match=r"its head is .* --dim 5 is .*--fresh-head"):
+        with pytest.raises(C.UserError, match=r"its head is .* --dim 5 is .*--fresh-head"):
             import_state(entries, model)
         caplog.clear()
         name = f"{model.name}{len(kept)}{seed}"
@@ -115,22 +111,18 @@ def test_fresh_head(import_state, rng, caplog):
 def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
     state = random_state(RESNET, rng)
     less = {name: array for name, array in state.items() if name != "layer2.1.bn1.bias"}
-    for entries, pattern, options in (
-        (less, r"a\.npz: .* missing are layer2\.1\.bn1\.bias, unexpected none", {}),
-        (less, r"missing are layer2\.1\.bn1\.bias", {"fresh_head": True}),
-        (state | {"bn1.weight": np.ones(9)}, r"bn1\.weight has shape \(9,\), .* \(8,\)", {}),
-        (state | {"bn1.bias": np.full(8, np.inf)}, r"NaN or infinity in bn1\.bias", {}),
-        (state | {"bn1.weight": np.array([{}], object)}, r"not a readable \.npz", {}),
+    for entries, pattern, fresh_head in (
+        (less, r"a\.npz: .* missing are layer2\.1\.bn1\.bias, unexpected none", False),
+        (less, r"missing are layer2\.1\.bn1\.bias", True),
+        (state | {"bn1.weight": np.ones(9)}, r"bn1\.weight has shape \(9,\), .* \(8,\)", False),
+        (state | {"bn1.bias": np.full(8, np.inf)}, r"NaN or infinity in bn1\.bias", False),
     ):
-        with pytest.raises(UserError, match=pattern):
-            import_state(entries, RESNET, **options)
-    with pytest.raises(UserError, match="small_cnn has no counterpart"):
-        import_state(state, ModelConfig(image_size=32))
+        with pytest.raises(C.UserError, match=pattern):
+            import_state(entries, RESNET, fresh_head=fresh_head)
     assert not (tmp_path / "runs").exists()
 
 
 def test_features_are_those_of_the_weights(import_state, rng):
-    """From a file to the features that `probe` classifies, by the data's normalization."""
     state = random_state(ALEXNET, rng)
     folder = import_state(state, ALEXNET)
     test, encoder = runs.load_data(folder).test, runs.load_encoder(folder)
@@ -138,12 +130,11 @@ def test_features_are_those_of_the_weights(import_state, rng):
     expected, _ = layers_of(ALEXNET, state, x)
     found = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
     for layer in ("fc7", "output"):
-        scale = np.abs(expected[layer]).max()
-        np.testing.assert_allclose(found[layer].x / scale, expected[layer] / scale, atol=1e-4)
+        atol = 1e-4 * np.abs(expected[layer]).max()
+        np.testing.assert_allclose(found[layer].x, expected[layer], rtol=0, atol=atol)
 
 
 def test_pytorch_is_asked_for_arrays_alone(tmp_path, monkeypatch):
-    """And its state dict is found in what a training script saves beside it."""
     weights = np.linspace(-1, 1, 7).astype("f")
     tensor = Mock(layout="strided", is_quantized=False, **{"is_complex.return_value": False})
     tensor.detach.return_value.float.return_value.numpy.return_value = weights
@@ -152,11 +143,10 @@ def test_pytorch_is_asked_for_arrays_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     for content in (state, {"model": state, "epoch": 1}, {"state_dict": {"model": state}}):
         torch.load = lambda file, content=content, **how: asked.append(how) or content
-        found = interchange.read_state(tmp_path / "a.pt")
-        assert_same(found, {"a": weights})
+        assert_same(interchange.read_state(tmp_path / "a.pt"), {"a": weights})
     assert asked == [{"map_location": "cpu", "weights_only": True}] * 3
     torch.__version__ = "2.5.1+cpu"  # runs what is in a file, in spite of `weights_only`
     for module in (torch, None):
         monkeypatch.setitem(sys.modules, "torch", module)
-        with pytest.raises(UserError, match=r"pip install 'torch>=2\.6'"):
+        with pytest.raises(C.UserError, match=r"pip install 'torch>=2\.6'"):
             interchange.read_state(tmp_path / "a.pt")

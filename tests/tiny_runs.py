@@ -1,82 +1,54 @@
 """Configs of runs that take a second, one of each kind, and the texts that they read."""
 
-import dataclasses
-
 import numpy as np
 
-from hypersphere_jax.config import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    RuntimeConfig,
-)
+from hypersphere_jax import config as C
 
 
-def images(folder, name="images", **changes) -> PretrainConfig:
+def images(folder, name="images", **changes) -> C.PretrainConfig:
     """56 steps of digits; a probe of the result scores above 75%."""
-    config = PretrainConfig(
-        name=name,
-        runs_dir=str(folder),
-        model=ModelConfig(dim=6, width=0.25),
-        optimizer=OptimizerConfig(epochs=8, batch_size=200),
-        runtime=RuntimeConfig(devices=1, log_every_steps=7, checkpoint_every_steps=28),
-    )
-    return dataclasses.replace(config, **changes)
+    parts = {
+        "model": C.ModelConfig(dim=6, width=0.25),
+        "optimizer": C.OptimizerConfig(epochs=8, batch_size=200),
+        "runtime": C.RuntimeConfig(devices=1, log_every_steps=7, checkpoint_every_steps=28),
+    }
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
 
 
-def short(folder, name="short", **changes) -> PretrainConfig:
+def short(folder, name="short", **changes) -> C.PretrainConfig:
     """12 steps of the smallest encoder on two devices, with checkpoints 0, 6, 9, 12."""
-    config = PretrainConfig(
-        name=name,
-        runs_dir=str(folder),
-        model=ModelConfig(dim=3, width=0.1),
-        optimizer=OptimizerConfig(epochs=2, batch_size=220),
-        runtime=RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3),
-    )
-    return dataclasses.replace(config, **changes)
+    parts = {
+        "model": C.ModelConfig(dim=3, width=0.1),
+        "optimizer": C.OptimizerConfig(epochs=2, batch_size=220),
+        "runtime": C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3),
+    }
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
 
 
-def queue(folder, name="queue", **changes) -> PretrainConfig:
+def queue(folder, name="queue", **changes) -> C.PretrainConfig:
     """10 steps with a queue of 130 keys, which the batch of 104 does not divide."""
-    config = PretrainConfig(
-        name=name,
-        runs_dir=str(folder),
-        data=DataConfig(fraction=0.15),
-        model=ModelConfig(dim=3, width=0.1),
-        objective=ObjectiveConfig(contrastive_weight=0.5),
-        moco=MocoConfig(queue_size=130, ema_decay=0.9),
-        optimizer=OptimizerConfig(epochs=5, batch_size=104),
-        runtime=RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=4),
-    )
-    return dataclasses.replace(config, **changes)
+    parts = {
+        "data": C.DataConfig(fraction=0.15),
+        "objective": C.ObjectiveConfig(contrastive_weight=0.5),
+        "moco": C.MocoConfig(queue_size=130, ema_decay=0.9),
+        "optimizer": C.OptimizerConfig(epochs=5, batch_size=104),
+        "runtime": C.RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=4),
+    }
+    return short(folder, name, **(parts | changes))
 
 
-def text(folder, texts, name="text", **changes) -> PretrainConfig:
+def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
     """10 steps of sentence encoders on the books of `texts`."""
-    config = PretrainConfig(
-        name=name,
-        runs_dir=str(folder),
-        data=DataConfig(str(texts / "books")),
-        model=ModelConfig("sentence_gru", dim=8, embedding=6),
-        objective=ObjectiveConfig(
-            contrastive_weight=1, contrastive_tau=0.2, align_weight=0.5, uniform_weight=0.1
-        ),
-        optimizer=OptimizerConfig(
-            epochs=2,
-            batch_size=24,
-            optimizer="adam",
-            learning_rate=0.03,
-            scaling="none",
-            decay_at=(),
-            weight_decay=0,
-            clip_norm=0.5,
-        ),
-        runtime=RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=3),
-    )
-    return dataclasses.replace(config, **changes)
+    rule = {"optimizer": "adam", "learning_rate": 0.03, "scaling": "none", "decay_at": ()}
+    rule |= {"epochs": 2, "batch_size": 24, "weight_decay": 0, "clip_norm": 0.5}
+    parts = {
+        "data": C.DataConfig(str(texts / "books")),
+        "model": C.ModelConfig("sentence_gru", dim=8, embedding=6),
+        "objective": C.ObjectiveConfig(1, 0.2, align_weight=0.5, uniform_weight=0.1),
+        "optimizer": C.OptimizerConfig(**rule),
+        "runtime": C.RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=3),
+    }
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
 
 
 TOPICS = (

@@ -1,7 +1,4 @@
-"""An oracle: ResNets and Wang & Isola's small AlexNet from a PyTorch state dict.
-
-In NumPy's float64, with PyTorch's layouts, after torchvision's definitions.
-"""
+"""An oracle in NumPy's float64: networks of a PyTorch state dict, after torchvision."""
 
 from functools import partial
 
@@ -18,18 +15,16 @@ ALEXNET = ModelConfig(name="small_alexnet", image_size=32, channels=3, width=0.0
 def random_state(config, rng):
     state = {}
     for path, entry in torch_names(config).items():
-        scale = np.sqrt(2 / max(1, np.prod(entry.shape[1:])))
-        state[entry.name] = np.float32(scale * rng.standard_normal(entry.shape))
-        if path.endswith(("scale", "var")):
-            state[entry.name] = np.float32(0.5 + rng.random(entry.shape))
+        drawn = np.sqrt(2 / max(1, np.prod(entry.shape[1:]))) * rng.standard_normal(entry.shape)
+        positive = path.endswith(("scale", "var"))
+        state[entry.name] = np.float32(0.5 + rng.random(entry.shape) if positive else drawn)
     return state
 
 
 relu = partial(np.maximum, 0)
 
 
-def windows(x, side, stride, padding, value):
-    """All squares of `[n, c, h, w]`: `[n, c, rows, columns, side, side]`."""
+def windows(x, side, stride, padding, value):  # [n, c, rows, columns, side, side]
     x = np.pad(x, ((0, 0), (0, 0), (padding,) * 2, (padding,) * 2), constant_values=value)
     return sliding_window_view(x, (side, side), (2, 3))[:, :, ::stride, ::stride]
 
@@ -41,8 +36,7 @@ def conv2d(x, kernel, stride=1, padding=0):
 
 def batch_norm(x, mean, var, weight, bias, training):
     axes = (0, 2, 3)[: x.ndim - 1]
-    if training:
-        # The variance by which it divides is kept here; PyTorch keeps m / (m - 1) times that.
+    if training:  # the variance by which it divides is kept; PyTorch keeps m / (m - 1) times that
         for running, batch in ((mean, x.mean(axes)), (var, x.var(axes))):
             running += 0.1 * (batch - running)
         mean, var = x.mean(axes), x.var(axes)
@@ -55,8 +49,7 @@ class Network:
     """A forward pass: `network(x)` gives layers by name; in training `state` follows the batch."""
 
     def __init__(self, config, state, training=False):
-        self.config, self.training = config, training
-        self.state, self.used = state, set()
+        self.config, self.state, self.training, self.used = config, state, training, set()
 
     def of(self, name, *kinds):
         names = [f"{name}.{kind}" for kind in kinds]
@@ -73,8 +66,7 @@ class Network:
 
     def conv(self, x, name, norm, stride=1):
         (kernel,) = self.of(name, "weight")
-        x = conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        return self.normed(x, norm)
+        return self.normed(conv2d(x, kernel, stride, kernel.shape[-1] // 2), norm)
 
     def block(self, x, name, stride):
         inner, deep = x, f"{name}.conv3.weight" in self.state
@@ -96,9 +88,8 @@ class Network:
                 x = self.block(x, f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1)
                 block += 1
             yield f"layer{stage}", x
-        x = x.mean((2, 3))
-        yield "backbone", x
-        yield from self.head(x, "fc", "fc")
+        yield "backbone", x.mean((2, 3))
+        yield from self.head(x.mean((2, 3)), "fc", "fc")
 
     def alexnet(self, x):
         for number in range(5):
@@ -112,8 +103,7 @@ class Network:
             yield f"fc{number + 1}", x
         yield from self.head(x, "blocks.7", "blocks.7.0")
 
-    def head(self, x, sequence, single):
-        """Of a head: the linear one is `single`, an MLP's layers are a `sequence`."""
+    def head(self, x, sequence, single):  # the linear one, or an MLP's layers in sequence
         form = self.config.head
         hidden = {"linear": 0, "moco_v2": 1, "simclr2": 1, "simclr3": 2, "balanced": 2}[form]
         normed = form not in ("linear", "moco_v2")
@@ -137,6 +127,5 @@ class Network:
 
 
 def layers_of(config, state, images, training=False):
-    """NumPy's layers, and what the state dict becomes."""
     wide = {name: np.array(array, np.float64) for name, array in state.items()}
     return Network(config, wide, training)(np.float64(images).transpose(0, 3, 1, 2)), wide

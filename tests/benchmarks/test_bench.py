@@ -1,17 +1,22 @@
-"""The benchmark of the losses: its forms agree, its arithmetic is right."""
+"""The benchmarks of losses and views: their forms agree, their arithmetic is right."""
 
-import time
+import importlib.util
 
+import jax
 import numpy as np
 import pytest
+from augment_cases import keys, random_image
+from scipy import stats
 
-from benchmarks import losses, timing
+from benchmarks import augment, losses
+from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
+from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 
-FORMS = [DENSE] + ([TORCH] if losses.importlib.util.find_spec("torch") else [])
+FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
 
-def test_forms_agree():
+def test_forms_of_losses_agree():
     for name, loss in LOSSES.items():
         arrays = unit_vectors(loss.inputs, 24, 6)
         value, gradients = make_form(loss, OURS, arrays)()
@@ -24,42 +29,46 @@ def test_forms_agree():
 
 
 def test_summary_is_the_arithmetic_of_the_rounds():
-    seconds = {
-        OURS: np.array([2.0]),  # slow: one round
-        DENSE: np.array([4.0, 100.0, 100.0]),
-        losses.PRODUCT: np.array([0.5, 1.0, 1.0]),
-    }
+    """Of ours, which is slow, one round."""
+    seconds = {OURS: [2.0], DENSE: [4.0, 100.0, 100.0], losses.PRODUCT: [0.5, 1.0, 1.0]}
+    seconds = {form: np.array(rounds) for form, rounds in seconds.items()}
     given = (1000, 5, seconds, 1e7)  # a whole product of this size is 1e7 flops
     ours, dense = (losses.summary(LOSSES["contrastive"], form, *given) for form in (OURS, DENSE))
-    assert ours["ms"] == 2000 and ours["ratio"] == 1 and ours["limit_ms"] == 4000
-    assert ours["share"] == pytest.approx(4 * 0.5 / 2)
-    assert dense["ratio"] == 2  # of the round that both had
-    assert dense["share"] == pytest.approx(3 * 1 / 100)
-    assert dense["limit_ms"] == 4000  # one limit for all forms
-    projected = LOSSES["sliced_wasserstein"].flops(OURS, 100, 5)
-    assert projected == 3 * 2 * 100 * 5 * 5
+    assert ours["ms"] == 2000 and ours["limit_ms"] == dense["limit_ms"] == 4000
+    assert (ours["ratio"], dense["ratio"]) == (1, 2)  # of the round that both had
+    assert (ours["share"], dense["share"]) == pytest.approx((4 * 0.5 / 2, 3 * 1 / 100))
+    assert LOSSES["sliced_wasserstein"].flops(OURS, 100, 5) == 3 * 2 * 100 * 5 * 5
 
 
-def test_rounds_are_counted_by_a_clock_that_is_told(monkeypatch):
-    """The first one compiles and does not count; who is slow in the next has no other."""
-    now, calls = [0.0], {"slow": 0, "quick": 0}
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def form(name, seconds):
-        def call():
-            calls[name] += 1
-            now[0] += 1000.0 if calls[name] == 1 else seconds
-
-        return call
-
-    forms = {"slow": form("slow", 30.0), "quick": form("quick", 0.5)}
-    slow, quick = losses.adaptive_rounds(forms, 4).values()
-    assert (slow.tolist(), quick.tolist()) == ([30.0], [0.5] * 4)
-    assert timing.take_turns(forms, 2)["quick"].tolist() == [0.5, 0.5]
+def described(views):
+    """Of each view: means of the channels, contrast, edges, balance of left and right, range."""
+    views = np.asarray(views)
+    every, edges = (1, 2, 3), np.abs(np.diff(views, axis=2))
+    sides = views[:, :, :8].mean(every) - views[:, :, 8:].mean(every)
+    parts = views.std(every), edges.mean(every), sides, np.ptp(views, axis=-1).mean((1, 2))
+    return [*views.mean(axis=(1, 2)).T, *parts, views.max(every)]
 
 
-def test_peak_and_base_are_of_their_processes(monkeypatch):
-    found = {1: {"resident_mb": 9.0}, 0: {"resident_mb": 4.0}}
-    monkeypatch.setattr(losses, "_worker", lambda name, form, n, dim, calls: found[calls])
-    memory = losses.peak_memory("uniform", OURS, 8, 2)
-    assert (memory["peak_mb"], memory["base_mb"]) == (9, 4)
+def test_views_have_the_law_of_pillows():
+    image, n, steps = random_image(20, 24), 700, RECIPES["balanced_cutout"].train
+    ours = jax.jit(jax.vmap(make_augment("balanced_cutout", 16), (0, None)))(keys(n), image)
+    pillow = pillow_views(np.random.default_rng(0), steps, 16, np.stack([image] * n))
+    for number, pair in enumerate(zip(described(ours), described(pillow), strict=True)):
+        assert stats.ks_2samp(*pair).pvalue > 0.001, number
+
+
+def test_numbers_are_of_one_view(monkeypatch):
+    """4 images of two views; ours takes 1 s, without the flip 0.25, Pillow 8."""
+    seconds = {augment.OURS: 1.0, "random_horizontal_flip": 0.25, augment.PILLOWS: 8.0}
+
+    def processor_rounds(calls, rounds, clock):
+        assert {np.shape(calls[form]()) for form in list(seconds)[::2]} == {(2, 4, 8, 8, 3)}
+        spent = {form: np.full(rounds, seconds[form]) for form in calls}
+        return spent, {form: second / 2 for form, second in spent.items()}
+
+    monkeypatch.setattr(augment, "processor_rounds", processor_rounds)
+    steps = ("rgb", {}), ("random_horizontal_flip", {"p": 0.5})
+    found = augment.measure(Recipe(steps, ()), 8, images=4, rounds=3, epoch=9)
+    assert found["us"] == {augment.OURS: 1e6 / 8, augment.PILLOWS: 1e6}
+    assert found["views_per_s"] == {augment.OURS: 16.0, augment.PILLOWS: 2.0}
+    assert found["ratio"] == 8 and found["share"] == {"random_horizontal_flip": 0.75}

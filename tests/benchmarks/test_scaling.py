@@ -1,12 +1,9 @@
 """The count of what devices send: the parser on a text, and compiled programs against formulas."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-import run as run_py
 from benchmarks import scaling
 from benchmarks.collectives import traffic
 from hypersphere_jax import contrastive_loss, uniform_loss
@@ -63,8 +60,7 @@ def test_contrastive_loss_sends_what_its_formula_says(devices):
     assert gathered["all-to-all"] == others * N * (D + 1) * FLOAT
     ring = bytes_received(contrastive_loss, devices, ring=True)
     travels = (D + 2) + (2 * D + 2)  # with the sums, then with sums and the gradient
-    # What goes home after the last device; with two, XLA sees that what was sent out comes back.
-    home = D + 1 if devices > 2 else 0
+    home = D + 1 if devices > 2 else 0  # what goes home; with two, XLA sees that it comes back
     assert ring["collective-permute"] == (others * travels + home) * N * FLOAT
 
 
@@ -86,15 +82,3 @@ def test_predictions_are_bytes_over_bandwidth():
     both = ({"flops": 800.0, "collectives": reduced | through} for through in (gathered, ring))
     parts = {"compute": 2.0, "gradients": 3.0, "gathered": 2.0, "ring": 7.0}
     assert scaling.predicted(link, *both) == parts
-
-
-def test_command_compiles_and_writes(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(scaling, "_worker", lambda options: scaling.compiled_records(**options))
-    options = ["--devices", "2", "--batch-per-device", "4", "--dim", "8", "--no-step"]
-    assert run_py.main(["bench", "scaling", *options, "--out", str(tmp_path)]) == 0
-    records = json.loads((tmp_path / "scaling.json").read_text())["records"]
-    for form, kind in (("gathered", "all-gather"), ("ring", "collective-permute")):
-        found = [record for record in records if record["form"] == form]
-        assert [record["what"] for record in found] == ["align+uniform", "contrastive"]
-        assert all(kind in record["collectives"] for record in found), form
-    assert "contrastive: MB" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Image files, folders and zip files of them, and why something is refused."""
+"""Image files, folders and zip files of them, corpora, and why something is refused."""
 
 import io
 import zipfile
@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from hypersphere_jax.config import UserError
+from hypersphere_jax.data import text
 
 equal = np.testing.assert_array_equal
 
@@ -47,3 +48,14 @@ def zipped(path, files, method=zipfile.ZIP_STORED):
         for name, data in files.items():
             archive.writestr(name, data)
     return path
+
+
+def made(raw, out, **options):
+    """The training and the held-out split of a new corpus."""
+    assert text.prepare_text(raw, out, **options)
+    return text.open_corpus(out)
+
+
+def read_back(corpus):
+    """All sentences, their words with spaces between them."""
+    return [text.text(corpus, i) for i in range(len(corpus))]

@@ -1,11 +1,17 @@
-"""What `load` makes of a config: names and places, and parts that leak nothing into training."""
+"""What `load` makes of a config, parts that leak nothing into training, and `run.py data`."""
 
+import data_cases as files
+import numpy as np
+import pytest
 from data_cases import equal, images, why
+from PIL import Image
 from tfds_cases import example, noise, write
 
-from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax import data, datasheet, plots
+from hypersphere_jax.config import DataConfig, LookedAt
 from hypersphere_jax.data import load, views
+from hypersphere_jax.data.pipeline import Bad
+from hypersphere_jax.data.statistics import statistics
 
 
 def test_parts_are_views_of_the_training_split(tmp_path):
@@ -67,3 +73,57 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config, some = DataConfig(name=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
     assert data.located(config) == {"name": str(folder), "data_dir": None, "classes": some}
+
+
+@pytest.fixture
+def animals(tmp_path, rng):
+    """10 cats and 3 dogs in two sizes, and a few of these for testing."""
+    made, counts = {}, {"train/cat": 10, "train/dog": 3, "test/cat": 2, "test/dog": 2}
+    for folder, number in ((folder, n) for folder, count in counts.items() for n in range(count)):
+        shape = (6, 9, 3) if number % 2 else (5, 5, 3)
+        pixels = rng.integers(0, (256, 200, 100), shape).astype(np.uint8)
+        made[f"{folder}/{number}.png"] = files.encoded(Image.fromarray(pixels))
+    return str(files.write(tmp_path / "animals", made))
+
+
+def test_statistics_are_those_of_all_pixels(animals, monkeypatch):
+    source = load(DataConfig(animals)).train
+    found = statistics(source, Bad(source, "error"))
+    pixels = np.concatenate([source[i]["image"].reshape(-1, 3) for i in range(13)]) / 255
+    np.testing.assert_allclose(found.mean, pixels.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.std, pixels.std(0), rtol=1e-10)
+    assert found.class_counts == {"cat": 10, "dog": 3} and found.n == found.read == 13
+    assert (found.smallest, found.largest) == ((5, 5, 3), (6, 9, 3))
+    # A sample is spread evenly over the split; labels are all counted.
+    labels, read, item = np.arange(1400) % 3 - 1, [], data.Arrays.__getitem__
+    source = data.Arrays(np.zeros((1400, 2, 2, 1), np.uint8), labels, ("a", "b"), "")
+    monkeypatch.setattr(data.Arrays, "__getitem__", lambda it, i: read.append(i) or item(it, i))
+    found = statistics(source, Bad(source, "error"), 14)
+    assert (found.class_counts, found.unlabelled) == ({"a": 467, "b": 466}, 467)
+    assert sorted(read) == list(range(0, 1400, 100)) and (found.read, found.n) == (14, 1400)
+
+
+def test_inspect(capsys, tmp_path, animals):
+    cut = tmp_path / "animals/train/cat/4.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    assert "cat/4.png" in why(datasheet.inspect, LookedAt(name=animals))
+    datasheet.inspect(LookedAt(name=animals, bad_images="skip"))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train", "13", "0", "2", "3", "to", "10", "5x5x3", "to", "6x9x3"] in rows
+    assert ["cat", "10", "2"] in rows and ["dog", "3", "2"] in rows
+    assert ["train", "12", "1"] in [row[:3] for row in rows]  # one of 13 is unreadable
+
+
+def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
+    drawn, out = [], tmp_path / "sheet.png"
+    monkeypatch.setattr(plots, "view_sheet", lambda *a: drawn.append(a))
+    config = LookedAt(name=animals, recipe="moco_v2:crop_flip")
+    datasheet.show(config, image_size=12, count=5, out=out)
+    _, names, _, views, path = drawn[0]
+    assert names == ["cat", "cat", "cat", "cat", "dog"] and path == out
+    # As eyes need them: not normalized. The two views differ.
+    assert views.shape == (5, 2, 12, 12, 3) and views.min() >= 0 and views.max() <= 1
+    assert np.abs(views[:, 0] - views[:, 1]).max() > 0.1
+    datasheet.show(LookedAt(name="digits", recipe="none", bits=2), count=3, out=out)
+    _, _, shown, views, _ = drawn[1]
+    np.testing.assert_allclose(views, np.stack([shown, shown], axis=1), atol=1e-6)

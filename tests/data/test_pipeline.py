@@ -17,8 +17,7 @@ ORDER = Sampler(N, 8, seed=1)
 class Numbered:
     """Images that show their number; some cannot be read, and sizes may differ."""
 
-    class_names, origin = ("a", "b"), "numbers"
-    labels = np.arange(N, dtype=np.int32) % 2
+    class_names, origin, labels = ("a", "b"), "numbers", np.arange(N, dtype=np.int32) % 2
 
     def __init__(self, bad=(), sizes=(4,), digest="0123456789abcdef"):
         self.bad, self.sizes, self.digest = frozenset(bad), sizes, digest
@@ -49,10 +48,9 @@ def joined(found):
 
 
 def same(a, b):
-    for one, other in zip(a, b, strict=True):
-        for x, y in zip(one, other, strict=True):
-            equal(x, y)
-            assert x.dtype == y.dtype
+    for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
+        equal(x, y)
+        assert x.dtype == y.dtype
 
 
 def test_an_epoch_has_each_image_once_in_an_order_of_seed_and_epoch():

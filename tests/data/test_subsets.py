@@ -17,7 +17,6 @@ def numbered(labels, names=tuple("abcdefghijklmnopqrstuvwxyz")):
 
 
 def numbers(source):
-    """The numbers that a view shows."""
     return [int(source[i]["image"].view("<u4")[0, 0, 0]) for i in range(len(source))]
 
 

@@ -26,11 +26,7 @@ def example(image, label=0, depth=()):
 
 
 def write(root, splits, where="shapes/1.0.0", shape=(8, 8, 3), depth=None, form="array_record"):
-    """Writes a data set into the folder of all, `root`, and returns its own.
-
-    `splits` holds the examples of each by shard, {"train": [[example, …], …]}; `where` is
-    name/version or name/config/version; with a `depth` of that shape there are no labels.
-    """
+    """Writes `splits`, {"train": [shard of examples, …]}; with a `depth` there are no labels."""
     folder, (name, *config, version) = root / where, where.split("/")
     folder.mkdir(parents=True)
     info = {"fileFormat": form, "name": name, "version": version, "splits": []}
@@ -39,9 +35,8 @@ def write(root, splits, where="shapes/1.0.0", shape=(8, 8, 3), depth=None, form=
         for number, records in enumerate(shards):
             file = folder / f"{name}-{split}.{form}-{number:05d}-of-{len(shards):05d}"
             if form == "tfrecord":
-                file.write_bytes(
-                    b"".join(struct.pack("<QI", len(r), 0) + r + bytes(4) for r in records)
-                )
+                framed = (struct.pack("<QI", len(r), 0) + r + bytes(4) for r in records)
+                file.write_bytes(b"".join(framed))
                 continue
             writer = ArrayRecordWriter(str(file), "group_size:1")
             for record in records:

@@ -21,11 +21,11 @@ def slices(request, monkeypatch):
 def test_rank_from_a_singular_value_decomposition(shape, slices, rng):
     x = sphere(rng, *shape) + 0.2
     found = geometry.effective_rank(x)
-    values = np.linalg.svd(x.astype(np.float64), compute_uv=False)
+    x = x.astype(np.float64)
+    values = np.linalg.svd(x, compute_uv=False)
     np.testing.assert_allclose(found.singular_values, values / shape[0] ** 0.5, rtol=1e-9)
-    expected = math.exp(stats.entropy(values))
-    np.testing.assert_allclose(found.effective_rank, expected, rtol=1e-9)
-    eigenvalues = np.linalg.eigvalsh(np.cov(x.astype(np.float64).T))
+    np.testing.assert_allclose(found.effective_rank, np.exp(stats.entropy(values)), rtol=1e-9)
+    eigenvalues = np.linalg.eigvalsh(np.cov(x.T))
     expected = eigenvalues.sum() ** 2 / (eigenvalues**2).sum()
     np.testing.assert_allclose(found.participation_ratio, expected, rtol=1e-9)
 
@@ -34,8 +34,7 @@ def test_rank_from_a_singular_value_decomposition(shape, slices, rng):
 def test_projections_of_the_uniform_sphere(d, rng):
     n = 20_000
     found = geometry.projections(sphere(rng, n, d))
-    # The variance along a direction is 1 / d, and 1 in these units.
-    np.testing.assert_allclose(found.variance, 1, atol=0.05)
+    np.testing.assert_allclose(found.variance, 1, atol=0.05)  # 1 / d along a direction, times d
     np.testing.assert_allclose(found.mean, 0, atol=0.03)
     assert found.ks_sphere.max() < 2 / n**0.5 and found.sliced_wasserstein.max() < 2e-3
     assert found.counts.shape == (min(16, d), geometry.BINS) and (found.counts.sum(1) == n).all()
@@ -64,20 +63,7 @@ def test_distances_of_projections(slices, rng):
         expected = np.mean((np.sort(projected[:, k]) - quantiles) ** 2)
         np.testing.assert_allclose(found.sliced_wasserstein[k], expected, rtol=2e-2)
         # Fine bins, and so their points, may fall to the other side of a border.
-        beside = found.counts[k] - np.histogram(projected[:, k], bins)[0]
-        assert np.abs(beside).max() <= 1
-
-
-def test_projections_of_one_point():
-    """All mass in one place, at m, also where that is beyond 4: the picture reaches there."""
-    d = 50
-    direction = np.linalg.qr(np.random.default_rng(1).standard_normal((d, 16)))[0][:, :1]
-    found = geometry.projections(np.tile(direction.T, (40, 1)), seed=1)
-    assert (np.sort(found.counts, axis=1)[:, -2:] == [0, 40]).all()
-    np.testing.assert_allclose(found.mean, [d**0.5] + 15 * [0], atol=1e-9)
-    np.testing.assert_allclose(found.variance, 0, atol=1e-12)
-    # The variance of the sphere, and m squared.
-    np.testing.assert_allclose(found.sliced_wasserstein, 1 + found.mean**2, rtol=1e-3)
+        assert np.abs(found.counts[k] - np.histogram(projected[:, k], bins)[0]).max() <= 1
 
 
 def test_pair_distances(slices, rng):
@@ -111,8 +97,7 @@ def test_uniformity_by_class_is_that_of_each_class(devices, rng):
             np.testing.assert_allclose(estimate.standard_error, alone.standard_error, rtol=1e-3)
     by_class = geometry.uniformity_by_class(x, groups, 3.0, local)
     assert by_class.labels == names and by_class.sizes == sizes
-    values = [e.value for e in found if not math.isnan(e.value)]
-    np.testing.assert_allclose(by_class.mean, np.mean(values), rtol=1e-6)
+    np.testing.assert_allclose(by_class.mean, np.nanmean([e.value for e in found]), rtol=1e-6)
 
 
 def test_class_mates():

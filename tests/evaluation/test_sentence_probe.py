@@ -7,7 +7,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
+from overlapping import scikit_learn
+from sklearn.metrics import confusion_matrix
 
 from hypersphere_jax.evaluation import sentences
 from hypersphere_jax.evaluation.selection import stratified_folds
@@ -16,38 +17,23 @@ from hypersphere_jax.evaluation.sentences import STRENGTHS, sentence_probe
 N, D, FOLDS, INNER = 121, 6, 4, 2  # two halves: the number of rows of a fit is worth a cell
 
 
-def fit(x, y, strength):
-    # Second-order steps, of which a few reach the minimum to the last digits.
-    model = LogisticRegression(C=1 / strength, solver="newton-cholesky", tol=1e-9)
-    return model.fit(x.astype(float), y)
-
-
 def chosen_by_hand(x, y, seed=0):
     """The best strength, of equals the largest, and the accuracies `[inner folds, strengths]`."""
     part = stratified_folds(y, INNER, seed)
     accuracies = np.empty((INNER, len(STRENGTHS)))
     for k, cell in np.ndindex(accuracies.shape):
-        model = fit(x[part != k], y[part != k], STRENGTHS[cell])
+        model = scikit_learn(x[part != k], y[part != k], 1 / STRENGTHS[cell])
         accuracies[k, cell] = 100 * model.score(x[part == k], y[part == k])
     means = accuracies.mean(axis=0)
     return STRENGTHS[int(np.argmax(means > means.max() - 1e-9))], accuracies
 
 
-def confusion(y, predicted):
-    table = np.zeros((y.max() + 1, y.max() + 1), int)
-    np.add.at(table, (y, predicted), 1)
-    return table.tolist()
-
-
 @functools.cache
 def cross_validated(num_classes):
-    """Features, labels, options, what the probe finds, and the fold of each row."""
     # Features whose mean is not 0 and whose norm is not 1, of classes that overlap.
     rng = np.random.default_rng(num_classes)
-    centres = rng.normal(size=(num_classes, D))
-    y = rng.integers(num_classes, size=N)
-    x = 0.2 * (centres[y] + 1.5 * rng.normal(size=(N, D))) + 0.5
-    x = x.astype(np.float32)
+    centres, y = rng.normal(size=(num_classes, D)), rng.integers(num_classes, size=N)
+    x = np.float32(0.2 * (centres[y] + 1.5 * rng.normal(size=(N, D))) + 0.5)
     options = {"num_classes": num_classes, "folds": FOLDS, "inner_folds": INNER, "seed": 5}
     return x, y, options, sentence_probe(x, y, **options), stratified_folds(y, FOLDS, 5)
 
@@ -59,7 +45,8 @@ def test_nested_cross_validation_is_scikit_learns(classes):
     for k in range(FOLDS):
         fitted = outer != k
         choices.append(chosen_by_hand(x[fitted], y[fitted], 5))
-        predicted[~fitted] = fit(x[fitted], y[fitted], choices[-1][0]).predict(x[~fitted])
+        model = scikit_learn(x[fitted], y[fitted], 1 / choices[-1][0])
+        predicted[~fitted] = model.predict(x[~fitted])
     by_fold = [strength for strength, _ in choices]
     assert len(set(by_fold)) > 1, "a choice that never changes shows little"
     assert result["chosen_by_fold"] == by_fold
@@ -74,12 +61,11 @@ def test_nested_cross_validation_is_scikit_learns(classes):
     assert 0.5 < right.mean() < 1 and result["top1"] == pytest.approx(100 * right.mean())
     accuracies = [100 * right[outer == k].mean() for k in range(FOLDS)]
     np.testing.assert_allclose(result["top1_by_fold"], accuracies, rtol=1e-12)
-    assert result["confusion"] == confusion(y, predicted)
+    assert result["confusion"] == confusion_matrix(y, predicted).tolist()
     error = np.std(accuracies, ddof=1) / np.sqrt(FOLDS)
     assert result["top1_standard_error"] == pytest.approx(error)
     low, high = result["top1_interval"]
-    assert low < result["top1"] < high
-    assert json.loads(json.dumps(result)) == result
+    assert low < result["top1"] < high and json.loads(json.dumps(result)) == result
     said = {"protocol": "quick_thought", "n": N, "d": D, "seed": 5, "converged": True}
     said |= options | {"n_train": N - max(np.bincount(outer))}
     assert {key: result[key] for key in said} == said
@@ -97,12 +83,11 @@ def test_a_split_is_tested_once(rng):
     options = {"num_classes": 3, "inner_folds": INNER}
     found = sentence_probe(x, y, x_test, y_test, **options)
     strength, accuracies = chosen_by_hand(x, y)
-    predicted = fit(x, y, strength).predict(x_test)
+    predicted = scikit_learn(x, y, 1 / strength).predict(x_test)
     share = np.mean(predicted == y_test)
     assert found["chosen"] == {"strength": strength}
-    assert found["confusion"] == confusion(y_test, predicted)
-    error = np.sqrt(share * (1 - share) / 50)
-    scores = [found["top1"], found["top1_standard_error"]]
+    assert found["confusion"] == confusion_matrix(y_test, predicted).tolist()
+    scores, error = [found["top1"], found["top1_standard_error"]], np.sqrt(share * (1 - share) / 50)
     np.testing.assert_allclose(scores, [100 * share, 100 * error])
     grid = [row["fold_top1"] for row in found["grid"]]
     np.testing.assert_allclose(grid, accuracies.T, rtol=1e-12)
@@ -129,7 +114,6 @@ def test_a_class_that_folds_and_fits_lack():
 
 
 def test_features_that_coincide_give_the_larger_class():
-    """All strengths are equally good: the largest is chosen, at the edge."""
     y, x = np.repeat([0, 1], [90, 31]), np.ones((N, D))
     found = sentence_probe(x, y, num_classes=2, folds=FOLDS, inner_folds=INNER)
     assert found["per_class"] == [100.0, 0.0]

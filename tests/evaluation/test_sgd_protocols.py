@@ -24,7 +24,6 @@ def problem(rng, n=N):
 
 
 def short(name, batch_size=16):
-    """The protocol in a few epochs of small batches, the last of them short."""
     epochs = len(STEPS_DOWN.get(name, range(10)))
     return PROTOCOLS[name]._replace(epochs=epochs, batch_size=batch_size)
 
@@ -34,7 +33,6 @@ def fit(protocol, x, y, rows=range(N), grid=GRID, **options):
 
 
 def assert_same(found, expected, tolerance=0.0):
-    """Up to a share of the largest weight."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
@@ -98,7 +96,6 @@ def test_protocols_are_those_of_the_papers():
 
 
 def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tmp_path):
-    """Cells over devices, of which one trains the last again; features gathered on the host."""
     x, y = problem(rng)
     x, rows = x.astype(np.float16), np.flatnonzero(rng.random(N) < 0.9)
     expected, _ = fit(short("moco"), x.astype(np.float32), y, rows)

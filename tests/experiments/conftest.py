@@ -1,9 +1,13 @@
-"""Where an item's runs and pictures go, and what an item plans."""
+"""Where an item's runs and pictures go, what an item plans, and what it gives to be drawn."""
 
 import pytest
 
 from experiments.items import Context
 from experiments.reproduce import ITEMS
+from hypersphere_jax import plots
+
+DRAWINGS = "metrics_planes weights_curves trajectories circle_figure heat_maps"
+DRAWINGS += " limit_deviations single_negative_sheet bound_sheet"
 
 
 @pytest.fixture
@@ -20,3 +24,13 @@ def plan(context):
         return [one for stage in ITEMS[item].scales[scale].stages for one in stage(where, [])]
 
     return planned
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is given to each drawing; nothing is drawn."""
+    found = {}
+    for name in DRAWINGS.split():
+        keep = lambda *given, name=name, **_: found.update({name: given})  # noqa: E731
+        monkeypatch.setattr(plots, name, keep)
+    return found

@@ -1,4 +1,4 @@
-"""Rows of runs, as if these had been trained and measured."""
+"""Rows of runs, as if these had been trained and measured; the configs of what is planned."""
 
 
 def done(**values):
@@ -10,3 +10,7 @@ def scored(half=2.0, **scores):
     """Scores with the ends of their intervals, so far to either side."""
     ends = {"": 0, "_low": -half, "_high": half}
     return {f"{name}{end}": value + d for name, value in scores.items() for end, d in ends.items()}
+
+
+def configs(planned):
+    return [one.config for one in planned]

@@ -1,14 +1,14 @@
-"""The verb `reproduce`: its list, its costs, what it keeps, and that kept results still follow."""
+"""`reproduce`: its list, its costs, and that kept results still follow; the quickstart."""
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from item_rows import done, scored
 from matplotlib.figure import Figure
-from processes import ROOT
 
-from experiments import costs, reproduce, results_page, sweeps, tables
+from experiments import costs, quickstart, reproduce, results_page, sweeps, tables
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of
 from hypersphere_jax import runs
@@ -16,27 +16,20 @@ from hypersphere_jax.config import DataConfig, UserError
 from hypersphere_jax.report import text_of
 
 # What is shown from its rows alone, within a second or three.
-KEPT = [
-    *(f"wang-isola/{item}" for item in ("table1", "table4", "figure5a", "figure7", "figure8")),
-    *(f"chen/{item}" for item in ("tableD1", "figureB2", "figureE1")),
-    *(f"balanced/{item}" for item in ("figure3", "figure4", "table1", "table3", "table4")),
-]
+KEPT = (
+    "wang-isola/table1 wang-isola/table4 wang-isola/figure5a wang-isola/figure7 wang-isola/figure8"
+)
+KEPT += " chen/tableD1 chen/figureB2 chen/figureE1 balanced/figure3 balanced/figure4"
+KEPT += " balanced/table1 balanced/table3 balanced/table4"
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Half a second a step, whatever it is; which configs were asked for."""
-    asked = []
-    monkeypatch.setattr(costs, "_seconds", lambda config: asked.append(config) or 0.5)
-    return asked
+def sense(verdict, rows):
+    """Its numbers, and whether it denies or prefers; the table's cells."""
+    words = re.findall(r"[-+]?\d+(?:\.\d+)?|\bnot\b|better|worse", verdict.lower())
+    return words, [[text_of(cell) for cell in row] for row in rows]
 
 
-def sense(verdict):
-    """Its numbers, and whether it denies or prefers."""
-    return re.findall(r"[-+]?\d+(?:\.\d+)?|\bnot\b|better|worse", verdict.lower())
-
-
-@pytest.mark.parametrize("item", KEPT)
+@pytest.mark.parametrize("item", KEPT.split())
 def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
     """The numbers of docs/results/, again from the measured rows that are kept beside them."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
@@ -45,36 +38,36 @@ def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
     first = {row["run"] for row in rows if "isola/table1" not in item or "_seed" not in row["run"]}
     assert {one.config.name for one in plan(item)} == first
     shown = ITEMS[item].show(context, rows)
-    cells = [[text_of(cell) for cell in row] for row in shown.rows]
-    assert cells == [[text_of(cell) for cell in row] for row in recorded["rows"]]
-    assert sense(shown.verdict) == sense(recorded["verdict"])
+    assert sense(shown.verdict, shown.rows) == sense(recorded["verdict"], recorded["rows"])
     assert all(path.is_file() for path, _ in shown.figures)
 
 
 def test_the_list(capsys):
     """Every table, figure and theorem of each paper, once."""
     numbered = {
-        "wang-isola": ("1 2 3 4 5a 5b 6 7 8 9a 9b 10 11", range(1, 12), ["theorem1", "theorem2"]),
-        "chen": ("A1 B1 B2 C1 E1", ("D1", "D2", "D3"), ["algorithm1"]),
-        "balanced": ("1 2 3 4 5", range(1, 5), ["theorem4.4", "theorem4.6"]),
+        "wang-isola/figure": "1 2 3 4 5a 5b 6 7 8 9a 9b 10 11",
+        "wang-isola/table": "1 2 3 4 5 6 7 8 9 10 11",
+        "chen/figure": "A1 B1 B2 C1 E1",
+        "chen/table": "D1 D2 D3",
+        "balanced/figure": "1 2 3 4 5",
+        "balanced/table": "1 2 3 4",
     }
-    for paper, (figures, of_tables, others) in numbered.items():
-        names = [*(f"figure{n}" for n in figures.split()), *(f"table{n}" for n in of_tables)]
-        names += others
-        listed = [name for name in (*ITEMS, *reproduce.ELSEWHERE) if name.startswith(f"{paper}/")]
-        assert sorted(listed) == sorted(f"{paper}/{name}" for name in names)
+    names = [f"{kind}{number}" for kind, of in numbered.items() for number in of.split()]
+    names += ["wang-isola/theorem1", "wang-isola/theorem2", "chen/algorithm1"]
+    names += ["balanced/theorem4.4", "balanced/theorem4.6"]
+    assert sorted((*ITEMS, *reproduce.ELSEWHERE)) == sorted(names)
     reproduce.main(ReproduceConfig())
     out = capsys.readouterr().out
-    assert all(name in out for name in (*ITEMS, *reproduce.ELSEWHERE))
-    (line,) = (line for line in out.splitlines() if line.startswith("wang-isola/figure7"))
-    assert re.search(r"laptop +digits +yes +26 ", line)
+    assert all(name in out for name in names)
+    assert re.search(r"wang-isola/figure7 .*laptop +digits +yes +26 ", out)
 
 
-def test_every_item_has_a_dry_run_without_the_data(capsys, quick, tmp_path):
+def test_every_item_has_a_dry_run_without_the_data(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(costs, "_seconds", lambda config: 0.5)  # a step
+    options = {"out": tmp_path / "out", "dry_run": True, "data_dir": str(tmp_path)}
     for name, item in ITEMS.items():
         for scale in item.scales if not name.startswith("wang-isola/") else ():
-            options = {"scale": scale, "dry_run": True, "data_dir": str(tmp_path)}
-            reproduce.main(ReproduceConfig(name, out=tmp_path / "out", **options))
+            reproduce.main(ReproduceConfig(name, scale=scale, **options))
             out = capsys.readouterr().out
             assert f"{name} at --scale {scale}" in out and " 0 runs" not in out
     assert not (tmp_path / "out").exists()
@@ -82,26 +75,26 @@ def test_every_item_has_a_dry_run_without_the_data(capsys, quick, tmp_path):
     assert costs._images(listed) == (126_689, (224, 224, 3))  # the 100 classes of Table 7
 
 
-def test_a_dry_run_counts_what_is_not_done(capsys, monkeypatch, quick, tmp_path):
+def test_a_dry_run_counts_what_is_not_done(capsys, monkeypatch, tmp_path):
+    seconds = Mock(return_value=0.5)
+    monkeypatch.setattr(costs, "_seconds", seconds)
     known = {"wang_isola_table8_row57_laptop"}
-    monkeypatch.setattr(
-        sweeps, "known", lambda planned: [done() for one in planned if one.config.name in known]
-    )
+    of_known = lambda planned: [done() for one in planned if one.config.name in known]  # noqa: E731
+    monkeypatch.setattr(sweeps, "known", of_known)
     row = tables.row_of("wang-isola/table8", 57)
     cost = costs.cost(config_of(row, "laptop"))
     batch = row.values["batch_size"] // 4
     # A step of 32 pairs is measured on CPU, and takes time in proportion.
     assert cost == (25 * (1400 // batch), pytest.approx(0.5 * batch / min(batch, 32)))
-    assert quick[0].optimizer.batch_size == min(batch, 32)
-    hours = []
-    for _ in range(2):
-        options = {"scale": "laptop", "row": 57, "dry_run": True, "out": tmp_path / "out"}
+    assert seconds.call_args[0][0].optimizer.batch_size == min(batch, 32)
+    options = {"scale": "laptop", "row": 57, "dry_run": True, "out": tmp_path / "out"}
+    for hours in (0, cost.steps * cost.seconds / 3600):
         reproduce.main(ReproduceConfig("wang-isola/table8", **options))
         out = capsys.readouterr().out
         assert f"output linear {row.values['val_output_linear']:g}" in out
-        hours.append(float(re.search(r"1 runs, (\S+) hours", out)[1]))
+        said = re.search(r"1 runs, (\S+) hours", out)[1]
+        assert float(said) == pytest.approx(hours, rel=0.05)
         known.clear()
-    assert hours == [0, pytest.approx(cost.steps * cost.seconds / 3600, rel=0.05)]
 
 
 def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
@@ -110,9 +103,8 @@ def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
     lost = {"run": "b", "status": "failed", "reason": "loss nan"} | weights
     monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: ["c: a mistake"])
     monkeypatch.setattr(sweeps, "known", lambda planned: [row, lost])
-    asked = ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path)
     with pytest.raises(UserError, match=r"1 run\(s\) are not done"):
-        reproduce.main(asked)
+        reproduce.main(ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path))
     said = capsys.readouterr()
     assert "1 of 26 runs failed" in said.out and "failed: b: loss nan\nc: a mistake\n" in said.err
     kept = sweeps.read_csv(tmp_path / "wang-isola/figure7/laptop/results.csv")
@@ -121,26 +113,21 @@ def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
 
 def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
     """What is done is shown, with how much that is; a later stage waits for all of the first."""
-    asked, first = [], [67, 79]  # rows of Table 8 that are done, the first by an earlier command
-    about = {"kind": "contrastive", "seed": 0, "output_linear_cv": 50}
-    rows = [
-        done(row=n, loss="a", **about, **scored(output_linear=n)) | {"run": f"run{n}"}
-        for n in first
-    ]
+    sweep = Mock(return_value=[])
+    about = {"kind": "contrastive", "seed": 0, "output_linear_cv": 50, "loss": "a"}
 
-    def known(planned):
-        numbers = {one.about["row"] for one in planned}
-        return [row for row in rows if row["row"] in numbers]
-
-    def sweep(planned, **how):
-        asked.append((len(planned), how["together"], how["retry"], how["jobs"]))
-        return []
+    def known(planned):  # of Table 8, the first by an earlier command
+        numbers = [n for n in (67, 79) if n in {one.about["row"] for one in planned}]
+        scores = {n: scored(output_linear=n) | {"run": f"run{n}"} for n in numbers}
+        return [done(row=n) | about | scores[n] for n in numbers]
 
     monkeypatch.setattr(sweeps, "sweep", sweep)
     monkeypatch.setattr(sweeps, "known", known)
     how = {"only": ("*row79_*",), "together": "yes", "retry": True}
     reproduce.main(ReproduceConfig("wang-isola/table1", scale="laptop", out=tmp_path, **how))
-    assert asked == [(1, True, True, 1)] and "2 of 17 planned runs" in capsys.readouterr().out
+    (planned,), how = sweep.call_args
+    assert [len(planned), how["together"], how["retry"], how["jobs"]] == [1, True, True, 1]
+    assert sweep.call_count == 1 and "2 of 17 planned runs" in capsys.readouterr().out
     with pytest.raises(UserError, match="Do the rest first"):
         results_page.record("wang-isola/table1", "laptop", tmp_path)
 
@@ -148,6 +135,29 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
 def test_the_page_holds_what_was_recorded():
     """docs/results.md again, from what `reproduce` wrote."""
     assert results_page.PAGE.read_text() == results_page.page()
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for file in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page.read_text()):
-            assert (page.parent / file).is_file(), f"{page.name}: {file}"
+
+
+def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
+    asked = quickstart.QuickstartConfig(str(tmp_path), 3)
+    configs = [quickstart._config(name, asked) for name in quickstart.RUNS]
+    assert list(quickstart.RUNS)[1:3] == ["align_uniform", "circle_supervised"]
+    weights = [(*quickstart._weights(config.objective).values(),) for config in configs]
+    assert weights == [(1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1), (1, 0, 0, 0)]
+    assert [(c.model.dim, c.seed) for c in configs] == [(32, 3), (32, 3), (2, 3), (2, 3)]
+    for rows in (quickstart.ENCODERS, quickstart.CIRCLES):
+        (first, step), *others = rows.values()  # step 0 of another row's run
+        assert step == 0 and (first, None) in others
+    numbers = {"align": 0.5, "uniform": -3.0, "uniform_optimum": -3.8}
+    monkeypatch.setattr(quickstart, "measure", lambda config: numbers)
+    monkeypatch.setattr(quickstart, "probe", lambda config: [{"top1": 98.0}, {"top1": 97.0}])
+    assert quickstart._scores(tmp_path, 0) == [0.5, -3.0, -3.8, 98.0, 97.0]
+    assert quickstart.COLUMNS[4:] == ["linear (%)", "5-NN (%)"]
+
+
+@pytest.mark.slow
+def test_the_quickstart_shortened(monkeypatch, tmp_path, capsys):
+    short = {name: (*of[:2], 8, of[3]) for name, of in quickstart.RUNS.items()}
+    monkeypatch.setattr(quickstart, "RUNS", short)
+    quickstart.main(quickstart.QuickstartConfig(str(tmp_path)))
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png") == 3 and "align + uniform" in capsys.readouterr().out

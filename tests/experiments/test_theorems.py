@@ -9,21 +9,11 @@ from scipy import special
 from experiments.balanced import theorems
 from experiments.wang_isola import many_negatives, single_negative
 from experiments.wang_isola import theory as items
-from hypersphere_jax import bounds, plots
+from hypersphere_jax import bounds
 from hypersphere_jax.config import ObjectiveConfig
 
+SIDES = ("left", "right", "mean gap")
 GRID = 2 * np.pi * np.arange(1440) / 1440
-DRAWN = ("limit_deviations", "single_negative_sheet", "bound_sheet")
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """What is given to each drawing; nothing is drawn."""
-    found = {}
-    for name in DRAWN:
-        keep = lambda *given, name=name, **_: found.update({name: given})  # noqa: E731
-        monkeypatch.setattr(plots, name, keep)
-    return found
 
 
 def softplus_of(cosines, tau, positive=1.0):
@@ -40,9 +30,6 @@ def energy(density, loss):
 
 def von_mises(kappa, centre=0.0):
     return np.exp(kappa * np.cos(GRID - centre)) / np.i0(kappa)
-
-
-# Figures 4, 10 and 11.
 
 
 def test_expected_potentials(rng):
@@ -65,9 +52,6 @@ def test_expected_potentials(rng):
     assert items.expected_potential(kinds["one point"].moment, 0.5) == pytest.approx(1)
 
 
-# Theorem 1.
-
-
 def test_theorem1(tmp_path, drawn):
     shown = many_negatives.theorem1(tmp_path, 1, sizes=(256, 4096), draws=512, negatives=2**20)
     assert len(shown.rows) == 6
@@ -76,8 +60,8 @@ def test_theorem1(tmp_path, drawn):
         assert abs(slope - expected) < 0.1 and error < 0.06
         assert abs(value - first_order) < 4 * value_error + 0.02 * abs(first_order)
     kind = many_negatives.uniform_features()
-    runs = [many_negatives.deviations(kind, [16], 64, 2**12, seed) for seed in (1, 1, 2)]
-    assert runs[0][0].rms == runs[1][0].rms != runs[2][0].rms
+    one, again, other = (many_negatives.deviations(kind, [16], 64, 2**12, n)[0] for n in (1, 1, 2))
+    assert one.rms == again.rms != other.rms
 
 
 def test_expectation_is_exact_at_few_negatives():
@@ -90,9 +74,6 @@ def test_expectation_is_exact_at_few_negatives():
     two = many_negatives.population("two", x, x, tau)
     (found,) = many_negatives.deviations(two, [m], 4096, 2**20, 0, tau)
     assert abs(found.bias[0] - exact) < 4 * found.bias_error[0] < 0.1 * exact
-
-
-# Theorem 2.
 
 
 def test_losses_with_one_negative_are_integrals():
@@ -123,20 +104,19 @@ def test_theorem2(tmp_path, drawn):
     # Free points gather at a pentagon, which is below the constant.
     tau, _, name, loss, exact, above = shown.rows[-1]
     pentagon = single_negative.spaced_single(5, 0.5)
-    assert tau == 0.5 and "free" in name and loss == pytest.approx(exact, abs=1e-5)
-    assert exact == pytest.approx(pentagon, abs=1e-5)
+    assert (
+        tau == 0.5 and "free" in name and [loss, exact] == pytest.approx([pentagon] * 2, abs=1e-5)
+    )
     assert above == exact - single_negative.uniform_single(2, 0.5) < -4e-4
 
 
-# Theorems 4.4 and 4.6 of the balanced paper.
-
-
-def seen(rng, alpha=4.0, lam=2.0, loss="balanced_contrastive"):
+def seen(rng, alpha=4.0, lam=2.0):
     """Features of 4 images of each of 3 classes, around the centre of each image."""
     labels = np.tile(np.arange(3), 4)
     images = rng.normal(size=(3, 6))[labels] + 0.3 * rng.normal(size=(12, 6))
     views = images + 0.5 * rng.normal(size=(theorems.VIEWS + 1, 12, 6))
     views = (views / np.linalg.norm(views, axis=2, keepdims=True)).astype(np.float32)
+    loss = "balanced_contrastive"
     return theorems.Seen("run", loss, alpha, lam, 0, views[0], views[1:], labels, 3)
 
 
@@ -145,34 +125,30 @@ def show(context, monkeypatch, drawn):
     def shown(item, *encoders):
         monkeypatch.setattr(theorems, "encoders", lambda context, rows: iter(encoders))
         found = theorems.ITEMS[f"balanced/{item}"].show(context, [])
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows], found
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows], found.text
 
     return shown
 
 
-def test_strengths_are_those_of_the_losses():
-    assert theorems.strengths(ObjectiveConfig(loss="nt_xent", loss_tau=0.1)) == (10, 1)
-    assert theorems.strengths(ObjectiveConfig(loss="balanced_contrastive")) == (4, 2)
-
-
-def columns_of(left, right):
-    left, right = np.asarray(left), np.asarray(right)
-    sides = {"left": float(left.mean()), "right": float(right.mean())}
-    return sides | {"mean gap": float((right - left).mean())}
+def columns_of(left, right, **more):
+    sides = {"left": left.mean(), "right": right.mean(), "mean gap": (right - left).mean()}
+    return pytest.approx({name: float(value) for name, value in (sides | more).items()}, abs=1e-5)
 
 
 def test_theorem_4_4(show, rng):
+    assert theorems.strengths(ObjectiveConfig(loss="nt_xent", loss_tau=0.1)) == (10, 1)
+    assert theorems.strengths(ObjectiveConfig(loss="balanced_contrastive")) == (4, 2)
     one = seen(rng)
-    rows, _ = show("theorem4.4", one)
-    left, right, _ = bounds.attracting_bound(one.anchors, one.views)
-    norms = np.linalg.norm(one.views.mean(axis=0), axis=1)
-    expected = columns_of(left, right) | {"norm of m": float(norms.mean()), "holds (%)": 100}
-    assert {name: rows[0][name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    (row,), _ = show("theorem4.4", one)
+    left, right, _ = map(np.asarray, bounds.attracting_bound(one.anchors, one.views))
+    norm = np.linalg.norm(one.views.mean(axis=0), axis=1).mean()
+    expected = {"norm of m": norm, "holds (%)": 100}
+    assert {name: row[name] for name in (*SIDES, *expected)} == columns_of(left, right, **expected)
     turned = one.anchors.copy()
     turned[:3] *= -1  # without its assumption
-    rows, shown = show("theorem4.4", one._replace(anchors=turned))
-    assert rows[0]["holds (%)"] == rows[0]["Assumption 4.3 (%)"] == 75
-    assert "100.00% of the 9 anchors" in shown.text[2] and "3 of 12 an" in shown.text[2]
+    (row,), text = show("theorem4.4", one._replace(anchors=turned))
+    assert row["holds (%)"] == row["Assumption 4.3 (%)"] == 75
+    assert "100.00% of the 9 anchors" in text[2] and "3 of 12 an" in text[2]
 
 
 def test_theorem_4_6(show, rng):
@@ -182,7 +158,7 @@ def test_theorem_4_6(show, rng):
     one = encoders[1]
     found = bounds.repelling_bound(one.anchors, one.labels, one.views, one.labels, 4.0, 3)
     left, right, _, nu = map(np.asarray, found)
-    slack = float((math.log(3) / 4 / nu).mean())
-    expected = columns_of(left, right) | {"nu": float(nu.mean())}
-    expected |= {"log(n) / (nu alpha)": slack, "holds (%)": 100, "bracket >= 0 (%)": 100}
-    assert {name: rows[1][name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    expected = {"nu": nu.mean(), "log(n) / (nu alpha)": (math.log(3) / 4 / nu).mean()}
+    expected |= {"holds (%)": 100, "bracket >= 0 (%)": 100}
+    found = {name: rows[1][name] for name in (*SIDES, *expected)}
+    assert found == columns_of(left, right, **expected)

@@ -1,30 +1,17 @@
 """Wang & Isola: which runs an item plans, which of them it compares, and how."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from item_rows import done, scored
+from item_rows import configs, done, scored
 from scipy import stats
 
-from experiments import tables
+from experiments import quick_thought, tables
 from experiments.reproduce import ITEMS
 from experiments.specifications import config_of, formula
-from experiments.wang_isola import best, plane, trajectories
-from hypersphere_jax import plots
+from experiments.wang_isola import best, plane, sentences, trajectories
 from hypersphere_jax.config import UserError, to_dict
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """What items give their pictures to draw; nothing is drawn."""
-    found = {}
-    for name in ("metrics_planes", "weights_curves", "trajectories", "circle_figure"):
-        keep = lambda *given, name=name: found.update({name: given})  # noqa: E731
-        monkeypatch.setattr(plots, name, keep)
-    return found
-
-
-def configs(planned):
-    return [one.config for one in planned]
 
 
 def encoder(align, uniform, accuracy, **more):
@@ -53,41 +40,47 @@ def test_a_row_trains_that_very_encoder(context, plan):
 
 def test_the_laptops_sweeps_span_the_papers_ranges(plan):
     both = plan("wang-isola/figure5a")
-    digits = [one for one in both if one.config.data.name == "digits"]
-    cifar10 = [one for one in both if one.config.data.name == "cifar10"]
-    assert len(digits) >= 60 and len({one.config.name for one in digits}) == len(digits)
+    digits, cifar10 = ([p for p in both if p.config.data.name == n] for n in ("digits", "cifar10"))
+    assert len({config.name for config in configs(digits)}) == len(digits) >= 60
     assert {one.about["kind"] for one in digits} >= {"contrastive", "align+uniform", "uniform"}
-    dims = {one.config.model.dim for one in digits}
-    assert min(dims) == 2 and max(dims) >= 1024
+    assert {2, 1024} <= {config.model.dim for config in configs(digits)}
     assert all(one.config.init_from is None for one in both)  # none is there to begin from
     assert plan("wang-isola/table1") == cifar10  # among which the paper's own choices are
-    losses = {formula(one.config.objective) for one in cifar10}
+    losses = {formula(config.objective) for config in configs(cifar10)}
     assert {formula(config_of(row).objective) for row in tables.rows(best.TABLE1)} <= losses
     assert all(row.values["init"] == "rand" for row in plane.usable_rows())
 
 
 def test_figure_7_at_both_scales(plan):
     shapes = set()
-    for one in plan("wang-isola/figure7"):
-        loss, seed = one.config.objective, one.config.seed
-        align, uniform = one.about["align_weight"], one.about["uniform_weight"]
-        assert (loss.align_weight, loss.uniform_weight) == (align, uniform)
-        assert f"align{align:g}_uniform{uniform:g}_seed{seed}" in one.config.name
-        shapes.add((align, uniform, seed))
+    for config, about, *_ in plan("wang-isola/figure7"):
+        loss = config.objective
+        shape = (loss.align_weight, loss.uniform_weight, config.seed)
+        assert shape[:2] == (about["align_weight"], about["uniform_weight"])
+        assert "align{:g}_uniform{:g}_seed{}".format(*shape) in config.name
+        shapes.add(shape)
     assert len(shapes) == 26 and {(1, 0, 0), (0, 1, 0), (1, 0.25, 1)} <= shapes
     assert len(plan("wang-isola/figure7", "paper")) > 50
 
 
 def test_figure_8_begins_at_the_high_temperature(context, plan):
-    for scale, tau, epochs in (("laptop", 2.5, {1}), ("paper", 2, {12})):
+    for scale, tau, epochs in (("laptop", 2.5, 1), ("paper", 2, 12)):
         start, *finetuned = plan("wang-isola/figure8", scale)
         assert start.config.objective.contrastive_tau == tau
         assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
         assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
-        assert {one.config.init_from for one in finetuned} == {
-            str(context.runs_dir / start.config.name)
-        }
-        assert {one.config.optimizer.epochs for one in finetuned} == epochs
+        found = {(config.init_from, config.optimizer.epochs) for config in configs(finetuned)}
+        assert found == {(str(context.runs_dir / start.config.name), epochs)}
+
+
+def test_the_circle(plan):
+    """Its encoders have two dimensions, a supervised and a contrastive one."""
+    planned = plan("wang-isola/figure3")
+    found = [(c.model.dim, c.objective.supervised_weight) for c in configs(planned)]
+    assert found == [(2, 1), (2, 0)]
+    assert [one.about["kind"] for one in planned] == ["supervised", "contrastive"]
+    loss = planned[0].config.objective
+    assert loss.align_weight == loss.uniform_weight == 0
 
 
 def test_rank_correlations():
@@ -95,7 +88,7 @@ def test_rank_correlations():
     align, uniform, noise = random.normal(size=(3, 40))
     rows = [encoder(*numbers) for numbers in zip(align, uniform, -align + noise, strict=True)]
     found = plane.rank_correlations(rows, draws=300)
-    for name, values in (("align", align), ("uniform", uniform), ("sum", align + uniform)):
+    for name, values in {"align": align, "uniform": uniform, "sum": align + uniform}.items():
         value, low, high, chance = found[name]
         assert value == pytest.approx(stats.spearmanr(values, -align + noise).statistic)
         assert low < value < high and 0.2 < chance < 0.45  # 1.96 / sqrt(39) is 0.31
@@ -120,33 +113,81 @@ def test_the_plane(context, drawn):
     assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
 
 
-def grid():
-    """Encoders by row of Table 8, kind, accuracy by cross-validation and on the test split."""
+def test_table_1_chooses_without_the_test_split(context):
     made = ((79, "contrastive", 70, 60), (83, "contrastive", 60, 99), (174, "align+uniform", 65, 1))
-    return [
+    grid = [
         encoder(1, 1, test, row=row, kind=kind, seed=0, output_linear_cv=cv, output_knn5=50)
         for row, kind, cv, test in made
     ]
+    chosen = {name[5:]: row["row"] for name, row in best.selected(grid).items()}
+    expected = {"contrastive only": 79, "align and uniform only": 174, "among all encoders": 79}
+    assert chosen == expected
+    repeats = {(one.about["row"], one.config.seed) for one in best._repeats(context, grid)}
+    assert repeats == {(row, seed) for row in (79, 174) for seed in (1, 2, 3)}
 
 
-def test_table_1_chooses_without_the_test_split(context):
-    chosen = {
-        "best contrastive only": 79,
-        "best align and uniform only": 174,
-        "best among all encoders": 79,
-    }
-    assert {name: row["row"] for name, row in best.selected(grid()).items()} == chosen
-    repeats = best._repeats(context, grid())
-    assert sorted((one.about["row"], one.config.seed) for one in repeats) == [
-        (row, seed) for row in (79, 174) for seed in (1, 2, 3)
-    ]
+# Tables 4 and 11, and Figure 9b: sentence encoders.
+TABLE4, TABLE11, FIGURE = (f"wang-isola/{name}" for name in ("table4", "table11", "figure9b"))
 
 
-def test_the_circle(plan):
-    """Its encoders have two dimensions, a supervised and a contrastive one."""
-    planned = plan("wang-isola/figure3")
-    losses = [one.config.objective for one in planned]
-    assert [one.config.model.dim for one in planned] == [2, 2]
-    assert [one.about["kind"] for one in planned] == ["supervised", "contrastive"]
-    assert [loss.supervised_weight for loss in losses] == [1, 0]
-    assert losses[0].align_weight == losses[0].uniform_weight == 0
+def test_sentence_encoders_at_both_scales(plan):
+    *grid, baseline = plan(TABLE4)
+    assert grid == plan(FIGURE) and len(grid) >= 12
+    measured = {(one.measures.protocol, one.measures.tasks) for one in grid}
+    assert measured == {("quick_thought", ("mr", "cr"))}
+    # The baselines are of one of the grid: before training too, and its mean word embeddings.
+    assert baseline.config in configs(grid) and baseline.about["kind"] == "baseline"
+    assert baseline.measures.initial and baseline.measures.layers == ("output", "bag")
+    everything = plan(TABLE11, "paper")
+    assert len(everything) == 114 - 1 == len(plan(FIGURE, "paper"))  # of one alpha is doubtful
+    found = {(config.optimizer, config.model.dim) for config in configs(everything)}
+    assert found == {(quick_thought.OPTIMIZER, 1200)}
+    # Table 4 trains the encoders that the paper chose: their accuracies are printed in both.
+    of_mr, of_cr, both = plan(TABLE4, "paper")
+    assert (of_mr.about["paper_val_mr"], of_cr.about["paper_val_cr"]) == (77.51, 83.86)
+    assert (both.about["paper_val_mr"], both.about["paper_val_cr"]) == (73.76, 80.95)
+    assert plan(TABLE4, "paper", row=2) == [both]
+
+
+def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, **more):
+    """A row of an encoder with its scores on both tasks, and those of their cross-validation."""
+    about = {"data": "books", "loss": f"loss {number}", "kind": kind, "step": 9, "row": number}
+    about |= {"align": 1 / number, "uniform": -number, "mr_cv": mr_cv, "cr_cv": cr_cv}
+    return done(**about | scored(mr=mr, cr=cr) | more)
+
+
+def test_table_4_picks_for_each_task(context):
+    """By cross-validation, not by the score that is shown."""
+    made = (  # kind, and scores on MR and CR, then by cross-validation
+        ("contrastive", 60, 70, 1, 8),
+        ("contrastive", 61, 75, 4, 6),
+        ("align+uniform", 59, 71, 3, 7),
+        ("contrastive+align+uniform", 58, 66, 5, 2),
+        ("align", 99, 99, 99, 99),
+        ("baseline", 98, 97, 98, 98),
+    )
+    rows = [sentence_encoder(number, *values) for number, values in enumerate(made, 1)]
+    rows[4]["status"] = "failed"
+    rows[5] |= {"step": 0} | scored(mr_bag=50, cr_bag=51)
+    shown = sentences.show_best(context, rows)
+    places = [shown.columns.index(name) for name in ("selection", "task", "loss", "accuracy (%)")]
+    found = {tuple(line[place] for place in places) for line in shown.rows}
+    assert len(found) == len(shown.rows) == 10
+    for name, *of in (
+        ("best contrastive only", "loss 2", 61, "loss 1", 70),
+        ("best align and uniform only", "loss 3", 59, "loss 3", 71),
+        ("best among all encoders", "loss 4", 58, "loss 1", 70),
+        ("baseline: random encoder", None, 98, None, 97),
+        ("baseline: random word embeddings, their mean", None, 50, None, 51),
+    ):
+        assert {(name, "MR", *of[:2]), (name, "CR", *of[2:])} <= found
+    assert all(f"{number}.00%" in shown.verdict for number in (61, 59, 98, 70, 71, 97))
+
+
+def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
+    """Encoders that are the better on MR the more they are aligned, and the worse on CR."""
+    monkeypatch.setattr(plane, "rank_correlations", partial(plane.rank_correlations, draws=20))
+    rows = [sentence_encoder(n, "contrastive", 50 + n, 80 - n) for n in range(1, 8)]
+    shown = sentences.show_figure(context, rows)
+    values = {(line[0], line[2]): line[3] for line in shown.rows if line[3]}
+    assert float(values["MR", "L_align"]) == -1 and float(values["CR", "L_align"]) == 1

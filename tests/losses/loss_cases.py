@@ -13,15 +13,11 @@ import hypersphere_jax as hj
 
 
 class Case(NamedTuple):
-    """A loss and its oracle with the same options, of which `numbers` are tried in turn.
-
-    `shapes` has a letter for each array: n points of the batch, m points that all devices share, D
-    directions.
-    """
+    """A loss and its oracle with the same options."""
 
     loss: Callable
     oracle: Callable
-    shapes: str
+    shapes: str  # of its arrays: n points of the batch, m that all devices share, D directions
     numbers: list[dict[str, float]]
 
 
@@ -47,9 +43,7 @@ CASES = {
     "nt_xent dot": case("nt_xent", "nn", *each("tau", 0.5), similarity="dot"),
     "nt_xent neg_euclidean": case("nt_xent", "nn", *each("tau", 0.2), similarity="neg_euclidean"),
     "decoupled": case("decoupled_nt_xent", "nn", {"tau": 1, "lam": 0.1}, {"tau": 0.2, "lam": 3}),
-    "decoupled per_dimension": case(
-        "decoupled_nt_xent", "nn", {"tau": 0.3, "lam": 0.4}, scaling="per_dimension"
-    ),
+    "in tables": case("decoupled_nt_xent", "nn", {"tau": 0.3, "lam": 0.4}, scaling="per_dimension"),
     "balanced": case("balanced_contrastive", "nn", *({"alpha": a, "lam": 2} for a in (4, 200))),
     "generalized": case("generalized_nt_xent", "nn", {"alpha": 3, "lam": 2}),
     "logsumexp": case("logsumexp", "n", *each("tau", 0.5, 0.01)),
@@ -59,32 +53,25 @@ CASES = {
     "quick_thought_uniform": case("quick_thought_uniform", "nn", *each("t", 2)),
 }
 # Of forms of one loss that differ before points meet, one.
-VARIANTS = ("uniform (8)", "queue (21)", "nt_xent dot", "decoupled per_dimension")
+VARIANTS = ("uniform (8)", "queue (21)", "nt_xent dot", "in tables")
 ONE_FORM = [name for name in CASES if name not in VARIANTS]
 N, M, D = 12, 7, 5
 
 
 def inputs(rng: np.random.Generator, shapes: str, n=N, m=M, d=D) -> list[np.ndarray]:
     """Unit features, the second n-set positives of the first; directions orthonormal."""
-    arrays = []
-    for letter in shapes:
-        if letter == "D":
-            arrays.append(np.linalg.qr(rng.standard_normal((d, d)))[0].astype(np.float32))
-        elif letter == "m" or not arrays:
-            arrays.append(sphere(rng, n if letter == "n" else m, d))
-        else:
-            y = arrays[0] + 0.4 * rng.standard_normal((n, d))
-            arrays.append((y / np.linalg.norm(y, axis=1, keepdims=True)).astype(np.float32))
-    return arrays
+    x, y = sphere(rng, n, d), rng.standard_normal((n, d))
+    y = 0.4 * y + x
+    sides = iter([x, y / np.linalg.norm(y, axis=1, keepdims=True)])
+    others = {"m": sphere(rng, m, d), "D": np.linalg.qr(rng.standard_normal((d, d)))[0]}
+    return [np.float32(next(sides) if s == "n" else others[s]) for s in shapes]
 
 
 @functools.cache
 def program(name: str) -> Callable:
     """`arrays, numbers -> value, (gradients of arrays, of numbers)` of a case."""
-    loss = CASES[name].loss
-    return jax.jit(
-        jax.value_and_grad(lambda arrays, numbers: loss(*arrays, **numbers), argnums=(0, 1))
-    )
+    call = lambda arrays, numbers: CASES[name].loss(*arrays, **numbers)  # noqa: E731
+    return jax.jit(jax.value_and_grad(call, argnums=(0, 1)))
 
 
 def gradients(name: str, arrays, **numbers: float):

@@ -11,6 +11,8 @@ from points import sphere
 
 from hypersphere_jax import generalized_contrastive_loss, sliced_wasserstein_loss, theory
 
+KEY = jax.random.key(0)
+
 
 def test_closed_forms():
     same = np.eye(5)[:1].repeat(N, 0)
@@ -41,8 +43,8 @@ def test_closed_forms():
 def test_generalized_nt_xent_at_lam_1_is_nt_xent(rng):
     views = inputs(rng, "nn")
     for alpha in (0.5, 2.0, 30.0):
-        generalized = alpha * value("generalized", *views, alpha=alpha, lam=1)
-        np.testing.assert_allclose(generalized, value("nt_xent", *views, tau=1 / alpha), rtol=1e-5)
+        found = alpha * value("generalized", *views, alpha=alpha, lam=1)
+        np.testing.assert_allclose(found, value("nt_xent", *views, tau=1 / alpha), rtol=1e-5)
 
 
 def test_decoupled_at_lam_tau_is_tau_times_nt_xent(rng):
@@ -53,21 +55,17 @@ def test_decoupled_at_lam_tau_is_tau_times_nt_xent(rng):
 
 
 def test_the_two_scalings_of_the_decoupled_loss(rng):
-    # For unit features the alignment of the tables is (1 - z . z') / d.
-    z1, z2 = inputs(rng, "nn")
-    d, tau, lam = z1.shape[1], 0.3, 0.02
-    tables = value("decoupled per_dimension", z1, z2, tau=tau, lam=lam)
-    equation = value("decoupled", z1, z2, tau=tau, lam=d * lam)
-    np.testing.assert_allclose(d * tables, 1 + equation, rtol=1e-5)
+    # For unit features of five dimensions the alignment of the tables is (1 - z . z') / 5.
+    views = inputs(rng, "nn")
+    tables = value("in tables", *views, tau=0.3, lam=0.02)
+    equation = value("decoupled", *views, tau=0.3, lam=0.1)
+    np.testing.assert_allclose(5 * tables, 1 + equation, rtol=1e-5)
 
 
 def test_logsumexp_is_what_spreads_in_the_decoupled_loss(rng):
-    # Of all 2n views as the features of one.
-    z = sphere(rng, N, 5)
-    z1, z2 = z[: N // 2], z[N // 2 :]
-    losses = [value("decoupled", z1, z2, tau=0.3, lam=lam) for lam in (0.0, 2.0)]
-    alone = value("logsumexp", z, tau=0.3)
-    np.testing.assert_allclose(losses[1] - losses[0], 2 * alone, rtol=1e-5)
+    z = sphere(rng, N, 5)  # all 2n views as the features of one
+    zero, two = (value("decoupled", *np.split(z, 2), tau=0.3, lam=lam) for lam in (0.0, 2.0))
+    np.testing.assert_allclose(two - zero, 2 * value("logsumexp", z, tau=0.3), rtol=1e-5)
 
 
 def test_negative_squared_distance_is_twice_the_cosine_for_unit_features(rng):
@@ -118,7 +116,7 @@ def test_queue_of_the_other_points_completes_the_batch(rng):
 
 
 def test_uniform_samples_attain_the_optimum():
-    x = theory.uniform_sphere(jax.random.key(0), 2048, 8)
+    x = theory.uniform_sphere(KEY, 2048, 8)
     for t in (0.5, 2.0, 8.0):
         found = value("uniform", x, t=t)
         np.testing.assert_allclose(found, theory.uniformity_optimum(8, t), atol=0.02)
@@ -129,8 +127,7 @@ def test_uniform_samples_attain_the_optimum():
 def test_sliced_wasserstein_distances(rng):
     h, directions = sphere(rng, 64, 4), np.eye(4, dtype=np.float32)
     # A shift by c along a direction costs c^2, of one in four, and nothing across it.
-    shift = np.float32([0, 0, 0, 3])
-    loss = jax.jit(sliced_wasserstein_loss)
+    shift, loss = np.float32([0, 0, 0, 3]), jax.jit(sliced_wasserstein_loss)
     assert loss(h, h[::-1], directions) == 0
     np.testing.assert_allclose(loss(h + shift, h, directions), 9 / 4, rtol=1e-5)
     assert loss(h + shift, h, directions[:, [0, 1, 2, 0]]) == 0
@@ -138,15 +135,11 @@ def test_sliced_wasserstein_distances(rng):
 
 @pytest.mark.parametrize("prior", ["hypersphere", "hypercube", "normal"])
 def test_generalized_contrastive_loss_knows_its_prior(prior, rng):
-    samples = {
-        "hypersphere": sphere(rng, 2048, 4),
-        "hypercube": rng.uniform(-1, 1, (2048, 4)).astype(np.float32),
-        "normal": rng.standard_normal((2048, 4)).astype(np.float32),
-    }
-    key = jax.random.key(0)
-    loss = jax.jit(lambda z: generalized_contrastive_loss(key, z, z, prior, lam=1.0))
-    # A sample of the prior is near it, the nearer the larger.
-    own = loss(samples.pop(prior))
+    normal = rng.standard_normal((2048, 4)).astype(np.float32)
+    cube = rng.uniform(-1, 1, (2048, 4)).astype(np.float32)
+    samples = {"hypersphere": sphere(rng, 2048, 4), "hypercube": cube, "normal": normal}
+    loss = jax.jit(lambda z: generalized_contrastive_loss(KEY, z, z, prior, lam=1.0))
+    own = loss(samples.pop(prior))  # a sample of the prior is near it, the nearer the larger
     if prior == "hypersphere":  # to which the others are normalized
         assert own < 0.1 * loss(sphere(rng, 64, 4))
     else:
@@ -156,11 +149,9 @@ def test_generalized_contrastive_loss_knows_its_prior(prior, rng):
 def test_generalized_contrastive_loss_terms(rng):
     z1, z2 = (rng.standard_normal((6, 4)).astype(np.float32) for _ in range(2))
     loss = jax.jit(generalized_contrastive_loss, static_argnames=("prior", "scaling"))
-    key = jax.random.key(0)
-    at = {lam: loss(key, z1, z2, "normal", lam) for lam in (0.0, 0.5, 2.0)}
+    at = {lam: loss(KEY, z1, z2, "normal", lam) for lam in (0.0, 0.5, 2.0)}
     np.testing.assert_allclose(at[0.0], np.mean((z1 - z2) ** 2) / 2, rtol=1e-6)
-    # The weight is linear.
-    np.testing.assert_allclose(at[2.0] - at[0.0], 4 * (at[0.5] - at[0.0]), rtol=1e-5)
+    np.testing.assert_allclose(at[2.0] - at[0.0], 4 * (at[0.5] - at[0.0]), rtol=1e-5)  # linear
     # The other scaling: d times the alignment, at d lam d times the loss.
-    per_sample = loss(key, z1, z2, "normal", 2.0, scaling="per_sample")
+    per_sample = loss(KEY, z1, z2, "normal", 2.0, scaling="per_sample")
     np.testing.assert_allclose(per_sample, 4 * at[0.5], rtol=1e-5)

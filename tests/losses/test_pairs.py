@@ -1,8 +1,6 @@
 """The five sums of exponentials of `losses/pairs.py`, of which all pairwise losses are made.
 
-Each has the value and the gradients of a dense matrix in float64, on one device and on several
-(gathered or along a ring), in blocks, under `vmap`, in forward and
-reverse mode and in second derivatives, for logits of any size.
+Value and gradients of any order are those of a dense matrix in float64, for logits of any size.
 """
 
 import functools
@@ -40,61 +38,44 @@ def dense_between(x, b, y, c, p):
 
 
 def between(reach, x, b, y, c, p=None, **options):
-    sides = Points(x, b), Points(y, c)
-    return pairs.mean_log_sums_between(*sides, reach, **options, positives=p)
+    return pairs.mean_log_sums_between(Points(x, b), Points(y, c), reach, positives=p, **options)
+
+
+def shared(reach, x, b, y, c, p):
+    return pairs.mean_log_sum_shared(Points(x, b), Points(y, c), p, reach)
 
 
 ROWS = "mean_log_sums_between, rows"
-# A sum of a reach and of arrays; the same of the dense matrix; the arrays: "x" and "b" are n points
-# and their biases, "y" and "c" those of m points that every device has, "p" n positives' logits.
-SUMS = {
-    "log_total": (
-        lambda reach, x, b: pairs.log_total(Points(x, b), reach),
-        lambda x, b: logsumexp(logits(x, b, x, b, 1)),
-        "xb",
-    ),
-    "log_total_with": (
-        lambda reach, x, b, y, c: pairs.log_total_with(Points(x, b), Points(y, c), reach),
-        lambda *arrays: logsumexp(logits(*arrays)),
-        "xbyc",
-    ),
-    "mean_log_sum": (
-        lambda reach, x, b: pairs.mean_log_sum(Points(x, b), 0, reach, None),
-        lambda x, b: mean_of(logits(x, b, x, b)),
-        "xb",
-    ),
-    "mean_log_sum of views": (
-        lambda reach, x, b, p: pairs.mean_log_sum(Points(x, b), 2, reach, p),
-        lambda x, b, p: mean_of(logits(x, b, x, b, 2), p),
-        "xbp",
-    ),
-    "mean_log_sums_between": (
-        functools.partial(between, columns=True, exclude=1),
-        dense_between,
-        "xbxbp",
-    ),
-    ROWS: (functools.partial(between, columns=False), lambda *a: mean_of(logits(*a)), "xbxb"),
-    "mean_log_sum_shared": (
-        lambda reach, x, b, y, c, p: pairs.mean_log_sum_shared(
-            Points(x, b), Points(y, c), p, reach
-        ),
-        lambda *arrays: mean_of(logits(*arrays[:4]), arrays[4]),
-        "xbycp",
-    ),
+# Of arrays: "x" and "b" are n points and their biases, "y" and "c" those of m points that every
+# device has, "p" n positives' logits.
+OURS = {
+    "log_total": lambda r, x, b: pairs.log_total(Points(x, b), r),
+    "log_total_with": lambda r, x, b, y, c: pairs.log_total_with(Points(x, b), Points(y, c), r),
+    "mean_log_sum": lambda r, x, b: pairs.mean_log_sum(Points(x, b), 0, r, None),
+    "mean_log_sum of views": lambda r, x, b, p: pairs.mean_log_sum(Points(x, b), 2, r, p),
+    "mean_log_sums_between": functools.partial(between, columns=True, exclude=1),
+    ROWS: functools.partial(between, columns=False),
+    "mean_log_sum_shared": shared,
 }
+DENSE = {
+    "log_total": ("xb", lambda x, b: logsumexp(logits(x, b, x, b, 1))),
+    "log_total_with": ("xbyc", lambda *arrays: logsumexp(logits(*arrays))),
+    "mean_log_sum": ("xb", lambda x, b: mean_of(logits(x, b, x, b))),
+    "mean_log_sum of views": ("xbp", lambda x, b, p: mean_of(logits(x, b, x, b, 2), p)),
+    "mean_log_sums_between": ("xbxbp", dense_between),
+    ROWS: ("xbxb", lambda *arrays: mean_of(logits(*arrays))),
+    "mean_log_sum_shared": ("xbycp", lambda *arrays: mean_of(logits(*arrays[:4]), arrays[4])),
+}
+SUMS = {name: (OURS[name], dense, letters) for name, (letters, dense) in DENSE.items()}
 ON_RINGS = ("log_total", "mean_log_sum of views", "mean_log_sums_between")
 ALIKE = ("mean_log_sum", ROWS)
-each_sum = pytest.mark.parametrize("name", SUMS)
 
 
 def inputs(rng, letters, far=0.0):
     """Arrays of logits around `-far`."""
     shapes = {"x": (N, D), "b": N, "y": (M, D), "c": M, "p": N}
-    low = {"b": far / 2, "c": far / 2, "p": far}
-    return tuple(
-        (rng.standard_normal(shapes[letter]) - low.get(letter, 0)).astype(np.float32)
-        for letter in letters
-    )
+    low = {"x": 0, "y": 0, "b": far / 2, "c": far / 2, "p": far}
+    return tuple(np.float32(rng.standard_normal(shapes[s]) - low[s]) for s in letters)
 
 
 def slopes(grads, towards):
@@ -106,30 +87,29 @@ def assert_close(found, wanted, rtol=3e-4, atol=1e-4):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
-@each_sum
+@pytest.mark.parametrize("name", SUMS)
 def test_value_gradients_and_forward_mode(name, rng):
     """Of logits whose exponentials float32 holds, and of others."""
     function, dense, letters = SUMS[name]
-    value = functools.partial(function, Reach())
+    value = lambda arrays: function(Reach(), *arrays)  # noqa: E731
 
     @jax.jit
     def every_way(arrays, towards):
-        forward = jax.jvp(lambda arrays: value(*arrays), (arrays,), (towards,))[1]
-        grads = jax.value_and_grad(lambda arrays: value(*arrays))(arrays)
-        return value(*arrays), *grads, forward
+        forward = jax.jvp(value, (arrays,), (towards,))[1]
+        return value(arrays), *jax.value_and_grad(value)(arrays), forward
 
     for far in (0, 57, 63, 87, 91, 300, -57, -63, -87, -300):
         arrays, towards = inputs(rng, letters, far), inputs(rng, letters)
-        alone, value, grads, forward = every_way(arrays, towards)
+        alone, beside, grads, forward = every_way(arrays, towards)
         wanted = oracles.numeric_slopes(dense, arrays, towards)
-        assert_close((alone, value), 2 * [dense(*map(np.float64, arrays))], rtol=1e-5, atol=1e-6)
+        assert_close((alone, beside), 2 * [dense(*map(np.float64, arrays))], rtol=1e-5, atol=1e-6)
         assert_close([*slopes(grads, towards), forward], [*wanted, sum(wanted)])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SUMS],
-)
+SLOW_ALIKE = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in SUMS]
+
+
+@pytest.mark.parametrize("name", SLOW_ALIKE)
 def test_blocks_vmap_and_second_derivatives(name, rng):
     """Forward over reverse, of a batch one of whose entries has logits beyond exponentials."""
     function, dense, letters = SUMS[name]
@@ -148,10 +128,8 @@ def test_blocks_vmap_and_second_derivatives(name, rng):
         wanted = oracles.numeric_slopes(dense, arrays, towards)
         assert_close((value, forward), (dense(*map(np.float64, arrays)), sum(wanted)))
         assert_close(slopes(grads, towards), wanted)
-        moved = [
-            [a + shift * v for a, v in zip(map(np.float64, arrays), towards, strict=True)]
-            for shift in (1e-4, -1e-4)
-        ]
+        pairs = [(np.float64(a), v) for a, v in zip(arrays, towards, strict=True)]
+        moved = [[a + shift * v for a, v in pairs] for shift in (1e-4, -1e-4)]
         ends = [oracles.numeric_slopes(dense, sides, towards, 1e-4) for sides in moved]
         assert_close(slopes(bends, towards), np.subtract(*ends) / 2e-4, rtol=2e-3)
 
@@ -189,15 +167,10 @@ def test_devices_change_nothing(name, typed, devices, block_size, rings, rng):
 
     every, split = PartitionSpec(), PartitionSpec(("a", "b"))
     specs = tuple(split if letter in "xbp" else every for letter in letters)
-    mapped = jax.jit(
-        jax.shard_map(
-            step,
-            mesh=Mesh(np.array(jax.devices()[:devices]).reshape(2, -1), ("a", "b")),
-            in_specs=(specs, specs),
-            out_specs=[(every, specs, every)] * len(reaches),
-            check_vma=typed,
-        )
-    )
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(2, -1), ("a", "b"))
+    out = [(every, specs, every)] * len(reaches)
+    layout = {"mesh": mesh, "in_specs": (specs, specs), "out_specs": out, "check_vma": typed}
+    mapped = jax.jit(jax.shard_map(step, **layout))
     for far in (0, 100):
         arrays, towards = inputs(rng, letters), inputs(rng, letters)
         for letter, array in zip(letters, arrays, strict=True):

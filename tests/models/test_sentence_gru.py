@@ -13,8 +13,7 @@ from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.packing import ELSEWHERE, END, Packed, one_a_row, pack
 
 CONFIG = {"dim": 6, "embedding": 5, "vocabulary": 11}
-T = 9
-LENGTHS = (4, 1, 7, 2, 2, 9, 5, 3)
+T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
 
 
 @functools.cache
@@ -38,7 +37,6 @@ def given(rng):
 
 
 def in_rows(given):
-    """A sentence in each row."""
     return np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in given], np.int32)
 
 
@@ -69,7 +67,6 @@ def test_packed_sentences_are_as_by_words(given):
         np.testing.assert_allclose(found["output"][i], expected.reshape(-1), atol=2e-6)
         mean = table[:, sentence[:-1]].mean(1) if len(sentence) > 1 else np.zeros((2, 5))
         np.testing.assert_allclose(found["bag"][i], mean.reshape(-1), atol=1e-6)
-    # The same with a row for each sentence.
     rows = in_rows(given)
     for name, value in outputs(rows).items():
         np.testing.assert_allclose(value, found[name], atol=1e-6, err_msg=name)
@@ -80,7 +77,6 @@ def test_packed_sentences_are_as_by_words(given):
 
 
 def test_gradient_does_not_depend_on_the_packing(given):
-    """In training; without unit norm, features are the states themselves."""
     outputs, params = encoder(unit_norm=False)
 
     def loss(params, x):
@@ -92,22 +88,20 @@ def test_gradient_does_not_depend_on_the_packing(given):
     tight = pack(given, T)[0]
     empty = np.zeros((len(given) - len(tight.words), T), np.int32)
     tight = tight._replace(words=np.concatenate([tight.words, empty]))
-    first = (np.arange(len(given)) * T).astype(np.int32)
+    first = np.arange(len(given), dtype=np.int32) * T
     loose = Packed(in_rows(given), first, first + np.array(LENGTHS, np.int32) - 1)
     (_, (f, g)), found = gradient(params, tight)
     for i, sentence in enumerate(given):
         np.testing.assert_allclose([f[i], g[i]], by_words(params, sentence), atol=2e-6)
     for name, value in gradient(params, loose)[1].items():
-        atol = 2e-6 * np.abs(value).max()
-        np.testing.assert_allclose(found[name], value, atol=atol, err_msg=name)
+        np.testing.assert_allclose(found[name], value, atol=2e-6 * np.abs(value).max())
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_unit_norm(given, train):
-    """In training where the config says so, and always in evaluation."""
-    found = encoder(unit_norm=train)[0](in_rows(given), train=train)
-    norms = np.linalg.norm([found["f"], found["g"]], axis=2)
-    np.testing.assert_allclose(norms, 1, atol=1e-6)
+def test_unit_norm(given):
+    for train in (True, False):
+        found = encoder(unit_norm=train)[0](in_rows(given), train=train)
+        norms = np.linalg.norm([found["f"], found["g"]], axis=2)
+        np.testing.assert_allclose(norms, 1, atol=1e-6)
 
 
 def test_layers_and_first_weights():
@@ -144,7 +138,6 @@ def test_packed_sentences_can_be_read_back(rng, devices):
 
 @pytest.mark.parametrize("devices, share", [(1, 0.85), (8, 0.8)])
 def test_little_is_padding(rng, devices, share):
-    """Lengths as in novels; on several devices also where long ones stand together."""
     work = words = 0
     for _ in range(30):
         lengths = np.clip(np.exp(rng.normal(2.9, 0.7, 400)), 2, 64).astype(int)

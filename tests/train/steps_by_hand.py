@@ -55,5 +55,4 @@ def slope(loss, at):
 
 
 def assert_close(found, expected):
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
-    jax.tree.map(close, found, expected)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=2e-4, atol=2e-5), found, expected)

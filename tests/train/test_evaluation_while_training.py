@@ -1,6 +1,5 @@
 """Evaluation while a run trains: its numbers, of which images, and that it changes no other."""
 
-import dataclasses
 import shutil
 from itertools import product
 
@@ -13,19 +12,19 @@ from run_states import state_of, timeless
 from scipy.spatial.distance import pdist
 
 from hypersphere_jax import augment, data, models, runs, training
-from hypersphere_jax.config import DataConfig, EvaluateConfig, ObjectiveConfig, UserError
+from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays, views
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluation import during, knn, linear
 
-EVALUATE = EvaluateConfig(eval_every_epochs=1, eval_images=200, eval_layer="backbone")
-SUPERVISED = ObjectiveConfig(supervised_weight=1)
+SUPERVISED = C.ObjectiveConfig(supervised_weight=1)
 
 
 def short(folder):
     """The run `short` with lines of 5, 10 and 12 of 12 steps; epochs end at 6 and 12."""
-    runtime = dataclasses.replace(tiny_runs.short(folder).runtime, log_every_steps=5)
-    return tiny_runs.short(folder, runtime=runtime, evaluate=EVALUATE)
+    runtime = C.RuntimeConfig(devices=2, log_every_steps=5, checkpoint_every_steps=3)
+    evaluate = C.EvaluateConfig(eval_every_epochs=1, eval_images=200, eval_layer="backbone")
+    return tiny_runs.short(folder, runtime=runtime, evaluate=evaluate)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +35,10 @@ def evaluated(once):
 
 def values(folder):
     """What was evaluated, by step; and the other numbers of each step."""
-    evaluated, others = {}, {}
-    for record in timeless(folder):
-        found = {name[5:]: x for name, x in record.items() if name.startswith("eval/")}
-        evaluated |= {record["step"]: found} if found else {}
-        kept = {name: x for name, x in record.items() if not name.startswith("eval/")}
-        others[record["step"]] = kept
+    evaluated, others = {}, {record["step"]: record for record in timeless(folder)}
+    for step, record in others.items():
+        names = [name for name in record if name.startswith("eval/")]
+        evaluated |= {step: {name[5:]: record.pop(name) for name in names}} if names else {}
     return evaluated, others
 
 
@@ -75,17 +72,11 @@ def expected(folder, step, objective=None):
     }
 
 
-def assert_close(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, atol=2e-5, err_msg=name)
-
-
 def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
     found, others = values(evaluated)
     assert list(found) == [6, 12] and list(others) == [5, 6, 10, 12]
-    for step in found:
-        assert_close(found[step], expected(evaluated, step))
+    for step, numbers in found.items():
+        assert numbers == pytest.approx(expected(evaluated, step), rel=1e-7, abs=2e-5)
     jax.tree.map(np.testing.assert_array_equal, state_of(evaluated), state_of(short_run))
     _, plain = values(short_run)
     assert all(others[step] == plain[step] for step in (6, 10, 12))
@@ -94,28 +85,25 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: runs that train together differ in theirs."""
     made, original = [], training.make_evaluation
-    monkeypatch.setattr(
-        training, "make_evaluation", lambda *given: made.append(original(*given)) or made[0]
-    )
+    keep = lambda *given: made.append(original(*given)) or made[0]  # noqa: E731
+    monkeypatch.setattr(training, "make_evaluation", keep)
     folder = shutil.copytree(killed_run, tmp_path / "short")
     training.train(short(tmp_path))
     assert values(folder)[0] == {12: values(evaluated)[0][12]}
 
-    state, other = state_of(evaluated), ObjectiveConfig(align_alpha=1.3, uniform_t=0.7)
+    state, other = state_of(evaluated), C.ObjectiveConfig(align_alpha=1.3, uniform_t=0.7)
     found = made[0](state["params"], state["stats"], other)
     wanted = {f"eval/{name}": x for name, x in expected(evaluated, 12, other).items()}
-    assert_close(found, wanted)
+    assert found == pytest.approx(wanted, rel=1e-7, abs=2e-5)
     params = jax.tree.map(lambda x: np.full_like(x, np.nan), state["params"])
     with pytest.raises(FloatingPointError, match="not finite"):
         made[0](params, state["stats"])
 
 
 def parts(tmp_path, split, evaluators=("knn",), folds=1, objective=SUPERVISED):
-    asked = EvaluateConfig(1, evaluators, 200, eval_split=split)
-    of = DataConfig(folds=folds)
+    asked, of = C.EvaluateConfig(1, evaluators, 200, eval_split=split), C.DataConfig(folds=folds)
     made = tiny_runs.short(tmp_path, data=of, objective=objective, evaluate=asked)
-    dataset = data.load(of)
-    return *during._parts(made, dataset), dataset
+    return *during._parts(made, dataset := data.load(of)), dataset
 
 
 def pixels(source):
@@ -124,9 +112,9 @@ def pixels(source):
 
 def test_which_images(tmp_path, monkeypatch):
     """A supervised run is not evaluated on labels that it trains on; others leave the test be."""
-    plain, classify = ObjectiveConfig(), ("knn", "linear", "classifier")
+    plain, classify = C.ObjectiveConfig(), ("knn", "linear", "classifier")
     for name, (split, folds) in product(classify, (("train", 1), (None, 1), ("train", 5))):
-        with pytest.raises(UserError, match=r"--eval-split: a supervised run .* with --folds"):
+        with pytest.raises(C.UserError, match=r"--eval-split: a supervised run .* with --folds"):
             parts(tmp_path, split, (name, "align_uniform"), folds)
     tests = (("test", 1, SUPERVISED), (None, 5, SUPERVISED), ("test", 1, plain), ("test", 5, plain))
     for split, folds, objective in tests:
@@ -165,7 +153,7 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(during.feed, "in_order", unreadable)
     monkeypatch.setitem(during.EVALUATORS, "knn", lambda held: seen.append(held) or {})
-    knn = EvaluateConfig(1, ("knn",), 200)
+    knn = C.EvaluateConfig(1, ("knn",), 200)
     task = training._task(tiny_runs.short(tmp_path, evaluate=knn))
     apply, params, stats = models.create(task.config.model, jax.random.key(0))
     during.make_evaluation(task.config, task.dataset, apply, task.devices)(params, stats)

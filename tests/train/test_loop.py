@@ -1,5 +1,8 @@
-"""The training loop: what a run leaves and shows, where it starts from, and clear ends."""
+"""The training loop: what a run leaves, where it starts from, clear ends; runs of sentences."""
 
+import dataclasses
+import functools
+import itertools
 import json
 import os
 import shutil
@@ -10,34 +13,36 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
-from run_states import events_of, state_of
+from run_states import assert_same_run, killed_after_checkpoint, state_of
 
-from hypersphere_jax import checkpoint, data, progress, runs, session, sharding, training
+from experiments import sweeps
+from experiments.measures import Measures
+from hypersphere_jax import assembly, checkpoint, data, progress, runs, session, sharding, training
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
+from hypersphere_jax.data.sampling import Consecutive
 from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.evaluation.sentences import neighbour_metrics, sentence_probe
+from hypersphere_jax.feed import packed
+from hypersphere_jax.packing import ELSEWHERE, PADDING
 from hypersphere_jax.signals import StopSignals
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
 
-def begun(config):
-    """A run of this config as it starts, without a folder."""
-    task = training._task(config)
+def begun(folder, **changes):
+    """A run `short` as it starts, without a folder."""
+    task = training._task(tiny_runs.short(folder, **changes))
     run = session.Run(task.config, task.dataset)
     run.start = run.saved = 0
     return run
 
 
-def leaves(tree):
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 def test_folder_of_a_run(short_run, tmp_path):
     saved = json.loads((short_run / "config.json").read_text())
-    model = saved["config"]["model"]
-    assert (model["image_size"], model["channels"], model["num_classes"]) == (8, 1, 0)
-    assert model["batch_norm"] == "sync" and saved["config"]["data"]["recipe"] == "digits"
+    filled = {"image_size": 8, "channels": 1, "num_classes": 0, "batch_norm": "sync"}
+    assert saved["config"]["model"].items() >= filled.items()
+    assert saved["config"]["data"]["recipe"] == "digits"
     assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "hosts": 1}
     assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.
@@ -58,31 +63,26 @@ def test_metrics_of_a_run(short_run):
         decays = sum(record["step"] - 1 >= round(12 * share) for share in (0.775, 0.85, 0.925))
         np.testing.assert_allclose(record["lr"], 0.12 * 220 / 256 * 0.1**decays, rtol=1e-5)
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
-    shown = {(e.step, v.tag): v.simple_value for e in events_of(short_run) for v in e.summary.value}
-    numbers = {(r["step"], name): np.float32(x) for r in records for name, x in r.items()}
-    assert shown == {key: x for key, x in numbers.items() if key[1] != "step"}
+    assert len(list(short_run.glob("events.out.tfevents.*"))) == 1  # TensorBoard's
 
 
 def test_seed_gives_the_initial_weights_the_order_and_the_augmentation(tmp_path):
-    one, same, other = (begun(tiny_runs.short(tmp_path, seed=seed)) for seed in (1, 1, 2))
-    for part in (
-        lambda run: leaves(run.state.params["conv1"]["layer"]["kernel"]),
-        lambda run: run.sampler(0),
-        lambda run: jax.random.key_data(run.key),
-    ):
-        assert np.array_equal(part(one), part(same))
-        assert np.mean(part(one) == part(other)) < 0.1
+    def drawn(seed):
+        run = begun(tmp_path, seed=seed)
+        kernel = run.state.params["conv1"]["layer"]["kernel"]
+        return np.asarray(kernel), run.sampler(0), jax.random.key_data(run.key)
+
+    for one, same, other in zip(*map(drawn, (1, 1, 2)), strict=True):
+        assert np.array_equal(one, same) and np.mean(one == other) < 0.1
 
 
 def test_a_run_starts_from_another_run(short_run, tmp_path):
-    def start(**changes):
-        return begun(tiny_runs.short(tmp_path, init_from=str(short_run), **changes)).state
-
+    start = lambda **more: begun(tmp_path, init_from=str(short_run), **more).state  # noqa: E731
     for asked, step in ((None, 12), (6, 6)):
         found, saved = start(init_step=asked), state_of(short_run, step)
         for part in ("params", "stats"):
             jax.tree.map(np.testing.assert_array_equal, getattr(found, part), saved[part])
-        assert found.step == 0 and not leaves(found.opt_state).any()
+        assert not any(map(np.any, jax.tree.leaves((found.step, found.opt_state))))
     # For another loss: the classifier, which the source has not, starts fresh.
     params = start(objective=SUPERVISED, seed=3).params
     assert params["head"].pop("classifier")["kernel"].shape == (3, 10)
@@ -91,25 +91,11 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
         start(model=C.ModelConfig(dim=5, width=0.1))
     # Once there are checkpoints the source is not needed.
     shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
-    begun(tiny_runs.short(tmp_path, init_from="gone"))
-
-
-def test_divergence_keeps_the_last_good_checkpoint(short_run, tmp_path, monkeypatch):
-    """From weights whose squares are more than float32 holds."""
-    read = checkpoint.restore
-
-    def far(*given):
-        step, state = read(*given)
-        return step, state | {"params": jax.tree.map(lambda x: 1e30 * x, state["params"])}
-
-    monkeypatch.setattr(checkpoint, "restore", far)
-    with pytest.raises(C.Diverged, match=r"diverged: .* at step 1; the checkpoint of step 0 is ke"):
-        training.train(tiny_runs.short(tmp_path, init_from=str(short_run)))
-    assert checkpoint.steps(tmp_path / "short" / "checkpoints") == [0]
+    begun(tmp_path, init_from="gone")
 
 
 def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
-    run = begun(tiny_runs.short(tmp_path))
+    run = begun(tmp_path)
     for loss, gradient in ((np.nan, 1.0), (1.0, np.inf), (-np.inf, 1.0)):
         with pytest.raises(session.NotFinite, match="at step 3"):
             run.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
@@ -130,10 +116,12 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):
-    local = C.ModelConfig(batch_norm="split", bn_groups=1)
+    local, one = C.ModelConfig(batch_norm="split", bn_groups=1), C.RuntimeConfig(devices=1)
+    alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
     for changes, message in (
         ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
         ({"model": local}, r"--bn-groups 1: .* 2 device"),
+        ({"moco": C.MocoConfig(130), "model": alone, "runtime": one}, "give the positives away"),
         ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
@@ -164,7 +152,7 @@ def test_signals_ask_once_and_are_given_back():
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_rate_and_lines_where_there_is_no_terminal(monkeypatch, capsys):
+def test_rate_of_images_and_share_of_waiting(monkeypatch):
     now = 100.0
     told = lambda: now  # noqa: E731
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
@@ -182,17 +170,106 @@ def test_rate_and_lines_where_there_is_no_terminal(monkeypatch, capsys):
     meter.step_done()
     assert meter.read() == {"images_per_s": 10.0, "data_wait": 0.0}
 
-    shown = progress.Progress("run", 10, 100)
-    for step, seconds in ((20, 1), (30, 4), (40, 7), (50, 1), (100, 1)):
-        now += seconds
-        values = {"step": step, "loss": 0.5} | ({"eval/knn_top1": 91.5} if step == 50 else {})
-        shown.update(values | {"images_per_s": 2000.0, "data_wait": 0.25})
-    shown.close()
-    lines = capsys.readouterr().err.splitlines()
-    # At once, when ten seconds have passed, with an evaluation, and at the end.
-    steps = [f"run: step {step} of 100" for step in (20, 40, 50, 100)]
-    expected = ["run: continuing at step 10 of 100", *steps]
-    assert [line.split(",")[0] for line in lines] == expected
-    assert "loss 0.500, 2,000 images/s, data wait 25%" in lines[1]
-    # 11 seconds for the 20 steps since the first line, and 60 steps to go.
-    assert lines[2].endswith(", 33 s left") and "eval/knn_top1 91.5" in lines[3]
+
+# Runs of sentence encoders.
+
+
+@pytest.fixture(scope="module")
+def books(texts):
+    return data.load(C.DataConfig(str(texts / "books")))
+
+
+@pytest.fixture(scope="module")
+def measured(text_run, texts, tmp_path_factory):
+    """A copy of the run to evaluate, and its rows of a sweep that measures it."""
+    folder = shutil.copytree(text_run, tmp_path_factory.mktemp("measured") / "text")
+    tasks = (str(texts / "labelled" / "topics"),)
+    measures = Measures(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
+    one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
+    with pytest.MonkeyPatch.context() as patch:
+        few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
+        patch.setattr("hypersphere_jax.evaluation.probe.sentence_probe", few)
+        assert sweeps.carry_out(one) is None  # trained it is already
+    return folder, sweeps.rows_of(one)
+
+
+def test_batches_are_of_consecutive_sentences_of_one_document():
+    documents = np.array([0, 50, 58, 90])
+    sampler = Consecutive(documents, 8, seed=3)
+    assert sampler.steps_per_epoch == 6 + 1 + 4
+    epochs = [[sampler(step) for step in range(start, start + 11)] for start in (0, 11)]
+    for batches in epochs:
+        assert all((np.diff(batch) == 1).all() and len(batch) == 8 for batch in batches)
+        assert sorted(batch[0] for batch in batches) == [*range(0, 48, 8), 50, *range(58, 90, 8)]
+    first, second = ([batch[0] for batch in batches] for batches in epochs)
+    assert first != second and first != sorted(first)
+    assert Consecutive(documents, 8, seed=3)(17).tolist() == epochs[1][6].tolist()
+    assert [Consecutive(documents, 8, seed=4)(step)[0] for step in range(11)] != first
+    with pytest.raises(C.UserError, match=r"--batch-size 51 is more than .*document \(50\)"):
+        Consecutive(documents, 51, seed=0)
+
+
+def test_a_run_of_text(text_run, books):
+    assert runs.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
+    assert runs.read_vocabulary(text_run) == books.train.vocabulary
+    records = runs.read_metrics(text_run)
+    assert [record["step"] for record in records] == list(range(1, 11))
+    for record in records:
+        parts = record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"]
+        assert record["loss"] == pytest.approx(parts, rel=1e-4)
+    assert records[-1]["contrastive"] < records[0]["contrastive"] - 0.1
+
+
+def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path):
+    with killed_after_checkpoint(6):  # of 5 steps an epoch
+        training.train(tiny_runs.text(tmp_path, texts))
+    assert_same_run(training.train(tiny_runs.text(tmp_path, texts)), text_run)
+
+
+def test_what_the_devices_get(books):
+    words, first, last = packed(books.train, np.arange(30, 54), sharding.local_devices(4))
+    for place in range(24):
+        (device,) = np.flatnonzero(first[:, place] != ELSEWHERE)
+        whole = slice(first[device, place], last[device, place] + 1)
+        its = books.train[30 + place]["image"]
+        np.testing.assert_array_equal(words[device].ravel()[whole], its[its != PADDING])
+
+
+def test_probe_of_labelled_sentences(measured):
+    """The two classes have no noun in common: also a small encoder tells them apart."""
+    folder, rows = measured
+    assert [row["step"] for row in rows] == [0, 10]
+    for row, name in itertools.product(rows, ("topics", "topics_bag")):
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] and row[f"{name}_cv"] > 65
+    assert rows[1]["topics_bag"] > 80
+    files = list((folder / "eval").glob("quick_thought-*-tasktopics-*.json"))
+    for result in (json.loads(file.read_text()) for file in files):
+        bag = result["layer"] == "bag"
+        assert result["d"] == (12 if bag else 16) and result["n"] == 80
+        assert result["top1"] == rows[result["step"] == 10]["topics" + "_bag" * bag]
+    assert len(files) == 4
+
+
+def test_metrics_are_of_held_out_neighbours(measured, books):
+    folder, rows = measured
+    words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
+    apply = jax.jit(runs.load_encoder(folder).apply, static_argnums=3)
+    for row in rows:
+        outputs, _ = apply(runs.load_encoder(folder, row["step"]).params, {}, words, False)
+        f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
+        expected = neighbour_metrics(f, g, books.test.documents)
+        for name in ("align", "uniform"):
+            assert row[name] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
+    asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
+    config = dataclasses.replace(asked, model=runs.read_config(text_run).model)
+    params, _ = assembly.from_run(config, {}, {}, runs.read_vocabulary(text_run))
+    jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
+    # As many words, and others.
+    for file in tiny_runs.books(tmp_path / "others").iterdir():
+        file.write_text(file.read_text().replace("ship", "boat"))
+    other = dataclasses.replace(asked, data=C.DataConfig(str(tmp_path / "others")))
+    with pytest.raises(C.UserError, match="it knows other words"):
+        training.train(other)

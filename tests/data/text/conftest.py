@@ -18,17 +18,18 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def small_steps(monkeypatch):
     """What is read, kept and shown at a time is some bytes instead of some MB."""
-    sizes = {"CHUNK_BYTES": 64, "LOOK_BYTES": 5, "PARAGRAPH_LIMIT": 300, "SENTENCE_LIMIT": 100}
-    for name, size in (sizes | {"PARAGRAPH_LINES": 3}).items():
-        monkeypatch.setattr(reading, name, size)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 641)  # just past a block of 64
-    monkeypatch.setattr(pieces, "PROGRESS_BYTES", 100)
+    limits = {"PARAGRAPH_LIMIT": 300, "SENTENCE_LIMIT": 100, "PARAGRAPH_LINES": 3}
+    sizes = {"PIECE_BYTES": 641, "PROGRESS_BYTES": 100}  # just past a block of 64
+    for module, some in ((reading, limits | {"CHUNK_BYTES": 64, "LOOK_BYTES": 5}), (pieces, sizes)):
+        for name, size in some.items():
+            monkeypatch.setattr(module, name, size)
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """A folder of files of all kinds (read only), and by file the words of its sentences."""
     root = tmp_path_factory.mktemp("library")
+    (root / "a").mkdir()
     rng = random.Random(0)
     words = [f"w{'abcdefghij'[i % 10]}{i}" for i in range(60)]
 
@@ -38,7 +39,6 @@ def library(tmp_path_factory):
 
     sizes = {"a/c.TXT": 40, "a/z.txt.gz": 61, "a.txt": 75, "e.txt": 1}  # as they are read
     documents = {name: [sentence() for _ in range(size)] for name, size in sizes.items()}
-    (root / "a").mkdir()
     (root / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(documents["a.txt"]).encode())
     (root / "a/c.TXT").write_bytes("\r".join(documents["a/c.TXT"]).encode("latin-1"))
     zipped = "\n".join(["", *documents["a/z.txt.gz"], "...", "--", "", ""])

@@ -23,27 +23,18 @@ def opened(path, content):
     return text.open_labelled(str(path))
 
 
-@pytest.fixture
-def pair(tmp_path):
+def test_pair(tmp_path, caplog):
     """As MR is: Latin-1 (Windows'), and a space at the end of lines."""
-    positive = " \r\n\r\n".join(POSITIVE) + "\r\n"
+    stem, positive = str(tmp_path / "rt-polarity"), " \r\n\r\n".join(POSITIVE) + "\r\n"
     (tmp_path / "rt-polarity.pos").write_bytes(positive.encode("cp1252"))
     (tmp_path / "rt-polarity.neg.gz").write_bytes(gzip.compress("\n".join(NEGATIVE).encode()))
-    return tmp_path
-
-
-def test_pair(pair):
-    stem = str(pair / "rt-polarity")
     names = [stem + ending for ending in ("", ".pos", ".neg", ".neg.gz")]
-    for found in (text.open_labelled("mr", pair), *map(text.open_labelled, names)):
+    for found in (*map(text.open_labelled, names), text.open_labelled("mr", tmp_path)):
         assert found.train.sentences == NEGATIVE + POSITIVE
         assert found.train.labels.tolist() == [0, 0, 1, 1, 1]
         assert found.class_names == ("neg", "pos") and found.test is None and found.origin == stem
-
-
-def test_encoded(pair, caplog):
-    source, test = text.open_labelled("mr", pair).encoded(VOCABULARY, 6)
-    assert caplog.messages == [f"{pair}/rt-polarity: 1 of 5 sentences are cut at 5 words"]
+    source, test = found.encoded(VOCABULARY, 6)
+    assert caplog.messages == [f"{stem}: 1 of 5 sentences are cut at 5 words"]
     assert test is None and source.image_shape == (6,) and len(source) == 5
     assert source.tokens.dtype == source.labels.dtype == np.int32
     assert source.tokens[:2].tolist() == [[5, 9, 2, 3, 1, 0], [6, 1, 0, 0, 0, 0]]
@@ -70,10 +61,7 @@ def test_table(tmp_path):
             assert found.train.labels.tolist() == [1, 0, 1, 0], content
     found = opened(tmp_path / "t.tsv", table(("good", "review"), *ROWS))
     assert found.train.sentences[0] == "review"  # no header
-
-
-def test_classes_are_sorted_as_numbers(tmp_path):
-    rows = [(str(i % 11), "so .") for i in range(33)]
+    rows = [(str(i % 11), "so .") for i in range(33)]  # classes are sorted as numbers
     found = opened(tmp_path / "t.tsv", table(("label", "text"), *rows))
     assert found.class_names == tuple(map(str, range(11)))
     assert found.train.labels.tolist() == [*range(11)] * 3
@@ -97,13 +85,8 @@ def test_folder(tmp_path, caplog, longer):
 
 
 def test_mistakes(tmp_path):
-    for message, content in (
-        ("one class only, 'good'", table(ROWS[0], ROWS[2])),
-        ("line 1 has 1 columns", "good,so good\nbad,so bad\n"),
-        ("line 1 has the label 'rating'", table(("rating", "comment"), *ROWS)),
-    ):
-        with pytest.raises(UserError, match=message):
-            opened(tmp_path / "t.tsv", content)
+    with pytest.raises(UserError, match="has the label 'rating'"):
+        opened(tmp_path / "t.tsv", table(("rating", "comment"), *ROWS))
     (tmp_path / "train.tsv").write_text(table(*ROWS))
     (tmp_path / "test.tsv").write_text(table(("ugly", "so so"), ("bad", "oh")))
     with pytest.raises(UserError, match=r"a class that train\.tsv lacks"):
