@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax import assembly, augment, data, feed, models, sharding
+from hypersphere_jax import augment, data, models
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -17,10 +17,12 @@ from hypersphere_jax.config import (
     PretrainConfig,
     RuntimeConfig,
 )
+from hypersphere_jax.data import batches as feed
 from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.optimizers import make_optimizer
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train_step import init_state, make_objective, make_step
+from hypersphere_jax.train import assembly, sharding
+from hypersphere_jax.train.optimizers import make_optimizer
+from hypersphere_jax.train.step import init_state, make_objective, make_step
 
 WARM_UP = 3  # steps that compile, and fill what is read ahead
 

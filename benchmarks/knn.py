@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.loss_forms import dot, resident_peak
 from benchmarks.timing import take_turns
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation.knn import knn_probe
+from hypersphere_jax.evaluate.knn import knn_probe
 from hypersphere_jax.report import print_table
 
 ROOT = Path(__file__).parent.parent

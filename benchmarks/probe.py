@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.timing import take_turns
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.linear import linear_probe
+from hypersphere_jax.evaluate import logistic
+from hypersphere_jax.evaluate.linear import linear_probe
 from hypersphere_jax.report import print_table
 
 

@@ -19,14 +19,15 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.collectives import RECEIVED, traffic
-from hypersphere_jax import align_loss, augment, contrastive_loss, models, sharding, uniform_loss
+from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.report import print_table
-from hypersphere_jax.runs import write_json
 from hypersphere_jax.shuffle import shuffle
-from hypersphere_jax.train_step import (
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.run_folder import write_json
+from hypersphere_jax.train.step import (
     Momentum,
     init_state,
     make_moco_step,

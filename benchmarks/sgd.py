@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax.evaluation import sgd
+from hypersphere_jax.evaluate import sgd
 
 AT_ONCE, ONE_BY_ONE, ON_THE_HOST = "grid at once", "cell by cell", "grid, features on the host"
 

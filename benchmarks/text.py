@@ -6,12 +6,13 @@ import jax
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax import models, sharding
+from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train_step import init_state, make_sentence_objective, make_sentence_step
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.step import init_state, make_sentence_objective, make_sentence_step
 
 LONGEST, TAU = 64, 0.1
 

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax import assembly, data, sharding
+from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.report import print_table
-from hypersphere_jax.session import Run
+from hypersphere_jax.train import assembly, sharding
+from hypersphere_jax.train.session import Run
 
 
 def together(

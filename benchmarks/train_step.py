@@ -7,11 +7,12 @@ import jax
 import numpy as np
 
 from benchmarks.timing import take_turns
-from hypersphere_jax import augment, models, sharding
+from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train_step import init_state, make_objective, make_step
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.step import init_state, make_objective, make_step
 
 
 def step(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:

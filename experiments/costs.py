@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax import assembly, data, models, sharding
+from hypersphere_jax import data, models
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -18,11 +18,12 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.data.views import long_tailed_counts
+from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.packing import END, SPECIAL, pack
-from hypersphere_jax.train_step import Momentum, init_state
+from hypersphere_jax.train import assembly, sharding
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.step import Momentum, init_state
 
 # Number and side of the images, where they are not here.
 ABSENT = {

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypersphere_jax import checkpoint, runs
 from hypersphere_jax.config import DepthConfig, MetricsConfig, ProbeConfig
-from hypersphere_jax.evaluation import depth
-from hypersphere_jax.evaluation.measure import measure
-from hypersphere_jax.evaluation.probe import probe
+from hypersphere_jax.evaluate import depth_verb
+from hypersphere_jax.evaluate.metrics_verb import measure
+from hypersphere_jax.evaluate.probe_verb import probe
+from hypersphere_jax.train import checkpoint, run_folder
 
 Rows = list[dict[str, Any]]
 
@@ -35,7 +35,7 @@ class Measures(NamedTuple):
     protocol: str = "stl10"
     folds: int | None = 5
     all_steps: bool = False
-    depth: bool = False
+    depth_verb: bool = False
     tasks: tuple[str, ...] = ()
     tasks_dir: str | None = None
     initial: bool = False
@@ -68,13 +68,13 @@ def measured(folder: Path, measures: Measures) -> Rows:
 
 def _steps(folder: Path) -> list[int]:
     """Checkpoints that every run of this config has, wherever it was interrupted."""
-    every = runs.read_config(folder).runtime.keep_every_steps
+    every = run_folder.read_config(folder).runtime.keep_every_steps
     saved = checkpoint.steps(folder / "checkpoints")
     return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 
 
 def _logged(folder: Path) -> dict[str, Any]:
-    records = runs.read_metrics(folder)
+    records = run_folder.read_metrics(folder)
     last = records[-1]["step"]
     losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
     return {"step": last, "final_loss": sum(losses) / len(losses)}
@@ -115,7 +115,7 @@ def _depths(folder: Path, step: int | None, measures: Measures) -> dict[str, Any
     row = {}
     for layer in measures.layers:
         config = DepthConfig((str(folder),), layer=layer, folds=measures.folds or 0, step=step)
-        (found,) = depth.evaluate(config).results
+        (found,) = depth_verb.evaluate(config).results
         row[f"{layer}_mse"] = found["mse"]
         row |= {f"{layer}_mse_cv": found["cv_mse"]} if measures.folds else {}
     return row

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import data, plots, report, runs, sharding, training
+from hypersphere_jax import data, plots, report
 from hypersphere_jax.config import (
     DataConfig,
     MetricsConfig,
@@ -24,9 +24,10 @@ from hypersphere_jax.config import (
     RuntimeConfig,
     to_dict,
 )
-from hypersphere_jax.evaluation.features import pair_features, split_features
-from hypersphere_jax.evaluation.measure import measure
-from hypersphere_jax.evaluation.probe import probe
+from hypersphere_jax.evaluate.features import pair_features, split_features
+from hypersphere_jax.evaluate.metrics_verb import measure
+from hypersphere_jax.evaluate.probe_verb import probe
+from hypersphere_jax.train import loop, run_folder, sharding
 
 CONTRASTIVE = ObjectiveConfig(contrastive_weight=1, align_weight=0, uniform_weight=0)
 ALIGN_UNIFORM = ObjectiveConfig(align_weight=1, uniform_weight=1)
@@ -70,7 +71,7 @@ class QuickstartConfig:
 def main(config: QuickstartConfig, command: str = "") -> None:
     """Trains, evaluates, prints the table, and writes pictures and page."""
     began = time.monotonic()
-    folders = {name: training.train(_config(name, config), command) for name in RUNS}
+    folders = {name: loop.train(_config(name, config), command) for name in RUNS}
     rows = [[name, *_scores(folders[run], step)] for name, (run, step) in ENCODERS.items()]
     report.print_table(COLUMNS, rows, title=TITLE)
     figures = _draw(Path(config.out) / "figures", folders, rows)
@@ -88,7 +89,7 @@ def _draw(folder: Path, folders: dict[str, Path], rows: list[list]) -> dict[str,
     circles = [_circle(name, folders[run], step) for name, (run, step) in CIRCLES.items()]
     names = data.load(DataConfig()).class_names
     plots.circle_figure(circles, files["circle"], names, CIRCLE_CLASSES)
-    curves = {name: runs.read_metrics(run) for name, run in folders.items()}
+    curves = {name: run_folder.read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])
     return files
 
@@ -165,7 +166,7 @@ def _scores(folder: Path, step: int | None) -> list[float]:
 
 def _circle(name: str, folder: Path, step: int | None) -> dict[str, Any]:
     """A row of the circle figure: features of the test split, and distances of its pairs."""
-    encoder = runs.load_encoder(folder, step)
+    encoder = run_folder.load_encoder(folder, step)
     devices = sharding.local_devices()
     test = data.load(encoder.config.data).test
     x, y = pair_features(encoder, test, devices)

@@ -14,10 +14,11 @@ from experiments.measures import Rows
 from experiments.shown import Shown
 from experiments.sweeps import Planned
 from experiments.wang_isola.rows import BOOKCORPUS
-from hypersphere_jax import data, report, runs
+from hypersphere_jax import data, report
 from hypersphere_jax.config import DataConfig, UserError, require
 from hypersphere_jax.config.base import at_least_one, config
-from hypersphere_jax.evaluation import results
+from hypersphere_jax.evaluate import results
+from hypersphere_jax.train import run_folder
 
 # By the first part of their items' names, in the order of all lists.
 PAPERS = {
@@ -128,7 +129,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     shown = shown._replace(text=[*shown.text, *filter(None, [lost, part])])
     written = {**shown._asdict(), "part": part}
     written["figures"] = [(path.name, caption) for path, caption in shown.figures]
-    runs.write_json(context.folder / FILES.shown, written)
+    run_folder.write_json(context.folder / FILES.shown, written)
     page = _page(context, shown, command)
     report.print_table(shown.columns, shown.rows, title=shown.title)
     print("\n" + "\n".join(shown.text))

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
-from hypersphere_jax import pairwise
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -25,6 +24,7 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
+from hypersphere_jax.train import objectives
 
 LOSSES = (
     "contrastive_weight",
@@ -178,7 +178,7 @@ def formula(objective: ObjectiveConfig) -> str:
     Another one than the weighted sum has its settings: `balanced_contrastive (alpha 4, lam 2)`.
     """
     if objective.loss != "weighted":
-        settings = pairwise.settings(objective).items()
+        settings = objectives.settings(objective).items()
         listed = [f"{k} {v}" if isinstance(v, str) else f"{k} {v:g}" for k, v in settings]
         weight = objective.supervised_weight
         more = f" + {'' if weight == 1 else f'{weight:g} '}supervised" if weight else ""

@@ -18,15 +18,10 @@ import jax
 
 from experiments import workers
 from experiments.measures import Measures, Rows, measured
-from hypersphere_jax import data, runs, sharding, training
-from hypersphere_jax.config import (
-    Diverged,
-    PretrainConfig,
-    UserError,
-    require,
-    to_dict,
-)
+from hypersphere_jax import data
+from hypersphere_jax.config import Diverged, PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data import text
+from hypersphere_jax.train import loop, run_folder, sharding
 
 # Options that came after results were kept, by part of a config: as long as they have their
 # default, a result's name does not tell them.
@@ -155,7 +150,7 @@ def _check_data(planned: Sequence[Planned]) -> None:
         record = _folder(one) / "config.json"
         if record.is_file() and rows_of(one) is not None:
             require(
-                runs.read_json(record).get("data_digest") == digests[config],
+                run_folder.read_json(record).get("data_digest") == digests[config],
                 f"the images of {config.name} are no longer those that {_folder(one)} was trained "
                 "on: restore them, or choose another --out",
             )
@@ -175,7 +170,7 @@ def _train_together(
     configs = [one.config for one in planned]
     sharding.keep_compiled(configs[0].runtime.cache_dir)
     try:
-        outcomes = training.train_together(configs, command)
+        outcomes = loop.train_together(configs, command)
     except UserError as error:  # of one of them: that one will fail by itself, and the others not
         say(f"not in one program: {error}")
         return []
@@ -201,7 +196,7 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
     began = time.monotonic()
     sharding.keep_compiled(one.config.runtime.cache_dir)
     try:
-        folder = training.train(one.config, command)
+        folder = loop.train(one.config, command)
         trained = time.monotonic()
         rows = measured(folder, one.measures)
     except Diverged as error:
@@ -218,7 +213,7 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         "seconds_training": round(trained - began, 1),
         "seconds_measuring": round(time.monotonic() - trained, 1),
     }
-    runs.write_json(_result(one), {"rows": [row | seconds for row in rows]})
+    run_folder.write_json(_result(one), {"rows": [row | seconds for row in rows]})
     return None
 
 
@@ -226,10 +221,10 @@ def rows_of(one: Planned) -> Rows | None:
     """The rows of a run that is done or failed; None for one that is still to do."""
     common = {"run": one.config.name, **one.about}
     if _result(one).is_file():
-        rows = runs.read_json(_result(one))["rows"]
+        rows = run_folder.read_json(_result(one))["rows"]
         return [common | {"status": "done"} | row for row in rows]
     if _failure(one).is_file():
-        reason = runs.read_json(_failure(one))["reason"]
+        reason = run_folder.read_json(_failure(one))["reason"]
         return [common | {"status": "failed", "reason": reason}]
     return None
 
@@ -261,11 +256,11 @@ def _told(rows: Rows, measures: Measures) -> str:
 
 
 def _record_failure(one: Planned, reason: str) -> None:
-    runs.write_json(_failure(one), {"reason": reason, "config": to_dict(one.config)})
+    run_folder.write_json(_failure(one), {"reason": reason, "config": to_dict(one.config)})
 
 
 def _folder(one: Planned) -> Path:
-    return runs.folder_of(one.config)
+    return run_folder.folder_of(one.config)
 
 
 def _path(one: Planned) -> str:
@@ -281,10 +276,10 @@ def _failure(one: Planned) -> Path:
 
 
 def _key(one: Planned) -> str:
-    shaping = runs.shaping(one.config)
+    shaping = run_folder.shaping(one.config)
     if one.config.init_from is not None:  # wherever that one is
         shaping["init_from"] = Path(one.config.init_from).name
-    standard = runs.shaping(PretrainConfig())
+    standard = run_folder.shaping(PretrainConfig())
     for part, names in LATER.items():
         for name in names:
             if shaping[part][name] == standard[part][name]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypersphere_jax.config import Stopped, require
-from hypersphere_jax.signals import StopSignals
+from hypersphere_jax.train.signals import StopSignals
 
 POLL = 0.5  # seconds between two looks at whether a signal came
 

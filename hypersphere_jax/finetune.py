@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import data, hosts, models, runs, sharding, training
+from hypersphere_jax import data, models
 from hypersphere_jax.augment.recipes import CROP_FLIP
 from hypersphere_jax.config import (
     Diverged,
@@ -24,9 +24,10 @@ from hypersphere_jax.config import (
     PretrainConfig,
     require,
 )
-from hypersphere_jax.data import Dataset, Source, views
-from hypersphere_jax.evaluation.features import split_features
-from hypersphere_jax.evaluation.scores import scores
+from hypersphere_jax.data import Dataset, Source, subsets
+from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.evaluate.scores import scores
+from hypersphere_jax.train import loop, processes, run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -62,8 +63,8 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         when all of several learning rates diverged.
       Stopped: as `training.train`.
     """
-    hosts.join(config.runtime)
-    with hosts.ending_together():
+    processes.join(config.runtime)
+    with processes.ending_together():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
@@ -79,13 +80,13 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
     chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
     try:
-        folder = training.train(run, command)
-        if not hosts.is_first():
+        folder = loop.train(run, command)
+        if not processes.is_first():
             return folder, None
-        found = score(folder, runs.test_split(whole), config.runtime.devices)
+        found = score(folder, run_folder.test_split(whole), config.runtime.devices)
     except Diverged as error:
         raise Diverged(error.found, ADVICE) from error
-    made = runs.read_config(folder)
+    made = run_folder.read_config(folder)
     result = {
         "run": folder.name,
         "init_from": run.init_from,
@@ -108,7 +109,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "recipe": run.data.recipe,
         "seed": config.seed,
     }
-    runs.write_json(folder / "eval" / "finetune.json", result)
+    run_folder.write_json(folder / "eval" / "finetune.json", result)
     return folder, result
 
 
@@ -119,7 +120,7 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
       UserError: when there are none.
     """
     part, fitting = (
-        views.fraction(dataset.train, share, seed) for share in (fraction, FITTING * fraction)
+        subsets.fraction(dataset.train, share, seed) for share in (fraction, FITTING * fraction)
     )
     rows = np.setdiff1d(part.indices, fitting.indices)
     rows = rows[np.asarray(dataset.train.labels)[rows] >= 0]
@@ -128,7 +129,7 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
         f"--fraction {fraction:g}: no class has enough images to hold one out, so that nothing "
         "can choose between several --learning-rates; give one",
     )
-    return views.Subset(dataset.train, rows, "held out")
+    return subsets.Subset(dataset.train, rows, "held out")
 
 
 def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
@@ -157,7 +158,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
       UserError: when no image has a label.
       Diverged: for logits that are not finite.
     """
-    encoder = runs.load_encoder(folder)
+    encoder = run_folder.load_encoder(folder)
     here = sharding.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], here)["logits"]
     known = labels >= 0
@@ -173,20 +174,20 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     """The run but for its optimizer, and the data with all their labels."""
-    folder = runs.find(config.run)
-    runs.require_images(folder, "finetune")
-    source = runs.read_config(folder)
+    folder = run_folder.find(config.run)
+    run_folder.require_images(folder, "finetune")
+    source = run_folder.read_config(folder)
     recipe = source.data.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
     place = dataclasses.replace(
-        runs.moved(source.data, config.data_dir), recipe=config.recipe or recipe, fraction=1.0
+        run_folder.moved(source.data, config.data_dir), recipe=config.recipe or recipe, fraction=1.0
     )
     dataset = data.load(place)
     require(
         bool(dataset.class_names), f"the images of {dataset.origin} have no labels to fine-tune on"
     )
-    runs.test_split(dataset)
+    run_folder.test_split(dataset)
     model = dataclasses.replace(
         source.model,
         classifier_layer=config.layer or models.before_head(source.model.name),
@@ -252,24 +253,24 @@ def _tried(
     command: str,
 ) -> float | None:
     """Accuracy of one learning rate on the images held out; None where training diverged."""
-    folder = runs.folder_of(base) / "learning_rates"
+    folder = run_folder.folder_of(base) / "learning_rates"
     placed = dataclasses.replace(base, name=str(rate), runs_dir=str(folder))
     run = _with_optimizer(config, placed, whole, rate, FITTING)
-    note = runs.folder_of(run) / "diverged.json"
-    of = {"config": runs.shaping(run), "data_digest": whole.digest()}
-    told = runs.read_json(note) if note.is_file() else {}
+    note = run_folder.folder_of(run) / "diverged.json"
+    of = {"config": run_folder.shaping(run), "data_digest": whole.digest()}
+    told = run_folder.read_json(note) if note.is_file() else {}
     if {key: told.get(key) for key in of} != of:
         try:
-            made = training.train(run, command)
+            made = loop.train(run, command)
             return score(made, valid, config.runtime.devices)["top1"]
         except Diverged as error:
             told = of | {"found": error.found}
-            runs.write_json(note, told)
+            run_folder.write_json(note, told)
     logger.warning("--learning-rates: %g is left out: %s", rate, told["found"])
     return None
 
 
 def _count(dataset: Dataset, fraction: float, seed: int) -> int:
     """Labelled images of a fraction."""
-    part = views.fraction(dataset.train, fraction, seed)
+    part = subsets.fraction(dataset.train, fraction, seed)
     return int(np.sum(np.asarray(part.labels) >= 0))

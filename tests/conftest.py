@@ -24,7 +24,7 @@ import pytest  # noqa: E402
 import run_states  # noqa: E402
 import tiny_runs  # noqa: E402
 
-from hypersphere_jax import checkpoint, sharding, training  # noqa: E402
+from hypersphere_jax.train import checkpoint, loop, sharding  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -112,13 +112,13 @@ def once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def image_run(once) -> Path:
     """A finished run of digits: 56 steps on one device, good enough to probe (read only)."""
-    return once("images", lambda folder: training.train(tiny_runs.images(folder))) / "images"
+    return once("images", lambda folder: loop.train(tiny_runs.images(folder))) / "images"
 
 
 @pytest.fixture(scope="session")
 def short_run(once) -> Path:
     """The finished run `tiny_runs.short`: 12 steps on two devices (read only)."""
-    return once("short", lambda folder: training.train(tiny_runs.short(folder))) / "short"
+    return once("short", lambda folder: loop.train(tiny_runs.short(folder))) / "short"
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +127,7 @@ def killed_run(once) -> Path:
 
     def make(folder):
         with run_states.killed_after_checkpoint(9):
-            training.train(tiny_runs.short(folder))
+            loop.train(tiny_runs.short(folder))
 
     return once("killed", make) / "short"
 
@@ -135,7 +135,7 @@ def killed_run(once) -> Path:
 @pytest.fixture(scope="session")
 def queue_run(once) -> Path:
     """A finished run with MoCo's queue: 10 steps on two devices (read only)."""
-    return once("queue", lambda folder: training.train(tiny_runs.queue(folder))) / "queue"
+    return once("queue", lambda folder: loop.train(tiny_runs.queue(folder))) / "queue"
 
 
 @pytest.fixture(scope="session")
@@ -147,4 +147,4 @@ def texts(once) -> Path:
 @pytest.fixture(scope="session")
 def text_run(once, texts) -> Path:
     """A finished run of sentence encoders: 10 steps on two devices (read only)."""
-    return once("text", lambda folder: training.train(tiny_runs.text(folder, texts))) / "text"
+    return once("text", lambda folder: loop.train(tiny_runs.text(folder, texts))) / "text"

@@ -6,15 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from hypersphere_jax import checkpoint, models, runs
+from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train_step import Momentum, init_state
+from hypersphere_jax.train import checkpoint, run_folder
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.step import Momentum, init_state
 
 
 def state_of(folder, step=None):
     """The whole state of a run, its structure taken from a state made anew."""
-    made = runs.read_config(folder)
+    made = run_folder.read_config(folder)
     _, params, stats = models.abstract(made.model)
     optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
 
@@ -31,7 +32,9 @@ def state_of(folder, step=None):
 def timeless(folder):
     """The records of `metrics.jsonl` without what time they took."""
     dropped = ("images_per_s", "sentences_per_s", "data_wait")
-    return [{k: v for k, v in r.items() if k not in dropped} for r in runs.read_metrics(folder)]
+    return [
+        {k: v for k, v in r.items() if k not in dropped} for r in run_folder.read_metrics(folder)
+    ]
 
 
 def assert_same_run(folder, other):
@@ -57,11 +60,11 @@ def killed_after_checkpoint(step):
 
 def at_line(patch, step, happens):
     """Something happens, once, after a line of metrics of this step is written."""
-    original, ahead = runs.MetricsWriter.write, [happens]
+    original, ahead = run_folder.MetricsWriter.write, [happens]
 
     def write(self, record):
         original(self, record)
         if record["step"] == step and ahead:
             ahead.pop()()
 
-    patch.setattr(runs.MetricsWriter, "write", write)
+    patch.setattr(run_folder.MetricsWriter, "write", write)

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 
 import experiments
-import run as run_py
-from hypersphere_jax import report, runs, training
+from hypersphere_jax import cli, report
 from hypersphere_jax.config import PretrainConfig, Stopped
+from hypersphere_jax.train import loop, run_folder
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
@@ -20,20 +20,20 @@ PARTS = {
 
 def fails(capsys, *arguments):
     """The one line on stderr of a command that a mistake ends."""
-    assert run_py.main(list(arguments)) == 2, arguments
+    assert cli.main(list(arguments)) == 2, arguments
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
 
 
 def test_help_is_complete_and_readable(capsys):
-    assert run_py.main(["--help"]) == 0
+    assert cli.main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == list(run_py.VERBS)
+    assert [line.split()[0] for line in lines[2:]] == list(cli.VERBS)
     parts = [[verb, part] for verb, of in PARTS.items() for part in of.split()]
-    for words in [*([verb] for verb in run_py.VERBS), *parts]:
+    for words in [*([verb] for verb in cli.VERBS), *parts]:
         with pytest.raises(SystemExit) as stop:
-            run_py.main([*words, "--help"])
+            cli.main([*words, "--help"])
         text = capsys.readouterr().out
         assert stop.value.code == 0 and f"run.py {' '.join(words)}" in text and "--help" in text
         assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
@@ -57,7 +57,7 @@ def test_mistakes(capsys):
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
     name = "moco_cifar10/align_uniform"
-    config = run_py._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"], experiments)
+    config = cli._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"], experiments)
     expected = experiments.find(name)
     assert config.optimizer.epochs == 7 and expected.optimizer.epochs == 200
     assert config.model == expected.model and config.objective == expected.objective
@@ -69,29 +69,29 @@ def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
         (KeyboardInterrupt(), 0, "to go on"),
         (OSError(28, "No space left", "file"), 2, "error: No space left (file)"),
     ):
-        monkeypatch.setattr(training, "train", Mock(side_effect=error))
-        assert run_py.main(["pretrain", "--devices", "2"]) == status
+        monkeypatch.setattr(loop, "train", Mock(side_effect=error))
+        assert cli.main(["pretrain", "--devices", "2"]) == status
         assert said in capsys.readouterr().err
-    monkeypatch.setattr(training, "train", Mock(side_effect=ZeroDivisionError))
+    monkeypatch.setattr(loop, "train", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):  # a bug is told whole
-        run_py.main(["pretrain", "--devices", "2"])
+        cli.main(["pretrain", "--devices", "2"])
 
 
 def test_from_training_to_report(capsys, tmp_path):
     a, places = str(tmp_path / "a"), ["--runs-dir", str(tmp_path)]
-    assert run_py.main(["pretrain", "--name", "a", *places, *TINY]) == 0
+    assert cli.main(["pretrain", "--name", "a", *places, *TINY]) == 0
     captured = capsys.readouterr()
     assert "step 12 of 12" in captured.err and f"probe {a}" in captured.out
-    assert run_py.main(["probe", a, "--protocols", "knn", "--devices", "2"]) == 0
-    score = runs.read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
+    assert cli.main(["probe", a, "--protocols", "knn", "--devices", "2"]) == 0
+    score = run_folder.read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
     assert f"{score:.2f}" in capsys.readouterr().out
-    assert run_py.main(["metrics", a, "--devices", "2"]) == 0
+    assert cli.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
-    found = runs.read_json(tmp_path / "a" / "eval" / "metrics-test.json")
+    found = run_folder.read_json(tmp_path / "a" / "eval" / "metrics-test.json")
     assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
     bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns stand
-    assert run_py.main(["report", a]) == 0
+    assert cli.main(["report", a]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == tmp_path / "a" / "report.html" and "knn" in page.read_text()
     # Nothing saved is lost by a mistake with the same folder.

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from run_states import killed_after_checkpoint, state_of
 
-from hypersphere_jax import augment, data, finetune, runs, training
+from hypersphere_jax import augment, data, finetune
 from hypersphere_jax import config as C
+from hypersphere_jax.train import loop, run_folder
 
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=4)
 
@@ -27,7 +28,7 @@ def tuned(image_run, once):
 
 
 def test_what_is_trained(tuned, image_run, queue_run):
-    made, source = runs.read_config(tuned), runs.read_config(image_run)
+    made, source = run_folder.read_config(tuned), run_folder.read_config(image_run)
     assert made.data == replace(source.data, fraction=0.1, recipe="digits:crop_flip")
     assert made.model == replace(source.model, classifier_layer="backbone", num_classes=10)
     weights = {f"{name}_weight": 0.0 for name in ("align", "uniform", "contrastive")}
@@ -50,9 +51,9 @@ def test_what_is_trained(tuned, image_run, queue_run):
 
 
 def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeypatch):
-    result = runs.read_json(tuned / "eval" / "finetune.json")
+    result = run_folder.read_json(tuned / "eval" / "finetune.json")
     test = data.load(C.DataConfig()).test
-    encoder = runs.load_encoder(tuned)
+    encoder = run_folder.load_encoder(tuned)
     x = jax.vmap(augment.make_evaluate("digits", 8))(test.images)
     apply = jax.jit(lambda x: encoder.apply(encoder.params, encoder.stats, x, False)[0]["logits"])
     hits = np.argsort(-np.asarray(apply(x)), axis=1) == np.asarray(test.labels)[:, None]
@@ -101,7 +102,7 @@ def planned(tuned, tmp_path, monkeypatch):
         sources.append(source)
         return {"step": 1, "top1": top1[float(folder.name.removeprefix("made-"))]}
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(finetune, "score", score)
     return runs_, sources, top1
 

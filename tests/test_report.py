@@ -10,7 +10,7 @@ import pytest
 
 from hypersphere_jax import plots, report
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluation import results
+from hypersphere_jax.evaluate import results
 
 
 def parsed(path):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from torch_networks import ALEXNET, RESNET, layers_of, random_state
 
-from hypersphere_jax import checkpoint, interchange, runs, sharding
 from hypersphere_jax import config as C
-from hypersphere_jax.evaluation.features import split_features
+from hypersphere_jax import torch_io
+from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.models.torch_names import from_torch
+from hypersphere_jax.train import checkpoint, run_folder, sharding
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def import_state(tmp_path, rng):
         model = replace(model, channels=None, stem=None)  # they are for the import to find
         where = {"name": "made", "runs_dir": str(tmp_path / "runs")} | options
         config = C.ImportConfig(file=tmp_path / "a.npz", data=images, model=model, **where)
-        return interchange.import_torch(config)
+        return torch_io.import_torch(config)
 
     return import_state
 
@@ -47,12 +48,12 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     given = {f"module.encoder_q.{name}": array for name, array in state.items()}
     given |= {"module.encoder_q.bn1.num_batches_tracked": np.array(7), "queue": np.zeros(3)}
     folder = import_state(given, RESNET)
-    encoder = runs.load_encoder(folder)
+    encoder = run_folder.load_encoder(folder)
     assert encoder.step == 0
     assert (encoder.config.model.num_classes, encoder.config.model.stem) == (4, "imagenet")
     made = encoder.params, encoder.stats
     assert_same(made, from_torch(model, state))
-    origin = runs.read_json(folder / "config.json")["sessions"][0]["imported"]
+    origin = run_folder.read_json(folder / "config.json")["sessions"][0]["imported"]
     assert origin["file"] == str(tmp_path / "a.npz") and origin["left_aside"] == ["queue"]
     assert origin["sha256"] == hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()
     twice = dict(zip(("params", "stats"), jax.tree.map(lambda a: 2 * a, made), strict=True))
@@ -60,7 +61,7 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
         checkpoints.save(5, twice)
     for step, factor in ((0, 1), (5, 2), (None, 2)):
         export = C.ExportConfig(run=str(folder), out=tmp_path / "back.npz", step=step)
-        back = dict(np.load(interchange.export_npz(export)))
+        back = dict(np.load(torch_io.export_npz(export)))
         assert_same(back, {name: factor * array for name, array in state.items()})
     with pytest.raises(C.UserError, match=r"holds a run already.*--name"):
         import_state(given, RESNET)
@@ -71,16 +72,16 @@ def test_which_encoder_of_a_file(rng):
         query, key = ({name: object() for name in random_state(config, rng)} for _ in range(2))
         for prefix in ("", "module.", "backbone."):
             alone = {f"{prefix}{name}": array for name, array in query.items()} | {"other": 1}
-            mine, left = interchange.encoder_of(alone, model)
+            mine, left = torch_io.encoder_of(alone, model)
             assert (mine, left) == ((query, ["other"]) if prefix else (alone, []))
         both = {f"module.encoder_q.{name}": array for name, array in query.items()}
         both |= {f"module.encoder_k.{name}": array for name, array in key.items()}
-        assert interchange.encoder_of(both, model)[0] == query
-        assert interchange.encoder_of(both, model, "module.encoder_k")[0] == key
+        assert torch_io.encoder_of(both, model)[0] == query
+        assert torch_io.encoder_of(both, model, "module.encoder_k")[0] == key
         others = {name.replace("encoder_", "net_"): array for name, array in both.items()}
         for file, prefix in ((others, None), (both, "encoder_k")):
             with pytest.raises(C.UserError, match=r"'module\.(encoder|net)_k\.', 'module"):
-                interchange.encoder_of(file, model, prefix)
+                torch_io.encoder_of(file, model, prefix)
 
 
 def test_fresh_head(import_state, rng, caplog):
@@ -100,8 +101,8 @@ def test_fresh_head(import_state, rng, caplog):
         name = f"{model.name}{len(kept)}{seed}"
         folder = import_state(entries, model, fresh_head=True, name=name, seed=seed)
         assert f"the head is random: probe --layers {layer}" in caplog.text
-        assert runs.read_config(folder).seed == seed
-        made, (body, stats) = runs.load_encoder(folder), from_torch(model, state)
+        assert run_folder.read_config(folder).seed == seed
+        made, (body, stats) = run_folder.load_encoder(folder), from_torch(model, state)
         assert_same((made.params | {"head": 0}, made.stats), (body | {"head": 0}, stats))
         heads.append(made.params["head"]["output"]["kernel"])
     np.testing.assert_array_equal(heads[1], heads[2])
@@ -125,7 +126,7 @@ def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
 def test_features_are_those_of_the_weights(import_state, rng):
     state = random_state(ALEXNET, rng)
     folder = import_state(state, ALEXNET)
-    test, encoder = runs.load_data(folder).test, runs.load_encoder(folder)
+    test, encoder = run_folder.load_data(folder).test, run_folder.load_encoder(folder)
     x = (test.images / 255.0 - (0.4914, 0.4822, 0.4465)) / (0.2470, 0.2435, 0.2616)
     expected, _ = layers_of(ALEXNET, state, x)
     found = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
@@ -143,10 +144,10 @@ def test_pytorch_is_asked_for_arrays_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     for content in (state, {"model": state, "epoch": 1}, {"state_dict": {"model": state}}):
         torch.load = lambda file, content=content, **how: asked.append(how) or content
-        assert_same(interchange.read_state(tmp_path / "a.pt"), {"a": weights})
+        assert_same(torch_io.read_state(tmp_path / "a.pt"), {"a": weights})
     assert asked == [{"map_location": "cpu", "weights_only": True}] * 3
     torch.__version__ = "2.5.1+cpu"  # runs what is in a file, in spite of `weights_only`
     for module in (torch, None):
         monkeypatch.setitem(sys.modules, "torch", module)
         with pytest.raises(C.UserError, match=r"pip install 'torch>=2\.6'"):
-            interchange.read_state(tmp_path / "a.pt")
+            torch_io.read_state(tmp_path / "a.pt")

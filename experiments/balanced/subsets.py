@@ -11,7 +11,7 @@ from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
 from experiments.shown import Shown, by, difference, with_interval
 from experiments.sweeps import Planned
-from hypersphere_jax.data.views import long_tailed_counts
+from hypersphere_jax.data.subsets import long_tailed_counts
 
 TABLE = "balanced/table4"
 SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # as the table names them

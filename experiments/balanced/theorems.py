@@ -12,10 +12,11 @@ from experiments.balanced import grids, seeds, settings
 from experiments.items import Context, Item, Scale
 from experiments.measures import Rows
 from experiments.shown import Shown
-from hypersphere_jax import bounds, data, pairwise, plots, runs, sharding
+from hypersphere_jax import bounds, data, plots
 from hypersphere_jax.config import ObjectiveConfig, require
-from hypersphere_jax.data.views import uniform
-from hypersphere_jax.evaluation.features import pair_features
+from hypersphere_jax.data.subsets import uniform
+from hypersphere_jax.evaluate.features import pair_features
+from hypersphere_jax.train import objectives, run_folder, sharding
 
 VIEWS = 16  # whose mean is the expectation over augmentations; another one is the anchor
 IMAGES = {"laptop": 100, "paper": 10}  # of a class, at most
@@ -74,10 +75,10 @@ def encoders(context: Context, rows: Rows) -> Iterator[Seen]:
     require(bool(done), "none of the encoders is done: nothing to check the theorem on")
     devices = sharding.local_devices(1)
     for run in done:
-        encoder = runs.load_encoder(context.runs_dir / run)
+        encoder = run_folder.load_encoder(context.runs_dir / run)
         # All encoders are one program, which is compiled once only if it is kept.
         sharding.keep_compiled(encoder.config.runtime.cache_dir)
-        test = runs.test_split(data.load(encoder.config.data))
+        test = run_folder.test_split(data.load(encoder.config.data))
         known, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
         each = min(int(sizes.min()), IMAGES[context.scale])
         images = uniform(test, 0, each * len(known))
@@ -98,7 +99,7 @@ def encoders(context: Context, rows: Rows) -> Iterator[Seen]:
 
 def strengths(objective: ObjectiveConfig) -> tuple[float, float]:
     """Alpha and lambda of a loss; NT-Xent is the generalized one at 1 / tau and 1."""
-    given = pairwise.settings(objective)
+    given = objectives.settings(objective)
     if objective.loss == "nt_xent":
         return 1 / given["tau"], 1.0
     return given["alpha"], given["lam"]

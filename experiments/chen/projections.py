@@ -11,7 +11,7 @@ from experiments.shown import Shown, by
 from experiments.sweeps import Planned
 from hypersphere_jax import plots
 from hypersphere_jax.config import MetricsConfig
-from hypersphere_jax.evaluation.measure import measure
+from hypersphere_jax.evaluate.metrics_verb import measure
 
 # More and more of the term that spreads the outputs, by its weight and by the temperature. The
 # paper's own values stand in its picture only.

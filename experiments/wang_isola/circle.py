@@ -11,9 +11,10 @@ from experiments.measures import Measures, Rows
 from experiments.shown import Shown
 from experiments.specifications import STL10
 from experiments.sweeps import Planned
-from hypersphere_jax import data, plots, runs, sharding, uniform_loss
+from hypersphere_jax import data, plots, uniform_loss
 from hypersphere_jax.config import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
-from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluate.features import pair_features, split_features
+from hypersphere_jax.train import run_folder, sharding
 
 OBJECTIVES = {
     "supervised": ObjectiveConfig(supervised_weight=1, align_weight=0, uniform_weight=0),
@@ -60,9 +61,9 @@ def encoders(context: Context, rows: Rows) -> list[dict]:
     }.items():
         if run not in done:
             continue
-        encoder = runs.load_encoder(context.runs_dir / run, step)
+        encoder = run_folder.load_encoder(context.runs_dir / run, step)
         dataset = data.load(encoder.config.data)
-        test = runs.test_split(dataset)
+        test = run_folder.test_split(dataset)
         x, y = pair_features(encoder, test, devices)
         features = split_features(encoder, test, ["output"], devices)["output"].x
         found.append(

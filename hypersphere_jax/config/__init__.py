@@ -19,12 +19,12 @@ from hypersphere_jax.config.depth import DepthConfig
 from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
 from hypersphere_jax.config.evaluators import EvaluateConfig
 from hypersphere_jax.config.finetune import FinetuneConfig
-from hypersphere_jax.config.interchange import ExportConfig, ImportConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.config.optimizer import OptimizerConfig
 from hypersphere_jax.config.pretrain import PretrainConfig
 from hypersphere_jax.config.runtime import RuntimeConfig
+from hypersphere_jax.config.torch_io import ExportConfig, ImportConfig
 
 __all__ = [
     "DataConfig",

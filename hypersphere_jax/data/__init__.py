@@ -14,7 +14,7 @@ import numpy as np
 
 from hypersphere_jax.config import DataConfig, require
 from hypersphere_jax.config.data import TEXT_RECIPE
-from hypersphere_jax.data import arrays, files, nyu, synthetic, text, tfds_source, views
+from hypersphere_jax.data import arrays, files, nyu, subsets, synthetic, text, tfds_source
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
 
@@ -85,7 +85,7 @@ def load(config: DataConfig) -> Dataset:
     train, test, pretrain, recipe = _open(config)
     part = _of_classes(train, config)
     if config.folds > 1:
-        part, test = views.fold(part, config.folds, config.fold, config.subset_seed)
+        part, test = subsets.fold(part, config.folds, config.fold, config.subset_seed)
     elif test is not None:
         test = _of_classes(test, config)
     part = _subset(part, config)
@@ -95,7 +95,7 @@ def load(config: DataConfig) -> Dataset:
         pretrain = part
     elif part is not train:  # the part, and all images that have no label
         unlabelled = np.flatnonzero(pretrain.labels < 0)
-        pretrain = views.Concatenated([part, views.Subset(pretrain, unlabelled, "unlabelled")])
+        pretrain = subsets.Concatenated([part, subsets.Subset(pretrain, unlabelled, "unlabelled")])
     if config.extra_channels:
         same = pretrain is part
         part, test, pretrain = (
@@ -171,17 +171,17 @@ def _load_text(path: Path, config: DataConfig) -> Dataset:
 def _of_classes(source: Source, config: DataConfig) -> Source:
     if config.classes is None or isinstance(source, files.ImageFiles):  # it has only these already
         return source
-    return views.by_class(source, files.read_classes(_path(config.classes)))
+    return subsets.by_class(source, files.read_classes(_path(config.classes)))
 
 
 def _subset(source: Source, config: DataConfig) -> Source:
     seed, size = config.subset_seed, config.subset_size
     if config.subset == "long_tailed":
-        source = views.long_tailed(source, seed, size)
+        source = subsets.long_tailed(source, seed, size)
     elif config.subset == "uniform":
-        size = size or len(views.long_tailed(source, seed))
-        source = views.uniform(source, seed, size)
-    return source if config.fraction == 1 else views.fraction(source, config.fraction, seed)
+        size = size or len(subsets.long_tailed(source, seed))
+        source = subsets.uniform(source, seed, size)
+    return source if config.fraction == 1 else subsets.fraction(source, config.fraction, seed)
 
 
 def _open(config: DataConfig) -> tuple[Source, Source | None, Source | None, str]:

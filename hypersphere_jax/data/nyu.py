@@ -15,7 +15,7 @@ import numpy as np
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Sample, UnreadableImage
-from hypersphere_jax.data.views import Subset
+from hypersphere_jax.data.subsets import Subset
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -24,7 +24,7 @@ from rich.progress import track
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.decode import decode
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
-from hypersphere_jax.data.views import fold
+from hypersphere_jax.data.subsets import fold
 
 FORMAT = "array_record"
 NAME = re.compile(r"(?P<name>\w+)(/(?P<config>[\w\-.]+))?(:(?P<version>\d+\.\d+\.\d+))?", re.ASCII)

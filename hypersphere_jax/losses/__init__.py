@@ -1,10 +1,6 @@
 """Losses on the unit hypersphere: pure functions of features, in float32, global over devices."""
 
-from hypersphere_jax.losses.alignment_uniformity import (
-    align_loss,
-    uniform_loss,
-    uniform_queue_loss,
-)
+from hypersphere_jax.losses.alignment_uniformity import align_loss, uniform_loss, uniform_queue_loss
 from hypersphere_jax.losses.common import l2_normalize
 from hypersphere_jax.losses.contrastive import contrastive_loss, dcl_loss, info_nce_loss
 from hypersphere_jax.losses.nt_xent import (

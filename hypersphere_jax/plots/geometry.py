@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from hypersphere_jax.evaluation.geometry import sphere_marginal_density
+from hypersphere_jax.evaluate.geometry import sphere_marginal_density
 from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
 logger = logging.getLogger("hypersphere_jax")

@@ -8,8 +8,8 @@ from sklearn.datasets import load_digits
 
 from hypersphere_jax.config import DataConfig
 from hypersphere_jax.data import Arrays, load
+from hypersphere_jax.data.subsets import Concatenated
 from hypersphere_jax.data.synthetic import BitChannels, RandomBits
-from hypersphere_jax.data.views import Concatenated
 
 
 def arrays():

@@ -7,9 +7,9 @@ from data_cases import equal, images, why
 from PIL import Image
 from tfds_cases import example, noise, write
 
-from hypersphere_jax import data, datasheet, plots
+from hypersphere_jax import data, plots
 from hypersphere_jax.config import DataConfig, LookedAt
-from hypersphere_jax.data import load, views
+from hypersphere_jax.data import data_verb, load, subsets
 from hypersphere_jax.data.pipeline import Bad
 from hypersphere_jax.data.statistics import statistics
 
@@ -18,15 +18,15 @@ def test_parts_are_views_of_the_training_split(tmp_path):
     whole, classes = load(DataConfig()), tmp_path / "some.txt"
     train, test = whole.train, whole.test
     classes.write_text("7\n3  # the three\n")
-    tail, fold = views.long_tailed(train, 3), views.fold(train, 5, 2, 3)
+    tail, fold = subsets.long_tailed(train, 3), subsets.fold(train, 5, 2, 3)
     for options, expected, tested in (
-        ({"fraction": 0.1}, views.fraction(train, 0.1, 3), test),
+        ({"fraction": 0.1}, subsets.fraction(train, 0.1, 3), test),
         ({"subset": "long_tailed"}, tail, test),
-        ({"subset": "uniform"}, views.uniform(train, 3, len(tail)), test),
-        ({"subset": "uniform", "subset_size": 50}, views.uniform(train, 3, 50), test),
-        ({"subset": "long_tailed", "fraction": 0.5}, views.fraction(tail, 0.5, 3), test),
-        ({"folds": 5, "fold": 2, "fraction": 0.2}, views.fraction(fold[0], 0.2, 3), fold[1]),
-        ({"classes": str(classes)}, *(views.by_class(part, "37") for part in (train, test))),
+        ({"subset": "uniform"}, subsets.uniform(train, 3, len(tail)), test),
+        ({"subset": "uniform", "subset_size": 50}, subsets.uniform(train, 3, 50), test),
+        ({"subset": "long_tailed", "fraction": 0.5}, subsets.fraction(tail, 0.5, 3), test),
+        ({"folds": 5, "fold": 2, "fraction": 0.2}, subsets.fraction(fold[0], 0.2, 3), fold[1]),
+        ({"classes": str(classes)}, *(subsets.by_class(part, "37") for part in (train, test))),
     ):
         found = load(DataConfig(subset_seed=3, **options))
         assert found.pretrain is found.train  # the encoder sees no more than its probe
@@ -106,8 +106,8 @@ def test_statistics_are_those_of_all_pixels(animals, monkeypatch):
 def test_inspect(capsys, tmp_path, animals):
     cut = tmp_path / "animals/train/cat/4.png"
     cut.write_bytes(cut.read_bytes()[:60])
-    assert "cat/4.png" in why(datasheet.inspect, LookedAt(name=animals))
-    datasheet.inspect(LookedAt(name=animals, bad_images="skip"))
+    assert "cat/4.png" in why(data_verb.inspect, LookedAt(name=animals))
+    data_verb.inspect(LookedAt(name=animals, bad_images="skip"))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train", "13", "0", "2", "3", "to", "10", "5x5x3", "to", "6x9x3"] in rows
     assert ["cat", "10", "2"] in rows and ["dog", "3", "2"] in rows
@@ -118,12 +118,12 @@ def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
     drawn, out = [], tmp_path / "sheet.png"
     monkeypatch.setattr(plots, "view_sheet", lambda *a: drawn.append(a))
     config = LookedAt(name=animals, recipe="moco_v2:crop_flip")
-    datasheet.show(config, image_size=12, count=5, out=out)
-    _, names, _, views, path = drawn[0]
+    data_verb.show(config, image_size=12, count=5, out=out)
+    _, names, _, subsets, path = drawn[0]
     assert names == ["cat", "cat", "cat", "cat", "dog"] and path == out
     # As eyes need them: not normalized. The two views differ.
-    assert views.shape == (5, 2, 12, 12, 3) and views.min() >= 0 and views.max() <= 1
-    assert np.abs(views[:, 0] - views[:, 1]).max() > 0.1
-    datasheet.show(LookedAt(name="digits", recipe="none", bits=2), count=3, out=out)
-    _, _, shown, views, _ = drawn[1]
-    np.testing.assert_allclose(views, np.stack([shown, shown], axis=1), atol=1e-6)
+    assert subsets.shape == (5, 2, 12, 12, 3) and subsets.min() >= 0 and subsets.max() <= 1
+    assert np.abs(subsets[:, 0] - subsets[:, 1]).max() > 0.1
+    data_verb.show(LookedAt(name="digits", recipe="none", bits=2), count=3, out=out)
+    _, _, shown, subsets, _ = drawn[1]
+    np.testing.assert_allclose(subsets, np.stack([shown, shown], axis=1), atol=1e-6)

@@ -10,8 +10,8 @@ from experiments import tables
 from experiments.balanced import augmentations
 from experiments.chen import competing_bits, grid, settings
 from hypersphere_jax import data
-from hypersphere_jax.data.views import long_tailed_counts
-from hypersphere_jax.optimizers import make_schedule
+from hypersphere_jax.data.subsets import long_tailed_counts
+from hypersphere_jax.train.optimizers import make_schedule
 
 # (loss, tau, lambda, prior, factor, alignment): Appendix A of Chen et al., "Experimental setup".
 SWD = "generalized_contrastive", None, 5.0

@@ -9,7 +9,7 @@ import experiments
 from experiments.specifications import BASES, DETAILS, config_of, formula, initial, refusal
 from experiments.tables import TABLES, expected, row_of, rows
 from hypersphere_jax.config import PretrainConfig, UserError, from_dict, to_dict
-from hypersphere_jax.optimizers import make_schedule
+from hypersphere_jax.train.optimizers import make_schedule
 
 STL10, NYU, IMAGENET100, BOOKS = (f"wang-isola/table{number}" for number in (8, 9, 10, 11))
 # Two printed results, by which a row is found.

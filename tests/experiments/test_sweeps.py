@@ -12,7 +12,8 @@ from experiments.items import matching
 from experiments.measures import Measures
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
-from hypersphere_jax import data, runs, training
+from hypersphere_jax import data
+from hypersphere_jax.train import loop, run_folder
 
 NUMBERS = {"step": 5, "align": 0.5, "uniform": -2.0, "output_linear": 90.0}
 
@@ -39,9 +40,9 @@ def trained(monkeypatch):
         found["names"].append(config.name)
         if config.name in found["raises"]:
             raise found["raises"][config.name]
-        return runs.folder_of(config)
+        return run_folder.folder_of(config)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(sweeps, "measured", lambda folder, measures: [dict(NUMBERS)])
     return found
 
@@ -84,9 +85,9 @@ def test_together(tmp_path, trained, monkeypatch):
     def train_together(configs, command):
         asked.append([config.name for config in configs])
         lost = C.Diverged("nan", "advice")
-        return [lost if config.name == "b" else runs.folder_of(config) for config in configs]
+        return [lost if config.name == "b" else run_folder.folder_of(config) for config in configs]
 
-    monkeypatch.setattr(training, "train_together", train_together)
+    monkeypatch.setattr(loop, "train_together", train_together)
     sweep = planned(tmp_path, "a", "b", "c")
     for _ in range(2):
         assert sweeps.sweep(sweep, together=True) == []
@@ -135,9 +136,9 @@ def test_data_must_be_there_and_the_same(tmp_path, trained):
     assert trained["names"] == []
     sweeps.sweep([one])
     config = tmp_path / "a" / "config.json"
-    runs.write_json(config, {"data_digest": data.load(one.config.data).digest()})
+    run_folder.write_json(config, {"data_digest": data.load(one.config.data).digest()})
     assert sweeps.sweep([one]) == []
-    runs.write_json(config, {"data_digest": "another"})
+    run_folder.write_json(config, {"data_digest": "another"})
     with pytest.raises(C.UserError, match="images of digits are no longer those"):
         sweeps.sweep([one])
 
@@ -165,7 +166,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "measure", measure)
     monkeypatch.setattr(measures, "probe", probe)
     made = C.PretrainConfig(runtime=C.RuntimeConfig(keep_every_steps=5))
-    monkeypatch.setattr(runs, "read_config", lambda folder: made)
+    monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):
         (tmp_path / folder).mkdir(parents=True)
@@ -203,7 +204,7 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     first, _, alone, diverged = sweeps.known(sweep)
     assert diverged["status"] == "failed" and "step" in diverged["reason"]
     # Where the finetuned one begins, the other ended.
-    read = runs.read_json(tmp_path / "start" / "eval" / "knn5-output.json")
+    read = run_folder.read_json(tmp_path / "start" / "eval" / "knn5-output.json")
     assert first["output_knn5"] == alone["output_knn5"] == read["top1"]
     assert first["uniform"] == pytest.approx(alone["uniform"], abs=1e-4)
     assert np.isfinite(alone["output_linear_cv"]) and alone["seconds_training"] > 0

@@ -15,10 +15,10 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
-from hypersphere_jax import checkpoint, runs, training
 from hypersphere_jax import config as C
-from hypersphere_jax.checkpoint import Checkpoints, restore
 from hypersphere_jax.data import arrays
+from hypersphere_jax.train import checkpoint, loop, run_folder
+from hypersphere_jax.train.checkpoint import Checkpoints, restore
 
 
 def tree(step, **changes):
@@ -134,9 +134,9 @@ def test_whatever_stops_it_the_run_is_the_same(short_run, tmp_path):
         message = f"saved at step {step} of 12 .*to go on: CMD|No space left"
         with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=message):
             at_line(patch, step, happens)
-            training.train(config, command="CMD")
+            loop.train(config, command="CMD")
         assert checkpoint.steps(folder / "checkpoints") == kept
-    training.train(config, command="CMD")
+    loop.train(config, command="CMD")
     assert_same_run(folder, short_run)
     sessions = json.loads((folder / "config.json").read_text())["sessions"]
     assert [session["command"] for session in sessions] == ["CMD"] * 4
@@ -154,7 +154,7 @@ def test_damaged_checkpoint_half_line_and_earlier_version(killed_run, short_run,
     record = json.loads((killed / "config.json").read_text())
     del record["config"]["moco"], record["config"]["optimizer"]["clip_norm"]
     (killed / "config.json").write_text(json.dumps(record))
-    training.train(tiny_runs.short(killed.parent))
+    loop.train(tiny_runs.short(killed.parent))
     assert "checkpoints/9 is damaged" in caplog.text
     assert_same_run(killed, short_run)
 
@@ -163,7 +163,7 @@ def test_on_other_devices(killed_run, short_run, tmp_path):
     """And with other intervals, which do not divide the steps: the last one is logged and saved."""
     killed = shutil.copytree(killed_run, tmp_path / "short")
     runtime = C.RuntimeConfig(devices=1, log_every_steps=5, checkpoint_every_steps=5)
-    training.train(tiny_runs.short(tmp_path, runtime=runtime))
+    loop.train(tiny_runs.short(tmp_path, runtime=runtime))
     close = functools.partial(np.testing.assert_allclose, atol=1e-4)
     jax.tree.map(close, state_of(killed), state_of(short_run))
     assert timeless(killed)[:-2] == timeless(short_run)[:-2]
@@ -179,26 +179,26 @@ def test_folder_with_another_run(short_run, tmp_path):
         ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "--resume is 'never'"),
     ):
         with pytest.raises(C.UserError, match=message):
-            training.train(tiny_runs.short(tmp_path, **changes))
+            loop.train(tiny_runs.short(tmp_path, **changes))
     assert (folder / "config.json").read_bytes() == (short_run / "config.json").read_bytes()
 
 
 def test_two_processes_in_one_folder(tmp_path):
-    with runs.lock(tmp_path / "short"), pytest.raises(C.UserError, match="another process"):
-        training.train(tiny_runs.short(tmp_path))
+    with run_folder.lock(tmp_path / "short"), pytest.raises(C.UserError, match="another process"):
+        loop.train(tiny_runs.short(tmp_path))
     assert not (tmp_path / "short" / "config.json").exists()
 
 
 def test_encoder_of_a_step_and_changed_data(short_run, monkeypatch):
     for step in (None, 6):
-        encoder = runs.load_encoder(short_run, step)
+        encoder = run_folder.load_encoder(short_run, step)
         assert (encoder.step, encoder.folder) == (step or 12, short_run)
         saved = state_of(short_run, step)["params"]
         jax.tree.map(np.testing.assert_array_equal, encoder.params, saved)
     train, test = arrays.digits()
     train.images[0, 0, 0] ^= 1
     monkeypatch.setattr(arrays, "digits", lambda: (train, test))
-    for use in (runs.load_data, lambda folder: training.train(tiny_runs.short(folder.parent))):
+    for use in (run_folder.load_data, lambda folder: loop.train(tiny_runs.short(folder.parent))):
         with pytest.raises(C.UserError, match="no longer those"):
             use(short_run)
 
@@ -210,14 +210,14 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_pa
     (folder / "config.json").write_text(json.dumps(record))
     local = C.ModelConfig(dim=3, width=0.1, batch_norm="local")
     with pytest.raises(C.UserError, match=r"begun on 2 device.*--devices 2"):
-        training.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
-    assert training.train(tiny_runs.short(tmp_path, model=local)) == folder
+        loop.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
+    assert loop.train(tiny_runs.short(tmp_path, model=local)) == folder
 
 
 def test_what_shapes_a_run():
     """All but where it lies, how it is carried out, and what is evaluated."""
 
-    shape = lambda **of: runs.shaping(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
+    shape = lambda **of: run_folder.shaping(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
 
     parts = {"seed", "init_from", "init_step", "data", "model", "objective", "moco", "optimizer"}
     assert shape().keys() == parts
@@ -229,20 +229,20 @@ def test_what_shapes_a_run():
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "made" / "result.json"
-    runs.write_json(file, {"a": 1})
-    with pytest.raises(KeyboardInterrupt), runs.whole_file(file) as written:
+    run_folder.write_json(file, {"a": 1})
+    with pytest.raises(KeyboardInterrupt), run_folder.whole_file(file) as written:
         written.write(b"half")
         written.flush()
-        assert runs.read_json(file) == {"a": 1}
+        assert run_folder.read_json(file) == {"a": 1}
         raise KeyboardInterrupt
-    assert runs.read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
+    assert run_folder.read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
 
 
 def test_words_that_a_run_of_text_knows(text_run, tmp_path):
-    words = runs.read_vocabulary(text_run)
-    assert len(set(words)) == len(words) == runs.read_config(text_run).model.vocabulary
+    words = run_folder.read_vocabulary(text_run)
+    assert len(set(words)) == len(words) == run_folder.read_config(text_run).model.vocabulary
     shutil.copy(text_run / "config.json", tmp_path)
     for known in (words[:-1], (*words, "more")):
-        runs.write_vocabulary(tmp_path, known)
+        run_folder.write_vocabulary(tmp_path, known)
         with pytest.raises(C.UserError, match=f"has {len(known)} words, .* knows {len(words)}"):
-            runs.read_vocabulary(tmp_path)
+            run_folder.read_vocabulary(tmp_path)

@@ -11,11 +11,12 @@ import tiny_runs
 from run_states import state_of, timeless
 from scipy.spatial.distance import pdist
 
-from hypersphere_jax import augment, data, models, runs, training
+from hypersphere_jax import augment, data, models
 from hypersphere_jax import config as C
-from hypersphere_jax.data import arrays, views
+from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.evaluation import during, knn, linear
+from hypersphere_jax.evaluate import knn, linear, online
+from hypersphere_jax.train import loop, run_folder
 
 SUPERVISED = C.ObjectiveConfig(supervised_weight=1)
 
@@ -30,7 +31,7 @@ def short(folder):
 @pytest.fixture(scope="module")
 def evaluated(once):
     """The run `short`, evaluated after each of its two epochs (read only)."""
-    return once("evaluated", lambda folder: training.train(short(folder))) / "short"
+    return once("evaluated", lambda folder: loop.train(short(folder))) / "short"
 
 
 def values(folder):
@@ -44,10 +45,10 @@ def values(folder):
 
 def expected(folder, step, objective=None):
     """By NumPy, from the checkpoint, on one device at once."""
-    made, state = runs.read_config(folder), state_of(folder, step)
+    made, state = run_folder.read_config(folder), state_of(folder, step)
     objective = objective or made.objective
     train = data.load(made.data).train
-    bank, queries = views.fold(views.fraction(train, 200 / len(train), 0), 2, 0, 0)
+    bank, queries = subsets.fold(subsets.fraction(train, 200 / len(train), 0), 2, 0, 0)
     images = np.stack([part[i]["image"] for part in (bank, queries) for i in range(len(part))])
     apply = models.abstract(made.model)[0]
 
@@ -84,11 +85,11 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
 
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: runs that train together differ in theirs."""
-    made, original = [], training.make_evaluation
+    made, original = [], loop.make_evaluation
     keep = lambda *given: made.append(original(*given)) or made[0]  # noqa: E731
-    monkeypatch.setattr(training, "make_evaluation", keep)
+    monkeypatch.setattr(loop, "make_evaluation", keep)
     folder = shutil.copytree(killed_run, tmp_path / "short")
-    training.train(short(tmp_path))
+    loop.train(short(tmp_path))
     assert values(folder)[0] == {12: values(evaluated)[0][12]}
 
     state, other = state_of(evaluated), C.ObjectiveConfig(align_alpha=1.3, uniform_t=0.7)
@@ -103,7 +104,7 @@ def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkey
 def parts(tmp_path, split, evaluators=("knn",), folds=1, objective=SUPERVISED):
     asked, of = C.EvaluateConfig(1, evaluators, 200, eval_split=split), C.DataConfig(folds=folds)
     made = tiny_runs.short(tmp_path, data=of, objective=objective, evaluate=asked)
-    return *during._parts(made, dataset := data.load(of)), dataset
+    return *online._parts(made, dataset := data.load(of)), dataset
 
 
 def pixels(source):
@@ -143,7 +144,7 @@ def test_which_images(tmp_path, monkeypatch):
 
 def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
     """Of the first half, the queries still begin where they do."""
-    read = during.feed.in_order
+    read = online.feed.in_order
 
     def unreadable(*given):
         for batch in read(*given):
@@ -151,13 +152,13 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
             yield batch._replace(indices=np.where(bad, -1, batch.indices))
 
     seen = []
-    monkeypatch.setattr(during.feed, "in_order", unreadable)
-    monkeypatch.setitem(during.EVALUATORS, "knn", lambda held: seen.append(held) or {})
+    monkeypatch.setattr(online.feed, "in_order", unreadable)
+    monkeypatch.setitem(online.EVALUATORS, "knn", lambda held: seen.append(held) or {})
     knn = C.EvaluateConfig(1, ("knn",), 200)
-    task = training._task(tiny_runs.short(tmp_path, evaluate=knn))
+    task = loop._task(tiny_runs.short(tmp_path, evaluate=knn))
     apply, params, stats = models.create(task.config.model, jax.random.key(0))
-    during.make_evaluation(task.config, task.dataset, apply, task.devices)(params, stats)
-    bank, queries = during._parts(task.config, task.dataset)
+    online.make_evaluation(task.config, task.dataset, apply, task.devices)(params, stats)
+    bank, queries = online._parts(task.config, task.dataset)
     known = np.delete(np.concatenate([bank.labels, queries.labels]), [3, 5])
     assert seen[0].bank == len(bank) - 2 and np.array_equal(seen[0].labels, known)
     assert {len(features) for features in seen[0].features.values()} == {len(known)}
@@ -165,5 +166,5 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
 
 def test_accuracy_of_a_classifier_is_of_the_second_half_alone(tmp_path):
     logits, labels = np.eye(4)[[0, 1, 2, 3] * 2], np.array([3, 3, 3, 0, 0, 1, 3, 3])
-    held = during.Held(short(tmp_path), {"logits": logits}, {}, labels, num_classes=4, bank=4)
-    assert during.EVALUATORS["classifier"](held) == {"classifier_top1": 75.0}
+    held = online.Held(short(tmp_path), {"logits": logits}, {}, labels, num_classes=4, bank=4)
+    assert online.EVALUATORS["classifier"](held) == {"classifier_top1": 75.0}

@@ -11,11 +11,13 @@ import tiny_runs
 from PIL import Image
 from run_states import timeless
 
-from hypersphere_jax import augment, checkpoint, feed, runs, sharding, training
+from hypersphere_jax import augment
 from hypersphere_jax import config as C
+from hypersphere_jax.data import batches as feed
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.sampling import Sampler, make_sampler
 from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.train import checkpoint, loop, run_folder, sharding
 
 BAD = 25  # class1/05.png
 
@@ -50,7 +52,7 @@ def varied(folder, images, bad_images="skip"):
 
 @pytest.fixture(scope="module")
 def varied_run(images, tmp_path_factory):
-    return training.train(varied(tmp_path_factory.mktemp("runs"), images))
+    return loop.train(varied(tmp_path_factory.mktemp("runs"), images))
 
 
 def gathered(images, labels, indices):
@@ -68,7 +70,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
     steps = range(5, 9)  # over the border of an epoch
     for pipeline, count in itertools.product(("resident", "streaming"), (1, 2, 4)):
         runtime = C.RuntimeConfig(devices=count, pipeline=pipeline)
-        task = training._task(tiny_runs.short(tmp_path, seed=3, runtime=runtime))
+        task = loop._task(tiny_runs.short(tmp_path, seed=3, runtime=runtime))
         assert task.resident == (pipeline == "resident")
         order = make_sampler(task.dataset.pretrain, 220, 3)
         fed = feed.feed(task.config, task.dataset, order, steps, task.devices)
@@ -83,7 +85,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
 
 
 def test_the_host_crops_images_of_many_sizes(images, tmp_path):
-    task = training._task(varied(tmp_path, images))
+    task = loop._task(varied(tmp_path, images))
     source, seed = task.dataset.pretrain, task.config.seed
     order, steps = make_sampler(source, 10, seed), range(4, 9)
     crops = TwoCrops(augment.host_crops(task.config.data.recipe, 8)[0], seed)
@@ -98,7 +100,7 @@ def test_the_host_crops_images_of_many_sizes(images, tmp_path):
 
 
 def test_images_in_order(images, tmp_path, monkeypatch):
-    task = training._task(varied(tmp_path, images))
+    task = loop._task(varied(tmp_path, images))
     crop = lambda image, step, position: image[:8, :8]  # noqa: E731
     small = Arrays(np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1), np.arange(50), (), "small")
     for source, prepare, bad in ((task.dataset.test, crop, [BAD]), (small, None, [])):
@@ -139,20 +141,23 @@ def test_sentences_in_order_keep_all_their_words(rng):
 def test_what_ends_reading_loses_no_step(varied_run, images, tmp_path):
     """A run ends before the first bad image with its steps saved, and goes on when told to skip."""
     with pytest.raises(C.UserError, match=r"class1/05\.png.*--bad-images skip"):
-        training.train(varied(tmp_path, images, "error"))
+        loop.train(varied(tmp_path, images, "error"))
     # Two batches are on the devices before the step that takes them, and the bad one in the sixth.
     assert checkpoint.steps(tmp_path / "varied" / "checkpoints") == [0, 3]
-    training.train(varied(tmp_path, images))
+    loop.train(varied(tmp_path, images))
     assert timeless(tmp_path / "varied") == timeless(varied_run)
     assert len(timeless(varied_run)) == 12
 
 
 def test_moved_data(varied_run, images, tmp_path):
     moved = str(shutil.copytree(images, tmp_path / "elsewhere"))
-    assert runs.load_data(varied_run, moved).digest() == runs.load_data(varied_run).digest()
+    assert (
+        run_folder.load_data(varied_run, moved).digest()
+        == run_folder.load_data(varied_run).digest()
+    )
     # The run itself goes on there, and remembers.
     shutil.copytree(varied_run, tmp_path / "varied")
-    assert runs.read_config(training.train(varied(tmp_path, moved))).data.name == moved
+    assert run_folder.read_config(loop.train(varied(tmp_path, moved))).data.name == moved
 
 
 def test_each_host_reads_its_rows(monkeypatch):

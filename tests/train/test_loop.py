@@ -17,22 +17,31 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
 from experiments.measures import Measures
-from hypersphere_jax import assembly, checkpoint, data, progress, runs, session, sharding, training
 from hypersphere_jax import config as C
+from hypersphere_jax import data
 from hypersphere_jax.data import arrays
+from hypersphere_jax.data.batches import packed
 from hypersphere_jax.data.sampling import Consecutive
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.evaluation.sentences import neighbour_metrics, sentence_probe
-from hypersphere_jax.feed import packed
+from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
 from hypersphere_jax.packing import ELSEWHERE, PADDING
-from hypersphere_jax.signals import StopSignals
+from hypersphere_jax.train import (
+    assembly,
+    checkpoint,
+    loop,
+    progress,
+    run_folder,
+    session,
+    sharding,
+)
+from hypersphere_jax.train.signals import StopSignals
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
 
 def begun(folder, **changes):
     """A run `short` as it starts, without a folder."""
-    task = training._task(tiny_runs.short(folder, **changes))
+    task = loop._task(tiny_runs.short(folder, **changes))
     run = session.Run(task.config, task.dataset)
     run.start = run.saved = 0
     return run
@@ -47,12 +56,12 @@ def test_folder_of_a_run(short_run, tmp_path):
     assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.
     folder = shutil.copytree(short_run, tmp_path / "short")
-    assert training.train(tiny_runs.short(tmp_path)) == folder
-    assert runs.read_metrics(folder) == runs.read_metrics(short_run)
+    assert loop.train(tiny_runs.short(tmp_path)) == folder
+    assert run_folder.read_metrics(folder) == run_folder.read_metrics(short_run)
 
 
 def test_metrics_of_a_run(short_run):
-    records = runs.read_metrics(short_run)
+    records = run_folder.read_metrics(short_run)
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
     names = {"step", "epoch", "loss", "align", "uniform", "grad_norm", "lr"}
     assert records[-1].keys() == names | {"images_per_s", "data_wait"}
@@ -126,7 +135,7 @@ def test_mistakes_leave_no_folder(short_run, tmp_path):
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
         with pytest.raises(C.UserError, match=message):
-            training.train(tiny_runs.short(tmp_path, **changes))
+            loop.train(tiny_runs.short(tmp_path, **changes))
     assert not list(tmp_path.iterdir())
 
 
@@ -135,7 +144,7 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
     some = Arrays(train.images, labels, train.class_names, train.origin)
     monkeypatch.setattr(arrays, "digits", lambda: (some, test))
-    task = training._task(tiny_runs.short(tmp_path, objective=SUPERVISED))
+    task = loop._task(tiny_runs.short(tmp_path, objective=SUPERVISED))
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
     assert task.config.model.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
@@ -188,7 +197,7 @@ def measured(text_run, texts, tmp_path_factory):
     one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
-        patch.setattr("hypersphere_jax.evaluation.probe.sentence_probe", few)
+        patch.setattr("hypersphere_jax.evaluate.probe_verb.sentence_probe", few)
         assert sweeps.carry_out(one) is None  # trained it is already
     return folder, sweeps.rows_of(one)
 
@@ -210,9 +219,9 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
 
 
 def test_a_run_of_text(text_run, books):
-    assert runs.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
-    assert runs.read_vocabulary(text_run) == books.train.vocabulary
-    records = runs.read_metrics(text_run)
+    assert run_folder.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
+    assert run_folder.read_vocabulary(text_run) == books.train.vocabulary
+    records = run_folder.read_metrics(text_run)
     assert [record["step"] for record in records] == list(range(1, 11))
     for record in records:
         parts = record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"]
@@ -222,8 +231,8 @@ def test_a_run_of_text(text_run, books):
 
 def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path):
     with killed_after_checkpoint(6):  # of 5 steps an epoch
-        training.train(tiny_runs.text(tmp_path, texts))
-    assert_same_run(training.train(tiny_runs.text(tmp_path, texts)), text_run)
+        loop.train(tiny_runs.text(tmp_path, texts))
+    assert_same_run(loop.train(tiny_runs.text(tmp_path, texts)), text_run)
 
 
 def test_what_the_devices_get(books):
@@ -253,9 +262,9 @@ def test_probe_of_labelled_sentences(measured):
 def test_metrics_are_of_held_out_neighbours(measured, books):
     folder, rows = measured
     words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
-    apply = jax.jit(runs.load_encoder(folder).apply, static_argnums=3)
+    apply = jax.jit(run_folder.load_encoder(folder).apply, static_argnums=3)
     for row in rows:
-        outputs, _ = apply(runs.load_encoder(folder, row["step"]).params, {}, words, False)
+        outputs, _ = apply(run_folder.load_encoder(folder, row["step"]).params, {}, words, False)
         f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
         expected = neighbour_metrics(f, g, books.test.documents)
         for name in ("align", "uniform"):
@@ -264,12 +273,12 @@ def test_metrics_are_of_held_out_neighbours(measured, books):
 
 def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
     asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
-    config = dataclasses.replace(asked, model=runs.read_config(text_run).model)
-    params, _ = assembly.from_run(config, {}, {}, runs.read_vocabulary(text_run))
+    config = dataclasses.replace(asked, model=run_folder.read_config(text_run).model)
+    params, _ = assembly.from_run(config, {}, {}, run_folder.read_vocabulary(text_run))
     jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
     # As many words, and others.
     for file in tiny_runs.books(tmp_path / "others").iterdir():
         file.write_text(file.read_text().replace("ship", "boat"))
     other = dataclasses.replace(asked, data=C.DataConfig(str(tmp_path / "others")))
     with pytest.raises(C.UserError, match="it knows other words"):
-        training.train(other)
+        loop.train(other)

@@ -15,12 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from run_states import assert_same_run, killed_after_checkpoint, state_of
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
-from hypersphere_jax import assembly, data, runs, sharding, training
 from hypersphere_jax import config as C
+from hypersphere_jax import data
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.shuffle import shuffle
-from hypersphere_jax.train_step import Momentum, init_state, make_moco_step, make_queue_objective
+from hypersphere_jax.train import assembly, loop, run_folder, sharding
+from hypersphere_jax.train.step import Momentum, init_state, make_moco_step, make_queue_objective
 
 QUEUE = 11  # keys: four batches go round twice
 OBJECTIVE = make_queue_objective(C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0))
@@ -145,16 +146,18 @@ def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
         moved = jax.tree.leaves(jax.tree.map(np.subtract, end.params, other))
         assert any(np.abs(leaf).max() > 1e-4 for leaf in moved)
     # With a queue, keys have statistics of other images than their queries, unless it is told.
-    model = runs.read_config(queue_run).model
+    model = run_folder.read_config(queue_run).model
     assert (model.batch_norm, model.bn_groups) == ("split", 8)
     # What is measured of the run is the trained encoder.
-    jax.tree.map(np.testing.assert_array_equal, runs.load_encoder(queue_run).params, last["params"])
+    jax.tree.map(
+        np.testing.assert_array_equal, run_folder.load_encoder(queue_run).params, last["params"]
+    )
 
 
 def test_resumption_is_exact(queue_run, tmp_path):
     with killed_after_checkpoint(4):
-        training.train(tiny_runs.queue(tmp_path))
-    assert_same_run(training.train(tiny_runs.queue(tmp_path)), queue_run)
+        loop.train(tiny_runs.queue(tmp_path))
+    assert_same_run(loop.train(tiny_runs.queue(tmp_path)), queue_run)
 
 
 # The step that a config describes, with a network that tells which samples it sees together.

@@ -9,9 +9,10 @@ import pytest
 from steps_by_hand import assert_close
 
 import hypersphere_jax as hj
-from hypersphere_jax import assembly, data, pairwise
 from hypersphere_jax import config as C
-from hypersphere_jax.train_step import make_objective
+from hypersphere_jax import data
+from hypersphere_jax.train import assembly, objectives
+from hypersphere_jax.train.step import make_objective
 
 KEY = jax.random.key(5)
 # A loss and what it is given by its function's names; "raw": features that are not normalized.
@@ -86,7 +87,7 @@ def test_objective_is_the_function_of_the_views(found):
         close(loss, 2 * functions[case] + 0.3 * entropy)
         logged = [metrics[name] for name in ("align", "uniform", "supervised")]
         close(logged, [np.linalg.norm(x - y, axis=1).mean(), uniform, entropy])
-        lam = pairwise.resolved(objective_of(case)).loss_lam
+        lam = objectives.resolved(objective_of(case)).loss_lam
         assert ("loss_alignment" in metrics) == (lam is not None), case
         if lam is not None:
             total = metrics["loss_alignment"] + lam * metrics["loss_distribution"]

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from hypersphere_jax.config import OptimizerConfig
-from hypersphere_jax.optimizers import make_optimizer, make_schedule, weight_mask
+from hypersphere_jax.train.optimizers import make_optimizer, make_schedule, weight_mask
 
 STEPS = 8
 # Constant for half the run, then a tenth: 0.2 and 0.02.

@@ -21,8 +21,9 @@ import pytest
 from processes import ROOT, environment
 from run_states import assert_same_run, state_of, timeless
 
-from hypersphere_jax import checkpoint, hosts
 from hypersphere_jax.config import UserError
+from hypersphere_jax.train import checkpoint
+from hypersphere_jax.train import processes as hosts
 
 TINY = "--width 0.1 --dim 3 --name run"
 # 12 steps, of which 2, 4, … are logged and 3, 6, … are saved.
@@ -32,7 +33,8 @@ SHORT = f"{TINY} --epochs 2 --batch-size 220 --log-every-steps 2 --checkpoint-ev
 def begin(options, folder, driver="", **more):
     """`run.py pretrain` after the lines of a driver, whose own arguments are read from `DRIVE`."""
     lines = f"""import json, os, signal, sys, run
-from hypersphere_jax import checkpoint, hosts, session
+from hypersphere_jax.train import checkpoint, session
+from hypersphere_jax.train import processes as hosts
 {driver}
 sys.exit(run.main(['pretrain', *sys.argv[1:]]))"""
     return subprocess.Popen(

@@ -16,11 +16,13 @@ from points import sphere
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
 from hypersphere_jax import config as C
-from hypersphere_jax import models, runs, train_step, training
-from hypersphere_jax.assembly import NUMBERS
+from hypersphere_jax import models
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.packing import ELSEWHERE, Packed
-from hypersphere_jax.train_step import init_state, make_objective, make_sentence_objective
+from hypersphere_jax.train import loop, run_folder
+from hypersphere_jax.train import step as train_step
+from hypersphere_jax.train.assembly import NUMBERS
+from hypersphere_jax.train.step import init_state, make_objective, make_sentence_objective
 
 CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
 
@@ -278,7 +280,7 @@ def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
     parts["objective"] = C.ObjectiveConfig(contrastive_weight=0.5, supervised_weight=0.3)
     for devices in (1, 2, 4):
         runtime = C.RuntimeConfig(devices=devices, log_every_steps=1)
-        folder = training.train(tiny_runs.short(tmp_path, f"{devices}", runtime=runtime, **parts))
-        found.append([record["loss"] for record in runs.read_metrics(folder)])
+        folder = loop.train(tiny_runs.short(tmp_path, f"{devices}", runtime=runtime, **parts))
+        found.append([record["loss"] for record in run_folder.read_metrics(folder)])
     np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-4)
     assert found[0][-1] < found[0][0] - 0.1

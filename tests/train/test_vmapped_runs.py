@@ -14,8 +14,8 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
-from hypersphere_jax import checkpoint, runs, sharding, training
 from hypersphere_jax import config as C
+from hypersphere_jax.train import checkpoint, loop, run_folder, sharding
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=2, checkpoint_every_steps=4)
@@ -51,20 +51,20 @@ def evaluation():
         return {"eval/norm": norm, "eval/alpha": objective.align_alpha}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "make_evaluation", lambda *_: evaluate)
+        patch.setattr(loop, "make_evaluation", lambda *_: evaluate)
         yield
 
 
 @pytest.fixture(scope="module")
 def alone(once):
     """Each trained by itself (read only)."""
-    return once("alone", lambda folder: [training.train(one) for one in both(folder)])
+    return once("alone", lambda folder: [loop.train(one) for one in both(folder)])
 
 
 @pytest.fixture(scope="module")
 def pair(once):
     """Both trained together (read only)."""
-    return once("pair", lambda folder: training.train_together(both(folder)))
+    return once("pair", lambda folder: loop.train_together(both(folder)))
 
 
 def assert_close_run(folder, other):
@@ -93,28 +93,28 @@ def test_together_as_alone(pair, alone):
 def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     made = config(tmp_path, "a")
     rule = dataclasses.replace(made.optimizer, learning_rate=1e30)
-    lost, a = training.train_together([config(tmp_path, "wild", "b", optimizer=rule), made])
+    lost, a = loop.train_together([config(tmp_path, "wild", "b", optimizer=rule), made])
     assert_close_run(a, alone / "a")
     assert isinstance(lost, C.Diverged)
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.found
     assert all(np.isfinite(record["loss"]) for record in timeless(tmp_path / "wild"))
     with pytest.raises(C.Diverged, match=r"diverged: .* step 0 is kept in"):
-        training.train(config(tmp_path, "alone", "b", optimizer=rule))
+        loop.train(config(tmp_path, "alone", "b", optimizer=rule))
 
 
 def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
     message = r"saved at step 2 of 6 in .*/a, .*/b; to go on: CMD$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(C.Stopped, match=message):
         at_line(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        training.train_together(both(tmp_path / "runs"), command="CMD")
+        loop.train_together(both(tmp_path / "runs"), command="CMD")
     damaged = shutil.copytree(tmp_path / "runs", tmp_path / "damaged")
-    training.train_together(both(tmp_path / "runs"))
+    loop.train_together(both(tmp_path / "runs"))
     for name in ("a", "b"):
         assert checkpoint.steps(damaged / name / "checkpoints") == [0, 2]
         assert_same_run(tmp_path / "runs" / name, pair / name)
     # Where a checkpoint of one is damaged, they stand at different steps and go on by themselves.
     next((damaged / "b" / "checkpoints" / "2" / "state" / "d").iterdir()).write_bytes(b"cut")
-    training.train_together(both(damaged))
+    loop.train_together(both(damaged))
     for name in ("a", "b"):
         assert_close_run(damaged / name, alone / name)
 
@@ -122,9 +122,9 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
 def test_groups(tmp_path, monkeypatch, alone):
     def train(tasks, *_):
         planned.append([task.config.name for task in tasks])
-        return [runs.folder_of(task.config) for task in tasks]
+        return [run_folder.folder_of(task.config) for task in tasks]
 
-    monkeypatch.setattr(training, "_train", train)
+    monkeypatch.setattr(loop, "_train", train)
     planned = []
     no_align = dataclasses.replace(OBJECTIVES["a"], align_weight=0.0)
     split = C.ModelConfig(dim=3, width=0.1, bn_groups=4, batch_norm="split")
@@ -137,17 +137,17 @@ def test_groups(tmp_path, monkeypatch, alone):
     different["no_align"] = {"objective": no_align}
     different["no_align_2"] = {"objective": dataclasses.replace(no_align, uniform_t=0.1)}
     configs = [config(tmp_path, name, **changes) for name, changes in different.items()]
-    found = training.train_together([*configs, config(alone, "a")], at_most=100)
+    found = loop.train_together([*configs, config(alone, "a")], at_most=100)
     assert found == [*(tmp_path / name for name in different), alone / "a"]
     # What is done is done alone.
     expected = [["a", "b", "c"], ["no_align", "no_align_2"], ["a"], *([name] for name in apart)]
     assert sorted(planned) == sorted(expected)
     planned.clear()
     configs = [config(tmp_path, f"{seed}", seed=seed) for seed in range(7)]
-    training.train_together(configs, at_most=3)
+    loop.train_together(configs, at_most=3)
     assert planned == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
     with pytest.raises(C.UserError, match=r"two encoders .*/0$"):
-        training.train_together([*configs, configs[0]])
+        loop.train_together([*configs, configs[0]])
 
 
 def test_parts_are_the_fewest_that_fit_in_memory(monkeypatch):
@@ -159,9 +159,9 @@ def test_parts_are_the_fewest_that_fit_in_memory(monkeypatch):
         memory = SimpleNamespace(**{f"{name}_size_in_bytes": x for name, x in sizes.items()})
         return SimpleNamespace(memory_analysis=lambda: memory)
 
-    monkeypatch.setattr(sharding, "memory", lambda _: 1000 / training.MEMORY_SHARE)
+    monkeypatch.setattr(sharding, "memory", lambda _: 1000 / loop.MEMORY_SHARE)
     cases = [(0, 11), (500, 11), (0, 300), (0, 499), (990, 10), (0, math.inf)]
     for n, (base, each) in itertools.product((2, 3, 8, 100), cases):
         fits = [size for size in range(1, n + 1) if base + each * size <= 1000] or [1]
-        found = training._parts(SimpleNamespace(devices=None), n, None, compiled)
+        found = loop._parts(SimpleNamespace(devices=None), n, None, compiled)
         assert found == math.ceil(n / max(fits)), (n, base, each)

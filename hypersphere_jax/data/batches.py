@@ -1,0 +1,223 @@
+"""What a training step is fed with: images on the devices, all of them or those of the step.
+
+The step takes `(images, labels, indices)` and gathers its part of the batch itself, so resident
+and streamed images pass through the same step: of streamed ones it takes all, in their order. In
+the place of the images, text has the packed sentences of the step.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment
+from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.data import Dataset, Source
+from hypersphere_jax.data.pipeline import Bad, Batch, TwoCrops, in_memory, stream
+from hypersphere_jax.data.sampling import Consecutive, Sampler
+from hypersphere_jax.data.text import Corpus
+from hypersphere_jax.packing import Packed, pack
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.progress import track
+
+# `auto` keeps images resident if they take at most this share of a device's memory.
+RESIDENT_SHARE = 0.25
+# Words of sentences in a batch to evaluate, of which their longest is a multiple.
+SIXTEEN = 16
+# Batches that are on the devices before the step that takes them.
+AHEAD = 2
+
+
+def feed(
+    config: PretrainConfig,
+    dataset: Dataset,
+    sampler: Sampler | Consecutive,
+    steps: range,
+    devices: Sequence[jax.Device],
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> Generator[tuple[Any, Any, Any]]:
+    """`(images, labels, indices)` of each step, as the steps of `train_step` take them.
+
+    Args:
+      config: of the run, with all sizes filled in.
+      dataset: of which `pretrain` is read.
+      sampler: which images stand in the batch of a step.
+      steps: counted from 0.
+      devices: of all hosts; each host reads the rows of its own.
+      track: shows how far decoding is, where all images are decoded first.
+
+    Raises:
+      UserError: for images that cannot be read, or that do not fit the way that was asked for.
+    """
+    source, runtime = dataset.pretrain, config.runtime
+    if config.model.reads_text:
+        return _ahead(_sentences(source, sampler(step), devices) for step in steps)
+    rows = sharding.rows_here(sampler.batch_size, devices)
+    if is_resident(source, runtime.pipeline, devices):
+        images, labels = _resident(config, source, devices, track)
+        return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
+    bad = Bad(source, config.data.bad_images)
+    batches = stream(
+        source,
+        sampler,
+        steps,
+        bad,
+        prepare=two_crops(source, config.data.recipe, config.model.image_size, config.seed),
+        rows=rows,
+        workers=runtime.workers,
+    )
+    each = np.arange(sampler.batch_size // len(devices))
+    every = _rows(np.tile(each, len(sharding.here(devices))), devices)
+    return _ahead(
+        (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
+    )
+
+
+def feed_together(
+    config: PretrainConfig,
+    dataset: Dataset,
+    samplers: Sequence[Sampler],
+    steps: range,
+    devices: Sequence[jax.Device],
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> Generator[tuple[Any, Any, Any]]:
+    """As `feed`, for encoders that train together: one host, and images that are resident.
+
+    The images are there once; `indices` have an axis of the encoders, one for each sampler, after
+    that of the devices, and are then those of each encoder's own batch.
+    """
+    images, labels = _resident(config, dataset.pretrain, devices, track)
+
+    def indices(step):
+        parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
+        return sharding.split(np.stack(parts, axis=1), devices)
+
+    return ((images, labels, indices(step)) for step in steps)
+
+
+def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
+    """Consecutive sentences, packed for the devices of this host.
+
+    Args:
+      source: of the sentences.
+      numbers: of those of the global batch.
+      devices: of all hosts, among which the rows are dealt out.
+
+    Returns:
+      On the host: arrays with a leading axis of this host's devices.
+    """
+    words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
+    sentences = np.split(words, np.cumsum(lengths)[:-1])
+    parts = pack(sentences, source.image_shape[0], len(devices))
+    mine = parts[sharding.rows_here(len(devices), devices)]
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
+
+
+def in_order(
+    config: PretrainConfig,
+    source: Source,
+    size: int,
+    devices: Sequence[jax.Device],
+    prepare: Callable | None = None,
+) -> Iterator[Batch]:
+    """All images, or sentences, of a source in batches; an unreadable image has the index -1.
+
+    Args:
+      config: of the run whose encoder will see them.
+      source: of the images.
+      size: of a batch; the last one may be shorter.
+      devices: their memory decides whether the images are decoded once and kept.
+      prepare: as in `data.pipeline.stream`, for images that differ in size.
+    """
+    n = len(source)
+    if config.model.reads_text:
+        for rows in (range(start, min(start + size, n)) for start in range(0, n, size)):
+            samples = [source[i] for i in rows]
+            words = np.stack([sample["image"] for sample in samples])
+            # Few shapes, as each is compiled: no longer than the longest of these, or a bit more.
+            longest = np.flatnonzero(words.any(axis=0))[-1] + 1
+            words = words[:, : -(-longest // SIXTEEN) * SIXTEEN]
+            labels = np.array([sample["label"] for sample in samples], np.int32)
+            yield Batch(words, labels, np.array(rows))
+        return
+    bad = Bad(source, config.data.bad_images)
+    asked = config.runtime.pipeline if source.image_shape is not None else "auto"
+    if not is_resident(source, asked, devices):
+        steps = range(-(-n // size))
+        order = functools.partial(_consecutive, n, size)
+        workers = config.runtime.workers
+        yield from stream(
+            source, order, steps, bad, prepare=prepare, replace=False, workers=workers
+        )
+        return
+    arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+    indices = np.arange(n, dtype=np.int32)
+    indices[list(bad.found)] = -1
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
+
+
+def _resident(config, source, devices, track) -> tuple[Any, Any]:
+    bad = Bad(source, config.data.bad_images)
+    arrays = in_memory(source, bad, _cache(config), track)
+    return sharding.replicate((arrays.images, arrays.labels), devices)
+
+
+def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
+    nothing = np.zeros((len(sharding.here(devices)), 0), np.int32)
+    return sharding.split((packed(source, numbers, devices), nothing, nothing), devices)
+
+
+def _consecutive(n: int, size: int, step: int) -> np.ndarray:
+    return np.arange(step * size, min(n, (step + 1) * size))
+
+
+def _cache(config: PretrainConfig) -> Path:
+    return Path(config.runtime.cache_dir).expanduser() / "images"
+
+
+def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
+    """Whether all images stay on the devices; text does not, as it is read by the batch."""
+    if isinstance(source, Corpus):
+        return False
+    if pipeline == "auto":
+        limit = RESIDENT_SHARE * sharding.memory(sharding.here(devices))
+        return source.image_shape is not None and _size(source) <= limit
+    require(
+        pipeline != "resident" or source.image_shape is not None,
+        f"--pipeline resident: the images of {source.origin} differ in size, so they cannot stay "
+        "in memory as one array; take --pipeline streaming",
+    )
+    return pipeline == "resident"
+
+
+def two_crops(source: Source, recipe: str, size: int, seed: int) -> TwoCrops | None:
+    """How the host crops images that differ in size; None where the devices crop."""
+    if source.image_shape is not None:
+        return None
+    return TwoCrops(augment.host_crops(recipe, size)[0], seed)
+
+
+def _size(source: Source) -> int:
+    return len(source) * int(np.prod(source.image_shape))
+
+
+def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
+    """This host's rows `[n, …]` cut into equal parts for its devices."""
+    parts = len(sharding.here(devices))
+    return sharding.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
+
+
+def _ahead(items: Iterable) -> Generator:
+    """The same items, each made a few steps before its turn: it is on its way meanwhile."""
+    ready: deque = deque()
+    for item in items:
+        ready.append(item)
+        if len(ready) > AHEAD:
+            yield ready.popleft()
+    yield from ready

@@ -1,0 +1,241 @@
+"""Looking at data before training: what there is, what it holds, how the views of it look.
+
+The functions without underscore are the verbs of `python run.py data`, and print what they find.
+"""
+
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hypersphere_jax import augment, data, plots
+from hypersphere_jax.augment.recipes import Recipe, find
+from hypersphere_jax.config import LookedAt, PrepareConfig, PrepareTextConfig, UserError, require
+from hypersphere_jax.data import Source, text, tfds_prepare, tfds_source
+from hypersphere_jax.data.pipeline import Bad, TwoCrops, read
+from hypersphere_jax.data.statistics import Statistics, statistics
+from hypersphere_jax.report import print_table
+from hypersphere_jax.train import run_folder
+from hypersphere_jax.train.progress import track
+
+# Classes whose counts are printed one by one.
+FEW_CLASSES = 20
+# Of text: how many of the most frequent words, and of consecutive sentences, are printed.
+FIRST_WORDS, FIRST_SENTENCES = 40, 6
+
+
+def known(data_dir: str | None = None) -> None:
+    """The data sets with a name, and where they are.
+
+    Args:
+      data_dir: Folder of prepared data; None: TensorFlow Datasets' own.
+    """
+    where = _path(data_dir)
+    rows = []
+    for name, recipe in data.NAMED.items():
+        place = data.EMBEDDED.get(name)
+        if name == "books":
+            is_there = where is not None and where.is_dir() and data.is_text(where)
+            place = str(where) if is_there else "not prepared"
+        elif place is None:
+            try:
+                place = str(tfds_source.find_prepared(name, where))
+            except UserError:
+                place = "not prepared"
+        rows.append((name, recipe, place))
+    print_table(["name", "recipe", "where"], rows)
+    print(
+        f"\nPrepared data are looked for in {tfds_source.data_root(where)}.\n"
+        "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
+        "images in SPLIT/CLASS/file, .npz and .npy files, and a folder or file of text."
+    )
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Download a data set of TensorFlow Datasets and prepare it for reading."""
+    folder = tfds_prepare.prepare(config.name, _path(config.data_dir))
+    where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
+    print(f"prepared: {folder}\nlook at it: python run.py data inspect {config.name}{where}")
+
+
+def prepare_text(config: PrepareTextConfig) -> None:
+    """Turn text files into a corpus of sentences, as numbers of words, to train on."""
+    raw, out = _path(config.raw), _path(config.out)
+    is_new = text.prepare_text(
+        raw,
+        out,
+        vocabulary=config.vocabulary,
+        max_tokens=config.max_tokens,
+        held_out=config.held_out,
+        form=config.form,
+        track=lambda items, count: track(items, "reading", count),
+    )
+    print(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {out}")
+    print(f"look at it: python run.py data inspect {config.out}")
+
+
+def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> None:
+    """Sizes, classes, means and deviations of the channels, and how fast images are read.
+
+    Of text: documents, sentences and words, the beginning of the vocabulary, and some sentences.
+
+    Args:
+      config: The data.
+      sample: Images of each split to decode, evenly spread over it; 0: all.
+      out: Also write what is found there, as JSON.
+    """
+    require(sample >= 0, f"--sample {sample}: must be at least 0")
+    if data.text_folder(config) is not None:
+        _inspect_text(config, out)
+        return
+    dataset = data.load(config)
+    splits = {"train": dataset.train, "test": dataset.test, "pretrain": dataset.pretrain}
+    if dataset.pretrain is dataset.train:
+        del splits["pretrain"]
+    found = {
+        name: statistics(
+            source, Bad(source, config.bad_images), sample or None, lambda i: track(i, "reading")
+        )
+        for name, source in splits.items()
+        if source is not None
+    }
+    if out is not None:
+        run_folder.write_json(out, {name: entry._asdict() for name, entry in found.items()})
+    for name in found:
+        print(f"{name}: {splits[name].origin}")
+    print()
+    columns = ["split", "images", "unlabelled", "classes", "in a class", "pixels"]
+    print_table(columns, [_counts(name, entry) for name, entry in found.items()])
+    print()
+    columns = ["split", "decoded", "unreadable", "mean", "std", "images/s"]
+    print_table(columns, [_pixels(name, entry) for name, entry in found.items()])
+    names = dataset.class_names
+    if 0 < len(names) <= FEW_CLASSES:
+        print()
+        rows = [[name, *(e.class_counts.get(name) for e in found.values())] for name in names]
+        print_table(["class", *found], rows)
+    print(f"\nrecipe: {config.recipe or dataset.recipe}")
+
+
+def show(
+    config: LookedAt,
+    image_size: int | None = None,
+    count: int = 12,
+    seed: int = 0,
+    out: Path | None = None,
+) -> None:
+    """Draw images of the training split, each with its two views by a recipe.
+
+    Args:
+      config: The data, and the recipe.
+      image_size: Side of the views, pixels; None: as the longest side of an image shown.
+      count: Images on the sheet, evenly spread over the split.
+      seed: Seed of the views.
+      out: The picture (PNG); None: runs/data/NAME-RECIPE.png.
+    """
+    require(count >= 1, f"--count {count}: must be at least 1")
+    require(image_size is None or image_size >= 4, f"--image-size {image_size}: at least 4 pixels")
+    require(
+        data.text_folder(config) is None,
+        f"{config.data_dir or config.name} is text, of which there is no picture: look at it with "
+        "data inspect",
+    )
+    dataset = data.load(config)
+    source, bad = dataset.pretrain, Bad(dataset.pretrain, config.bad_images)
+    recipe = config.recipe or dataset.recipe
+    images, names = [], []
+    for index in np.arange(min(count, len(source))) * len(source) // min(count, len(source)):
+        sample, missing = read(source, int(index))
+        bad.report(missing)
+        images.append(sample["image"])
+        label = sample["label"]
+        names.append(source.class_names[label] if label >= 0 else f"image {sample['index']}")
+    size = image_size or max(max(image.shape[:2]) for image in images)
+    try:
+        views = _views(source, images, recipe, size, seed, config.extra_channels)
+    except ValueError as error:
+        raise UserError(f"--recipe {recipe}: {error}") from error
+    stem = Path(config.name).stem
+    path = out or Path("runs/data") / f"{stem}-{recipe}.png"
+    title = f"{stem}: views by recipe {recipe}, {size} pixels"
+    plots.view_sheet(title, names, [image / 255 for image in images], views, path)
+    print(path)
+
+
+def _inspect_text(config: LookedAt, out: Path | None) -> None:
+    dataset = data.load(config)
+    corpora = {"train": dataset.train, "test": dataset.test}
+    found = {name: _text_counts(corpus) for name, corpus in corpora.items() if corpus is not None}
+    if out is not None:
+        run_folder.write_json(out, found)
+    for name in found:
+        print(f"{name}: {corpora[name].origin}")
+    print()
+    columns = ["documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
+    rows = []
+    for name, entry in found.items():
+        numbers = (f"{entry[key]:,}" for key in columns[:3])
+        words = f"{entry['words_mean']:.1f}", f"{entry['words_95']:.0f} or less"
+        shares = f"{entry['unknown_share']:.2%}", f"{entry['cut_share']:.2%}"
+        rows.append((name, *numbers, *words, *shares))
+    print_table(["split", *columns], rows)
+    corpus = dataset.train
+    first = " ".join(corpus.vocabulary[: FIRST_WORDS + len(text.SPECIAL)])
+    print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
+    print(textwrap.fill(first, 96, initial_indent="  ", subsequent_indent="  "))
+    # Of the largest document, from its middle, where no title page is.
+    largest = int(np.argmax(np.diff(corpus.documents)))
+    start, end = corpus.documents[largest : largest + 2].tolist()
+    middle = max(start, (start + end - FIRST_SENTENCES) // 2)
+    print(f"\nsentences {middle} to {min(middle + FIRST_SENTENCES, end) - 1}:")
+    for i in range(middle, min(middle + FIRST_SENTENCES, end)):
+        line = text.text(corpus, i)
+        print(textwrap.fill(line, 96, initial_indent="- ", subsequent_indent="  "))
+    print(f"\nrecipe: {dataset.recipe}")
+
+
+def _text_counts(corpus: text.Corpus) -> dict[str, float]:
+    """What is printed of a corpus; numbers of words are without the end tokens."""
+    counts = {key: corpus.counts[key] for key in ("documents", "sentences", "tokens")}
+    n, words = counts["sentences"], counts["tokens"] - counts["sentences"]
+    return counts | {
+        "words_mean": words / n,
+        "words_95": float(np.quantile(corpus.lengths, 0.95)) - 1,
+        "unknown_share": corpus.counts["unknown"] / words,
+        "cut_share": corpus.counts["cut"] / n,
+    }
+
+
+def _views(
+    source: Source, images: list[np.ndarray], recipe: str, size: int, seed: int, extra: int
+) -> np.ndarray:
+    """Two views of each image `[n, 2, size, size, c]`, before normalization hides the colours."""
+    train = find(recipe).train
+    shown = Recipe(tuple(step for step in train if step[0] != "normalize"), ())
+    cropped = source.image_shape is None
+    transform = augment.make_augment(shown, size, cropped=cropped, extra_channels=extra)
+    if cropped:
+        prepare = TwoCrops(augment.host_crops(recipe, size)[0], seed)
+        images = [prepare(image, 0, position) for position, image in enumerate(images)]
+    key, positions = jax.random.key(seed), jnp.arange(len(images))
+    two_views = jax.jit(lambda images: augment.two_views(transform, key, images, positions))
+    return np.stack(two_views(np.stack(images)), axis=1)
+
+
+def _counts(name: str, found: Statistics) -> tuple:
+    counts = sorted(found.class_counts.values())
+    spread = f"{counts[0]:,} to {counts[-1]:,}" if counts else None
+    small, large = ("x".join(map(str, shape)) for shape in (found.smallest, found.largest))
+    pixels = small if small == large else f"{small} to {large}"
+    return name, found.n, found.unlabelled, len(counts), spread, pixels
+
+
+def _pixels(name: str, found: Statistics) -> tuple:
+    moments = (" ".join(f"{v:.4f}" for v in values[:3]) for values in (found.mean, found.std))
+    return name, found.read, found.unreadable, *moments, round(found.images_per_s)
+
+
+def _path(folder: str | None) -> Path | None:
+    return None if folder is None else Path(folder).expanduser()

@@ -1,0 +1,291 @@
+"""Alignment and uniformity of whole data sets, with their standard errors."""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hypersphere_jax.config import require
+from hypersphere_jax.losses.alignment_uniformity import distance_power
+from hypersphere_jax.losses.blocks import OFF, Points, log_sums
+from hypersphere_jax.losses.devices import Reach
+from hypersphere_jax.losses.pairs import gaussian_points
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.progress import track
+
+# Rows that are on a device at once: features themselves may be larger than any memory.
+CHUNK = 16384
+
+
+class Estimate(NamedTuple):
+    """A value and the standard error that comes of the sample's size; NaN where n is too small."""
+
+    value: float
+    standard_error: float
+
+
+def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
+    """The mean of `|x_i - y_i|^alpha` over all pairs: `align_loss` of a data set.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
+      y: `[n, d]` features of the positives.
+      alpha: power of the distance.
+
+    Raises:
+      UserError: for shapes that differ or no pairs.
+    """
+    powers = distance_powers(x, y, alpha)
+    error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
+    return Estimate(float(powers.mean()), float(error))
+
+
+def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
+    """`|x_i - y_i|^alpha` of each pair, float64 `[n]`; as `alignment`, whose mean is of these."""
+    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
+    require(len(x) > 0, "alignment needs at least one pair")
+    powers = np.empty(len(x))
+    for rows in row_slices(len(x)):
+        sides = (np.asarray(side[rows], np.float32) for side in (x, y))
+        powers[rows] = _distance_powers(*sides, alpha)
+    return powers
+
+
+def uniformity(
+    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK
+) -> Estimate:
+    """The log of the mean Gaussian potential of all pairs of points: `uniform_loss` of a data set.
+
+    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host, so that
+    n is limited by patience only: time grows with n^2, memory with n.
+
+    The standard error is that of a U-statistic (Hoeffding): the potentials of pairs that share a
+    point are correlated, and the mean potential of each point tells how much. With fewer than some
+    20 points it is rough.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
+      t: scale of the potential.
+      devices: the pairs of chunks are dealt out to these; None: the first one.
+      chunk: rows of a chunk, at most.
+
+    Raises:
+      UserError: for fewer than two points.
+    """
+    n = len(x)
+    require(n >= 2, f"uniformity needs at least two points, got {n}")
+    devices = sharding.local_devices(1) if devices is None else list(devices)
+    chunks = row_slices(n, chunk)
+    size = chunks[0].stop
+    centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
+
+    def load(rows: slice) -> np.ndarray:
+        return _padded(x[rows], centre, size)
+
+    # The log of each point's potential with all others, and of the square of that.
+    sums = np.full((2, len(chunks) * size), -np.inf)
+    alone = [(rows,) for rows in chunks]
+    for function, groups in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
+        for dealt in track(list(_deal(groups, len(devices))), "uniformity"):
+            found = _on_devices(function, t, dealt, load, devices)
+            for group, parts in zip(dealt, found, strict=True):
+                for rows, part in zip(group, parts, strict=True):
+                    rows = slice(rows.start, rows.start + size)
+                    sums[:, rows] = np.logaddexp(sums[:, rows], part)
+    return _estimate(sums[0, :n], sums[1, :n])
+
+
+def uniformities(
+    x: Any,
+    groups: Sequence[np.ndarray],
+    t: float = 2.0,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    chunk: int = CHUNK,
+) -> list[Estimate]:
+    """The uniformity of each of several groups of rows, such as those of one class.
+
+    A group that fits into a chunk is one device's work; devices take several groups at once.
+
+    Args:
+      x: `[n, d]` features: an array, or what gives arrays for slices and for numbers of rows.
+      groups: integers `[m]` each, the rows of a group.
+      t: scale of the potential.
+      devices: to compute on; None: the first one.
+      chunk: rows that are on a device at once, at most.
+
+    Returns:
+      An estimate for each group, in their order; NaN for one of fewer than two points.
+    """
+    devices = sharding.local_devices(1) if devices is None else list(devices)
+    found = {}
+    # Of equal size on the device, groups share a compiled program.
+    by_size: dict[int, list[int]] = {}
+    for number, rows in enumerate(groups):
+        if 2 <= len(rows) <= chunk:
+            by_size.setdefault(_rounded_up(len(rows)), []).append(number)
+        elif len(rows) > chunk:
+            found[number] = uniformity(Rows(x, rows), t, devices=devices, chunk=chunk)
+    rounds = [
+        (size, dealt)
+        for size, numbers in sorted(by_size.items())
+        for dealt in _deal(((number,) for number in numbers), len(devices))
+    ]
+    for size, dealt in track(rounds, "uniformity of the classes"):
+
+        def load(number: int, size: int = size) -> np.ndarray:
+            points = np.asarray(x[groups[number]], np.float64)
+            return _padded(points, points.mean(0), size)
+
+        for (number,), (part,) in zip(
+            dealt, _on_devices(_within, t, dealt, load, devices), strict=True
+        ):
+            found[number] = _estimate(*part[:, : len(groups[number])].astype(np.float64))
+    unknown = Estimate(math.nan, math.nan)
+    return [found.get(number, unknown) for number in range(len(groups))]
+
+
+class Rows:
+    """Some rows of features, read when they are asked for: `rows[slice]`."""
+
+    def __init__(self, x: Any, indices: np.ndarray):
+        self._x, self._indices = x, indices
+        self.shape = (len(indices), x.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._x[self._indices[rows]]
+
+
+def _padded(points: np.ndarray, centre: np.ndarray, size: int) -> np.ndarray:
+    """Points as `[size, d + 1]`, seen from a centre; the last column is 1 for a point, else 0."""
+    padded = np.zeros((size, points.shape[1] + 1), np.float32)
+    padded[: len(points), :-1] = np.asarray(points, np.float64) - centre
+    padded[: len(points), -1] = 1
+    return padded
+
+
+def _rounded_up(n: int) -> int:
+    """At least 64, and to two binary digits after the first: few sizes, each a quarter too long."""
+    step = 2 ** max(4, n.bit_length() - 3)
+    return max(64, -(-n // step) * step)
+
+
+@functools.cache
+def _program(function: Any, devices: tuple[jax.Device, ...]) -> Any:
+    return sharding.pmap(function, devices)
+
+
+def _on_devices(
+    function: Any, t: float, dealt: Any, load: Any, devices: list[jax.Device]
+) -> list[list[np.ndarray]]:
+    """`function` of the arrays of each group, a group a device: a list of arrays for each."""
+    missing = [dealt[0]] * (len(devices) - len(dealt))
+    sides = zip(*([load(part) for part in group] for group in [*dealt, *missing]), strict=True)
+    sides = [sharding.split(np.stack(side), devices) for side in sides]
+    scale = sharding.replicate(np.float32(t), devices)
+    found = jax.tree.map(np.asarray, _program(function, tuple(devices))(scale, *sides))
+    return [[part[device] for part in found] for device in range(len(dealt))]
+
+
+def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
+    return (
+        jnp.stack([log_sums(p, None, exclude=1, limit=Reach().among)[0] for p in _points(t, a)]),
+    )
+
+
+def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    pairs = zip(_points(t, a), _points(t, b), strict=True)
+    rows, columns = zip(*(log_sums(*pair, limit=Reach().between) for pair in pairs), strict=True)
+    return jnp.stack(rows), jnp.stack(columns)
+
+
+def _points(t: jax.Array, chunk: jax.Array) -> list[Points]:
+    """Points whose logits are those of the potential, and of its square."""
+    points = (gaussian_points(chunk[:, :-1], scale, centre=0.0) for scale in (t, 2 * t))
+    return [p._replace(bias=jnp.where(chunk[:, -1] > 0, p.bias, OFF)) for p in points]
+
+
+def _estimate(sums: np.ndarray, squares: np.ndarray) -> Estimate:
+    """From the log-sums of the potentials of each point, and of their squares.
+
+    With potentials `theta + g_i + g_j + h_ij` of uncorrelated terms, the variance of their mean is
+    `(2 v + 4 (n - 2) var(g)) / (n (n - 1))`, where v is the variance of all potentials. That of the
+    points' mean potentials is a sum of v and var(g) too, and so gives var(g).
+    """
+    n = len(sums)
+    value = np.logaddexp.reduce(sums) - math.log(n * (n - 1))
+    if n < 5:
+        return Estimate(float(value), math.nan)
+    of_means = np.var(np.exp(sums - math.log(n - 1) - value), ddof=1)
+    of_all = math.expm1(np.logaddexp.reduce(squares) - math.log(n * (n - 1)) - 2 * value)
+    of_points = (of_means * (n - 1) ** 2 / (n - 2) - of_all) / (n - 4)
+    # Potentials that differ by less than float32 rounds them do not differ.
+    if of_all < 2e-6:
+        return Estimate(float(value), 0.0)
+    # Uniform points have no var(g), and its estimate, which has a spread, may be below zero. The
+    # variance is never below 2 v; held at that, the error would be too large on average by a tenth
+    # for such points, and held at v it is right to a few hundredths.
+    variance = max(2 * of_all + 4 * (n - 2) * of_points, of_all) / (n * (n - 1))
+    return Estimate(float(value), math.sqrt(variance))
+
+
+def summary(
+    x: Any,
+    pairs: tuple[Any, Any] | None,
+    alpha: float = 2.0,
+    t: float = 2.0,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, Any]:
+    """Both metrics with their standard errors, and what uniformity can be at best.
+
+    Args:
+      x: unit features `[n, d]`, for uniformity.
+      pairs: unit features `[m, d]` of the two sides of positive pairs, for alignment; None: there
+        is none.
+      alpha: power of the distance.
+      t: scale of the potential.
+      devices: to compute on; None: one.
+    """
+    n, d = x.shape
+    align = Estimate(math.nan, math.nan) if pairs is None else alignment(*pairs, alpha)
+    uniform = uniformity(x, t, devices=devices)
+    result = {
+        "align": align.value,
+        "align_standard_error": align.standard_error,
+        "align_alpha": alpha,
+        "uniform": uniform.value,
+        "uniform_standard_error": uniform.standard_error,
+        "uniform_t": t,
+        "uniform_optimum": uniformity_optimum(d, t),
+        "uniform_lower_bound": uniformity_lower_bound(d, t, n),
+        "d": d,
+        "n": n,
+    }
+    # What is not known is null in a JSON file.
+    return {key: None if value != value else value for key, value in result.items()}
+
+
+@jax.jit
+def _distance_powers(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
+    return distance_power(x, y, alpha)
+
+
+def row_slices(n: int, largest: int = CHUNK) -> list[slice]:
+    """Slices of n rows, of equal length but for the last."""
+    size = math.ceil(n / math.ceil(n / largest))
+    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+def _deal(items: Any, count: int) -> Any:
+    """Groups of `count` items, the last one perhaps smaller."""
+    items = iter(items)
+    return iter(lambda: list(itertools.islice(items, count)), [])

@@ -1,0 +1,105 @@
+"""What a classifier is worth on a test split."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hypersphere_jax.evaluate.checks import as_float32
+from hypersphere_jax.evaluate.classifier import Classifier, best_classes
+
+RESAMPLES = 10_000
+TABLE = 100  # classes up to which the confusion is a table
+BLOCK = 2**24  # numbers of a block of rows: features or logits
+
+
+def top_classes(
+    classifier: Classifier, x, k: int = 1, prepare: Callable[[np.ndarray], Any] = as_float32
+) -> np.ndarray:
+    """The k classes with the largest logits, the best first, the lower of equals first.
+
+    Args:
+      classifier: of features `[n, d]`.
+      x: `[n, d]`, an array or memory map of any real dtype, of which a block of rows is read at a
+        time.
+      k: how many.
+      prepare: what is done to a block `[b, d]` before it is classified.
+
+    Returns:
+      Classes `[n, k]`.
+    """
+    size = rows_at_once(*classifier.weights.shape)
+    found = [
+        np.asarray(best_classes(classifier, jnp.asarray(prepare(x[begin : begin + size])), k=k))
+        for begin in range(0, len(x), size)
+    ]
+    return np.concatenate(found)
+
+
+def rows_at_once(num_classes: int, d: int) -> int:
+    """Rows whose features and logits make a block."""
+    return max(1, BLOCK // max(num_classes, d))
+
+
+def scores(ranked: np.ndarray, y: np.ndarray, *, num_classes: int, seed: int = 0) -> dict[str, Any]:
+    """Accuracies in percent, as a JSON file can hold them.
+
+    Args:
+      ranked: `[n, k]` classes of each row, the best first. For top5, k is at least 5, or all that
+        the classifier knows.
+      y: `[n]` labels.
+      num_classes: number of classes c.
+      seed: of the bootstrap.
+
+    Returns:
+      top1: of all rows.
+      top5: how often the label is among the first five; None up to 5 classes.
+      top1_interval: 95% interval of top1, see `bootstrap_interval`.
+      per_class: list of c, top1 of each class's rows; None for a class without rows.
+      confusion: see `confusion`.
+    """
+    right = ranked[:, 0] == y
+    rows, rows_right = (np.bincount(y[of], minlength=num_classes) for of in (slice(None), right))
+    per_class = 100 * rows_right / np.maximum(rows, 1)
+    top5 = (ranked[:, :5] == y[:, None]).any(axis=1) if num_classes > 5 else None
+    return {
+        "top1": 100 * float(right.mean()),
+        "top5": None if top5 is None else 100 * float(top5.mean()),
+        "top1_interval": bootstrap_interval(right, seed),
+        "per_class": [
+            float(percent) if n else None for percent, n in zip(per_class, rows, strict=True)
+        ],
+        "confusion": confusion(ranked[:, 0], y, num_classes),
+    }
+
+
+def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> list[list[int]]:
+    """How often each label `[n]` was given each class `[n]`.
+
+    Up to 100 classes c, a table: c lists of c counts, a list for each label, in it a count for each
+    predicted class. With more classes, most of such a table would be zeros: triples [label,
+    predicted class, count] in their place, in order, of the pairs that occur.
+    """
+    pairs = np.asarray(y, np.int64) * num_classes + predicted
+    pairs, counts = np.unique(pairs, return_counts=True)
+    if num_classes > TABLE:
+        return np.stack([*np.divmod(pairs, num_classes), counts], axis=1).tolist()
+    table = np.zeros(num_classes**2, np.int64)
+    table[pairs] = counts
+    return table.reshape(num_classes, num_classes).tolist()
+
+
+def bootstrap_interval(right: np.ndarray, seed: int = 0) -> list[float]:
+    """95% interval of the percentage of rows that are right, by the percentile bootstrap.
+
+    Rows drawn with replacement are right with probability `mean(right)`, so that the number of
+    right ones in a resample has a binomial distribution: it is drawn directly.
+
+    Args:
+      right: `[n]` booleans.
+      seed: of the 10,000 resamples.
+    """
+    n = len(right)
+    draws = np.random.default_rng(seed).binomial(n, np.mean(right), RESAMPLES)
+    return [100 * float(share) for share in np.quantile(draws / n, (0.025, 0.975))]

@@ -1,0 +1,198 @@
+"""Features: what the network gives, under keys of all that shapes them, in files there whole."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from hypersphere_jax import augment
+from hypersphere_jax.config import DataConfig, ModelConfig, PretrainConfig
+from hypersphere_jax.data import Arrays
+from hypersphere_jax.data.arrays import digits
+from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.evaluate import feature_cache, features, forward
+from hypersphere_jax.evaluate.features import augmented_features, extract, pair_features
+from hypersphere_jax.evaluate.features import split_features as split
+from hypersphere_jax.train import run_folder
+
+MODEL = ModelConfig(dim=6, width=0.25, image_size=8, channels=1)
+as_seen = jax.vmap(augment.make_evaluate("digits", 8))
+ONE, TWO = jax.devices()[:1], jax.devices()[:2]
+
+
+def layers_of(params, stats, x, train):
+    """In place of a network, as it compiles fast; in training it would give other numbers."""
+    maps = x * params["w"] + stats["m"] + train
+    return {"conv2": maps, "output": maps.reshape(len(x), -1)[:, 30:36]}, stats
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
+    config = PretrainConfig(model=MODEL, data=DataConfig(recipe="digits"))
+    return run_folder.Encoder(layers_of, params, stats, config, tmp_path, 0)
+
+
+def some_digits(rows=slice(20)):
+    _, test = digits()
+    return Arrays(test.images[rows], test.labels[rows], test.class_names, test.origin)
+
+
+class OfManySizes(list):
+    """Twenty small colour images that differ in size; one that is None cannot be read."""
+
+    class_names, origin, image_shape, digest = ("a", "b"), "made up", None, "many sizes"
+    labels = np.arange(20, dtype=np.int32) % 2
+
+    def __getitem__(self, i):
+        if super().__getitem__(i) is None:
+            raise UnreadableImage(f"image {i}")
+        return {"image": super().__getitem__(i), "label": int(self.labels[i])}
+
+
+@pytest.fixture
+def many_sizes(rng):
+    sizes = zip(range(12, 32), range(40, 20, -1), strict=True)
+    return OfManySizes(rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes)
+
+
+def showing(encoder, recipe):
+    """An encoder whose output is the image that it is given."""
+    apply = lambda p, s, x, train: ({"output": x.reshape(len(x), -1), "conv2": x}, s)  # noqa: E731
+    model = dataclasses.replace(MODEL, channels=3)
+    config = PretrainConfig(model=model, data=DataConfig(recipe=recipe, bad_images="skip"))
+    return encoder._replace(apply=apply, config=config)
+
+
+def test_pooling(encoder):
+    source = some_digits()
+    maps = np.asarray(2 * as_seen(source.images) + 0.5, np.float64)
+    for pool in ("mean", "max"):
+        found = extract(encoder, source, ["conv2", "output"], ONE, pool)
+        assert found.pools == {"conv2": pool, "output": "none"}
+        pooled = getattr(maps, pool)(axis=(1, 2))
+        np.testing.assert_allclose(found.features["conv2"].x, pooled, rtol=1e-4, atol=1e-5)
+    # A layer without space is the same file either way.
+    assert extract(encoder, source, ["output", "conv2"], ONE).computed == ["conv2"]
+
+
+def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(encoder, monkeypatch):
+    source = some_digits(slice(21))
+    monkeypatch.setattr(forward, "PER_DEVICE", 8)
+    first = extract(encoder, source, ["output"], TWO)
+    both = extract(encoder, source, ["output", "conv2"], TWO)
+    assert (first.computed, both.computed) == (["output"], ["conv2"])
+    monkeypatch.setattr(features.feed, "in_order", None)  # which a pass would call
+    again = extract(encoder, source, ["conv2", "output"], ONE)
+    assert again.computed == [] and again.data_wait is None
+    expected, _ = layers_of(*encoder[1:3], as_seen(source.images), False)
+    for found in (both, again):
+        for layer, (x, labels) in found.features.items():
+            np.testing.assert_array_equal(labels, source.labels)
+            np.testing.assert_allclose(x, expected[layer].reshape(21, -1), rtol=1e-6)
+            assert isinstance(x, np.memmap) and x.dtype == np.float32 and not x.flags.writeable
+
+
+def test_all_that_shapes_features_makes_other_files(encoder):
+    def computes(source, pool="none", **changes):
+        return bool(extract(encoder._replace(**changes), source, ["conv2"], ONE, pool).computed)
+
+    def config(**parts):
+        return {"config": dataclasses.replace(encoder.config, **parts)}
+
+    source = some_digits()
+    for change in (
+        *({}, {"params": {"w": np.float32(2.01)}}, {"stats": {"m": np.float32(0.51)}}),
+        *({"source": some_digits(slice(19, None, -1))}, {"pool": "max"}),
+        config(data=DataConfig(recipe="none")),
+        config(model=dataclasses.replace(MODEL, dtype="bfloat16")),
+    ):
+        asked = {"source": source} | change
+        assert computes(**asked) and not computes(**asked), change
+    assert not computes(source, **config(seed=1))  # how it was trained does not matter
+
+
+def test_damaged_files_are_made_anew(encoder, caplog):
+    source = some_digits()
+    expected = [np.array(part) for part in split(encoder, source, ["output"], ONE)["output"]]
+    (file,) = (encoder.folder / "features").iterdir()
+    assert np.array_equal(np.load(file), expected[0])  # NumPy reads the features of it
+    whole = np.fromfile(file, np.uint8)
+    places = np.arange(len(whole))  # a bit of the features, one of a label, and the end
+    for damaged in (whole ^ (places == 300), whole ^ (places == len(whole) - 200), whole[:-3]):
+        file.unlink()  # not over what is mapped
+        damaged.tofile(file)
+        again = extract(encoder, source, ["output"], ONE)
+        assert again.computed == ["output"] and "is damaged" in caplog.text
+        for found, its in zip(again.features["output"], expected, strict=True):
+            np.testing.assert_array_equal(found, its)
+
+
+def test_nobody_sees_half_a_file(tmp_path):
+    def rows_of(n, value):
+        return np.full((n, 3), value, np.float32), np.full(n, value, np.int32)
+
+    file = tmp_path / "x.npy"
+    with feature_cache.writer(file, 3) as one:
+        one.add(*rows_of(2, 1))
+        with feature_cache.writer(file, 3) as two:  # another process, say
+            two.add(*rows_of(4, 2))
+            one.add(*rows_of(3, 1))
+            assert not file.exists() and feature_cache.read(file) is None
+            mapped = two.finish()
+        one.finish()
+    for found, expected in zip(feature_cache.read(file), rows_of(5, 1), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert np.array_equal(mapped.x, rows_of(4, 2)[0])  # what was mapped stays as it was
+
+
+def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
+    encoder = showing(encoder, "stl10")
+    every = split(encoder, many_sizes, ["output"], ONE)["output"]
+    many_sizes[0], many_sizes.digest = None, "one less"
+    found = split(encoder, many_sizes, ["output"], ONE)["output"]
+    for side, its in zip(found, every, strict=True):
+        np.testing.assert_array_equal(side, its[1:])
+
+
+def test_views_of_an_epoch_have_crops_and_flips_but_no_colours(encoder, rng):
+    """Of images with one colour each, only that colour can come back; halves may change sides."""
+    colours = rng.integers(0, 256, (20, 3), dtype=np.uint8)
+    images = np.tile(colours[:, None, None], (2, 8, 8, 1))
+    images[20:, :, :4] = 0  # the left half is black
+    source, encoder = Arrays(images, np.zeros(40, int), ("a",), "a"), showing(encoder, "stl10")
+    views = augmented_features(encoder, source, "output", ONE, seed=0)
+    zero, one, again = (views(epoch).x.reshape(images.shape) for epoch in (0, 1, 0))
+    mean, std = np.array([(0.4409, 0.4279, 0.3868), (0.2683, 0.2610, 0.2687)])
+    expected = np.broadcast_to(((colours / 255 - mean) / std)[:, None, None], zero[:20].shape)
+    np.testing.assert_allclose([zero[:20], one[:20]], [expected] * 2, atol=1e-4)
+    sides = zero[20:, :, 0] - zero[20:, :, -1]
+    assert (sides < -0.1).any(axis=(1, 2)).sum() > 3 and (sides > 0.1).any(axis=(1, 2)).sum() > 3
+    assert (np.abs(zero - one).max(axis=(1, 2, 3)) > 0.1).sum() > 10
+    np.testing.assert_array_equal(zero, again)
+    found = augmented_features(encoder, source, "conv2", ONE, 0, "max")(0).x
+    np.testing.assert_allclose(found, zero.max(axis=(1, 2)), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["one size", "many sizes"])
+def test_random_views_do_not_depend_on_devices(encoder, many_sizes, kind, monkeypatch):
+    """Cropped on the devices or, where images differ in size, on the host."""
+    source = many_sizes
+    if kind == "one size":
+        source = Arrays(np.stack([image[:12, :12] for image in source]), source.labels, (), "one")
+    # Batches of other images with other numbers of devices.
+    monkeypatch.setattr(forward, "batch_size", lambda _, devices: 8 if len(devices) > 1 else 7)
+
+    def differ(one, other):
+        return (np.abs(one - other).max(axis=1) > 0.01).sum() > 15
+
+    shown, cropped = showing(encoder, "stl10"), showing(encoder, "stl10:crop_flip")
+    given = ((ONE, 3), (TWO, 3), (ONE, 4))
+    one, two, other = (augmented_features(shown, source, "output", d, seed) for d, seed in given)
+    x = one(epoch=2).x
+    np.testing.assert_allclose(x, two(epoch=2).x, rtol=1e-4, atol=1e-4)
+    assert differ(x, one(epoch=3).x) and differ(x, other(epoch=2).x)
+    one, two, other = (pair_features(cropped, source, d, seed) for d, seed in given)
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+    assert differ(*one) and differ(one[0], other[0]) and differ(one[1], other[1])
