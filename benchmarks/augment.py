@@ -17,8 +17,8 @@ from benchmarks.augment_pillow import PILLOW, pillow_views
 from benchmarks.timing import take_turns
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
 from hypersphere_jax.config import UserError
+from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import run_folder
 
 OURS, PILLOWS = "ours", "Pillow"
 ROUND_S = 0.3  # short calls are repeated until a round takes this long
@@ -73,7 +73,7 @@ def augment(
     records = []
     for size in sizes:
         records.append(measure(RECIPES[recipe], size, images, rounds, epoch))
-        run_folder.write_json(out / "augment.json", protocol | {"records": records})
+        write_json(out / "augment.json", protocol | {"records": records})
     for record in records:
         _print(
             record, f"\n{recipe}, {record['size']} pixels, {images} images, {protocol['device']}"

@@ -17,10 +17,10 @@ from hypersphere_jax.config import (
     PretrainConfig,
     RuntimeConfig,
 )
-from hypersphere_jax.data import batches as feed
+from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import assembly, sharding
+from hypersphere_jax.train import resolve, sharding
 from hypersphere_jax.train.optimizers import make_optimizer
 from hypersphere_jax.train.step import init_state, make_objective, make_step
 
@@ -52,7 +52,7 @@ def pipelines(
         optimizer=OptimizerConfig(batch_size=batch_size),
     )
     dataset = data.load(config)
-    whole = assembly.resolve(whole, dataset)
+    whole = resolve.resolve(whole, dataset)
     sampler = Sampler(len(dataset.pretrain), batch_size, 0)
     devices = sharding.local_devices(1)
     runtimes = {
@@ -64,7 +64,7 @@ def pipelines(
     rows = []
     for name, runtime in runtimes.items():
         fed = dataclasses.replace(whole, runtime=runtime)
-        batches = feed.feed(fed, dataset, sampler, range(WARM_UP + steps), devices)
+        batches = device_batches(fed, dataset, sampler, range(WARM_UP + steps), devices)
         seconds, waits = _loop(run, batches)
         gather = _gather(fed, dataset, sampler, devices) if name == "resident" else 0.0
         share = 100 * (waits + gather) / seconds
@@ -109,7 +109,7 @@ def _gather(
     config: PretrainConfig, dataset: data.Dataset, sampler: Sampler, devices: list
 ) -> float:
     """Median seconds of gathering a batch of resident images."""
-    images, labels, indices = next(feed.feed(config, dataset, sampler, range(1), devices))
+    images, labels, indices = next(device_batches(config, dataset, sampler, range(1), devices))
     gather = jax.jit(lambda images, labels, indices: (images[0][indices[0]], labels[0][indices[0]]))
     form = lambda: jax.block_until_ready(gather(images, labels, indices))  # noqa: E731
     return float(np.median(take_turns({"gather": form}, 20)["gather"]))

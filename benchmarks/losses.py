@@ -20,8 +20,8 @@ from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, dot, make_fo
 from benchmarks.timing import take_turns
 from hypersphere_jax import plots
 from hypersphere_jax.config import UserError
+from hypersphere_jax.files import whole_file, write_json
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import run_folder
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = "product"
@@ -208,7 +208,7 @@ def _title(name: str, protocol: Mapping) -> str:
 
 def _write(out: Path, protocol: dict, records: Mapping[str, Sequence[Mapping]]) -> None:
     every = [record for found in records.values() for record in found]
-    run_folder.write_json(out / "losses.json", protocol | {"records": every})
+    write_json(out / "losses.json", protocol | {"records": every})
     lines = [", ".join(f"{key} {value}" for key, value in protocol.items()), "", LIMIT]
     for name, found in records.items():
         if not found:
@@ -216,7 +216,7 @@ def _write(out: Path, protocol: dict, records: Mapping[str, Sequence[Mapping]]) 
         title = _title(name, protocol)
         lines += ["", f"## {title}", "", *_markdown(_rows(found))]
         plots.loss_scaling(title, found, out / f"{name}.png")
-    with run_folder.whole_file(out / "losses.md") as file:
+    with whole_file(out / "losses.md") as file:
         file.write(("\n".join(lines) + "\n").encode())
 
 

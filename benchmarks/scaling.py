@@ -21,12 +21,12 @@ import jax.numpy as jnp
 from benchmarks.collectives import RECEIVED, traffic
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
+from hypersphere_jax.files import write_json
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.report import print_table
 from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train import sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.run_folder import write_json
 from hypersphere_jax.train.step import (
     Momentum,
     init_state,

@@ -21,9 +21,9 @@ from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.packing import END, SPECIAL, pack
-from hypersphere_jax.train import assembly, sharding
+from hypersphere_jax.train import resolve, sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.step import Momentum, init_state
+from hypersphere_jax.train.step import Momentum, init_state, make_step_of
 
 # Number and side of the images, where they are not here.
 ABSENT = {
@@ -163,7 +163,7 @@ def _of_images(config: PretrainConfig) -> tuple:
     )
     few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
     plain = dataclasses.replace(config, data=few)
-    config = assembly.resolve(plain, dataset)
+    config = resolve.resolve(plain, dataset)
     batch = np.arange(pairs, dtype=np.int32)
     return *_step_and_state(config, dataset), (images, labels, batch)
 
@@ -175,4 +175,5 @@ def _step_and_state(config: PretrainConfig, dataset: data.Dataset | None) -> tup
     if config.moco.queue_size:
         queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
         state = state._replace(momentum=Momentum(params, stats, queue))
-    return assembly.step_of(config, apply, optimizer, dataset, 1000, resident=True), state
+    source = dataset and dataset.pretrain
+    return make_step_of(config, source, apply, optimizer, 1000, axis_name=sharding.AXIS), state

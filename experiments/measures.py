@@ -9,6 +9,7 @@ from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.metrics_verb import measure
 from hypersphere_jax.evaluate.probe_verb import probe
 from hypersphere_jax.train import checkpoint, run_folder
+from hypersphere_jax.train.metrics_log import read_metrics
 
 Rows = list[dict[str, Any]]
 
@@ -74,7 +75,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _logged(folder: Path) -> dict[str, Any]:
-    records = run_folder.read_metrics(folder)
+    records = read_metrics(folder)
     last = records[-1]["step"]
     losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
     return {"step": last, "final_loss": sum(losses) / len(losses)}

@@ -28,6 +28,7 @@ from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.metrics_verb import measure
 from hypersphere_jax.evaluate.probe_verb import probe
 from hypersphere_jax.train import loop, run_folder, sharding
+from hypersphere_jax.train.metrics_log import read_metrics
 
 CONTRASTIVE = ObjectiveConfig(contrastive_weight=1, align_weight=0, uniform_weight=0)
 ALIGN_UNIFORM = ObjectiveConfig(align_weight=1, uniform_weight=1)
@@ -89,7 +90,7 @@ def _draw(folder: Path, folders: dict[str, Path], rows: list[list]) -> dict[str,
     circles = [_circle(name, folders[run], step) for name, (run, step) in CIRCLES.items()]
     names = data.load(DataConfig()).class_names
     plots.circle_figure(circles, files["circle"], names, CIRCLE_CLASSES)
-    curves = {name: run_folder.read_metrics(run) for name, run in folders.items()}
+    curves = {name: read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])
     return files
 

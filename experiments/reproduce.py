@@ -18,7 +18,7 @@ from hypersphere_jax import data, report
 from hypersphere_jax.config import DataConfig, UserError, require
 from hypersphere_jax.config.base import at_least_one, config
 from hypersphere_jax.evaluate import results
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.files import write_json
 
 # By the first part of their items' names, in the order of all lists.
 PAPERS = {
@@ -60,9 +60,9 @@ class ReproduceConfig:
     """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run` prints the names."""
     jobs: int = 1
     """Processes that train at a time, each with its share of the cores; with GPUs, one on each."""
-    together: Literal["auto", "yes", "no"] = "auto"
-    """Whether encoders that differ in numbers alone (weights, tau, alpha, t, rate, seed) train in
-    one program, as many at a time as fit. `auto`: with one job, on accelerators."""
+    vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
+    """Whether encoders that differ in scalars alone (weights, tau, alpha, t, rate, seed) train
+    under `vmap`, as many at a time as fit. `auto`: with one job, on accelerators."""
     dry_run: bool = False
     """Print the runs, what they would cost at the measured speed of a step, and the paper's
     numbers; train nothing."""
@@ -77,7 +77,7 @@ class ReproduceConfig:
     def __post_init__(self):
         at_least_one("jobs", self.jobs)
         require(
-            self.jobs == 1 or self.together != "yes", "--together yes is for one process: --jobs 1"
+            self.jobs == 1 or self.vmapped != "yes", "--vmapped yes is for one process: --jobs 1"
         )
         for name in ("row", "only", "dry_run", "retry"):
             flag = name.replace("_", "-")
@@ -129,7 +129,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     shown = shown._replace(text=[*shown.text, *filter(None, [lost, part])])
     written = {**shown._asdict(), "part": part}
     written["figures"] = [(path.name, caption) for path, caption in shown.figures]
-    run_folder.write_json(context.folder / FILES.shown, written)
+    write_json(context.folder / FILES.shown, written)
     page = _page(context, shown, command)
     report.print_table(shown.columns, shown.rows, title=shown.title)
     print("\n" + "\n".join(shown.text))
@@ -163,7 +163,7 @@ def _carried_out(
             retry=options.retry,
             command=command,
             logs=context.folder / "logs",
-            together={"yes": True, "no": False, "auto": None}[options.together],
+            vmapped={"yes": True, "no": False, "auto": None}[options.vmapped],
             say=lambda line: print(line, file=sys.stderr),
         )
         # Also those that were done before, by a command without --only.

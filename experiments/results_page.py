@@ -16,8 +16,8 @@ from PIL import Image
 from experiments.reproduce import FILES, ITEMS, PAPERS, order, place
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
+from hypersphere_jax.files import read_json
 from hypersphere_jax.report import text_of
-from hypersphere_jax.train import run_folder
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "results"
@@ -38,7 +38,7 @@ def page() -> str:
     ]
     overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, folder in kept:
-        shown = run_folder.read_json(folder / FILES.shown)
+        shown = read_json(folder / FILES.shown)
         overview.append([name, shown["title"], shown["verdict"] or "-"])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
@@ -51,7 +51,7 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     """
     source, kept = place(out, item, scale), _folder(item, scale)
     require((source / FILES.shown).is_file(), f"no result in {source}: reproduce {item} first")
-    part = run_folder.read_json(source / FILES.shown)["part"]
+    part = read_json(source / FILES.shown)["part"]
     require(not part, f"{source}: {part} Do the rest first")
     kept.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -65,7 +65,7 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
 
 
 def _section(name: str, scale: str, folder: Path) -> str:
-    shown = run_folder.read_json(folder / FILES.shown)
+    shown = read_json(folder / FILES.shown)
     needs = ITEMS[name].scales[scale]
     command = f"python run.py reproduce {name}"
     command += f" --scale {scale}" if needs.stages else ""

@@ -21,7 +21,9 @@ from experiments.measures import Measures, Rows, measured
 from hypersphere_jax import data
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data import text
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.train import loop, run_folder, sharding
+from hypersphere_jax.train.vmapped import train_vmapped
 
 # Options that came after results were kept, by part of a config: as long as they have their
 # default, a result's name does not tell them.
@@ -67,7 +69,7 @@ def sweep(
     retry: bool = False,
     command: str = "",
     logs: Path | None = None,
-    together: bool | None = None,
+    vmapped: bool | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Trains and measures what is not done yet. A run that fails is recorded, the others go on.
@@ -78,8 +80,8 @@ def sweep(
       retry: do those again that failed before.
       command: what the user typed, for the line that says how to continue.
       logs: folder for what several processes print; None: they print here.
-      together: train those that differ in numbers alone in one program, see
-        `training.train_together`. None: with one job, on accelerators.
+      vmapped: train those that differ in scalar hyper-parameters alone in one program, see
+        `vmapped.train_vmapped`. None: with one job, on accelerators.
       say: is told of each run as it ends.
 
     Returns:
@@ -114,8 +116,8 @@ def sweep(
             if rows_of(one) is None and _source_failed(one, planned):
                 _record_failure(one, f"{one.config.init_from}, from which it begins, failed")
                 ended(one)
-        if together if together is not None else jobs == 1 and jax.default_backend() != "cpu":
-            for one in _train_together(_open(wave), command, say):
+        if vmapped if vmapped is not None else jobs == 1 and jax.default_backend() != "cpu":
+            for one in _train_vmapped(_open(wave), command, say):
                 ended(one)
             began = time.monotonic()  # what is left is measuring
         for one, result in workers.each(carry_out, _open(wave), jobs, command, logs):
@@ -150,7 +152,7 @@ def _check_data(planned: Sequence[Planned]) -> None:
         record = _folder(one) / "config.json"
         if record.is_file() and rows_of(one) is not None:
             require(
-                run_folder.read_json(record).get("data_digest") == digests[config],
+                read_json(record).get("data_digest") == digests[config],
                 f"the images of {config.name} are no longer those that {_folder(one)} was trained "
                 "on: restore them, or choose another --out",
             )
@@ -161,7 +163,7 @@ def known(planned: Sequence[Planned]) -> Rows:
     return [row for one in planned for row in rows_of(one) or []]
 
 
-def _train_together(
+def _train_vmapped(
     planned: Sequence[Planned], command: str, say: Callable[[str], None]
 ) -> list[Planned]:
     """Trains runs, as many of them as can be in one program; those that diverged."""
@@ -170,7 +172,7 @@ def _train_together(
     configs = [one.config for one in planned]
     sharding.keep_compiled(configs[0].runtime.cache_dir)
     try:
-        outcomes = loop.train_together(configs, command)
+        outcomes = train_vmapped(configs, command)
     except UserError as error:  # of one of them: that one will fail by itself, and the others not
         say(f"not in one program: {error}")
         return []
@@ -213,7 +215,7 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         "seconds_training": round(trained - began, 1),
         "seconds_measuring": round(time.monotonic() - trained, 1),
     }
-    run_folder.write_json(_result(one), {"rows": [row | seconds for row in rows]})
+    write_json(_result(one), {"rows": [row | seconds for row in rows]})
     return None
 
 
@@ -221,10 +223,10 @@ def rows_of(one: Planned) -> Rows | None:
     """The rows of a run that is done or failed; None for one that is still to do."""
     common = {"run": one.config.name, **one.about}
     if _result(one).is_file():
-        rows = run_folder.read_json(_result(one))["rows"]
+        rows = read_json(_result(one))["rows"]
         return [common | {"status": "done"} | row for row in rows]
     if _failure(one).is_file():
-        reason = run_folder.read_json(_failure(one))["reason"]
+        reason = read_json(_failure(one))["reason"]
         return [common | {"status": "failed", "reason": reason}]
     return None
 
@@ -256,7 +258,7 @@ def _told(rows: Rows, measures: Measures) -> str:
 
 
 def _record_failure(one: Planned, reason: str) -> None:
-    run_folder.write_json(_failure(one), {"reason": reason, "config": to_dict(one.config)})
+    write_json(_failure(one), {"reason": reason, "config": to_dict(one.config)})
 
 
 def _folder(one: Planned) -> Path:

@@ -215,15 +215,15 @@ def bench(parse: Callable) -> None:
         probe,
         scaling,
         text,
-        together,
         train_step,
+        vmapped,
     )
 
     parse(
         {
             "step": train_step.step,
             "text": text.text,
-            "together": together.together,
+            "vmapped": vmapped.vmapped,
             "convolution": convolution.layers,
             "augment": augment.augment,
             "data": data.pipelines,

@@ -27,6 +27,7 @@ from hypersphere_jax.config import (
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.train import loop, processes, run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
@@ -109,7 +110,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "recipe": run.data.recipe,
         "seed": config.seed,
     }
-    run_folder.write_json(folder / "eval" / "finetune.json", result)
+    write_json(folder / "eval" / "finetune.json", result)
     return folder, result
 
 
@@ -258,14 +259,14 @@ def _tried(
     run = _with_optimizer(config, placed, whole, rate, FITTING)
     note = run_folder.folder_of(run) / "diverged.json"
     of = {"config": run_folder.shaping(run), "data_digest": whole.digest()}
-    told = run_folder.read_json(note) if note.is_file() else {}
+    told = read_json(note) if note.is_file() else {}
     if {key: told.get(key) for key in of} != of:
         try:
             made = loop.train(run, command)
             return score(made, valid, config.runtime.devices)["top1"]
         except Diverged as error:
             told = of | {"found": error.found}
-            run_folder.write_json(note, told)
+            write_json(note, told)
     logger.warning("--learning-rates: %g is left out: %s", rate, told["found"])
     return None
 

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hypersphere_jax.config import UserError
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.files import read_json, whole_file
+from hypersphere_jax.train.metrics_log import read_metrics
 
 HEADERS = {
     "top1": "top-1 (%)",
@@ -130,7 +131,7 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
 </html>
 """
     path = Path(path)
-    with run_folder.whole_file(path) as file:
+    with whole_file(path) as file:
         file.write(page.encode())
     return path
 
@@ -144,7 +145,7 @@ def run_report(run_dir: str | Path) -> Path:
     run_dir = Path(run_dir)
     name = run_dir.resolve().name
     saved = _read_config(run_dir)
-    records = run_folder.read_metrics(run_dir)
+    records = read_metrics(run_dir)
     if records:
         from hypersphere_jax import plots
 
@@ -216,7 +217,7 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     configs = {name: _flat(content.get("config", content)) for name, content in saved.items()}
     curves = path.with_name(f"{path.stem}_curves.png")
     plots.training_curves(
-        {name: run_folder.read_metrics(run_dir) for name, run_dir in folders.items()}, curves
+        {name: read_metrics(run_dir) for name, run_dir in folders.items()}, curves
     )
     blocks = [
         ("heading", "Evaluation"),
@@ -238,7 +239,7 @@ def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], li
     results: dict[str, list[dict]] = {}
     for name, run_dir in _names(run_dirs).items():
         for file in sorted((run_dir / "eval").glob("*.json")):
-            result = run_folder.read_json(file)
+            result = read_json(file)
             place = {"run": name} if len(run_dirs) > 1 else {}
             row = place | {"file": file.stem} | _compared(result)
             results.setdefault(str(result.get("protocol", file.stem)), []).append(row)
@@ -280,7 +281,7 @@ def _read_config(run_dir: Path) -> dict:
             f"no run at {run_dir}: config.json is missing; "
             f"`python run.py pretrain --name {shlex.quote(run_dir.resolve().name)}` makes one"
         )
-    return run_folder.read_json(run_dir / "config.json")
+    return read_json(run_dir / "config.json")
 
 
 def _progress(records: Sequence[Mapping]) -> str:

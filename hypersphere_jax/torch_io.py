@@ -28,8 +28,9 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
+from hypersphere_jax.files import whole_file
 from hypersphere_jax.models.torch_names import few, from_torch, to_torch, torch_names
-from hypersphere_jax.train import assembly, checkpoint, run_folder, sharding
+from hypersphere_jax.train import checkpoint, resolve, run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -78,7 +79,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     require(config.file.is_file(), f"{config.file}: there is no such file")
     state, left = encoder_of(read_state(config.file), config.model.name, config.prefix)
     dataset = data.load(config.data)
-    run = assembly.resolve(_with_stem(run, state), dataset)
+    run = resolve.resolve(_with_stem(run, state), dataset)
     if config.fresh_head:
         state, old = _without_head(run.model, state)
         left += old
@@ -117,7 +118,7 @@ def export_npz(config: ExportConfig) -> Path:
     """
     encoder = run_folder.load_encoder(run_folder.find(config.run), config.step)
     state = to_torch(encoder.config.model, encoder.params, encoder.stats)
-    with run_folder.whole_file(config.out) as stream:
+    with whole_file(config.out) as stream:
         np.savez(stream, **state)
     return config.out
 

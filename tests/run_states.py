@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from hypersphere_jax.train.metrics_log import MetricsWriter, read_metrics
 from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.train import checkpoint, run_folder
@@ -33,7 +34,7 @@ def timeless(folder):
     """The records of `metrics.jsonl` without what time they took."""
     dropped = ("images_per_s", "sentences_per_s", "data_wait")
     return [
-        {k: v for k, v in r.items() if k not in dropped} for r in run_folder.read_metrics(folder)
+        {k: v for k, v in r.items() if k not in dropped} for r in read_metrics(folder)
     ]
 
 
@@ -60,11 +61,11 @@ def killed_after_checkpoint(step):
 
 def at_line(patch, step, happens):
     """Something happens, once, after a line of metrics of this step is written."""
-    original, ahead = run_folder.MetricsWriter.write, [happens]
+    original, ahead = MetricsWriter.write, [happens]
 
     def write(self, record):
         original(self, record)
         if record["step"] == step and ahead:
             ahead.pop()()
 
-    patch.setattr(run_folder.MetricsWriter, "write", write)
+    patch.setattr(MetricsWriter, "write", write)

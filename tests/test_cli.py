@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 import experiments
+from hypersphere_jax.files import read_json
 from hypersphere_jax import cli, report
 from hypersphere_jax.config import PretrainConfig, Stopped
 from hypersphere_jax.train import loop, run_folder
@@ -83,11 +84,11 @@ def test_from_training_to_report(capsys, tmp_path):
     captured = capsys.readouterr()
     assert "step 12 of 12" in captured.err and f"probe {a}" in captured.out
     assert cli.main(["probe", a, "--protocols", "knn", "--devices", "2"]) == 0
-    score = run_folder.read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
+    score = read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
     assert f"{score:.2f}" in capsys.readouterr().out
     assert cli.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
-    found = run_folder.read_json(tmp_path / "a" / "eval" / "metrics-test.json")
+    found = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
     assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
     bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns stand

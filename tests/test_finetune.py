@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from run_states import killed_after_checkpoint, state_of
 
+from hypersphere_jax.files import read_json
 from hypersphere_jax import augment, data, finetune
 from hypersphere_jax import config as C
 from hypersphere_jax.train import loop, run_folder
@@ -51,7 +52,7 @@ def test_what_is_trained(tuned, image_run, queue_run):
 
 
 def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeypatch):
-    result = run_folder.read_json(tuned / "eval" / "finetune.json")
+    result = read_json(tuned / "eval" / "finetune.json")
     test = data.load(C.DataConfig()).test
     encoder = run_folder.load_encoder(tuned)
     x = jax.vmap(augment.make_evaluate("digits", 8))(test.images)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from torch_networks import ALEXNET, RESNET, layers_of, random_state
 
+from hypersphere_jax.files import read_json
 from hypersphere_jax import config as C
 from hypersphere_jax import torch_io
 from hypersphere_jax.evaluate.features import split_features
@@ -53,7 +54,7 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     assert (encoder.config.model.num_classes, encoder.config.model.stem) == (4, "imagenet")
     made = encoder.params, encoder.stats
     assert_same(made, from_torch(model, state))
-    origin = run_folder.read_json(folder / "config.json")["sessions"][0]["imported"]
+    origin = read_json(folder / "config.json")["sessions"][0]["imported"]
     assert origin["file"] == str(tmp_path / "a.npz") and origin["left_aside"] == ["queue"]
     assert origin["sha256"] == hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()
     twice = dict(zip(("params", "stats"), jax.tree.map(lambda a: 2 * a, made), strict=True))

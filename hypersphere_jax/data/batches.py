@@ -32,7 +32,7 @@ SIXTEEN = 16
 AHEAD = 2
 
 
-def feed(
+def device_batches(
     config: PretrainConfig,
     dataset: Dataset,
     sampler: Sampler | Consecutive,
@@ -77,7 +77,7 @@ def feed(
     )
 
 
-def feed_together(
+def vmapped_batches(
     config: PretrainConfig,
     dataset: Dataset,
     samplers: Sequence[Sampler],
@@ -85,7 +85,7 @@ def feed_together(
     devices: Sequence[jax.Device],
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """As `feed`, for encoders that train together: one host, and images that are resident.
+    """As `device_batches`, for encoders of one program: one process, and images that are resident.
 
     The images are there once; `indices` have an axis of the encoders, one for each sampler, after
     that of the devices, and are then those of each encoder's own batch.
@@ -117,7 +117,7 @@ def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -
     return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
 
 
-def in_order(
+def eval_batches(
     config: PretrainConfig,
     source: Source,
     size: int,

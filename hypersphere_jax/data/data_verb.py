@@ -16,8 +16,8 @@ from hypersphere_jax.config import LookedAt, PrepareConfig, PrepareTextConfig, U
 from hypersphere_jax.data import Source, text, tfds_prepare, tfds_source
 from hypersphere_jax.data.pipeline import Bad, TwoCrops, read
 from hypersphere_jax.data.statistics import Statistics, statistics
+from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import run_folder
 from hypersphere_jax.train.progress import track
 
 # Classes whose counts are printed one by one.
@@ -102,7 +102,7 @@ def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> No
         if source is not None
     }
     if out is not None:
-        run_folder.write_json(out, {name: entry._asdict() for name, entry in found.items()})
+        write_json(out, {name: entry._asdict() for name, entry in found.items()})
     for name in found:
         print(f"{name}: {splits[name].origin}")
     print()
@@ -169,7 +169,7 @@ def _inspect_text(config: LookedAt, out: Path | None) -> None:
     corpora = {"train": dataset.train, "test": dataset.test}
     found = {name: _text_counts(corpus) for name, corpus in corpora.items() if corpus is not None}
     if out is not None:
-        run_folder.write_json(out, found)
+        write_json(out, found)
     for name in found:
         print(f"{name}: {corpora[name].origin}")
     print()

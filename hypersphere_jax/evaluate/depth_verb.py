@@ -17,6 +17,7 @@ from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.source import Sample, Source
 from hypersphere_jax.evaluate.depth import Split, errors, fit, mean_depth
 from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.files import write_json
 from hypersphere_jax.train import run_folder, sharding
 from hypersphere_jax.train.progress import track
 from hypersphere_jax.train.run_folder import Encoder
@@ -142,7 +143,7 @@ class _Candidate(NamedTuple):
     def save(self, config: DepthConfig) -> None:
         file = self.encoder.folder / "eval" / f"{_file_name(config)}.json"
         try:
-            run_folder.write_json(file, self.result)
+            write_json(file, self.result)
         except OSError as error:
             logger.warning("the result is not kept: %s", error)
 
@@ -197,7 +198,7 @@ def _test(candidate: _Candidate, config: DepthConfig) -> Examples:
 
 
 def _readable(source: Source) -> Iterator[Sample]:
-    """The samples that evaluation sees, as in `feed.in_order`."""
+    """The samples that evaluation sees, as in `batches.eval_batches`."""
     for number in range(len(source)):
         sample, _ = read(source, number, replace=False)
         if sample:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.files import is_full, whole_file
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -91,9 +91,9 @@ def writer(file: Path | None, d: int) -> Iterator[Writer]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stream = file and stack.enter_context(run_folder.whole_file(file))
+            stream = file and stack.enter_context(whole_file(file))
         except OSError as error:
-            if run_folder.is_full(error):
+            if is_full(error):
                 raise
             logger.warning("features are not kept for the next time: %s", error)
             stream = None

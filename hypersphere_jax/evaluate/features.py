@@ -18,11 +18,11 @@ import numpy as np
 from hypersphere_jax import __version__, augment, models
 from hypersphere_jax.config import UserError, require, to_dict
 from hypersphere_jax.data import Source
-from hypersphere_jax.data import batches as feed
+from hypersphere_jax.data.batches import eval_batches, two_crops
 from hypersphere_jax.data.pipeline import DECODER
 from hypersphere_jax.evaluate import feature_cache, forward
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.files import is_full
 from hypersphere_jax.train.run_folder import Encoder
 
 # Of outputs `[n, h, w, c]`; all are flattened after it.
@@ -146,7 +146,7 @@ def augmented_features(
     def features(epoch: int) -> Features:
         prepare = RandomCrop(crop, seed, epoch, rows) if cropped else None
         key = jax.random.fold_in(jax.random.key(seed), epoch)
-        made = over_batches(feed.in_order(encoder.config, source, rows, devices, prepare), key)
+        made = over_batches(eval_batches(encoder.config, source, rows, devices, prepare), key)
         return _written(made, {layer: None})[layer]
 
     return features
@@ -157,7 +157,7 @@ def pair_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
     recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
-    rows, crops = forward.batch_size(source, devices), feed.two_crops(source, recipe, size, seed)
+    rows, crops = forward.batch_size(source, devices), two_crops(source, recipe, size, seed)
     transform = augment.make_augment(
         recipe,
         size,
@@ -170,7 +170,7 @@ def pair_features(
         return apply(view1)["output"], apply(view2)["output"]
 
     prepare = None if crops is None else ByNumber(crops, rows)
-    batches = feed.in_order(encoder.config, source, rows, devices, prepare)
+    batches = eval_batches(encoder.config, source, rows, devices, prepare)
     over_batches = forward.over_batches(outputs, encoder, devices, rows)
     made = over_batches(forward.shown(batches, source, rows), jax.random.key(seed))
     pairs = [views for views, _ in made]
@@ -220,13 +220,13 @@ def _compute(
 
     began = time.perf_counter()
     rows = forward.batch_size(source, devices)
-    batches = forward.Waited(feed.in_order(encoder.config, source, rows, devices, prepare))
+    batches = forward.Waited(eval_batches(encoder.config, source, rows, devices, prepare))
     over_batches = forward.over_batches(outputs, encoder, devices, rows)
     made = over_batches(forward.shown(batches, source, rows), jax.random.key(0))
     try:
         found = _written(made, {layer: files[layer] for layer in pools})
     except OSError as error:
-        if not run_folder.is_full(error):
+        if not is_full(error):
             raise
         raise UserError(
             f"no room is left for the features of {len(source):,} images ({', '.join(pools)}) in "

@@ -8,6 +8,7 @@ from typing import Any
 from hypersphere_jax.config import MetricsConfig, UserError, require
 from hypersphere_jax.evaluate import geometry, metrics
 from hypersphere_jax.evaluate.metrics_inputs import Material, of_file, of_run
+from hypersphere_jax.files import write_json
 from hypersphere_jax.train import run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
@@ -42,10 +43,10 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
     out, _ = places(config)
     if config.of_file:
         if out is not None:
-            run_folder.write_json(out, result)
+            write_json(out, result)
         return result
     try:
-        run_folder.write_json(out, result)
+        write_json(out, result)
     except OSError as error:
         logger.warning("the result is not kept: %s", error)
     return result

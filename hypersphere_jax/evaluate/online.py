@@ -12,7 +12,7 @@ import numpy as np
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
-from hypersphere_jax.data import batches as feed
+from hypersphere_jax.data.batches import eval_batches, two_crops
 from hypersphere_jax.evaluate import knn, linear
 from hypersphere_jax.evaluate.forward import as_seen, batch_size, make_mapped, on_host, one_crop
 from hypersphere_jax.losses import align_loss, uniform_loss
@@ -172,7 +172,7 @@ def _some(source: Source, count: int) -> Source:
 
 
 def _read(config, source, size, devices, prepare) -> Images:
-    batches = list(feed.in_order(config, source, size, devices, prepare))
+    batches = list(eval_batches(config, source, size, devices, prepare))
     joined = [np.concatenate(part) for part in zip(*batches, strict=True)]
     images, labels, numbers = joined
     readable = numbers >= 0
@@ -192,7 +192,7 @@ def _make_layers(seen, apply, layers, devices, size) -> Callable:
 def _make_two_views(config, source, apply, devices, size) -> Callable:
     """(weights) -> outputs of two random views of each image."""
     recipe, side = config.data.recipe, config.model.image_size
-    crops = feed.two_crops(source, recipe, side, SEED)
+    crops = two_crops(source, recipe, side, SEED)
     read = _read(config, source, size, devices, crops)
     transform = augment.make_augment(
         recipe, side, cropped=crops is not None, extra_channels=config.data.extra_channels

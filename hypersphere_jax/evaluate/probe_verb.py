@@ -18,6 +18,7 @@ from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.features import Extraction, augmented_features, extract
 from hypersphere_jax.evaluate.sentences import sentence_probe
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
+from hypersphere_jax.files import write_json
 from hypersphere_jax.train import checkpoint, run_folder, sharding
 from hypersphere_jax.train.run_folder import Encoder
 
@@ -295,6 +296,6 @@ def _save(folder: Path, name: str, options: dict[str, Any], result: dict[str, An
     """Writes a result under a name that tells it from those with other options."""
     suffix = "".join(f"-{key}{value}" for key, value in options.items() if value is not None)
     try:
-        run_folder.write_json(folder / "eval" / f"{name}{suffix}.json", result)
+        write_json(folder / "eval" / f"{name}{suffix}.json", result)
     except OSError as error:
         logger.warning("the result is not kept: %s", error)

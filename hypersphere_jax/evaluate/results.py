@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.files import whole_file, write_json
 
 Result = dict[str, Any]
 BEST_FIRST = ("valid", "top1", "top5")
@@ -63,14 +63,14 @@ def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
 def write(path: Path, results: Sequence[Result]) -> None:
     """Writes all results into a .json file, or into a .csv file what of them is no list."""
     if path.suffix.lower() == ".json":
-        run_folder.write_json(path, list(results))
+        write_json(path, list(results))
         return
     flat = [dict(_flat(result)) for result in results]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
     writer.writeheader()
     writer.writerows(flat)
-    with run_folder.whole_file(path) as file:
+    with whole_file(path) as file:
         file.write(text.getvalue().encode())
 
 

@@ -1,4 +1,4 @@
-"""The losses of two views that take the place of the weighted sum, as a config describes them."""
+"""Objectives: from a config to the global loss of a step, with what is logged beside it."""
 
 import dataclasses
 import inspect
@@ -6,10 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from hypersphere_jax import losses
 from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.config.objective import SETTINGS
+from hypersphere_jax.losses import (
+    align_loss,
+    contrastive_loss,
+    info_nce_loss,
+    l2_normalize,
+    quick_thought_align_loss,
+    quick_thought_contrastive_loss,
+    quick_thought_uniform_loss,
+    uniform_loss,
+    uniform_queue_loss,
+)
 from hypersphere_jax.losses.nt_xent import (
     Terms,
     balanced_contrastive_terms,
@@ -18,6 +31,11 @@ from hypersphere_jax.losses.nt_xent import (
 )
 from hypersphere_jax.losses.sliced_wasserstein import generalized_contrastive_terms
 
+Metrics = dict[str, jax.Array]
+# (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
+Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
+
+# The losses of two views that may take the place of the weighted sum.
 FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
     "nt_xent": losses.nt_xent_loss,
     "decoupled_nt_xent": losses.decoupled_nt_xent_loss,
@@ -41,6 +59,127 @@ WITH_TERMS: dict[str, Callable[..., Terms]] = {
 }
 # Of features before they are normalized.
 UNNORMALIZED = {"similarity": ("dot", "neg_euclidean"), "prior": ("normal", "hypercube")}
+
+
+def make_objective(
+    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
+) -> Objective:
+    """The weighted sum of losses, or the other loss, that a config describes, global over the axis.
+
+    Alignment and uniformity are always among the metrics, of unit features and with the config's
+    alpha and t, also when the loss does not contain them. Losses of two terms, alignment + lam *
+    distribution, have these as `loss_alignment` and `loss_distribution`.
+
+    Args:
+      config: of the objective.
+      scalars: hyper-parameters in place of the config's fields of these names; may be traced.
+        Which terms the loss has is the config's choice all the same.
+
+    Returns:
+      The objective. Its key is needed where the loss draws samples, and the same on all devices.
+    """
+    config = resolved(config)
+    value = vars(config) | dict(scalars or {})
+
+    def objective(view1, view2, labels, axis_name, key=None):
+        x, y = view1["output"], view2["output"]
+        t = value["uniform_t"]
+        metrics = {
+            "align": align_loss(x, y, value["align_alpha"], axis_name=axis_name),
+            "uniform": (
+                uniform_loss(x, t, axis_name=axis_name) + uniform_loss(y, t, axis_name=axis_name)
+            )
+            / 2,
+        }
+        if config.contrastive_weight:
+            metrics["contrastive"] = contrastive_loss(
+                x, y, value["contrastive_tau"], axis_name=axis_name
+            )
+        if config.supervised_weight:
+            metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
+        if config.loss == "weighted":
+            return _weighted(config, value, metrics), metrics
+        loss, terms = two_view_loss(value, view1, view2, axis_name, key)
+        if config.supervised_weight:
+            loss += value["supervised_weight"] * metrics["supervised"]
+        return loss, metrics | terms
+
+    return objective
+
+
+def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum against a queue of keys (Wang & Isola B.2).
+
+    Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
+    uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
+
+    Returns:
+      `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
+      `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
+      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
+    """
+
+    def objective(query, key, queue, axis_name):
+        def mean(x):
+            return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+        metrics = {
+            "align": align_loss(query, key, config.align_alpha, axis_name=axis_name),
+            "uniform": uniform_queue_loss(
+                query, queue, config.uniform_t, config.uniform_intra_batch, axis_name=axis_name
+            ),
+        }
+        if config.contrastive_weight:
+            metrics["contrastive"] = info_nce_loss(
+                query, key, queue, config.contrastive_tau, axis_name=axis_name
+            )
+        loss = _weighted(config, vars(config), metrics)
+        similarities = {
+            "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
+            "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
+            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
+        }
+        return loss, metrics | jax.lax.stop_gradient(similarities)
+
+    return objective
+
+
+def make_sentence_objective(
+    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
+) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum of consecutive sentences' features by two encoders (B.3).
+
+    Alignment and uniformity are of unit features; the contrastive loss is of the features as they
+    are, which have no unit norm in the original Quick-Thought.
+
+    Returns:
+      `objective(f, g, axis_name) -> (loss, metrics)`; features `[k, d]`, the devices' sentences one
+      after the other in the axis' order. `uniform` is the sum of both encoders', as in B.3.
+    """
+    value = vars(config) | dict(scalars or {})
+
+    def objective(f, g, axis_name):
+        unit = l2_normalize(f), l2_normalize(g)
+        over = {"axis_name": axis_name}
+        metrics = {
+            "align": quick_thought_align_loss(*unit, value["align_alpha"], **over),
+            "uniform": quick_thought_uniform_loss(*unit, value["uniform_t"], **over),
+        }
+        if config.contrastive_weight:
+            tau = value["contrastive_tau"]
+            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **over)
+        return _weighted(config, value, metrics), metrics
+
+    return objective
+
+
+def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
+    # A term without weight stays out: zero times its infinity would not be zero.
+    return sum(
+        value[f"{name}_weight"] * metrics[name]
+        for name in ("contrastive", "align", "uniform", "supervised")
+        if getattr(config, f"{name}_weight")
+    )
 
 
 def resolved(config: ObjectiveConfig) -> ObjectiveConfig:
@@ -67,7 +206,7 @@ def layer(config: Mapping[str, Any]) -> str:
     return "unnormalized" if raw else "output"
 
 
-def loss_of(
+def two_view_loss(
     config: Mapping[str, Any],
     view1: Mapping[str, jax.Array],
     view2: Mapping[str, jax.Array],
@@ -100,6 +239,15 @@ def loss_of(
     found = WITH_TERMS[name](z1=view1[of], z2=view2[of], **options)
     terms = {"loss_alignment": found.alignment, "loss_distribution": found.distribution}
     return config["loss_factor"] * found.loss, terms
+
+
+def _cross_entropy(view1, view2, labels, axis_name):
+    losses = [
+        optax.softmax_cross_entropy_with_integer_labels(view["logits"], labels).mean()
+        for view in (view1, view2)
+    ]
+    mean = sum(losses) / 2
+    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
 def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def make_schedule(
 def make_optimizer(
     config: OptimizerConfig,
     schedule: optax.Schedule,
-    numbers: Mapping[str, jax.Array] | None = None,
+    scalars: Mapping[str, jax.Array] | None = None,
 ) -> optax.GradientTransformation:
     r"""SGD, LARS or Adam; weight decay goes into the gradient g before all else but clipping.
 
@@ -73,9 +73,9 @@ def make_optimizer(
     Args:
       config: of the optimizer.
       schedule: learning rate r at each step, see `make_schedule`.
-      numbers: scalars in place of the config's `weight_decay` and `momentum`, which may be traced.
+      scalars: in place of the config's `weight_decay` and `momentum`; may be traced.
     """
-    value = vars(config) | dict(numbers or {})
+    value = vars(config) | dict(scalars or {})
     weight_decay, momentum = value["weight_decay"], value["momentum"]
     weights = weight_mask if config.exclude_norm_and_bias else None
     decay = optax.add_decayed_weights(weight_decay, weights)

@@ -3,17 +3,12 @@
 import contextlib
 import dataclasses
 import difflib
-import errno
-import fcntl
-import json
-import os
 import platform
-import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -27,6 +22,7 @@ from hypersphere_jax.config import (
     require,
     to_dict,
 )
+from hypersphere_jax.files import locked, read_json, whole_file, write_json
 from hypersphere_jax.train import checkpoint
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
@@ -257,22 +253,10 @@ def shaping(config: PretrainConfig) -> dict[str, Any]:
     return kept | {"data": kept["data"] | places}
 
 
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Holds a run's folder for this process; the system lets go when the process ends anyhow.
-
-    Raises:
-      UserError: when another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"another process is training in {folder}: wait for it, or choose another --name"
-            ) from error
-        yield
+def lock(folder: Path) -> contextlib.AbstractContextManager:
+    """Holds a run's folder for this process; UserError when another one holds it."""
+    message = f"another process is training in {folder}: wait for it, or choose another --name"
+    return locked(folder / ".lock", message)
 
 
 def load_encoder(folder: Path, step: int | None = None) -> Encoder:
@@ -289,101 +273,35 @@ def load_encoder(folder: Path, step: int | None = None) -> Encoder:
     return Encoder(apply, tree["params"], tree["stats"], config, folder, step)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
-    with whole_file(path) as file:
-        file.write((json.dumps(value, indent=2) + "\n").encode())
+def initial_encoder(
+    config: PretrainConfig, params: Any, vocabulary: Sequence[str] | None = None
+) -> tuple[Any, Any]:
+    """Parameters and statistics of the run to start from; a classifier of its own stays fresh.
 
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, and read, that takes its place when it is complete, or not at all.
-
-    Processes that write the same file do not disturb each other: the last one stays.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Two containers that share a folder may give their processes the same number.
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with open(partial, "w+b") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # the name that the user knows
-        raise
-
-
-def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room left on a disk."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    Args:
+      config: with `init_from`.
+      params: at random, from which the classifier is taken.
+      vocabulary: words that an encoder of text must know, by number.
 
     Raises:
-      UserError: when there is something else.
+      UserError: for a run of another encoder, or of other words than the vocabulary.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}): run again what wrote it") from error
-    require(isinstance(content, dict), f"{file} holds no JSON object: run again what wrote it")
-    return content
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The records of metrics.jsonl; a line that was cut short by a kill is left out."""
-    file = folder / "metrics.jsonl"
-    records = []
-    for line in file.read_bytes().splitlines() if file.is_file() else []:
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict) and "step" in record]
-
-
-class MetricsWriter:
-    """Appends to metrics.jsonl and to TensorBoard's files, both cut back to `step` on resuming."""
-
-    def __init__(self, folder: Path, step: int):
-        # Here, so that evaluation does without it. And not its SummaryWriter: that one writes from
-        # a thread, which dies on a full disk, whereupon the run would wait for it for ever.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
-
-        kept = [record for record in read_metrics(folder) if record["step"] <= step]
-        with whole_file(folder / "metrics.jsonl") as file:
-            file.writelines((json.dumps(record) + "\n").encode() for record in kept)
-        self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
-        self._events = EventsWriter(str(folder / "events"), filename_suffix=f".{os.getpid()}")
-        self._event, self._scalar, self._flushed = Event, scalar, time.monotonic()
-        if step:
-            start = SessionLog(status=SessionLog.START)
-            self._events.write_event(Event(step=step + 1, session_log=start))
-
-    def write(self, record: dict[str, float]) -> None:
-        """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        for name, value in record.items():
-            if name != "step":
-                summary = self._scalar(name, value)
-                event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
-                self._events.write_event(event)
-        if time.monotonic() - self._flushed > 5:
-            self._events.flush()
-            self._flushed = time.monotonic()
-
-    def close(self) -> None:
-        """Closes the files; raises OSError when the disk is full."""
-        try:
-            self._file.close()
-        finally:
-            self._events.close()
+    folder = find(config.init_from)
+    its = read_config(folder).model
+    if vocabulary is not None:
+        require(
+            its.reads_text and read_vocabulary(folder) == tuple(vocabulary),
+            f"--init-from {config.init_from}: it knows other words than {config.data.name}; "
+            "prepare that text as the run's was",
+        )
+    classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
+    source = dataclasses.replace(config.model, **classifier)
+    _, source_params, source_stats = models.abstract(source)
+    like = {"params": source_params, "stats": source_stats}
+    _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
+    if source != config.model:  # in their classifiers, that is
+        tree["params"] = models.with_classifier(tree["params"], params)
+    return tree["params"], tree["stats"]
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -166,12 +166,12 @@ def unreplicate(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
 
 
-def from_first_host(tree: Any) -> Any:
-    """The first host's arrays, to the bit; those of the others give the shapes."""
+def from_first_process(tree: Any) -> Any:
+    """The arrays of the first process, to the bit; those of the others give the shapes."""
     if jax.process_count() == 1:
         return tree
     tree = jax.tree.map(np.asarray, tree)
-    # As bytes, since hosts' arrays are summed: -0.0 would become 0.0.
+    # As bytes, since the arrays of processes are summed: -0.0 would become 0.0.
     raw = jax.tree.map(lambda x: np.frombuffer(x.tobytes(), np.uint8), tree)
     sent = multihost_utils.broadcast_one_to_all(raw)
     return jax.tree.map(

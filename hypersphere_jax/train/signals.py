@@ -3,12 +3,22 @@
 import signal
 import threading
 
+from hypersphere_jax.config import Stopped
+
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once."""
+    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once.
 
-    def __init__(self):
-        self.asked = False
+    Args:
+      command: that continues what is stopped.
+    """
+
+    def __init__(self, command: str = ""):
+        self.asked, self._command = False, command or "the same command"
+
+    def stopped(self, where: str) -> Stopped:
+        """What to raise, with how to go on."""
+        return Stopped(f"stopped {where}; to go on: {self._command}")
 
     def __enter__(self) -> "StopSignals":
         self._before = {}

@@ -1,9 +1,10 @@
-"""One training step as a pure function of one device: objective, state, update.
+"""One training step as a pure function of one device: state, update, and what a config asks for.
 
 The step knows devices only as the name of an axis: it runs under `pmap`, under `shard_map`, and,
 with `axis_name=None`, on a single device, with the same numbers.
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,26 +13,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hypersphere_jax.augment import one_view, two_views
-from hypersphere_jax.config import ObjectiveConfig
-from hypersphere_jax.losses import (
-    align_loss,
-    contrastive_loss,
-    info_nce_loss,
-    l2_normalize,
-    quick_thought_align_loss,
-    quick_thought_contrastive_loss,
-    quick_thought_uniform_loss,
-    uniform_loss,
-    uniform_queue_loss,
+from hypersphere_jax.augment import make_augment, one_view, two_views
+from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.data import Source
+from hypersphere_jax.moco import (
+    KeyQueue,
+    ema_update,
+    momentum_schedule,
+    queue_push,
+    queue_statistics,
 )
-from hypersphere_jax.moco import KeyQueue, ema_update, queue_push, queue_statistics
 from hypersphere_jax.packing import ELSEWHERE, PADDING, Packed
-from hypersphere_jax.train import objectives
-
-Metrics = dict[str, jax.Array]
-# (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
-Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
+from hypersphere_jax.shuffle import shuffle
+from hypersphere_jax.train.objectives import (
+    Metrics,
+    Objective,
+    make_objective,
+    make_queue_objective,
+    make_sentence_objective,
+)
 
 
 class Momentum(NamedTuple):
@@ -52,130 +52,62 @@ class TrainState(NamedTuple):
     momentum: Momentum | None = None  # None without a queue
 
 
-def make_objective(
-    config: ObjectiveConfig, numbers: Mapping[str, jax.Array] | None = None
-) -> Objective:
-    """The weighted sum of losses, or the other loss, that a config describes, global over the axis.
-
-    Alignment and uniformity are always among the metrics, of unit features and with the config's
-    alpha and t, also when the loss does not contain them. Losses of two terms, alignment + lam *
-    distribution, have these as `loss_alignment` and `loss_distribution`.
-
-    Args:
-      config: of the objective.
-      numbers: scalars that take the place of the config's fields of these names, and may be
-        traced. Which terms the loss has is the config's choice all the same.
-
-    Returns:
-      The objective. Its key is needed where the loss draws samples, and the same on all devices.
-    """
-    config = objectives.resolved(config)
-    value = vars(config) | dict(numbers or {})
-
-    def objective(view1, view2, labels, axis_name, key=None):
-        x, y = view1["output"], view2["output"]
-        t = value["uniform_t"]
-        metrics = {
-            "align": align_loss(x, y, value["align_alpha"], axis_name=axis_name),
-            "uniform": (
-                uniform_loss(x, t, axis_name=axis_name) + uniform_loss(y, t, axis_name=axis_name)
-            )
-            / 2,
-        }
-        if config.contrastive_weight:
-            metrics["contrastive"] = contrastive_loss(
-                x, y, value["contrastive_tau"], axis_name=axis_name
-            )
-        if config.supervised_weight:
-            metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
-        if config.loss == "weighted":
-            return _weighted(config, value, metrics), metrics
-        loss, terms = objectives.loss_of(value, view1, view2, axis_name, key)
-        if config.supervised_weight:
-            loss += value["supervised_weight"] * metrics["supervised"]
-        return loss, metrics | terms
-
-    return objective
-
-
-def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
-    """The same weighted sum against a queue of keys (Wang & Isola B.2).
-
-    Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
-    uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
-
-    Returns:
-      `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
-      `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
-      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
-    """
-
-    def objective(query, key, queue, axis_name):
-        def mean(x):
-            return x if axis_name is None else jax.lax.pmean(x, axis_name)
-
-        metrics = {
-            "align": align_loss(query, key, config.align_alpha, axis_name=axis_name),
-            "uniform": uniform_queue_loss(
-                query, queue, config.uniform_t, config.uniform_intra_batch, axis_name=axis_name
-            ),
-        }
-        if config.contrastive_weight:
-            metrics["contrastive"] = info_nce_loss(
-                query, key, queue, config.contrastive_tau, axis_name=axis_name
-            )
-        loss = _weighted(config, vars(config), metrics)
-        similarities = {
-            "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
-            "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
-            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
-        }
-        return loss, metrics | jax.lax.stop_gradient(similarities)
-
-    return objective
-
-
-def make_sentence_objective(
-    config: ObjectiveConfig, numbers: Mapping[str, jax.Array] | None = None
-) -> Callable[..., tuple[jax.Array, Metrics]]:
-    """The same weighted sum of consecutive sentences' features by two encoders (B.3).
-
-    Alignment and uniformity are of unit features; the contrastive loss is of the features as they
-    are, which have no unit norm in the original Quick-Thought.
-
-    Returns:
-      `objective(f, g, axis_name) -> (loss, metrics)`; features `[k, d]`, the devices' sentences one
-      after the other in the axis' order. `uniform` is the sum of both encoders', as in B.3.
-    """
-    value = vars(config) | dict(numbers or {})
-
-    def objective(f, g, axis_name):
-        unit = l2_normalize(f), l2_normalize(g)
-        over = {"axis_name": axis_name}
-        metrics = {
-            "align": quick_thought_align_loss(*unit, value["align_alpha"], **over),
-            "uniform": quick_thought_uniform_loss(*unit, value["uniform_t"], **over),
-        }
-        if config.contrastive_weight:
-            tau = value["contrastive_tau"]
-            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **over)
-        return _weighted(config, value, metrics), metrics
-
-    return objective
-
-
-def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
-    # A term without weight stays out: zero times its infinity would not be zero.
-    return sum(
-        value[f"{name}_weight"] * metrics[name]
-        for name in ("contrastive", "align", "uniform", "supervised")
-        if getattr(config, f"{name}_weight")
-    )
-
-
 def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), params, stats, optimizer.init(params))
+
+
+def make_step_of(
+    config: PretrainConfig,
+    source: Source,
+    apply: Callable,
+    optimizer: optax.GradientTransformation,
+    total: int,
+    *,
+    axis_name: str | None,
+    resident: bool = True,
+    scalars: Mapping[str, jax.Array] | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """The step that a config describes: of sentences, or of images, with a queue or without.
+
+    Args:
+      config: with all sizes filled in.
+      source: what is trained on.
+      apply: the network, see `models.create`.
+      optimizer: an optax transformation.
+      total: steps of the run.
+      axis_name: the mapped axis, or None on a single device.
+      resident: see `make_moco_step`.
+      scalars: see `make_objective`; not with a queue.
+    """
+    if config.model.reads_text:
+        objective = make_sentence_objective(config.objective, scalars)
+        return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
+    augment = make_augment(
+        config.data.recipe,
+        config.model.image_size,
+        cropped=source.image_shape is None,
+        extra_channels=config.data.extra_channels,
+    )
+    if not config.moco.queue_size:
+        objective = make_objective(config.objective, scalars)
+        return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
+    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
+    separate = None
+    if config.model.batch_norm != "sync":
+        groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+        separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
+    return make_moco_step(
+        apply,
+        make_queue_objective(config.objective),
+        optimizer,
+        augment,
+        axis_name=axis_name,
+        separate=separate,
+        resident=resident,
+        decay=momentum_schedule(config.moco.ema_decay, final, total),
+        own_stats=config.moco.ema_stats == "own",
+    )
 
 
 def make_step(
@@ -365,12 +297,3 @@ def _updated(state, loss_of, optimizer, axis_name):
     metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
     params = optax.apply_updates(state.params, updates)
     return TrainState(state.step + 1, params, stats, opt_state, state.momentum), metrics
-
-
-def _cross_entropy(view1, view2, labels, axis_name):
-    losses = [
-        optax.softmax_cross_entropy_with_integer_labels(view["logits"], labels).mean()
-        for view in (view1, view2)
-    ]
-    mean = sum(losses) / 2
-    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)

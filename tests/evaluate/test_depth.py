@@ -10,6 +10,7 @@ import pytest
 from depth_cases import scenes, write_mat
 
 import run as command_line
+from hypersphere_jax.files import read_json
 from hypersphere_jax import augment, data, models
 from hypersphere_jax import config as C
 from hypersphere_jax.evaluate import depth as depth_fit
@@ -131,7 +132,7 @@ def top(tmp_path_factory):
 def test_verb(top, capsys):
     name, options = "depth-conv2-epochs40", "--layer conv2 --rows 3 --devices 1 --epochs 40"
     assert command_line.main(["depth", str(top / "first"), *options.split()]) == 0
-    result = run_folder.read_json(top / "first" / "eval" / f"{name}.json")
+    result = read_json(top / "first" / "eval" / f"{name}.json")
     about = {"protocol": "depth", "layer": "conv2", "split": "test", "size": 16, "epochs": 40}
     assert result | about | {"n": len(run_folder.load_data(top / "first").test)} == result
     assert result["mse"] < result["mse_constant"]  # even random features tell some depth
@@ -172,6 +173,6 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, monkeypatch)
     assert len(fitted) == len(scored) == 7
     for result in (second, first):
         file = top / result["run"] / "eval" / "depth-conv2-folds3-epochs8-seed5.json"
-        assert run_folder.read_json(file) == result
+        assert read_json(file) == result
     # Only the tested run's test images were seen.
     assert seen == [("first", n), ("second", n), ("second", n), ("second", tested)]

@@ -13,6 +13,7 @@ from oracles import quick_thought_align_oracle, uniformity
 from points import sphere
 
 import run as command_line
+from hypersphere_jax.files import read_json
 from hypersphere_jax import theory
 from hypersphere_jax.config import MetricsConfig, UserError
 from hypersphere_jax.data import Arrays
@@ -221,7 +222,7 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
         options = f"--alpha {alpha} --t {t} --seed {seed} --split {name.split('-')[0]}".split()
         options += ["--step", "28"] if step == 28 else []
         assert command_line.main(["metrics", str(run), *options, *parts]) == 0
-        found = run_folder.read_json(run / "eval" / f"metrics-{name}-classes+views.json")
+        found = read_json(run / "eval" / f"metrics-{name}-classes+views.json")
         assert (found["step"], found["n"], sum(found["n_by_class"])) == (step, n, n)
         one, two = pairs(run_folder.load_encoder(run, step), range(n), [], seed)
         assert found["align"] == pytest.approx((distances(one, two) ** alpha).mean())

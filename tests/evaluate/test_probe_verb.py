@@ -11,6 +11,7 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 import run as command_line
+from hypersphere_jax.files import read_json
 from hypersphere_jax.config import ProbeConfig, UserError
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
@@ -25,7 +26,7 @@ def asked(*names, **options):
 
 
 def kept(run, name):
-    return run_folder.read_json(run / "eval" / f"{name}.json")
+    return read_json(run / "eval" / f"{name}.json")
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from experiments import costs, quickstart, reproduce, results_page, sweeps, tables
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of
+from hypersphere_jax.files import read_json
 from hypersphere_jax.config import DataConfig, UserError
 from hypersphere_jax.report import text_of
-from hypersphere_jax.train import run_folder
 
 # What is shown from its rows alone, within a second or three.
 KEPT = (
@@ -36,7 +36,7 @@ def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
     kept = results_page.KEPT / f"{item.replace('/', '-')}-laptop"
     rows, recorded = (
         sweeps.read_csv(kept / "results.csv"),
-        run_folder.read_json(kept / "shown.json"),
+        read_json(kept / "shown.json"),
     )
     first = {row["run"] for row in rows if "isola/table1" not in item or "_seed" not in row["run"]}
     assert {one.config.name for one in plan(item)} == first

@@ -11,6 +11,7 @@ from experiments import measures, sweeps
 from experiments.items import matching
 from experiments.measures import Measures
 from experiments.sweeps import Planned
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.train import loop, run_folder
@@ -136,9 +137,9 @@ def test_data_must_be_there_and_the_same(tmp_path, trained):
     assert trained["names"] == []
     sweeps.sweep([one])
     config = tmp_path / "a" / "config.json"
-    run_folder.write_json(config, {"data_digest": data.load(one.config.data).digest()})
+    write_json(config, {"data_digest": data.load(one.config.data).digest()})
     assert sweeps.sweep([one]) == []
-    run_folder.write_json(config, {"data_digest": "another"})
+    write_json(config, {"data_digest": "another"})
     with pytest.raises(C.UserError, match="images of digits are no longer those"):
         sweeps.sweep([one])
 
@@ -204,7 +205,7 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     first, _, alone, diverged = sweeps.known(sweep)
     assert diverged["status"] == "failed" and "step" in diverged["reason"]
     # Where the finetuned one begins, the other ended.
-    read = run_folder.read_json(tmp_path / "start" / "eval" / "knn5-output.json")
+    read = read_json(tmp_path / "start" / "eval" / "knn5-output.json")
     assert first["output_knn5"] == alone["output_knn5"] == read["top1"]
     assert first["uniform"] == pytest.approx(alone["uniform"], abs=1e-4)
     assert np.isfinite(alone["output_linear_cv"]) and alone["seconds_training"] > 0

@@ -15,6 +15,7 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
+from hypersphere_jax.files import read_json, whole_file, write_json
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.train import checkpoint, loop, run_folder
@@ -229,13 +230,13 @@ def test_what_shapes_a_run():
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "made" / "result.json"
-    run_folder.write_json(file, {"a": 1})
-    with pytest.raises(KeyboardInterrupt), run_folder.whole_file(file) as written:
+    write_json(file, {"a": 1})
+    with pytest.raises(KeyboardInterrupt), whole_file(file) as written:
         written.write(b"half")
         written.flush()
-        assert run_folder.read_json(file) == {"a": 1}
+        assert read_json(file) == {"a": 1}
         raise KeyboardInterrupt
-    assert run_folder.read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
+    assert read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
 
 
 def test_words_that_a_run_of_text_knows(text_run, tmp_path):

@@ -17,6 +17,7 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
 from experiments.measures import Measures
+from hypersphere_jax.train.metrics_log import read_metrics
 from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.data import arrays
@@ -57,11 +58,11 @@ def test_folder_of_a_run(short_run, tmp_path):
     # A finished run is not done again.
     folder = shutil.copytree(short_run, tmp_path / "short")
     assert loop.train(tiny_runs.short(tmp_path)) == folder
-    assert run_folder.read_metrics(folder) == run_folder.read_metrics(short_run)
+    assert read_metrics(folder) == read_metrics(short_run)
 
 
 def test_metrics_of_a_run(short_run):
-    records = run_folder.read_metrics(short_run)
+    records = read_metrics(short_run)
     assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
     names = {"step", "epoch", "loss", "align", "uniform", "grad_norm", "lr"}
     assert records[-1].keys() == names | {"images_per_s", "data_wait"}
@@ -221,7 +222,7 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
 def test_a_run_of_text(text_run, books):
     assert run_folder.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
     assert run_folder.read_vocabulary(text_run) == books.train.vocabulary
-    records = run_folder.read_metrics(text_run)
+    records = read_metrics(text_run)
     assert [record["step"] for record in records] == list(range(1, 11))
     for record in records:
         parts = record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"]

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from points import sphere
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
+from hypersphere_jax.train.metrics_log import read_metrics
 from hypersphere_jax import config as C
 from hypersphere_jax import models
 from hypersphere_jax.models.norm import BatchNorm
@@ -281,6 +282,6 @@ def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
     for devices in (1, 2, 4):
         runtime = C.RuntimeConfig(devices=devices, log_every_steps=1)
         folder = loop.train(tiny_runs.short(tmp_path, f"{devices}", runtime=runtime, **parts))
-        found.append([record["loss"] for record in run_folder.read_metrics(folder)])
+        found.append([record["loss"] for record in read_metrics(folder)])
     np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-4)
     assert found[0][-1] < found[0][0] - 0.1

@@ -1,4 +1,4 @@
-"""Steps of encoders that train together in one program, against the same ones one after another."""
+"""Steps of encoders trained in one program by `vmap`, against the same ones one after another."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,11 +10,13 @@ from benchmarks.timing import take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import assembly, sharding
-from hypersphere_jax.train.session import Run
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.loop import Job, make_run, open_job
+from hypersphere_jax.train.step import make_step_of
+from hypersphere_jax.train.vmapped import make_vmapped_step, scalars_of, stacked
 
 
-def together(
+def vmapped(
     encoders: tuple[int, ...] = (4,),
     name: str = "digits",
     model: str = "small_cnn",
@@ -45,13 +47,13 @@ def together(
             data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
         )
         dataset = data.load(base.data)
-        runs = [_run(base, dataset, batch_size, seed) for seed in range(count)]
+        jobs = [_job(base, dataset, batch_size, seed) for seed in range(count)]
         forms = {
-            "one after another": _one_after_another(runs, dataset, steps),
-            "together": _together(runs, dataset, steps),
+            "one after another": _one_after_another(jobs, dataset, steps),
+            "vmapped": _vmapped(jobs, dataset, steps),
         }
         times = take_turns(forms, rounds)
-        single, joint = times["one after another"] / steps, times["together"] / steps
+        single, joint = times["one after another"] / steps, times["vmapped"] / steps
         rows.append(
             [
                 count,
@@ -61,19 +63,19 @@ def together(
             ]
         )
     title = f"{model} on {name}, {batch_size} pairs each, {jax.devices()[0].device_kind}"
-    columns = ["encoders", "one after another (ms a step of all)", "together (ms)", "times as fast"]
+    columns = ["encoders", "one after another (ms a step of all)", "vmapped (ms)", "times as fast"]
     print_table(columns, rows, title=title)
 
 
-def _run(base: PretrainConfig, dataset: data.Dataset, batch_size: int, seed: int) -> Run:
+def _job(base: PretrainConfig, dataset: data.Dataset, batch_size: int, seed: int) -> Job:
     rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05 + 0.01 * seed)
     config = dataclasses.replace(base, name=f"{seed}", seed=seed, optimizer=rule)
-    return Run(assembly.resolve(config, dataset), dataset)
+    return open_job(config, lambda _: dataset)
 
 
-def _one_after_another(runs: list[Run], dataset: data.Dataset, steps: int) -> Callable:
-    # Programs of their own, though here one could serve them all: a run's numbers are constants.
-    rounds = [_stepping(_alone(run, dataset), steps) for run in runs]
+def _one_after_another(jobs: list[Job], dataset: data.Dataset, steps: int) -> Callable:
+    # Programs of their own, as a run's hyper-parameters are constants of its program.
+    rounds = [_stepping(_single(job), dataset, steps) for job in jobs]
 
     def run_all():
         for one in rounds:
@@ -82,25 +84,27 @@ def _one_after_another(runs: list[Run], dataset: data.Dataset, steps: int) -> Ca
     return run_all
 
 
-def _alone(run: Run, dataset: data.Dataset) -> tuple:
-    step = assembly.step_of(run.config, run.apply, run.optimizer, dataset, run.total, True)
-    return step, run.state, run.sampler(0), (run.key,), dataset
+def _single(job: Job) -> tuple:
+    run, source = make_run(job), job.dataset.pretrain
+    total, axis = run.recorder.total, {"axis_name": sharding.AXIS}
+    step = make_step_of(job.config, source, run.apply, run.optimizer, total, **axis)
+    return step, run.state, run.sampler(0), (run.key,)
 
 
-def _together(runs: list[Run], dataset: data.Dataset, steps: int) -> Callable:
-    first = runs[0]
-    step = assembly.step_together(first.config, first.apply, dataset, first.total)
-    state = jax.tree.map(lambda *x: np.stack(x), *[run.state for run in runs])
-    numbers = jax.tree.map(
-        lambda *x: np.stack(x), *[assembly.numbers_of(run.config) for run in runs]
+def _vmapped(jobs: list[Job], dataset: data.Dataset, steps: int) -> Callable:
+    runs = [make_run(job) for job in jobs]
+    first, config = runs[0], jobs[0].config
+    step = make_vmapped_step(config, dataset.pretrain, first.apply, first.recorder.total)
+    fixed = stacked(
+        [(run.key, scalars_of(job.config)) for run, job in zip(runs, jobs, strict=True)]
     )
-    keys = jax.numpy.stack([run.key for run in runs])
+    state = stacked([run.state for run in runs])
     indices = np.stack([run.sampler(0) for run in runs])
-    return _stepping((step, state, indices, (keys, numbers), dataset), steps)
+    return _stepping((step, state, indices, fixed), dataset, steps)
 
 
-def _stepping(program: tuple, steps: int) -> Callable:
-    step, state, indices, fixed, dataset = program
+def _stepping(program: tuple, dataset: data.Dataset, steps: int) -> Callable:
+    step, state, indices, fixed = program
     devices = sharding.local_devices(1)
     mapped = sharding.pmap(step, devices, donate=(0,))
     state = sharding.replicate(state, devices)
