@@ -36,7 +36,7 @@ class Measures(NamedTuple):
     protocol: str = "stl10"
     folds: int | None = 5
     all_steps: bool = False
-    depth_verb: bool = False
+    depth: bool = False
     tasks: tuple[str, ...] = ()
     tasks_dir: str | None = None
     initial: bool = False

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.losses.devices import AxisName
+from hypersphere_jax.losses.devices import AxisName, all_gather
 
 
 class KeyQueue(NamedTuple):
@@ -82,7 +82,7 @@ def queue_push(queue: KeyQueue, keys: jax.Array, *, axis_name: AxisName = None) 
             f"queue_push needs keys [n, d] for a queue [k, d] with k >= 1, "
             f"got {new.shape} and {held.shape}"
         )
-    new = _of_all_devices(new.astype(held.dtype), axis_name)
+    new = all_gather(new.astype(held.dtype), axis_name)
     k, n = len(held), len(new)
     ptr = jnp.asarray(queue.ptr)
     left_out = max(n - k, 0)
@@ -209,12 +209,81 @@ def momentum_schedule(
     )
 
 
-def _of_all_devices(keys: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`[n, d]` of each device to `[devices * n, d]` of all, in the devices' order."""
-    if axis_name is None:
-        return keys
-    # A sum of arrays that are zero but for one device's rows, rather than a gathering:
-    # `shard_map` knows that a sum is the same on every device, and so may be the queue.
-    spread = jnp.zeros((lax.axis_size(axis_name), *keys.shape), keys.dtype)
-    everyone = lax.psum(spread.at[lax.axis_index(axis_name)].set(keys), axis_name)
-    return everyone.reshape(-1, keys.shape[1])
+def shuffle(
+    x: Any, key: jax.Array, *, groups: int | None = None, axis_name: str | None = None
+) -> tuple[Any, Callable[[Any], Any]]:
+    """Deals the samples of every group out over the other groups, see `permutation`.
+
+    Groups are those of batch norm: equal parts of the global batch, consecutive in the devices'
+    order. Samples are gathered from all devices, as MoCo does; `x` may be what they are made
+    of, such as their numbers, which saves the images' way.
+
+    Args:
+      x: arrays `[m, ...]`, an array or a tree of them: this device's part of the batch.
+      key: random key, the same on all devices, another one each step.
+      groups: number of groups of the global batch; None: one a device.
+      axis_name: a mapped axis, over which the batch lies.
+
+    Returns:
+      The same arrays of the samples that are now this device's, and `undo(y)`, which takes arrays
+      `[m, ...]` of these samples and gives those of the samples in `x`, in their order.
+
+    Raises:
+      ValueError: when the batch does not divide into the groups, or there is but one group.
+    """
+    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    share = len(jax.tree.leaves(x)[0])
+    order = permutation(key, share * devices, devices if groups is None else groups)
+
+    def take(tree, order):
+        start = 0
+        if axis_name is not None:
+            tree = jax.tree.map(lambda a: lax.all_gather(a, axis_name, tiled=True), tree)
+            start = share * lax.axis_index(axis_name)
+        mine = lax.dynamic_slice_in_dim(order, start, share)
+        return jax.tree.map(lambda a: jnp.take(a, mine, axis=0), tree)
+
+    return take(x, order), lambda y: take(y, jnp.argsort(order))
+
+
+def permutation(key: jax.Array, n: int, groups: int) -> jax.Array:
+    """A random order of n samples that separates those of each group.
+
+    With g groups of s = n / g consecutive samples each, sample `order[p]` goes to place p, so from
+    group `order[p] // s` to group `p // s`. For three groups or more
+
+    - no sample stays in its group,
+    - of the samples of one group, at most ceil(s / (g - 1)) meet again in another group, which is
+      the least that is possible: none meet again if there are more groups than samples in one.
+
+    Of two groups both cannot be had: if no sample stays, they only change names. Then half of each
+    stays, so that ceil(s / 2) samples of a group are together again.
+
+    Every group's samples are dealt out in a random order, in turns, to the groups that come 1, 2,
+    …, g - 1 places after it in a random circle, these steps being in random order too. All
+    groups deal in the same steps, so that all get the same number.
+
+    Args:
+      key: random key.
+      n: samples.
+      groups: number of groups, at least 2.
+
+    Returns:
+      The order, integers `[n]`.
+
+    Raises:
+      ValueError: when n does not divide into the groups, or there is but one.
+    """
+    if groups < 2:
+        raise ValueError(f"{groups} group(s): shuffling needs at least 2")
+    if n % groups:
+        raise ValueError(f"a batch of {n} does not divide into {groups} groups")
+    size = n // groups
+    ranks_key, steps_key, circle_key = jax.random.split(key, 3)
+    ranks = jax.vmap(lambda key: jax.random.permutation(key, size))(
+        jax.random.split(ranks_key, groups)
+    )
+    steps = jax.random.permutation(steps_key, jnp.arange(1 if groups > 2 else 0, groups))
+    circle = jax.random.permutation(circle_key, groups)
+    places = jnp.argsort(circle)[:, None] + steps[ranks % len(steps)]
+    return jnp.argsort(circle[places % groups].ravel())

@@ -8,7 +8,7 @@ import numpy as np
 
 from hypersphere_jax.losses import align_loss, l2_normalize
 from hypersphere_jax.losses.common import features, positive
-from hypersphere_jax.losses.devices import Reach
+from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.losses.pairs import mean_log_sum, plain_points
 
 
@@ -312,7 +312,7 @@ def _points(*arrays: jax.Array, names: str) -> list[jax.Array]:
 def _mean_log_mean_exp(x: jax.Array, scale: float) -> jax.Array:
     """`mean_i log mean_j exp(scale * x_i . x_j)` of `[n, d]`, in memory linear in n."""
     points = plain_points(x * jnp.sqrt(scale))
-    return mean_log_sum(points, exclude=0, reach=Reach()) - math.log(x.shape[0])
+    return mean_log_sum(points, exclude=0, options=PairOptions()) - math.log(x.shape[0])
 
 
 def _log_0f1_scaled(b: float, r: float) -> float:

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from hypersphere_jax.train.metrics_log import MetricsWriter, read_metrics
 from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.train import checkpoint, run_folder
+from hypersphere_jax.train.metrics_log import MetricsWriter, read_metrics
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.train.step import Momentum, init_state
 
@@ -33,9 +33,7 @@ def state_of(folder, step=None):
 def timeless(folder):
     """The records of `metrics.jsonl` without what time they took."""
     dropped = ("images_per_s", "sentences_per_s", "data_wait")
-    return [
-        {k: v for k, v in r.items() if k not in dropped} for r in read_metrics(folder)
-    ]
+    return [{k: v for k, v in r.items() if k not in dropped} for r in read_metrics(folder)]
 
 
 def assert_same_run(folder, other):

@@ -6,10 +6,10 @@ from unittest.mock import Mock
 import pytest
 
 import experiments
-from hypersphere_jax.files import read_json
 from hypersphere_jax import cli, report
 from hypersphere_jax.config import PretrainConfig, Stopped
-from hypersphere_jax.train import loop, run_folder
+from hypersphere_jax.files import read_json
+from hypersphere_jax.train import loop
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]

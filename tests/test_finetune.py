@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from run_states import killed_after_checkpoint, state_of
 
-from hypersphere_jax.files import read_json
 from hypersphere_jax import augment, data, finetune
 from hypersphere_jax import config as C
+from hypersphere_jax.files import read_json
 from hypersphere_jax.train import loop, run_folder
 
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=4)

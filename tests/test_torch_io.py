@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from torch_networks import ALEXNET, RESNET, layers_of, random_state
 
-from hypersphere_jax.files import read_json
 from hypersphere_jax import config as C
 from hypersphere_jax import torch_io
 from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch
 from hypersphere_jax.train import checkpoint, run_folder, sharding
 

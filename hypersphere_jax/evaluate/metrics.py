@@ -13,7 +13,7 @@ import numpy as np
 from hypersphere_jax.config import require
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums
-from hypersphere_jax.losses.devices import Reach
+from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.losses.pairs import gaussian_points
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.train import sharding
@@ -198,13 +198,13 @@ def _on_devices(
 
 def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
     return (
-        jnp.stack([log_sums(p, None, exclude=1, limit=Reach().among)[0] for p in _points(t, a)]),
+        jnp.stack([log_sums(p, None, exclude=1, limit=PairOptions().among)[0] for p in _points(t, a)]),
     )
 
 
 def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     pairs = zip(_points(t, a), _points(t, b), strict=True)
-    rows, columns = zip(*(log_sums(*pair, limit=Reach().between) for pair in pairs), strict=True)
+    rows, columns = zip(*(log_sums(*pair, limit=PairOptions().between) for pair in pairs), strict=True)
     return jnp.stack(rows), jnp.stack(columns)
 
 

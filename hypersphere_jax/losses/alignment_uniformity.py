@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
+from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
 from hypersphere_jax.losses.pairs import gaussian_points, log_total, log_total_with
 
 
@@ -92,13 +92,13 @@ def uniform_loss(
     t = positive("t", t)
     (x,) = features(x, names="x")
     n = at_least(1 if include_self else 2, "uniform_loss", "point", x, axis_name=axis_name)
-    to = checked_reach(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring)
     if n == 1:
         return global_mean(jnp.sum(0 * x), axis_name)
     points = gaussian_points(x, t, axis_name)
     if include_self:
-        return jnp.logaddexp(log_total(points, to), math.log(n)) - 2 * math.log(n)
-    return log_total(points, to) - math.log(n * (n - 1))
+        return jnp.logaddexp(log_total(points, options), math.log(n)) - 2 * math.log(n)
+    return log_total(points, options) - math.log(n * (n - 1))
 
 
 def uniform_queue_loss(
@@ -145,13 +145,13 @@ def uniform_queue_loss(
     query, queue = features(query, queue, names="query, queue", same_n=False)
     n = at_least(1, "uniform_queue_loss", "query", query, axis_name=axis_name)
     m = at_least(1, "uniform_queue_loss", "key in the queue", queue)
-    to = checked_reach(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring)
     # Both around one centre, so that distances between them stay what they are.
     centre = jax.lax.stop_gradient(jnp.mean(queue, axis=0, keepdims=True))
     queries, keys = (gaussian_points(side, t, centre=centre) for side in (query, queue))
-    total, pairs = log_total_with(queries, keys, to), n * m
+    total, pairs = log_total_with(queries, keys, options), n * m
     if intra_batch and n > 1:
         # Each pair stands twice in the sum over i != j.
-        total = jnp.logaddexp(total, log_total(queries, to) - math.log(2))
+        total = jnp.logaddexp(total, log_total(queries, options) - math.log(2))
         pairs += n * (n - 1) // 2
     return total - math.log(pairs)

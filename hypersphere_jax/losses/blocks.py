@@ -6,7 +6,7 @@ All pairwise losses are made of sums of `exp(l_ij)` over logits of one form,
 
 with the temperature inside the points; `-t |x_i - y_j|^2` is of this form too. Two passes over the
 blocks of that matrix serve all of them: `log_sums` gives the log-sum-exp of its rows and columns,
-`pull` the products with exponentials of it that gradients are made of. A set of points against
+`weighted_sums` the products with exponentials of it that gradients are made of. A set of points against
 itself is symmetric: each two blocks meet once, and that counts for both.
 """
 
@@ -53,7 +53,7 @@ def log_sums(
     return _join(sums, len(a.bias)), _join(others, len((a if b is None else b).bias))
 
 
-def pull(
+def weighted_sums(
     a: Points,
     b: Points | None,
     r: jax.Array | None,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
+from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
 from hypersphere_jax.losses.pairs import mean_log_sum_shared, mean_log_sums_between, plain_points
 
 
@@ -53,7 +53,7 @@ def contrastive_loss(
     return mean_log_sums_between(
         plain_points(x),
         plain_points(y),
-        checked_reach(block_size, axis_name, ring),
+        pair_options(block_size, axis_name, ring),
         columns=True,
         exclude=1,
         positives=jnp.sum(x * y, axis=-1),
@@ -104,7 +104,7 @@ def dcl_loss(
     spread = mean_log_sums_between(
         plain_points(z1),
         plain_points(z2),
-        checked_reach(block_size, axis_name, ring),
+        pair_options(block_size, axis_name, ring),
         columns=True,
         exclude=1,
     )
@@ -158,5 +158,5 @@ def info_nce_loss(
         plain_points(query),
         plain_points(negatives),
         jnp.sum(query * key, axis=-1),
-        checked_reach(block_size, axis_name),
+        pair_options(block_size, axis_name),
     )

@@ -15,13 +15,13 @@ AxisName = str | tuple[str, ...] | None
 AMONG, BETWEEN, ACCELERATOR = 1024, 2048, 4096
 
 
-class Reach(NamedTuple):
-    """Where the points are and how they meet.
+class PairOptions(NamedTuple):
+    """How the pairs of all devices' points are formed.
 
     Attributes:
       block_size: points in a block, at most; None chooses.
       axis_name: the mapped axis over which points are spread; None for one device.
-      ring: the devices' points travel around, one device's at a time, rather than being gathered.
+      ring: pass the devices' points along a ring, rather than gathering them on each.
     """
 
     block_size: int | None = None
@@ -37,10 +37,10 @@ class Reach(NamedTuple):
         return self.block_size or (BETWEEN if jax.default_backend() == "cpu" else ACCELERATOR)
 
 
-def checked_reach(
+def pair_options(
     block_size: int | None = None, axis_name: AxisName = None, ring: bool = False
-) -> Reach:
-    """The options that the losses share, or ValueError."""
+) -> PairOptions:
+    """The options that the pairwise losses share, or ValueError."""
     if ring and axis_name is None:
         raise ValueError("ring=True needs axis_name, the mapped axis that the ring goes around")
     if block_size is not None:
@@ -48,14 +48,18 @@ def checked_reach(
         if not integer or operator.index(block_size) < 1:
             raise ValueError(f"block_size must be None or an integer >= 1, got {block_size!r}")
         block_size = operator.index(block_size)
-    return Reach(block_size, axis_name, ring)
+    return PairOptions(block_size, axis_name, ring)
 
 
-def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """`[n, d]` of each device to `[devices * n, d]` of all, in the devices' order."""
+def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """`[n, ...]` of each device to `[devices * n, ...]` of all, in the devices' order."""
     if axis_name is None:
         return x
-    return lax.all_gather(x, axis_name, axis=0, tiled=True)
+    # A sum of arrays that are zero but for one device's rows: unlike of `lax.all_gather`'s result,
+    # `shard_map` knows of a sum that it is the same on every device.
+    spread = jnp.zeros((lax.axis_size(axis_name), *x.shape), x.dtype)
+    everyone = lax.psum(spread.at[lax.axis_index(axis_name)].set(x), axis_name)
+    return everyone.reshape(-1, *x.shape[1:])
 
 
 def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -72,8 +76,8 @@ def global_sum(value: jax.Array, axis_name: AxisName) -> jax.Array:
     return value if axis_name is None else lax.psum(value, axis_name)
 
 
-def around(
-    meet: Callable, own: Any, start: tuple[Any, Any], combine: Callable, reach: Reach
+def over_devices(
+    meet: Callable, own: Any, start: tuple[Any, Any], combine: Callable, options: PairOptions
 ) -> tuple[Any, Any]:
     """Meets every other device's arrays once, and adds up what that gives to each side.
 
@@ -83,9 +87,9 @@ def around(
       own: this device's arrays, for the others to meet.
       start: what this device's own arrays give, and are given, at home.
       combine: adds up along an axis: `combine(stacked, axis=0)`.
-      reach: gather all devices' arrays, or pass them along a ring.
+      options: gather all devices' arrays, or pass them along a ring.
     """
-    axis_name = reach.axis_name
+    axis_name = options.axis_name
     if axis_name is None:
         return start
     devices, me = lax.axis_size(axis_name), lax.axis_index(axis_name)
@@ -96,7 +100,7 @@ def around(
     def add(*parts):
         return jax.tree.map(lambda *leaves: combine(jnp.stack(leaves), axis=0), *parts)
 
-    if reach.ring:
+    if options.ring:
         onward = [(i, (i + 1) % devices) for i in range(devices)]
 
         def step(_, carry):

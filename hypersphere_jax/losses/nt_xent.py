@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative, positive
-from hypersphere_jax.losses.devices import AxisName, Reach, checked_reach, global_mean
+from hypersphere_jax.losses.devices import AxisName, PairOptions, pair_options, global_mean
 from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
@@ -75,7 +75,7 @@ def nt_xent_loss(
         raise ValueError(
             f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
         )
-    options = checked_reach(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring)
     if similarity == "neg_euclidean":
         points = gaussian_points(_views(z1, z2), 1 / tau, axis_name)
         positives = -jnp.sum(jnp.square(z1 - z2), axis=-1) / tau
@@ -90,10 +90,11 @@ def decoupled_nt_xent_loss(
     lam: float = 0.1,
     *,
     scaling: Scaling = "per_sample",
+    with_terms: bool = False,
     axis_name: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
-) -> jax.Array:
+) -> jax.Array | Terms:
     r"""NT-Xent with a weight of its own for the term that spreads the features.
 
     .. math::
@@ -113,12 +114,13 @@ def decoupled_nt_xent_loss(
       tau: temperature, > 0.
       lam: weight of the second term, >= 0.
       scaling: of the alignment term: "per_sample" as in Eq. (5), "per_dimension" as in the tables.
+      with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
-      float32 scalar.
+      float32 scalar (`Terms` if `with_terms`).
 
     Raises:
       ValueError: for shapes that differ, no pairs, a scaling of another name, tau that is not
@@ -129,36 +131,22 @@ def decoupled_nt_xent_loss(
     >>> round(float(decoupled_nt_xent_loss(z, z, tau=1.0, lam=1.0)), 4)
     0.2395
     """
-    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
-    return decoupled_nt_xent_terms(z1, z2, tau, lam, scaling=scaling, **options).loss
-
-
-def decoupled_nt_xent_terms(
-    z1: jax.Array,
-    z2: jax.Array,
-    tau: float,
-    lam: float,
-    *,
-    scaling: Scaling,
-    axis_name: AxisName = None,
-    block_size: int | None = None,
-    ring: bool = False,
-) -> Terms:
-    """`decoupled_nt_xent_loss` with its terms."""
     tau = positive("tau", tau)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "decoupled_nt_xent_loss", "pair", z1)
     attraction = alignment(z1, z2, scaling, axis_name)
-    nt_xent = _nt_xent(z1, z2, 1 / tau, checked_reach(block_size, axis_name, ring))
+    nt_xent = _nt_xent(z1, z2, 1 / tau, pair_options(block_size, axis_name, ring))
     # The log-sum-exp is NT-Xent plus the positive's logit. In one factor with the attraction that
     # leaves nothing of it at lam = tau, not even rounding.
     if scaling == "per_sample":
-        loss, logit = (1 - lam / tau) * attraction + lam * nt_xent, -attraction / tau
-        return Terms(loss, attraction, nt_xent + logit)
-    opposite = alignment(z1, z2, "per_sample", axis_name)
-    loss = attraction - lam / tau * opposite + lam * nt_xent
-    return Terms(loss, attraction, nt_xent - opposite / tau)
+        logit = -attraction
+        loss = (1 - lam / tau) * attraction + lam * nt_xent
+    else:
+        logit = -alignment(z1, z2, "per_sample", axis_name)
+        loss = attraction + lam / tau * logit + lam * nt_xent
+    terms = Terms(loss, attraction, nt_xent + logit / tau)
+    return terms if with_terms else terms.loss
 
 
 def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
@@ -205,7 +193,7 @@ def logsumexp_loss(
     (z,) = features(z, names="z")
     at_least(2, "logsumexp_loss", "point", z, axis_name=axis_name)
     points = plain_points(z / jnp.sqrt(tau))
-    return mean_log_sum(points, 1, checked_reach(block_size, axis_name, ring))
+    return mean_log_sum(points, 1, pair_options(block_size, axis_name, ring))
 
 
 def balanced_contrastive_loss(
@@ -214,10 +202,11 @@ def balanced_contrastive_loss(
     alpha: float = 4.0,
     lam: float = 2.0,
     *,
+    with_terms: bool = False,
     axis_name: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
-) -> jax.Array:
+) -> jax.Array | Terms:
     r"""The balanced contrastive loss: the positive attracts, 2(n - 1) negatives repel.
 
     .. math::
@@ -232,12 +221,13 @@ def balanced_contrastive_loss(
       z2: `[n, d]` features of the second view, in the order of `z1`.
       alpha: how much more the similar negatives repel, > 0; an inverse temperature.
       lam: weight of the repulsion, >= 0.
+      with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
-      float32 scalar; `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
+      float32 scalar (`Terms` if `with_terms`); `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
 
     Raises:
       ValueError: for shapes that differ, fewer than two pairs, alpha that is not positive or lam
@@ -248,29 +238,15 @@ def balanced_contrastive_loss(
     >>> round(float(balanced_contrastive_loss(z, z, alpha=1.0, lam=1.0)), 4)
     -1.3069
     """
-    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
-    return balanced_contrastive_terms(z1, z2, alpha, lam, **options).loss
-
-
-def balanced_contrastive_terms(
-    z1: jax.Array,
-    z2: jax.Array,
-    alpha: float,
-    lam: float,
-    *,
-    axis_name: AxisName = None,
-    block_size: int | None = None,
-    ring: bool = False,
-) -> Terms:
-    """`balanced_contrastive_loss` with its terms."""
     alpha = positive("alpha", alpha)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
     points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
-    repulsion = mean_log_sum(points, 2, checked_reach(block_size, axis_name, ring))
+    repulsion = mean_log_sum(points, 2, pair_options(block_size, axis_name, ring))
     attraction = alignment(z1, z2, "per_sample", axis_name)
-    return Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
+    terms = Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
+    return terms if with_terms else terms.loss
 
 
 def generalized_nt_xent_loss(
@@ -279,10 +255,11 @@ def generalized_nt_xent_loss(
     alpha: float = 2.0,
     lam: float = 2.0,
     *,
+    with_terms: bool = False,
     axis_name: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
-) -> jax.Array:
+) -> jax.Array | Terms:
     r"""The balanced contrastive loss with the positive among those that repel.
 
     .. math::
@@ -297,12 +274,13 @@ def generalized_nt_xent_loss(
       z2: `[n, d]` features of the second view, in the order of `z1`.
       alpha: how much more the similar views repel, > 0; an inverse temperature.
       lam: weight of the repulsion, >= 0.
+      with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
-      float32 scalar; `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
+      float32 scalar (`Terms` if `with_terms`); `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
 
     Raises:
       ValueError: for shapes that differ, no pairs, alpha that is not positive or lam that is
@@ -313,33 +291,19 @@ def generalized_nt_xent_loss(
     >>> round(float(generalized_nt_xent_loss(z, z, alpha=1.0, lam=1.0)), 4)
     0.2395
     """
-    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
-    return generalized_nt_xent_terms(z1, z2, alpha, lam, **options).loss
-
-
-def generalized_nt_xent_terms(
-    z1: jax.Array,
-    z2: jax.Array,
-    alpha: float,
-    lam: float,
-    *,
-    axis_name: AxisName = None,
-    block_size: int | None = None,
-    ring: bool = False,
-) -> Terms:
-    """`generalized_nt_xent_loss` with its terms."""
     alpha = positive("alpha", alpha)
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "generalized_nt_xent_loss", "pair", z1)
-    nt_xent = _nt_xent(z1, z2, alpha, checked_reach(block_size, axis_name, ring))
+    nt_xent = _nt_xent(z1, z2, alpha, pair_options(block_size, axis_name, ring))
     # The log-sum-exp is NT-Xent plus the positive's logit.
     attraction = alignment(z1, z2, "per_sample", axis_name)
     loss = lam / alpha * nt_xent + (1 - lam) * attraction
-    return Terms(loss, attraction, nt_xent / alpha - attraction)
+    terms = Terms(loss, attraction, nt_xent / alpha - attraction)
+    return terms if with_terms else terms.loss
 
 
-def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: Reach) -> jax.Array:
+def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: PairOptions) -> jax.Array:
     """NT-Xent of inner products times alpha."""
     positives = alpha * jnp.sum(z1 * z2, axis=-1)
     points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))

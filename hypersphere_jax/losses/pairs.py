@@ -16,8 +16,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-from hypersphere_jax.losses.blocks import Points, log_sums, pull
-from hypersphere_jax.losses.devices import AxisName, Reach, around, global_mean, global_sum
+from hypersphere_jax.losses.blocks import Points, log_sums, weighted_sums
+from hypersphere_jax.losses.devices import AxisName, PairOptions, over_devices, global_mean, global_sum
 
 # Where no logit lies outside, float32 holds their exponentials, sums of these and products with
 # small coordinates as they are.
@@ -44,42 +44,42 @@ def gaussian_points(
     return Points(x, -jnp.sum(jnp.square(x), axis=-1) / 2)
 
 
-def log_total(points: Points, reach: Reach) -> jax.Array:
+def log_total(points: Points, options: PairOptions) -> jax.Array:
     r"""`\log \sum_{i \ne j} e^{l_ij}` over the pairs of points, in one pass with the gradient."""
 
     def value(points):
-        return _log_sum(_row_sums(points, 1, reach), reach.axis_name)
+        return _log_sum(_row_sums(points, 1, options), options.axis_name)
 
     def value_and_gradients(points):
-        shift = _shift(value, points, None, reach.axis_name)
-        pulled = _pull_among(_lowered(points, shift / 2), None, 1, reach)
-        total = global_sum(jnp.sum(pulled.bias), reach.axis_name)
+        shift = _shift(value, points, None, options.axis_name)
+        weighted = _weighted_sums_among(_lowered(points, shift / 2), None, 1, options)
+        total = global_sum(jnp.sum(weighted.bias), options.axis_name)
         # Each point is in both places of its pairs.
-        return jnp.log(total) + shift, (jax.tree.map(lambda p: 2 * p / total, pulled),)
+        return jnp.log(total) + shift, (jax.tree.map(lambda p: 2 * p / total, weighted),)
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(points)
+    return _differentiable(value, value_and_gradients, options.axis_name)(points)
 
 
-def log_total_with(points: Points, others: Points, reach: Reach) -> jax.Array:
+def log_total_with(points: Points, others: Points, options: PairOptions) -> jax.Array:
     r"""`\log \sum_{ij} e^{l_ij}` over points and others; every device has the same others."""
 
     def value(points, others):
         points, others = _alike(points, others)
-        rows, _ = log_sums(points, others, limit=reach.between)
-        return _log_sum(rows, reach.axis_name)
+        rows, _ = log_sums(points, others, limit=options.between)
+        return _log_sum(rows, options.axis_name)
 
     def value_and_gradients(points, others):
         points, others = _alike(points, others)
-        shift = _shift(value, points, others, reach.axis_name)
-        pulled = pull(_lowered(points, shift), others, None, None, limit=reach.between)
-        total = global_sum(jnp.sum(pulled[0].bias), reach.axis_name)
-        return jnp.log(total) + shift, jax.tree.map(lambda p: p / total, pulled)
+        shift = _shift(value, points, others, options.axis_name)
+        weighted = weighted_sums(_lowered(points, shift), others, None, None, limit=options.between)
+        total = global_sum(jnp.sum(weighted[0].bias), options.axis_name)
+        return jnp.log(total) + shift, jax.tree.map(lambda p: p / total, weighted)
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(points, others)
+    return _differentiable(value, value_and_gradients, options.axis_name)(points, others)
 
 
 def mean_log_sum(
-    points: Points, exclude: int, reach: Reach, positives: jax.Array | None = None
+    points: Points, exclude: int, options: PairOptions, positives: jax.Array | None = None
 ) -> jax.Array:
     r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of points among themselves.
 
@@ -90,28 +90,28 @@ def mean_log_sum(
     Args:
       points: this device's n points.
       exclude: 1 leaves out j = i, 2 also the other of (0, 1), (2, 3) and so on.
-      reach: see there.
+      options: see there.
       positives: logits `[n]`.
     """
 
     def value(points, positives):
-        sums = _row_sums(points, exclude, reach)
-        return global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
+        sums = _row_sums(points, exclude, options)
+        return global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
 
     def value_and_gradients(points, positives):
-        sums = _row_sums(points, exclude, reach)
+        sums = _row_sums(points, exclude, options)
         shifts, slopes = _slopes(sums, positives)
-        pulled = _pull_among(points, shifts, exclude, reach)
-        found = global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
-        return found, _over(_count(points, reach.axis_name), (pulled, slopes))
+        weighted = _weighted_sums_among(points, shifts, exclude, options)
+        found = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return found, _over(_count(points, options.axis_name), (weighted, slopes))
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(points, positives)
+    return _differentiable(value, value_and_gradients, options.axis_name)(points, positives)
 
 
 def mean_log_sums_between(
     a: Points,
     b: Points,
-    reach: Reach,
+    options: PairOptions,
     *,
     columns: bool,
     exclude: int = 0,
@@ -122,7 +122,7 @@ def mean_log_sums_between(
     Args:
       a: this device's n points of the rows.
       b: this device's n points of the columns.
-      reach: see there.
+      options: see there.
       columns: half the mean over rows plus half that over columns, rather than rows alone.
       exclude: 1 leaves out j = i.
       positives: logits `[n]`, as in `mean_log_sum`.
@@ -130,15 +130,15 @@ def mean_log_sums_between(
 
     def sums(a, b):
         def meet(visitors, **options):
-            rows, theirs = log_sums(a, visitors, limit=reach.between, **options)
+            rows, theirs = log_sums(a, visitors, limit=options.between, **options)
             return rows, theirs if columns else None
 
-        found = around(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, reach)
+        found = over_devices(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, options)
         return found if columns else found[:1]
 
     def mean(sides, positives):
         means = [jnp.mean(_entropies(side, positives)) for side in sides]
-        return global_mean(sum(means) / len(means), reach.axis_name)
+        return global_mean(sum(means) / len(means), options.axis_name)
 
     def value(a, b, positives):
         return mean(sums(*_alike(a, b)), positives)
@@ -150,31 +150,31 @@ def mean_log_sums_between(
         r, c = (*shifts, None)[:2]
 
         def meet(visitors, **options):
-            return pull(a, visitors[0], r, visitors[1], limit=reach.between, **options)
+            return weighted_sums(a, visitors[0], r, visitors[1], limit=options.between, **options)
 
-        pulled = around(meet, (b, c), meet((b, c), exclude=exclude), jnp.sum, reach)
+        weighted = over_devices(meet, (b, c), meet((b, c), exclude=exclude), jnp.sum, options)
         slope = None if positives is None else sum(slopes)
-        count = len(sides) * _count(a, reach.axis_name)
-        return mean(sides, positives), _over(count, (*pulled, slope))
+        count = len(sides) * _count(a, options.axis_name)
+        return mean(sides, positives), _over(count, (*weighted, slope))
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, positives)
+    return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
 
 
-def mean_log_sum_shared(a: Points, b: Points, positives: jax.Array, reach: Reach) -> jax.Array:
+def mean_log_sum_shared(a: Points, b: Points, positives: jax.Array, options: PairOptions) -> jax.Array:
     """As `mean_log_sum` with positives, of a with b; every device has the same b."""
 
     def value(a, b, positives):
-        sums, _ = log_sums(*_alike(a, b), limit=reach.between)
-        return global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
+        sums, _ = log_sums(*_alike(a, b), limit=options.between)
+        return global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
 
     def value_and_gradients(a, b, positives):
-        sums, _ = log_sums(*_alike(a, b), limit=reach.between)
+        sums, _ = log_sums(*_alike(a, b), limit=options.between)
         shifts, slopes = _slopes(sums, positives)
-        pulled = pull(*_alike(a, b), shifts, None, limit=reach.between)
-        found = global_mean(jnp.mean(_entropies(sums, positives)), reach.axis_name)
-        return found, _over(_count(a, reach.axis_name), (*pulled, slopes))
+        weighted = weighted_sums(*_alike(a, b), shifts, None, limit=options.between)
+        found = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return found, _over(_count(a, options.axis_name), (*weighted, slopes))
 
-    return _differentiable(value, value_and_gradients, reach.axis_name)(a, b, positives)
+    return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
 
 
 def _entropies(sums: jax.Array, positives: jax.Array | None) -> jax.Array:
@@ -192,24 +192,24 @@ def _over(count: float, gradients: Any) -> Any:
     return jax.tree.map(lambda gradient: gradient / count, gradients)
 
 
-def _row_sums(points: Points, exclude: int, reach: Reach) -> jax.Array:
+def _row_sums(points: Points, exclude: int, options: PairOptions) -> jax.Array:
     """Each point's log-sum-exp over all devices' points."""
-    own, _ = log_sums(points, None, exclude=exclude, limit=reach.among)
+    own, _ = log_sums(points, None, exclude=exclude, limit=options.among)
 
     def meet(visitors):
-        return log_sums(points, visitors, limit=reach.between)[0], None
+        return log_sums(points, visitors, limit=options.between)[0], None
 
-    return around(meet, points, (own, None), jax.nn.logsumexp, reach)[0]
+    return over_devices(meet, points, (own, None), jax.nn.logsumexp, options)[0]
 
 
-def _pull_among(points: Points, shifts: jax.Array | None, exclude: int, reach: Reach) -> Points:
-    """`pull` on this device's points by all devices' points."""
-    own, _ = pull(points, None, shifts, shifts, exclude=exclude, limit=reach.among)
+def _weighted_sums_among(points: Points, shifts: jax.Array | None, exclude: int, options: PairOptions) -> Points:
+    """`weighted_sums` on this device's points by all devices' points."""
+    own, _ = weighted_sums(points, None, shifts, shifts, exclude=exclude, limit=options.among)
 
     def meet(visitors):
-        return pull(points, visitors[0], shifts, visitors[1], limit=reach.between)[0], None
+        return weighted_sums(points, visitors[0], shifts, visitors[1], limit=options.between)[0], None
 
-    return around(meet, (points, shifts), (own, None), jnp.sum, reach)[0]
+    return over_devices(meet, (points, shifts), (own, None), jnp.sum, options)[0]
 
 
 def _differentiable(

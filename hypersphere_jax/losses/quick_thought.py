@@ -11,7 +11,7 @@ from jax import lax
 
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, checked_reach, global_mean
+from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
 from hypersphere_jax.losses.pairs import mean_log_sums_between, plain_points
 
 
@@ -55,8 +55,8 @@ def quick_thought_contrastive_loss(
     tau = positive("tau", tau)
     f, g = _sentences(f, g, "quick_thought_contrastive_loss", axis_name)
     f = f / tau
-    to = checked_reach(block_size, axis_name, ring)
-    sums = mean_log_sums_between(plain_points(f), plain_points(g), to, columns=False)
+    options = pair_options(block_size, axis_name, ring)
+    sums = mean_log_sums_between(plain_points(f), plain_points(g), options, columns=False)
     similarities = (
         weight * jnp.sum(f * neighbour, axis=-1) for neighbour, weight in _neighbours(g, axis_name)
     )

@@ -104,8 +104,9 @@ def generalized_contrastive_loss(
     lam: float = 5.0,
     *,
     scaling: Scaling = "per_dimension",
+    with_terms: bool = False,
     axis_name: AxisName = None,
-) -> jax.Array:
+) -> jax.Array | Terms:
     r"""Alignment plus lam times the sliced Wasserstein distance to a prior (Chen et al., Eq. (4)).
 
     .. math::
@@ -125,10 +126,11 @@ def generalized_contrastive_loss(
         unit sphere, for which the features are normalized here. The others take them as they are.
       lam: weight of the distance, >= 0.
       scaling: of the alignment: "per_dimension" as in the tables, or "per_sample".
+      with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
 
     Returns:
-      float32 scalar, at least 0.
+      float32 scalar (`Terms` if `with_terms`), at least 0.
 
     Raises:
       ValueError: for shapes that differ, no pairs, a prior or scaling of another name, or lam that
@@ -139,21 +141,6 @@ def generalized_contrastive_loss(
     >>> bool(generalized_contrastive_loss(jax.random.key(1), z, z, prior="normal") < 0.1)
     True
     """
-    options = {"scaling": scaling, "axis_name": axis_name}
-    return generalized_contrastive_terms(key, z1, z2, prior, lam, **options).loss
-
-
-def generalized_contrastive_terms(
-    key: jax.Array,
-    z1: jax.Array,
-    z2: jax.Array,
-    prior: Prior,
-    lam: float,
-    *,
-    scaling: Scaling,
-    axis_name: AxisName = None,
-) -> Terms:
-    """`generalized_contrastive_loss` with its terms."""
     lam = not_negative("lam", lam)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "generalized_contrastive_loss", "pair", z1)
@@ -166,7 +153,8 @@ def generalized_contrastive_terms(
         raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
     attraction = alignment(z1, z2, "per_dimension", axis_name)
     attraction = z1.shape[1] * attraction if scaling == "per_sample" else attraction
-    return Terms(attraction + lam * spread, attraction, spread)
+    terms = Terms(attraction + lam * spread, attraction, spread)
+    return terms if with_terms else terms.loss
 
 
 PRIORS = {

@@ -10,14 +10,15 @@ import pytest
 from depth_cases import scenes, write_mat
 
 import run as command_line
-from hypersphere_jax.files import read_json
 from hypersphere_jax import augment, data, models
 from hypersphere_jax import config as C
 from hypersphere_jax.evaluate import depth as depth_fit
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.files import read_json
 from hypersphere_jax.models import depth_predictor
-from hypersphere_jax.train import assembly, checkpoint, run_folder
+from hypersphere_jax.train import checkpoint, run_folder
+from hypersphere_jax.train.resolve import resolve
 
 
 def test_blocks_are_those_of_table_6(rng):
@@ -121,7 +122,7 @@ def top(tmp_path_factory):
     dataset = data.load(where)
     for seed, name in enumerate(("first", "second")):
         config = C.PretrainConfig(name=name, runs_dir=str(folder), data=where, model=model)
-        config = assembly.resolve(config, dataset)
+        config = resolve(config, dataset)
         run_folder.open_folder(config, jax.devices()[:1], dataset.digest(), "")
         _, params, stats = models.create(config.model, jax.random.key(seed))
         with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:

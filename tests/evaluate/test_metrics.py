@@ -13,7 +13,6 @@ from oracles import quick_thought_align_oracle, uniformity
 from points import sphere
 
 import run as command_line
-from hypersphere_jax.files import read_json
 from hypersphere_jax import theory
 from hypersphere_jax.config import MetricsConfig, UserError
 from hypersphere_jax.data import Arrays
@@ -22,6 +21,7 @@ from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.feature_files import FeatureFile
 from hypersphere_jax.evaluate.metrics_verb import lines, measure
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
+from hypersphere_jax.files import read_json
 from hypersphere_jax.train import run_folder
 
 

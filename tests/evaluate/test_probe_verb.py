@@ -11,13 +11,13 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 import run as command_line
-from hypersphere_jax.files import read_json
 from hypersphere_jax.config import ProbeConfig, UserError
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.evaluate import features, linear, probe_verb, results
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
+from hypersphere_jax.files import read_json
 from hypersphere_jax.train import run_folder
 
 

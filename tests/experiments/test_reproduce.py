@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from experiments import costs, quickstart, reproduce, results_page, sweeps, tables
 from experiments.reproduce import ITEMS, ReproduceConfig
 from experiments.specifications import config_of
-from hypersphere_jax.files import read_json
 from hypersphere_jax.config import DataConfig, UserError
+from hypersphere_jax.files import read_json
 from hypersphere_jax.report import text_of
 
 # What is shown from its rows alone, within a second or three.
@@ -126,10 +126,10 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(sweeps, "sweep", sweep)
     monkeypatch.setattr(sweeps, "known", known)
-    how = {"only": ("*row79_*",), "together": "yes", "retry": True}
+    how = {"only": ("*row79_*",), "vmapped": "yes", "retry": True}
     reproduce.main(ReproduceConfig("wang-isola/table1", scale="laptop", out=tmp_path, **how))
     (planned,), how = sweep.call_args
-    assert [len(planned), how["together"], how["retry"], how["jobs"]] == [1, True, True, 1]
+    assert [len(planned), how["vmapped"], how["retry"], how["jobs"]] == [1, True, True, 1]
     assert sweep.call_count == 1 and "2 of 17 planned runs" in capsys.readouterr().out
     with pytest.raises(UserError, match="Do the rest first"):
         results_page.record("wang-isola/table1", "laptop", tmp_path)

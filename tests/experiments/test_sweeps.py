@@ -11,9 +11,9 @@ from experiments import measures, sweeps
 from experiments.items import matching
 from experiments.measures import Measures
 from experiments.sweeps import Planned
-from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax import config as C
 from hypersphere_jax import data
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.train import loop, run_folder
 
 NUMBERS = {"step": 5, "align": 0.5, "uniform": -2.0, "output_linear": 90.0}
@@ -79,19 +79,19 @@ def test_a_bug_ends_the_sweep_and_an_interruption_is_gone_on_from(tmp_path, trai
     assert statuses(sweep) == ["done"] * 3
 
 
-def test_together(tmp_path, trained, monkeypatch):
+def test_vmapped(tmp_path, trained, monkeypatch):
     """Those that train in one program are measured one by one; one that diverges is recorded."""
     asked = []
 
-    def train_together(configs, command):
+    def train_vmapped(configs, command):
         asked.append([config.name for config in configs])
         lost = C.Diverged("nan", "advice")
         return [lost if config.name == "b" else run_folder.folder_of(config) for config in configs]
 
-    monkeypatch.setattr(loop, "train_together", train_together)
+    monkeypatch.setattr(sweeps, "train_vmapped", train_vmapped)
     sweep = planned(tmp_path, "a", "b", "c")
     for _ in range(2):
-        assert sweeps.sweep(sweep, together=True) == []
+        assert sweeps.sweep(sweep, vmapped=True) == []
     # On CPU not unless it is asked for.
     assert sweeps.sweep([planned(tmp_path, "alone")]) == []
     assert asked == [["a", "b", "c"]] and trained["names"] == ["a", "c", "alone"]

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from hypersphere_jax.losses import pairs
 from hypersphere_jax.losses.blocks import Points
-from hypersphere_jax.losses.devices import Reach
+from hypersphere_jax.losses.devices import PairOptions
 
 N, M, D = 16, 7, 4
 
@@ -37,12 +37,12 @@ def dense_between(x, b, y, c, p):
     return (mean_of(found, p) + mean_of(found.T, p)) / 2
 
 
-def between(reach, x, b, y, c, p=None, **options):
-    return pairs.mean_log_sums_between(Points(x, b), Points(y, c), reach, positives=p, **options)
+def between(options, x, b, y, c, p=None, **options):
+    return pairs.mean_log_sums_between(Points(x, b), Points(y, c), options, positives=p, **options)
 
 
-def shared(reach, x, b, y, c, p):
-    return pairs.mean_log_sum_shared(Points(x, b), Points(y, c), p, reach)
+def shared(options, x, b, y, c, p):
+    return pairs.mean_log_sum_shared(Points(x, b), Points(y, c), p, options)
 
 
 ROWS = "mean_log_sums_between, rows"
@@ -91,7 +91,7 @@ def assert_close(found, wanted, rtol=3e-4, atol=1e-4):
 def test_value_gradients_and_forward_mode(name, rng):
     """Of logits whose exponentials float32 holds, and of others."""
     function, dense, letters = SUMS[name]
-    value = lambda arrays: function(Reach(), *arrays)  # noqa: E731
+    value = lambda arrays: function(PairOptions(), *arrays)  # noqa: E731
 
     @jax.jit
     def every_way(arrays, towards):
@@ -113,12 +113,12 @@ SLOW_ALIKE = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for
 def test_blocks_vmap_and_second_derivatives(name, rng):
     """Forward over reverse, of a batch one of whose entries has logits beyond exponentials."""
     function, dense, letters = SUMS[name]
-    reach = Reach(block_size=3)
+    options = PairOptions(block_size=3)
 
     @jax.jit
     @jax.vmap
     def every_way(arrays, towards):
-        step = jax.value_and_grad(lambda arrays: function(reach, *arrays))
+        step = jax.value_and_grad(lambda arrays: function(options, *arrays))
         return jax.jvp(step, (arrays,), (towards,))
 
     batch = [(inputs(rng, letters, far), inputs(rng, letters)) for far in (0, 200, 0)]
@@ -155,12 +155,12 @@ RINGS = {name: [False, True] if "y" not in SUMS[name][2] else [False] for name i
 def test_devices_change_nothing(name, typed, devices, block_size, rings, rng):
     """Also where one of them has logits beyond exponentials, and the others not."""
     function, dense, letters = SUMS[name]
-    reaches = [Reach(block_size, ("a", "b"), ring) for ring in rings]
+    reaches = [PairOptions(block_size, ("a", "b"), ring) for ring in rings]
 
     def step(arrays, towards):
         found = []
-        for reach in reaches:
-            loss = functools.partial(lambda reach, arrays: function(reach, *arrays), reach)
+        for options in reaches:
+            loss = functools.partial(lambda options, arrays: function(options, *arrays), options)
             forward = [] if typed else [jax.jvp(loss, (arrays,), (towards,))[1]]
             found.append((*jax.value_and_grad(loss)(arrays), forward))
         return found

@@ -15,9 +15,9 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
-from hypersphere_jax.files import read_json, whole_file, write_json
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
+from hypersphere_jax.files import read_json, whole_file, write_json
 from hypersphere_jax.train import checkpoint, loop, run_folder
 from hypersphere_jax.train.checkpoint import Checkpoints, restore
 

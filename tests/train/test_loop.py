@@ -17,7 +17,6 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
 from experiments.measures import Measures
-from hypersphere_jax.train.metrics_log import read_metrics
 from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.data import arrays
@@ -27,14 +26,13 @@ from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
 from hypersphere_jax.packing import ELSEWHERE, PADDING
 from hypersphere_jax.train import (
-    assembly,
     checkpoint,
     loop,
     progress,
     run_folder,
-    session,
     sharding,
 )
+from hypersphere_jax.train.metrics_log import read_metrics
 from hypersphere_jax.train.signals import StopSignals
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
@@ -42,9 +40,8 @@ SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weig
 
 def begun(folder, **changes):
     """A run `short` as it starts, without a folder."""
-    task = loop._task(tiny_runs.short(folder, **changes))
-    run = session.Run(task.config, task.dataset)
-    run.start = run.saved = 0
+    run = loop.make_run(loop.open_job(tiny_runs.short(folder, **changes)))
+    run.recorder.start = run.recorder.saved = 0
     return run
 
 
@@ -106,23 +103,23 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
 
 def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
     run = begun(tmp_path)
+    recorder = run.recorder
     for loss, gradient in ((np.nan, 1.0), (1.0, np.inf), (-np.inf, 1.0)):
-        with pytest.raises(session.NotFinite, match="at step 3"):
-            run.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
+        with pytest.raises(C.Diverged, match="at step 3"):
+            recorder.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
     for part in ("params", "stats", "opt_state"):
         tree = run.state._asdict()
         first, *rest = jax.tree.leaves(tree[part])
         tree[part] = [np.full_like(first, np.nan), *rest]
-        with pytest.raises(session.NotFinite, match="at step 3"):
-            run.save(3, tree)
-    assert run.saved == 0
-    # All steps since the last look are looked at, not the newest alone.
-    group = session.Group([run])
+        with pytest.raises(C.Diverged, match="at step 3"):
+            recorder.save_tree(3, tree)
+    assert recorder.saved == 0
+    # All steps since the last reading are read, not the newest alone.
     for step, loss in ((1, 0.5), (2, np.nan), (3, 0.5)):
         metrics = {"loss": np.float32(loss), "grad_norm": np.float32(1)}
-        group.stepped(step, sharding.replicate(metrics, sharding.local_devices(2)))
-    group.check()
-    assert "at step 2;" in run.diverged.found and group.going() == []
+        recorder.keep(step, sharding.replicate(metrics, sharding.local_devices(2)))
+    with pytest.raises(C.Diverged, match="at step 2;"):
+        recorder.read()
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):
@@ -145,7 +142,7 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
     some = Arrays(train.images, labels, train.class_names, train.origin)
     monkeypatch.setattr(arrays, "digits", lambda: (some, test))
-    task = loop._task(tiny_runs.short(tmp_path, objective=SUPERVISED))
+    task = loop.open_job(tiny_runs.short(tmp_path, objective=SUPERVISED))
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
     assert task.config.model.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
@@ -275,7 +272,7 @@ def test_metrics_are_of_held_out_neighbours(measured, books):
 def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
     asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
     config = dataclasses.replace(asked, model=run_folder.read_config(text_run).model)
-    params, _ = assembly.from_run(config, {}, {}, run_folder.read_vocabulary(text_run))
+    params, _ = run_folder.initial_encoder(config, {}, run_folder.read_vocabulary(text_run))
     jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
     # As many words, and others.
     for file in tiny_runs.books(tmp_path / "others").iterdir():

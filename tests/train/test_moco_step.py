@@ -20,8 +20,9 @@ from hypersphere_jax import data
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.shuffle import shuffle
-from hypersphere_jax.train import assembly, loop, run_folder, sharding
-from hypersphere_jax.train.step import Momentum, init_state, make_moco_step, make_queue_objective
+from hypersphere_jax.train import loop, run_folder, sharding
+from hypersphere_jax.train.objectives import make_queue_objective
+from hypersphere_jax.train.step import Momentum, init_state, make_moco_step, make_step_of
 
 QUEUE = 11  # keys: four batches go round twice
 OBJECTIVE = make_queue_objective(C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0))
@@ -180,7 +181,7 @@ def two_steps(devices, moco, batch_norm="split"):
     made = C.PretrainConfig(data=plain, model=model, moco=moco, optimizer=batch)
     source = data.Arrays(NUMBERED, np.zeros(SIZE, np.int32), ("a",), "here")
     optimizer, dataset = optax.sgd(0.5), data.Dataset(source, None, source, "none")
-    step = assembly.step_of(made, telling, optimizer, dataset, 10, resident=True)
+    step = make_step_of(made, dataset.pretrain, telling, optimizer, 10, axis_name=sharding.AXIS)
     params = {"w": jnp.array([[0.01, 0.3]])}
     stats = {"seen": jnp.zeros((devices, SIZE // devices))}
     momentum = Momentum(params, stats, queue_init(jax.random.key(0), SIZE, 2))

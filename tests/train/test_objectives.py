@@ -11,8 +11,9 @@ from steps_by_hand import assert_close
 import hypersphere_jax as hj
 from hypersphere_jax import config as C
 from hypersphere_jax import data
-from hypersphere_jax.train import assembly, objectives
-from hypersphere_jax.train.step import make_objective
+from hypersphere_jax.train import objectives, vmapped
+from hypersphere_jax.train.objectives import make_objective
+from hypersphere_jax.train.resolve import resolve
 
 KEY = jax.random.key(5)
 # A loss and what it is given by its function's names; "raw": features that are not normalized.
@@ -125,8 +126,8 @@ def test_numbers_as_arguments(found):
     others = {c: dataclasses.replace(bases[c], **own, **numbers) for c, own in asked.items()}
     for case in asked:
         made = [C.PretrainConfig(objective=one) for one in (bases[case], others[case])]
-        assert len(set(map(assembly.structure, made))) == 1, case
-        both = [assembly.numbers_of(assembly.resolve(one, dataset))["objective"] for one in made]
+        assert len(set(map(vmapped.structure, made))) == 1, case
+        both = [vmapped.scalars_of(resolve(one, dataset))["objective"] for one in made]
         held[case] = jax.tree.map(lambda *x: np.stack(x), *both)
 
     @jax.jit
@@ -137,7 +138,7 @@ def test_numbers_as_arguments(found):
         return {case: jax.vmap(functools.partial(one, case))(held[case]) for case in asked}
 
     different = [C.ObjectiveConfig(), C.ObjectiveConfig(align_weight=0), *bases.values()]
-    assert len({assembly.structure(C.PretrainConfig(objective=one)) for one in different}) == 6
+    assert len({vmapped.structure(C.PretrainConfig(objective=one)) for one in different}) == 6
     alone = of_all(others)
     for case, mine in together(held).items():
         expected = jax.tree.map(lambda *x: np.stack(x), found[case], alone[case])
@@ -160,6 +161,6 @@ def test_defaults_are_filled_in():
         ("weighted", {}),
     ):
         asked = C.PretrainConfig(objective=C.ObjectiveConfig(loss=loss))
-        made = assembly.resolve(asked, dataset)
+        made = resolve(asked, dataset)
         assert made.objective == dataclasses.replace(asked.objective, **filled), loss
-        assert assembly.resolve(made, dataset) == made, loss
+        assert resolve(made, dataset) == made, loss

@@ -15,15 +15,16 @@ from jax.sharding import Mesh, PartitionSpec
 from points import sphere
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
-from hypersphere_jax.train.metrics_log import read_metrics
 from hypersphere_jax import config as C
 from hypersphere_jax import models
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.packing import ELSEWHERE, Packed
-from hypersphere_jax.train import loop, run_folder
+from hypersphere_jax.train import loop
 from hypersphere_jax.train import step as train_step
-from hypersphere_jax.train.assembly import NUMBERS
-from hypersphere_jax.train.step import init_state, make_objective, make_sentence_objective
+from hypersphere_jax.train.metrics_log import read_metrics
+from hypersphere_jax.train.objectives import make_objective, make_sentence_objective
+from hypersphere_jax.train.step import init_state
+from hypersphere_jax.train.vmapped import SCALARS
 
 CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
 
@@ -117,11 +118,11 @@ def test_devices_change_nothing(alone):
     assert_close(mapped(alone[0][0], IMAGES, LABELS, rows(0), KEY), alone[1])
 
 
-def test_numbers_as_arguments(rng):
-    """Of encoders that train together: each number of a weighted sum takes the config's place."""
+def test_scalars_as_arguments(rng):
+    """As of vmapped runs: each scalar of a weighted sum takes the config's place."""
     x, y = sphere(rng, 12, 4).reshape(2, 6, 4)
     logits, labels = rng.standard_normal((2, 6, 3)).astype(np.float32), np.arange(6) % 3
-    names = [name for name in NUMBERS["objective"] if not name.startswith("loss_")]
+    names = [name for name in SCALARS["objective"] if not name.startswith("loss_")]
     asked = [CONFIG] + [dataclasses.replace(CONFIG, **{name: 2.2}) for name in names]
     numbers = {name: np.float32([getattr(one, name) for one in asked]) for name in names}
 

@@ -15,7 +15,7 @@ import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
 from hypersphere_jax import config as C
-from hypersphere_jax.train import checkpoint, loop, run_folder, sharding
+from hypersphere_jax.train import checkpoint, loop, run_folder, vmapped
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=2, checkpoint_every_steps=4)
@@ -63,8 +63,8 @@ def alone(once):
 
 @pytest.fixture(scope="module")
 def pair(once):
-    """Both trained together (read only)."""
-    return once("pair", lambda folder: loop.train_together(both(folder)))
+    """Both trained in one program (read only)."""
+    return once("pair", lambda folder: vmapped.train_vmapped(both(folder)))
 
 
 def assert_close_run(folder, other):
@@ -75,7 +75,7 @@ def assert_close_run(folder, other):
         assert record == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_together_as_alone(pair, alone):
+def test_vmapped_as_alone(pair, alone):
     for name in ("a", "b"):
         assert_close_run(pair / name, alone / name)
         assert checkpoint.steps(pair / name / "checkpoints") == [0, 4, 6]
@@ -93,7 +93,7 @@ def test_together_as_alone(pair, alone):
 def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     made = config(tmp_path, "a")
     rule = dataclasses.replace(made.optimizer, learning_rate=1e30)
-    lost, a = loop.train_together([config(tmp_path, "wild", "b", optimizer=rule), made])
+    lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", optimizer=rule), made])
     assert_close_run(a, alone / "a")
     assert isinstance(lost, C.Diverged)
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.found
@@ -106,25 +106,25 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
     message = r"saved at step 2 of 6 in .*/a, .*/b; to go on: CMD$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(C.Stopped, match=message):
         at_line(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        loop.train_together(both(tmp_path / "runs"), command="CMD")
+        vmapped.train_vmapped(both(tmp_path / "runs"), command="CMD")
     damaged = shutil.copytree(tmp_path / "runs", tmp_path / "damaged")
-    loop.train_together(both(tmp_path / "runs"))
+    vmapped.train_vmapped(both(tmp_path / "runs"))
     for name in ("a", "b"):
         assert checkpoint.steps(damaged / name / "checkpoints") == [0, 2]
         assert_same_run(tmp_path / "runs" / name, pair / name)
     # Where a checkpoint of one is damaged, they stand at different steps and go on by themselves.
     next((damaged / "b" / "checkpoints" / "2" / "state" / "d").iterdir()).write_bytes(b"cut")
-    loop.train_together(both(damaged))
+    vmapped.train_vmapped(both(damaged))
     for name in ("a", "b"):
         assert_close_run(damaged / name, alone / name)
 
 
 def test_groups(tmp_path, monkeypatch, alone):
-    def train(tasks, *_):
-        planned.append([task.config.name for task in tasks])
-        return [run_folder.folder_of(task.config) for task in tasks]
+    def train(jobs, *_):
+        planned.append([job.config.name for job in jobs])
+        return [run_folder.folder_of(job.config) for job in jobs]
 
-    monkeypatch.setattr(loop, "_train", train)
+    monkeypatch.setattr(vmapped, "_train", train)
     planned = []
     no_align = dataclasses.replace(OBJECTIVES["a"], align_weight=0.0)
     split = C.ModelConfig(dim=3, width=0.1, bn_groups=4, batch_norm="split")
@@ -137,20 +137,20 @@ def test_groups(tmp_path, monkeypatch, alone):
     different["no_align"] = {"objective": no_align}
     different["no_align_2"] = {"objective": dataclasses.replace(no_align, uniform_t=0.1)}
     configs = [config(tmp_path, name, **changes) for name, changes in different.items()]
-    found = loop.train_together([*configs, config(alone, "a")], at_most=100)
+    found = vmapped.train_vmapped([*configs, config(alone, "a")], at_most=100)
     assert found == [*(tmp_path / name for name in different), alone / "a"]
     # What is done is done alone.
     expected = [["a", "b", "c"], ["no_align", "no_align_2"], ["a"], *([name] for name in apart)]
     assert sorted(planned) == sorted(expected)
     planned.clear()
     configs = [config(tmp_path, f"{seed}", seed=seed) for seed in range(7)]
-    loop.train_together(configs, at_most=3)
+    vmapped.train_vmapped(configs, at_most=3)
     assert planned == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
     with pytest.raises(C.UserError, match=r"two encoders .*/0$"):
-        loop.train_together([*configs, configs[0]])
+        vmapped.train_vmapped([*configs, configs[0]])
 
 
-def test_parts_are_the_fewest_that_fit_in_memory(monkeypatch):
+def test_parts_are_the_fewest_that_fit_in_memory():
     def compiled(n):
         if each == math.inf:  # which the compiler refuses
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too large")
@@ -159,9 +159,7 @@ def test_parts_are_the_fewest_that_fit_in_memory(monkeypatch):
         memory = SimpleNamespace(**{f"{name}_size_in_bytes": x for name, x in sizes.items()})
         return SimpleNamespace(memory_analysis=lambda: memory)
 
-    monkeypatch.setattr(sharding, "memory", lambda _: 1000 / loop.MEMORY_SHARE)
     cases = [(0, 11), (500, 11), (0, 300), (0, 499), (990, 10), (0, math.inf)]
     for n, (base, each) in itertools.product((2, 3, 8, 100), cases):
         fits = [size for size in range(1, n + 1) if base + each * size <= 1000] or [1]
-        found = loop._parts(SimpleNamespace(devices=None), n, None, compiled)
-        assert found == math.ceil(n / max(fits)), (n, base, each)
+        assert vmapped._parts(n, None, 1000, compiled) == math.ceil(n / max(fits)), (n, base, each)
