@@ -1,7 +1,7 @@
-"""Momentum contrast (He et al., 2020): the queue of keys and the moving average of the encoder.
+"""Momentum contrast (He et al., 2020): queue of keys, moving average of the encoder, shuffled keys.
 
-Both are state that goes in and comes out: the queue is a pytree that a step carries, and a
-checkpoint holds, beside its parameters. The losses that take a queue are `info_nce_loss` and
+Queue and average are state that goes in and comes out: the queue is a pytree that a step carries,
+and a checkpoint holds, beside its parameters. The losses that take a queue are `info_nce_loss` and
 `uniform_queue_loss`.
 
 >>> import jax, jax.numpy as jnp
@@ -213,6 +213,10 @@ def shuffle(
     x: Any, key: jax.Array, *, groups: int | None = None, axis_name: str | None = None
 ) -> tuple[Any, Callable[[Any], Any]]:
     """Deals the samples of every group out over the other groups, see `permutation`.
+
+    A query and its key that are normalized among the same images carry the same statistics, and by
+    these the key can be told from negatives without looking at what is in the image (MoCo, 3.3).
+    So keys are put into other groups before they are encoded, and their features brought back.
 
     Groups are those of batch norm: equal parts of the global batch, consecutive in the devices'
     order. Samples are gathered from all devices, as MoCo does; `x` may be what they are made

@@ -10,8 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from points import sphere
 
 from hypersphere_jax import moco
-from hypersphere_jax.moco import KeyQueue, ema_update, queue_push
-from hypersphere_jax.shuffle import permutation, shuffle
+from hypersphere_jax.moco import KeyQueue, ema_update, permutation, queue_push, shuffle
 
 DIM = 3
 

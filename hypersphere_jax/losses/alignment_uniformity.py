@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
+from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
 from hypersphere_jax.losses.pairs import gaussian_points, log_total, log_total_with
 
 
@@ -117,7 +117,7 @@ def uniform_queue_loss(
         \log \frac{1}{n m + n (n - 1) / 2} \Big(
           \sum_{i, j} e^{-t \|q_i - k_j\|_2^2} + \sum_{i < j} e^{-t \|q_i - q_j\|_2^2} \Big)
 
-    is Eq. (22); without `intra_batch` only the first sum stands, over n m pairs, Eq. (21). Eq. (22)
+    is Eq. (22); without `intra_batch` it is the first sum alone, over n m pairs, Eq. (21). Eq. (22)
     prints its second sum over :math:`i \ne j`; its weights fit pairs that are counted once, and so
     does the authors' code.
 
@@ -151,7 +151,7 @@ def uniform_queue_loss(
     queries, keys = (gaussian_points(side, t, centre=centre) for side in (query, queue))
     total, pairs = log_total_with(queries, keys, options), n * m
     if intra_batch and n > 1:
-        # Each pair stands twice in the sum over i != j.
+        # Each pair is twice in the sum over i != j.
         total = jnp.logaddexp(total, log_total(queries, options) - math.log(2))
         pairs += n * (n - 1) // 2
     return total - math.log(pairs)

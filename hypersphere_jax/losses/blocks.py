@@ -6,8 +6,8 @@ All pairwise losses are made of sums of `exp(l_ij)` over logits of one form,
 
 with the temperature inside the points; `-t |x_i - y_j|^2` is of this form too. Two passes over the
 blocks of that matrix serve all of them: `log_sums` gives the log-sum-exp of its rows and columns,
-`weighted_sums` the products with exponentials of it that gradients are made of. A set of points against
-itself is symmetric: each two blocks meet once, and that counts for both.
+`weighted_sums` the products with exponentials of it that gradients are made of. A set of points
+against itself is symmetric: each two blocks meet once, and that counts for both.
 """
 
 import math
@@ -62,7 +62,7 @@ def weighted_sums(
     exclude: int = 0,
     limit: int,
 ) -> tuple[Points, Points]:
-    """What all pairs pull at the points: `P b` and `P^T a`, and the sums of P's rows and columns.
+    """Points of the other side summed with weights P, and the sums of P's rows and columns.
 
     The weights are `P_ij = exp(l_ij - r_i) + exp(l_ij - c_j)`, or one of these terms where the
     other's shift is None, or `exp(l_ij)` where both are.
@@ -103,21 +103,11 @@ def weighted_sums(
 def _sweep(
     parts: Callable, add: Callable, rows: tuple, columns: tuple | None, totals: tuple, exclude: int
 ) -> tuple[Any, Any]:
-    """Adds up `parts(logits, row block, column block)` over all pairs of blocks.
+    """Adds `parts(logits, row block, column block)` to the totals, over all pairs of blocks.
 
-    Where the rows meet themselves, what one block gives to another as column is kept apart from
-    what it gets as row: both in one array would be copied in each step.
-
-    Args:
-      parts: gives what two blocks that meet add to the totals of the rows and of the columns.
-      add: adds a part to a total.
-      rows: points, and what else `parts` needs of them, as blocks.
-      columns: likewise, or None: the rows meet themselves.
-      totals: of the rows and of the columns, to start with.
-      exclude: which pairs to leave out; all of them stand in blocks of equal number.
-
-    Returns:
-      The totals of rows and columns; None for those of columns if the one block met only itself.
+    Where the rows meet themselves (columns None), what one block gives to another as column is kept
+    apart from what it gets as row: both in one array would be copied in each step. The totals of
+    columns are None if the one block met only itself.
     """
     symmetric = columns is None
     columns = rows if symmetric else columns

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
+from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
 from hypersphere_jax.losses.pairs import mean_log_sum_shared, mean_log_sums_between, plain_points
 
 

@@ -79,15 +79,11 @@ def global_sum(value: jax.Array, axis_name: AxisName) -> jax.Array:
 def over_devices(
     meet: Callable, own: Any, start: tuple[Any, Any], combine: Callable, options: PairOptions
 ) -> tuple[Any, Any]:
-    """Meets every other device's arrays once, and adds up what that gives to each side.
+    """What pairs with all devices' points add up to, from `start`, that of this device's own.
 
-    Args:
-      meet: maps another device's arrays (or those of several, one after the other) to what they
-        give to this device and what this device gives to them, or None.
-      own: this device's arrays, for the others to meet.
-      start: what this device's own arrays give, and are given, at home.
-      combine: adds up along an axis: `combine(stacked, axis=0)`.
-      options: gather all devices' arrays, or pass them along a ring.
+    `meet` maps another device's `own` arrays (or those of several, one after the other) to what
+    they give to this device and what this device gives to them, or None; `combine(stacked, axis=0)`
+    adds up.
     """
     axis_name = options.axis_name
     if axis_name is None:
@@ -101,16 +97,7 @@ def over_devices(
         return jax.tree.map(lambda *leaves: combine(jnp.stack(leaves), axis=0), *parts)
 
     if options.ring:
-        onward = [(i, (i + 1) % devices) for i in range(devices)]
-
-        def step(_, carry):
-            mine, travelling = carry
-            theirs, visitors = lax.ppermute(travelling, axis_name, onward)
-            to_me, to_them = meet(visitors)
-            return add(mine, to_me), (add(theirs, to_them), visitors)
-
-        mine, (theirs, _) = lax.fori_loop(0, devices - 1, step, (start[0], (start[1], own)))
-        return mine, lax.ppermute(theirs, axis_name, onward)
+        return _ring(meet, own, start, add, axis_name)
 
     def others(array):
         everyone = lax.all_gather(array, axis_name, tiled=True)
@@ -126,3 +113,18 @@ def over_devices(
         return start
     to_me, to_them = meet(jax.tree.map(others, own))
     return add(start[0], to_me), jax.tree.map(bring_home, start[1], to_them)
+
+
+def _ring(meet: Callable, own: Any, start: tuple, add: Callable, axis_name: AxisName) -> tuple:
+    """Passes arrays, and what they have been given so far, from device to device."""
+    devices = lax.axis_size(axis_name)
+    onward = [(i, (i + 1) % devices) for i in range(devices)]
+
+    def step(_, carry):
+        mine, travelling = carry
+        theirs, visitors = lax.ppermute(travelling, axis_name, onward)
+        to_me, to_them = meet(visitors)
+        return add(mine, to_me), (add(theirs, to_them), visitors)
+
+    mine, (theirs, _) = lax.fori_loop(0, devices - 1, step, (start[0], (start[1], own)))
+    return mine, lax.ppermute(theirs, axis_name, onward)

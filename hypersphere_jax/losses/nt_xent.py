@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative, positive
-from hypersphere_jax.losses.devices import AxisName, PairOptions, pair_options, global_mean
+from hypersphere_jax.losses.devices import AxisName, PairOptions, global_mean, pair_options
 from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
@@ -140,12 +140,13 @@ def decoupled_nt_xent_loss(
     # The log-sum-exp is NT-Xent plus the positive's logit. In one factor with the attraction that
     # leaves nothing of it at lam = tau, not even rounding.
     if scaling == "per_sample":
-        logit = -attraction
         loss = (1 - lam / tau) * attraction + lam * nt_xent
+        distribution = nt_xent + -attraction / tau
     else:
-        logit = -alignment(z1, z2, "per_sample", axis_name)
-        loss = attraction + lam / tau * logit + lam * nt_xent
-    terms = Terms(loss, attraction, nt_xent + logit / tau)
+        opposite = alignment(z1, z2, "per_sample", axis_name)
+        loss = attraction - lam / tau * opposite + lam * nt_xent
+        distribution = nt_xent - opposite / tau
+    terms = Terms(loss, attraction, distribution)
     return terms if with_terms else terms.loss
 
 
@@ -227,7 +228,8 @@ def balanced_contrastive_loss(
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
-      float32 scalar (`Terms` if `with_terms`); `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
+      float32 scalar (`Terms` if `with_terms`);
+      `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
 
     Raises:
       ValueError: for shapes that differ, fewer than two pairs, alpha that is not positive or lam
@@ -280,7 +282,8 @@ def generalized_nt_xent_loss(
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
-      float32 scalar (`Terms` if `with_terms`); `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
+      float32 scalar (`Terms` if `with_terms`);
+      `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
 
     Raises:
       ValueError: for shapes that differ, no pairs, alpha that is not positive or lam that is

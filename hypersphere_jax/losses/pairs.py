@@ -17,7 +17,13 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
 from hypersphere_jax.losses.blocks import Points, log_sums, weighted_sums
-from hypersphere_jax.losses.devices import AxisName, PairOptions, over_devices, global_mean, global_sum
+from hypersphere_jax.losses.devices import (
+    AxisName,
+    PairOptions,
+    global_mean,
+    global_sum,
+    over_devices,
+)
 
 # Where no logit lies outside, float32 holds their exponentials, sums of these and products with
 # small coordinates as they are.
@@ -90,7 +96,7 @@ def mean_log_sum(
     Args:
       points: this device's n points.
       exclude: 1 leaves out j = i, 2 also the other of (0, 1), (2, 3) and so on.
-      options: see there.
+      options: see `PairOptions`.
       positives: logits `[n]`.
     """
 
@@ -102,8 +108,8 @@ def mean_log_sum(
         sums = _row_sums(points, exclude, options)
         shifts, slopes = _slopes(sums, positives)
         weighted = _weighted_sums_among(points, shifts, exclude, options)
-        found = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
-        return found, _over(_count(points, options.axis_name), (weighted, slopes))
+        mean = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return mean, _over(_count(points, options.axis_name), (weighted, slopes))
 
     return _differentiable(value, value_and_gradients, options.axis_name)(points, positives)
 
@@ -122,19 +128,19 @@ def mean_log_sums_between(
     Args:
       a: this device's n points of the rows.
       b: this device's n points of the columns.
-      options: see there.
+      options: see `PairOptions`.
       columns: half the mean over rows plus half that over columns, rather than rows alone.
       exclude: 1 leaves out j = i.
       positives: logits `[n]`, as in `mean_log_sum`.
     """
 
     def sums(a, b):
-        def meet(visitors, **options):
-            rows, theirs = log_sums(a, visitors, limit=options.between, **options)
+        def meet(visitors, exclude=0):
+            rows, theirs = log_sums(a, visitors, exclude=exclude, limit=options.between)
             return rows, theirs if columns else None
 
-        found = over_devices(meet, b, meet(b, exclude=exclude), jax.nn.logsumexp, options)
-        return found if columns else found[:1]
+        both = over_devices(meet, b, meet(b, exclude), jax.nn.logsumexp, options)
+        return both if columns else both[:1]
 
     def mean(sides, positives):
         means = [jnp.mean(_entropies(side, positives)) for side in sides]
@@ -149,10 +155,11 @@ def mean_log_sums_between(
         shifts, slopes = zip(*(_slopes(side, positives) for side in sides), strict=True)
         r, c = (*shifts, None)[:2]
 
-        def meet(visitors, **options):
-            return weighted_sums(a, visitors[0], r, visitors[1], limit=options.between, **options)
+        def meet(visitors, exclude=0):
+            of, shifts = visitors
+            return weighted_sums(a, of, r, shifts, exclude=exclude, limit=options.between)
 
-        weighted = over_devices(meet, (b, c), meet((b, c), exclude=exclude), jnp.sum, options)
+        weighted = over_devices(meet, (b, c), meet((b, c), exclude), jnp.sum, options)
         slope = None if positives is None else sum(slopes)
         count = len(sides) * _count(a, options.axis_name)
         return mean(sides, positives), _over(count, (*weighted, slope))
@@ -160,7 +167,9 @@ def mean_log_sums_between(
     return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
 
 
-def mean_log_sum_shared(a: Points, b: Points, positives: jax.Array, options: PairOptions) -> jax.Array:
+def mean_log_sum_shared(
+    a: Points, b: Points, positives: jax.Array, options: PairOptions
+) -> jax.Array:
     """As `mean_log_sum` with positives, of a with b; every device has the same b."""
 
     def value(a, b, positives):
@@ -171,8 +180,8 @@ def mean_log_sum_shared(a: Points, b: Points, positives: jax.Array, options: Pai
         sums, _ = log_sums(*_alike(a, b), limit=options.between)
         shifts, slopes = _slopes(sums, positives)
         weighted = weighted_sums(*_alike(a, b), shifts, None, limit=options.between)
-        found = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
-        return found, _over(_count(a, options.axis_name), (*weighted, slopes))
+        mean = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return mean, _over(_count(a, options.axis_name), (*weighted, slopes))
 
     return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
 
@@ -202,12 +211,16 @@ def _row_sums(points: Points, exclude: int, options: PairOptions) -> jax.Array:
     return over_devices(meet, points, (own, None), jax.nn.logsumexp, options)[0]
 
 
-def _weighted_sums_among(points: Points, shifts: jax.Array | None, exclude: int, options: PairOptions) -> Points:
+def _weighted_sums_among(
+    points: Points, shifts: jax.Array | None, exclude: int, options: PairOptions
+) -> Points:
     """`weighted_sums` on this device's points by all devices' points."""
     own, _ = weighted_sums(points, None, shifts, shifts, exclude=exclude, limit=options.among)
 
     def meet(visitors):
-        return weighted_sums(points, visitors[0], shifts, visitors[1], limit=options.between)[0], None
+        return weighted_sums(points, visitors[0], shifts, visitors[1], limit=options.between)[
+            0
+        ], None
 
     return over_devices(meet, (points, shifts), (own, None), jnp.sum, options)[0]
 
@@ -227,13 +240,13 @@ def _differentiable(
         return value(*arguments)
 
     def rule(primals, tangents):
-        found, gradients = value_and_gradients(*primals)
+        result, gradients = value_and_gradients(*primals)
         slope = sum(
             jnp.sum(gradient * tangent)
             for gradient, tangent in zip(*map(_leaves, (gradients, tangents)), strict=True)
             if not isinstance(tangent, SymbolicZero)
         )
-        return found, global_sum(slope, axis_name)
+        return result, global_sum(slope, axis_name)
 
     function.defjvp(rule, symbolic_zeros=True)
     return function

@@ -11,7 +11,7 @@ from jax import lax
 
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
 from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, pair_options, global_mean
+from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
 from hypersphere_jax.losses.pairs import mean_log_sums_between, plain_points
 
 

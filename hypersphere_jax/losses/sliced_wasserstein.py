@@ -207,9 +207,9 @@ def _row_distances_rule(primals, tangents):
     moved = []
     for sides, tangent in ((primals, tangents[0]), (primals[::-1], tangents[1])):
         if not isinstance(tangent, SymbolicZero):  # samples mostly have no gradient
-            found, slopes = _by_blocks(with_slope, *sides)
+            distances, slopes = _by_blocks(with_slope, *sides)
             moved.append(jnp.sum(slopes * tangent, axis=1))
-    return found, sum(moved)
+    return distances, sum(moved)
 
 
 _row_distances.defjvp(_row_distances_rule, symbolic_zeros=True)

@@ -10,8 +10,7 @@ import oracles
 import pytest
 from loss_cases import CASES, ONE_FORM, D, M, N, gradients, inputs, value
 
-from hypersphere_jax import generalized_contrastive_loss
-from hypersphere_jax.losses import nt_xent
+import hypersphere_jax as hj
 
 each_loss = pytest.mark.parametrize("name", CASES)
 
@@ -49,9 +48,9 @@ def test_defaults_are_those_of_the_oracles():
                 assert found[option].default == parameter.default, (name, option)
                 compared += 1
     assert compared > 25
-    options = inspect.signature(generalized_contrastive_loss).parameters  # as in the paper's tables
+    options = inspect.signature(hj.generalized_contrastive_loss).parameters
     found = [options[name].default for name in ("prior", "lam", "scaling")]
-    assert found == ["hypersphere", 5, "per_dimension"]
+    assert found == ["hypersphere", 5, "per_dimension"]  # as in the paper's tables
 
 
 @each_loss
@@ -80,7 +79,7 @@ def test_coincident_and_antipodal_points_have_finite_gradients(name):
             assert all(np.isfinite(a).all() for a in jax.tree.leaves(found)), numbers
 
 
-@pytest.mark.parametrize("name", ONE_FORM)
+@pytest.mark.parametrize("name", [*ONE_FORM, "in tables"])
 def test_half_precision_over_devices_under_vmap(name, rng):
     """Of several batches each device has a share, and the global loss: gradients of all four."""
     loss, oracle, shapes, (numbers, *_) = CASES[name]
@@ -110,15 +109,25 @@ def test_half_precision_over_devices_under_vmap(name, rng):
             np.testing.assert_allclose(found, slope, rtol=0.03, atol=3e-3 * np.abs(slope).max())
 
 
+@pytest.mark.parametrize("name", ["uniform", "dcl", "balanced", "logsumexp"])
+def test_one_pair_a_device_is_enough(name, rng):
+    loss, oracle, shapes, (numbers, *_) = CASES[name]
+    arrays = inputs(rng, shapes, n=4)
+    mapped = jax.pmap(lambda *x: loss(*x, **numbers, axis_name="data"), "data")
+    found = mapped(*(array[:, None] for array in arrays))
+    np.testing.assert_allclose(found, [oracle(*arrays, **numbers)] * 4, rtol=1e-5)
+
+
 def test_logged_terms_add_up_to_the_loss(rng):
     z1, z2 = inputs(rng, "nn")
     alike, square = -np.mean(np.sum(z1 * z2, axis=1)), np.mean((z1 - z2) ** 2) / 2
-    for terms, number, alignment, options in (
-        (nt_xent.balanced_contrastive_terms, 4.0, alike, {}),
-        (nt_xent.generalized_nt_xent_terms, 4.0, alike, {}),
-        (nt_xent.decoupled_nt_xent_terms, 0.3, alike, {"scaling": "per_sample"}),
-        (nt_xent.decoupled_nt_xent_terms, 0.3, square, {"scaling": "per_dimension"}),
+    for loss, number, alignment, options in (
+        (hj.balanced_contrastive_loss, 4.0, alike, {}),
+        (hj.generalized_nt_xent_loss, 4.0, alike, {}),
+        (hj.decoupled_nt_xent_loss, 0.3, alike, {"scaling": "per_sample"}),
+        (hj.decoupled_nt_xent_loss, 0.3, square, {"scaling": "per_dimension"}),
     ):
-        found = jax.jit(functools.partial(terms, **options))(z1, z2, number, 3.0)
-        np.testing.assert_allclose(found[1], alignment, rtol=1e-5)
-        np.testing.assert_allclose(found[0], found[1] + 3.0 * found[2], rtol=1e-5)
+        with_terms = jax.jit(functools.partial(loss, **options, with_terms=True))
+        total, *terms = with_terms(z1, z2, number, 3.0)
+        np.testing.assert_allclose(terms[0], alignment, rtol=1e-5)
+        np.testing.assert_allclose(total, terms[0] + 3.0 * terms[1], rtol=1e-5)

@@ -37,8 +37,8 @@ def dense_between(x, b, y, c, p):
     return (mean_of(found, p) + mean_of(found.T, p)) / 2
 
 
-def between(options, x, b, y, c, p=None, **options):
-    return pairs.mean_log_sums_between(Points(x, b), Points(y, c), options, positives=p, **options)
+def between(options, x, b, y, c, p=None, **of):
+    return pairs.mean_log_sums_between(Points(x, b), Points(y, c), options, positives=p, **of)
 
 
 def shared(options, x, b, y, c, p):
@@ -155,11 +155,11 @@ RINGS = {name: [False, True] if "y" not in SUMS[name][2] else [False] for name i
 def test_devices_change_nothing(name, typed, devices, block_size, rings, rng):
     """Also where one of them has logits beyond exponentials, and the others not."""
     function, dense, letters = SUMS[name]
-    reaches = [PairOptions(block_size, ("a", "b"), ring) for ring in rings]
+    forms = [PairOptions(block_size, ("a", "b"), ring) for ring in rings]
 
     def step(arrays, towards):
         found = []
-        for options in reaches:
+        for options in forms:
             loss = functools.partial(lambda options, arrays: function(options, *arrays), options)
             forward = [] if typed else [jax.jvp(loss, (arrays,), (towards,))[1]]
             found.append((*jax.value_and_grad(loss)(arrays), forward))
@@ -168,7 +168,7 @@ def test_devices_change_nothing(name, typed, devices, block_size, rings, rng):
     every, split = PartitionSpec(), PartitionSpec(("a", "b"))
     specs = tuple(split if letter in "xbp" else every for letter in letters)
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(2, -1), ("a", "b"))
-    out = [(every, specs, every)] * len(reaches)
+    out = [(every, specs, every)] * len(forms)
     layout = {"mesh": mesh, "in_specs": (specs, specs), "out_specs": out, "check_vma": typed}
     mapped = jax.jit(jax.shard_map(step, **layout))
     for far in (0, 100):
