@@ -13,11 +13,11 @@ TREES = {
 }
 FLOORS = (
     "config",
-    "bounds losses moco packing shuffle theory train.aborts",
-    "augment data models train.processes train.progress train.sharding train.signals",
-    "data.batches train.assembly train.checkpoint train.objectives train.optimizers"
-    " train.run_folder train.step",
-    "evaluate finetune torch_io train.loop train.session",
+    "files losses moco packing theory train.processes",
+    "augment data models train.progress train.sharding",
+    "data.batches train.checkpoint train.metrics_log train.objectives train.optimizers"
+    " train.recorder train.resolve train.run_folder train.step",
+    "evaluate finetune torch_io train.loop train.vmapped",
     "data.data_verb plots report",
     "cli",
 )
@@ -26,11 +26,12 @@ FLOOR_OF |= {"__init__": 1, "train.__init__": 0}  # the package itself re-export
 OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
+HOMES["scipy"] = ["data", "evaluate"]
 HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["train.checkpoint"]}
 HOMES |= {"tyro": ["config", "cli"], "matplotlib": ["plots"], "torch": ["torch_io"]}
-HOMES |= {"tensorboardX": ["train.run_folder"]}
+HOMES |= {"tensorboardX": ["train.metrics_log"]}
 # The same of names of JAX's.
-ONLY = {"jax.pmap": ["train.sharding"], "jax.distributed": ["train.processes", "train.aborts"]}
+ONLY = {"jax.pmap": ["train.sharding"], "jax.distributed": ["train.processes"]}
 
 
 def part_of(module):
@@ -93,6 +94,37 @@ assert not xla_bridge.backends_are_initialized()
 import hypersphere_jax.data
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 assert not late & set(sys.modules)
+"""
+    done = processes.python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_changes_nothing_in_the_users_process():
+    code = f"""
+import asyncio, importlib, logging, os, signal, sys, threading, warnings, jax
+third_party = "absl.logging grain h5py jax matplotlib.pyplot optax orbax.checkpoint PIL.Image tyro"
+third_party += " flax.nnx rich.progress scipy.stats sklearn.datasets tensorboardX"
+for name in third_party.split():
+    importlib.import_module(name)
+def state():
+    loggers = {{"": logging.getLogger()}} | logging.Logger.manager.loggerDict
+    return {{
+        **{{name: (log.level, log.handlers[:], log.filters[:]) for name, log in loggers.items()
+           if isinstance(log, logging.Logger) and not name.startswith("hypersphere_jax")}},
+        "hooks": (sys.unraisablehook, sys.excepthook, threading.excepthook, sys.displayhook),
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "warnings": warnings.filters[:],
+        "jax": dict(jax.config.values),
+        "environment": dict(os.environ),
+    }}
+before = state()
+for name in {sorted(TREES)}:
+    importlib.import_module(f"hypersphere_jax.{{name}}".removesuffix(".__init__"))
+after = state()
+changed = [name for name in before if before[name] != after[name]]
+assert not changed, changed
+levels = {{name: after[name][0] for name in after.keys() - before.keys() if after[name][0]}}
+assert not levels, levels
 """
     done = processes.python("-c", code)
     assert done.returncode == 0, done.stderr

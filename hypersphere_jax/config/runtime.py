@@ -1,8 +1,10 @@
 """How a run is carried out."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from hypersphere_jax.config.base import at_least_one, config, require
+from tyro.conf import arg
+
+from hypersphere_jax.config.base import check_range, config, require
 
 
 @config
@@ -14,16 +16,16 @@ class RuntimeConfig:
     """
 
     devices: int | None = None
-    """Local devices to use; None: all. On CPU this many virtual devices are made."""
-    hosts: Literal["one", "auto"] = "one"
-    """`auto`: this process is one of several that JAX finds by itself (TPU pod, Slurm, Open MPI,
+    """Devices of this process to use; None: all. On CPU this many virtual devices are made."""
+    processes: Annotated[Literal["one", "auto"], arg(aliases=["--hosts"])] = "one"
+    """`auto`: this process is one of several that JAX detects by itself (TPU pod, Slurm, Open MPI,
     Kubernetes). Each reads its part of every batch; `--devices` counts those of each."""
     coordinator: str | None = None
-    """Where JAX finds no hosts by itself: HOST:PORT of host 0, for all of them."""
-    num_hosts: int | None = None
-    """With `--coordinator`: how many hosts there are."""
-    host_index: int | None = None
-    """With `--coordinator`: which one this is, counted from 0. Host 0 writes the run's folder."""
+    """Where JAX detects no cluster: HOST:PORT of process 0, for all of them."""
+    num_processes: Annotated[int | None, arg(aliases=["--num-hosts"])] = None
+    """With `--coordinator`: how many processes there are."""
+    process_index: Annotated[int | None, arg(aliases=["--host-index"])] = None
+    """With `--coordinator`: which one this is, from 0. Process 0 writes the run's folder."""
     resume: Literal["auto", "never"] = "auto"
     """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
     pipeline: Literal["auto", "resident", "streaming"] = "auto"
@@ -40,39 +42,33 @@ class RuntimeConfig:
     keep_last: int = 3
     """Newest checkpoints to keep."""
     keep_every_steps: int | None = None
-    """Besides these, keep every checkpoint whose step is a multiple. Step 0 always stays."""
+    """Besides these, keep every checkpoint whose step is a multiple. Step 0 is always kept."""
 
     def __post_init__(self):
-        for flag in ("devices", "log_every_steps", "checkpoint_every_steps", "keep_every_steps"):
-            at_least_one(flag, getattr(self, flag))
-        self._check_hosts()
-        require(0 <= self.workers <= 1024, f"--workers {self.workers}: must be from 0 to 1024")
+        check_range(self, "[1, inf)", "devices", "log_every_steps", "checkpoint_every_steps")
+        check_range(self, "[1, inf)", "keep_every_steps")
+        check_range(self, "[0, 1024]", "workers")
+        # A damaged newest checkpoint needs one to fall back to.
+        check_range(self, "[2, inf)", "keep_last")
+        given = [x is not None for x in (self.coordinator, self.num_processes, self.process_index)]
         require(
-            self.keep_last >= 2,
-            f"--keep-last {self.keep_last}: at least 2, so that a damaged newest checkpoint "
-            "has one to fall back to",
+            all(given) or not any(given),
+            "--coordinator, --num-processes and --process-index are given all or none",
         )
-
-    def _check_hosts(self):
-        named = (self.coordinator, self.num_hosts, self.host_index)
-        if named == (None, None, None):
-            return
-        require(
-            None not in named, "--coordinator, --num-hosts and --host-index are given all or none"
-        )
-        require(self.hosts == "one", "--hosts auto finds the hosts: leave --coordinator out")
-        host, _, port = self.coordinator.rpartition(":")
-        require(
-            bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
-            f"--coordinator {self.coordinator}: must be HOST:PORT, such as 10.0.0.1:7000",
-        )
-        at_least_one("num_hosts", self.num_hosts)
-        require(
-            0 <= self.host_index < self.num_hosts,
-            f"--host-index {self.host_index} of --num-hosts {self.num_hosts}: counted from 0",
-        )
+        if all(given):
+            host, _, port = self.coordinator.rpartition(":")
+            require(
+                bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
+                f"--coordinator {self.coordinator}: must be HOST:PORT, such as 10.0.0.1:7000",
+            )
+            require(self.processes == "one", "--processes auto: leave --coordinator out")
+            require(
+                0 <= self.process_index < self.num_processes,
+                f"--process-index {self.process_index} of --num-processes {self.num_processes}: "
+                "counted from 0",
+            )
 
     @property
-    def has_hosts(self) -> bool:
-        """Whether this process is one of several hosts."""
-        return self.hosts == "auto" or self.coordinator is not None
+    def multi_process(self) -> bool:
+        """Whether this process is one of several."""
+        return self.processes == "auto" or self.coordinator is not None

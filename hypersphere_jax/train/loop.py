@@ -15,10 +15,10 @@ from hypersphere_jax.evaluate.online import make_evaluation
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.train import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.processes import StopSignals
 from hypersphere_jax.train.progress import track
 from hypersphere_jax.train.recorder import Evaluate, Recorder
 from hypersphere_jax.train.resolve import check_batch_norm, labelled, resolve
-from hypersphere_jax.train.signals import StopSignals
 from hypersphere_jax.train.step import Momentum, TrainState, init_state, make_step_of
 
 
@@ -58,8 +58,8 @@ def train(config: PretrainConfig, command: str = "") -> Path:
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
     """
-    processes.join(config.runtime)
-    with processes.ending_together(), StopSignals(command) as stop:
+    processes.initialize(config.runtime)
+    with processes.fail_together(), StopSignals(command) as stop:
         return train_job(open_job(config), stop, command)
 
 
@@ -72,7 +72,7 @@ def train_job(job: Job, stop: StopSignals, command: str) -> Path:
         {
             "config": run_folder.shaping(config),
             "data": digest,
-            "devices": len(sharding.here(devices)),
+            "devices": len(sharding.local(devices)),
             "resident": resident,
         }
     )
@@ -122,7 +122,7 @@ def fit(
     every = epochs * recorder.steps_per_epoch
     with recorder.shown(), contextlib.closing(batches):
         for done in range(recorder.start, total):
-            if processes.stops(stop.asked, done):
+            if processes.stops(stop.asked, done - recorder.start):
                 recorder.save(done, state)
                 recorder.close()
                 raise stop.stopped(f"saved at step {done} of {total} in {recorder.where}")
@@ -151,8 +151,8 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     Raises:
       UserError: for a config that does not fit the data or the devices.
     """
-    devices = sharding.everywhere(config.runtime.devices)
-    sharding.share(config.optimizer.batch_size, devices)
+    devices = sharding.global_devices(config.runtime.devices)
+    sharding.check_batch_size(config.optimizer.batch_size, devices)
     dataset = load(config.data)
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
@@ -190,7 +190,7 @@ def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:
     if job.config.evaluate.eval_every_epochs is None:
         return None
     # Each process evaluates the same by itself, as the others would only wait for the first.
-    return make_evaluation(job.config, job.dataset, apply, sharding.here(job.devices))
+    return make_evaluation(job.config, job.dataset, apply, sharding.local(job.devices))
 
 
 def decoding(stop: StopSignals) -> Callable[[Sequence[int]], Iterator[int]]:

@@ -23,8 +23,8 @@ class MetricsWriter:
     """Appends to metrics.jsonl and to TensorBoard's files, both cut back to `step` on resuming."""
 
     def __init__(self, folder: Path, step: int):
-        # Here, so that evaluation does without it. And not its SummaryWriter: that one writes from
-        # a thread, which dies on a full disk, whereupon the run would wait for it for ever.
+        # Imported here, as evaluation does without. Not its SummaryWriter: that one writes from a
+        # thread, which dies on a full disk, and the run would wait for it for ever.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
@@ -54,7 +54,5 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Closes the files; raises OSError when the disk is full."""
-        try:
+        with contextlib.closing(self._events):
             self._file.close()
-        finally:
-            self._events.close()

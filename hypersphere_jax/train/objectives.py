@@ -23,13 +23,6 @@ from hypersphere_jax.losses import (
     uniform_loss,
     uniform_queue_loss,
 )
-from hypersphere_jax.losses.nt_xent import (
-    Terms,
-    balanced_contrastive_terms,
-    decoupled_nt_xent_terms,
-    generalized_nt_xent_terms,
-)
-from hypersphere_jax.losses.sliced_wasserstein import generalized_contrastive_terms
 
 Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
@@ -50,13 +43,13 @@ FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
 OF_ONE_VIEW = ("logsumexp", "prior_matching")
 # Those that draw samples.
 RANDOM = ("generalized_contrastive", "prior_matching")
-# The same, of those that have two terms, with these.
-WITH_TERMS: dict[str, Callable[..., Terms]] = {
-    "decoupled_nt_xent": decoupled_nt_xent_terms,
-    "generalized_contrastive": generalized_contrastive_terms,
-    "balanced_contrastive": balanced_contrastive_terms,
-    "generalized_nt_xent": generalized_nt_xent_terms,
-}
+# Those of two terms, which are logged.
+WITH_TERMS = (
+    "decoupled_nt_xent",
+    "generalized_contrastive",
+    "balanced_contrastive",
+    "generalized_nt_xent",
+)
 # Of features before they are normalized.
 UNNORMALIZED = {"similarity": ("dot", "neg_euclidean"), "prior": ("normal", "hypercube")}
 
@@ -236,9 +229,9 @@ def two_view_loss(
     if name not in WITH_TERMS:
         loss = FUNCTIONS[name](z1=view1[of], z2=view2[of], **options)
         return config["loss_factor"] * loss, {}
-    found = WITH_TERMS[name](z1=view1[of], z2=view2[of], **options)
-    terms = {"loss_alignment": found.alignment, "loss_distribution": found.distribution}
-    return config["loss_factor"] * found.loss, terms
+    terms = FUNCTIONS[name](z1=view1[of], z2=view2[of], with_terms=True, **options)
+    logged = {"loss_alignment": terms.alignment, "loss_distribution": terms.distribution}
+    return config["loss_factor"] * terms.loss, logged
 
 
 def _cross_entropy(view1, view2, labels, axis_name):

@@ -1,19 +1,15 @@
-"""Many hosts in one run: the only place that knows `jax.distributed`.
+"""Several processes that train one run, and signals: the only place that knows `jax.distributed`.
 
-Hosts (processes, to be exact) work in step, as each training step communicates. Everything that
-one of them must tell the others outside of a step goes through the key-value store of JAX's
-coordinator, which is host 0. A thread on each host reads it once a second:
-
-- a host that fails says why there, and the others end with the same line;
-- a host that is gone no longer counts up its beat, and the others end and name it;
-- a host that is asked to stop says so, and all stop after the same step.
-
-On one host all of this does nothing.
+Each takes every step, as the steps communicate. When one ends by an error, or dies, JAX's
+coordinator (in process 0) ends the others; the same command on all continues from the newest
+checkpoint. In a run of one process nothing here costs anything.
 """
 
 import atexit
 import contextlib
 import json
+import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -22,275 +18,158 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
-from hypersphere_jax.train.aborts import Aborts, leave_now
 
-# Hosts may start this far apart.
-JOIN_SECONDS = 300
-WAITING_SECONDS = 5.0
-POLL_SECONDS = 1.0
-# A host whose beat stands still for so long is gone.
-LOST_SECONDS = 20.0
-# How long the coordinator waits for the others to read why it ends.
-FAREWELL_SECONDS = 5.0
-# JAX's own watch must come after the one here: it ends a process with a stack trace.
-JAX_SECONDS = 600
-PREFIX = "hypersphere/"
-
-_group: "_Group | None" = None
+# The processes may start this far apart.
+INITIALIZATION_SECONDS = 300
+# A process that JAX has not heard of for so long has died.
+HEARTBEAT_SECONDS = 30
+# At the end the others wait for what the first one does alone, such as drawing the report.
+SHUTDOWN_SECONDS = 3600
+# The first process's end ends the others: before it they may report an error that all have.
+FAREWELL_SECONDS = 3
 
 
-def join(runtime: RuntimeConfig) -> None:
-    """Joins the other hosts of a run, if it has others; must come before JAX's first use.
+def initialize(runtime: RuntimeConfig) -> None:
+    """Connects the processes of a run, if it has several; must come before JAX's first use.
 
     Raises:
-      UserError: when no cluster is found, or JAX runs already.
+      UserError: when no cluster is detected, or JAX is in use already.
     """
-    global _group
-    if not runtime.has_hosts or _group is not None:
+    if not runtime.multi_process or several():
         return
-    # It would catch SIGTERM, which the training loop does.
-    jax.config.update("jax_enable_preemption_service", False)
-    missing = (
-        f"not all hosts could be reached within {JOIN_SECONDS} s: start the same command on all"
-    )
-    with Aborts(missing) as aborts, _waiting():
-        try:
-            _initialize(runtime)
-        except (ValueError, RuntimeError) as error:
-            why = str(error).splitlines()[0]
-            if runtime.hosts == "auto" and "should be defined" in why:
-                why = "JAX finds no cluster here; name it: --coordinator, --num-hosts, --host-index"
-            if "RPC server" in why:
-                why += f"; is the port of {runtime.coordinator or 'host 0'} free?"
-            raise UserError(f"could not join the other hosts: {why}") from error
-    _group = _Group(aborts)
-
-
-def _initialize(runtime: RuntimeConfig) -> None:
-    explicit = runtime.coordinator is not None
-    jax.distributed.initialize(
-        runtime.coordinator,
-        runtime.num_hosts,
-        runtime.host_index,
-        # Else one GPU for each process, where a cluster is found.
-        local_device_ids=None if runtime.devices is None else list(range(runtime.devices)),
-        cluster_detection_method="deactivate" if explicit else None,
-        initialization_timeout=JOIN_SECONDS,
-        heartbeat_timeout_seconds=JAX_SECONDS,
-        shutdown_timeout_seconds=JAX_SECONDS,
-    )
-
-
-@contextlib.contextmanager
-def _waiting() -> Iterator[None]:
-    """Says so when the others are not there; signals end the process, as nothing can be lost."""
-    line = "waiting for the other hosts to start\n"
-    timer = threading.Timer(WAITING_SECONDS, lambda: sys.stderr.write(line))
-    timer.start()
-    # Python's handlers would not run: native code waits.
+    print("waiting for the other processes to start", file=sys.stderr)
+    named = runtime.coordinator is not None
     main = threading.current_thread() is threading.main_thread()
-    stops = (signal.SIGTERM, signal.SIGINT) if main else ()
-    before = [signal.signal(number, signal.SIG_DFL) for number in stops]
+    # Ctrl-C ends the process: Python's handler would not run while native code waits.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if main else None
     try:
-        yield
+        jax.distributed.initialize(
+            runtime.coordinator,
+            runtime.num_processes,
+            runtime.process_index,
+            # Else one GPU for each process, where a cluster is detected.
+            local_device_ids=None if runtime.devices is None else list(range(runtime.devices)),
+            cluster_detection_method="deactivate" if named else None,
+            initialization_timeout=INITIALIZATION_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except (ValueError, RuntimeError) as error:
+        hint = (
+            "" if named else "; --coordinator, --num-processes and --process-index name a cluster"
+        )
+        reason = str(error).splitlines()[0]
+        raise UserError(f"could not connect the processes: {reason}{hint}") from error
     finally:
-        timer.cancel()
-        for number, handler in zip(stops, before, strict=True):
-            signal.signal(number, handler)
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
+def several() -> bool:
+    """Whether this process is one of several. Does not start JAX's devices."""
+    return jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
-    """Whether this host is the one that writes: the run's folder, and what the user reads."""
-    return _group is None or _group.index == 0
+    """Whether this process is the one that writes: the run's folder, and what the user reads."""
+    return not several() or jax.process_index() == 0
 
 
 def agree(values: dict[str, Any]) -> None:
-    """Compares what must be the same on all hosts (JSON values).
+    """Compares what must be the same in all processes (JSON values).
 
     Raises:
-      UserError: on all hosts, when one differs.
+      UserError: in all processes, when one differs.
     """
-    if _group is not None:
-        _group.agree(values)
+    if not several():
+        return
+    text = json.dumps(values).encode()
+    size = int(multihost_utils.process_allgather(np.int32(len(text))).max())
+    texts = multihost_utils.process_allgather(np.frombuffer(text.ljust(size), np.uint8))
+    first, *others = (json.loads(row.tobytes()) for row in texts)
+    for index, other in enumerate(others, 1):
+        changed = differences(first, other)
+        require(
+            not changed,
+            f"process {index} differs from process 0 ({'; '.join(changed)}): start all with the "
+            "same options, data and kind of machine",
+        )
 
 
-def stops(asked: bool, done: int) -> bool:
-    """Whether to stop after so many steps: the same answer on all hosts.
-
-    To be called before each step. It costs a lock; hosts communicate only when one is asked.
+def stops(asked: bool, count: int) -> bool:
+    """Whether to stop before the next step: the same answer in all processes, asked before each.
 
     Args:
-      asked: whether this host was asked to stop.
-      done: steps that this host has begun or done.
+      asked: whether this process, if it is the only one, was asked to stop.
+      count: steps since `train` was called.
     """
-    return asked if _group is None else _group.stops(asked, done)
+    # Of several, JAX catches SIGTERM in any and lets all stop after the same step: 0.2 us a call.
+    return multihost_utils.reached_preemption_sync_point(count) if several() else asked
+
+
+class StopSignals:
+    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once.
+
+    Of several processes JAX catches SIGTERM itself (see `stops`), and SIGINT becomes one.
+
+    Args:
+      command: that continues what is stopped.
+    """
+
+    def __init__(self, command: str = ""):
+        self.asked, self._command = False, command or "the same command"
+
+    def stopped(self, where: str) -> Stopped:
+        """What to raise, with how to go on."""
+        return Stopped(f"stopped {where}; to go on: {self._command}")
+
+    def __enter__(self) -> "StopSignals":
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
+        if several():
+            handlers = {signal.SIGINT: lambda *_: os.kill(os.getpid(), signal.SIGTERM)}
+        if threading.current_thread() is not threading.main_thread():
+            handlers = {}
+        self._before = {number: signal.signal(number, do) for number, do in handlers.items()}
+        return self
+
+    def _stop(self, number, frame):
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
-def ending_together() -> Iterator[None]:
-    """What raises here is told to the other hosts, which end with the same line."""
+def fail_together() -> Iterator[None]:
+    """An error inside ends this process without waiting for the others, so that those end too."""
     try:
         yield
-    except Stopped:  # which all do
+    except Stopped:  # as all are
         raise
     except BaseException as error:
-        if _group is not None:
-            _group.fail(error)
+        if several():
+            atexit.register(_exit)
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                line = str(error).splitlines()[0]
+                raise UserError(
+                    f"{line}: has another process ended? To continue, run the same command in all"
+                ) from error
         raise
 
 
-class _Group:
-    """This host among the others."""
-
-    def __init__(self, aborts: Aborts):
-        # There is no public way to the store; Orbax and Flax take this one.
-        from jax._src import distributed
-
-        self._client = distributed.global_state.client
-        self.index, self.count = jax.process_index(), jax.process_count()
-        self._aborts = aborts
-        aborts.text = _lost(0, self.count) if self.index else _met_twice(self.count)
-        self._changed = threading.Condition()
-        self._begun, self._frozen, self._told = 0, False, False
-        self._last: int | None = None  # the step after which all stop
-        self._failing = False
-        self._all_left = threading.Event()
-        self._polled = time.monotonic()
-        self._threads = [
-            threading.Thread(target=target, daemon=True) for target in (self._watch, self._judge)
-        ]
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self._leave)
-
-    def agree(self, values: dict[str, Any]) -> None:
-        self._tell("same", json.dumps(values))
-        while len(told := self._read("same/")) < self.count:
-            time.sleep(0.05)
-        first = json.loads(told["same/0"])
-        for host in range(1, self.count):
-            changed = differences(first, json.loads(told[f"same/{host}"]))
-            require(
-                not changed,
-                f"host {host} is not as host 0 ({'; '.join(changed)}): start all hosts with the "
-                "same options, data and kind of machine",
-            )
-
-    def stops(self, asked: bool, done: int) -> bool:
-        if asked and not self._told:
-            self._tell("stop", "1")
-            self._told = True
-        with self._changed:
-            while self._frozen and self._last is None:
-                self._changed.wait(POLL_SECONDS)
-            if self._last is not None and done >= self._last:
-                return True
-            self._begun = done + 1
-            return False
-
-    def fail(self, error: BaseException) -> None:
-        """Tells the others, and lets this process end without waiting for them."""
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            # Most likely another host is gone: `_watch` will find out which, and end this one.
-            time.sleep(LOST_SECONDS + 3 * POLL_SECONDS)
-        self._failing = True
-        interrupted = isinstance(error, KeyboardInterrupt)
-        text = "it was stopped at once" if interrupted else str(error) or type(error).__name__
-        self._farewell(f"host {self.index} ended: {text}", listeners=self.count)
-        atexit.unregister(self._leave)
-        atexit.register(leave_now, 0 if interrupted else 2)
-
-    def _watch(self) -> None:
-        """The thread that counts up this host's beat and reads what the others tell.
-
-        It ends the process by itself, as the main thread may wait for a lost host for ever.
-        """
-        beats: dict[int, tuple[str, float]] = {}
-        while not self._all_left.wait(POLL_SECONDS):
-            try:
-                self._tell("beat", str(time.monotonic()))
-                self._look(self._read(""), beats)
-            except jax.errors.JaxRuntimeError:
-                self._aborts.end(_lost(0, self.count))
-            self._polled = time.monotonic()
-
-    def _look(self, told: dict[str, str], beats: dict[int, tuple[str, float]]) -> None:
-        """Acts on what all hosts told; `beats` has each host's newest one and when it came."""
-        now = time.monotonic()
-        left = {host for host in range(self.count) if f"left/{host}" in told}
-        for host in set(range(self.count)) - {self.index}:
-            if f"failed/{host}" in told and not self._failing:
-                self._tell("left", "1")
-                self._aborts.end(told[f"failed/{host}"])
-            beat = told.get(f"beat/{host}", "")
-            if beats.get(host, ("none", 0.0))[0] != beat:
-                beats[host] = beat, now
-            elif host not in left and now - beats[host][1] > LOST_SECONDS:
-                self._farewell(_lost(host, self.count), listeners=self.count - 1)
-                self._aborts.end(_lost(host, self.count))
-        if any(key.startswith("stop/") for key in told):
-            self._find_last_step(told)
-        if len(left) == self.count:
-            self._all_left.set()
-
-    def _judge(self) -> None:
-        """The thread that notices when `_watch` gets no answer."""
-        while not self._all_left.wait(POLL_SECONDS):
-            if time.monotonic() - self._polled > LOST_SECONDS:
-                self._aborts.end(_lost(0, self.count))
-
-    def _find_last_step(self, told: dict[str, str]) -> None:
-        """Holds this host before its next step until it is known how far all are.
-
-        No host waits for another within a step then: those behind go on to the furthest step.
-        """
-        with self._changed:
-            if not self._frozen:
-                self._frozen = True
-                self._tell("begun", str(self._begun))
-            begun = [told.get(f"begun/{host}") for host in range(self.count)]
-            if None not in begun:
-                self._last = max(map(int, begun))
-                self._changed.notify_all()
-
-    def _leave(self) -> None:
-        """At the end of the process: all wait for the last, still watching."""
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_watch` meets it as well
-            self._tell("left", "1")
-        for thread in self._threads:
-            thread.join()
-        self._aborts.close()
-
-    def _farewell(self, text: str, listeners: int) -> None:
-        """Says why this host ends; the coordinator waits until so many hosts know."""
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._tell("failed", text)
-            self._tell("left", "1")
-            until = time.monotonic() + FAREWELL_SECONDS
-            while self.index == 0 and time.monotonic() < until:
-                if len(self._read("left/")) >= listeners:
-                    return
-                time.sleep(0.1)
-
-    def _tell(self, what: str, value: str) -> None:
-        self._client.key_value_set(f"{PREFIX}{what}/{self.index}", value, allow_overwrite=True)
-
-    def _read(self, prefix: str) -> dict[str, str]:
-        entries = self._client.key_value_dir_get(PREFIX + prefix)
-        return {key.removeprefix(PREFIX): value for key, value in entries}
-
-
-def _lost(host: int, count: int) -> str:
-    return (
-        f"host {host} of {count} is gone (it died, or its network did): the run is kept as of its "
-        "last checkpoint; to go on, run the same command on all hosts again"
-    )
-
-
-def _met_twice(count: int) -> str:
-    return (
-        f"JAX's coordinator ended the run of {count} hosts: has each an index of its own, and is "
-        "every process of an earlier start gone?"
-    )
+def _exit() -> None:
+    """Ends the process and those that read for it, without JAX's wait for the other processes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for child in multiprocessing.active_children():
+        child.kill()
+    if is_first():
+        time.sleep(FAREWELL_SECONDS)
+    os._exit(2)

@@ -1,22 +1,24 @@
-"""How far a training run is, and how fast: a bar on a terminal, else a line now and then."""
+"""Progress of a run and of other work: a bar on a terminal, else a line now and then on stderr."""
 
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.progress import Progress as Bar
+from rich.progress import TextColumn
+from rich.progress import track as bar
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
-# On no terminal, such as a log file, lines come at least this far apart.
+# Without a terminal lines come at least this far apart.
 SECONDS_BETWEEN_LINES = 10.0
 PER_SECOND = "_per_s"  # ends the name of a rate
 
 
 class Progress:
-    """Shows the newest metrics of a run. Writes to stderr; results go to stdout.
+    """Shows the newest metrics of a run.
 
     Args:
       name: of the run.
@@ -25,21 +27,14 @@ class Progress:
     """
 
     def __init__(self, name: str, start: int, total: int):
-        self._name, self._total = name, total
-        self._printed = 0.0
-        self._first: tuple[int, float] | None = None  # step and time of the first record
+        self._name, self._start, self._total = name, start, total
+        self._printed = self._since = 0.0
         self._bar = None
         if start:
             print(f"{name}: continuing at step {start} of {total}", file=sys.stderr)
         if sys.stderr.isatty() and start < total:
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[values]}"),
-                TimeRemainingColumn(compact=True),
-                console=_stderr(),
-            )
+            columns = (*Bar.get_default_columns(), TextColumn("{task.fields[values]}"))
+            self._bar = Bar(*columns, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(name, total=total, completed=start, values="compiling")
 
@@ -47,29 +42,24 @@ class Progress:
         """Shows a record of metrics (see docs/runs.md)."""
         step, now = record["step"], time.monotonic()
         values = f"loss {record['loss']:.3f}"
-        for key in record:
+        for key, value in record.items():
             if key.endswith(PER_SECOND):
-                values += f", {record[key]:,.0f} {key.removesuffix(PER_SECOND)}/s"
+                values += f", {value:,.0f} {key.removesuffix(PER_SECOND)}/s"
                 values += f", data wait {record['data_wait']:.0%}"
-        found = {key: value for key, value in record.items() if key.startswith("eval/")}
-        values += "".join(f", {key} {value:.4g}" for key, value in found.items())
+            elif key.startswith("eval/"):
+                values += f", {key} {value:.4g}"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, values=values)
-        elif found or step == self._total or now - self._printed >= SECONDS_BETWEEN_LINES:
-            print(
-                f"{self._name}: step {step} of {self._total}, {values}{self._left(step, now)}",
-                file=sys.stderr,
-            )
+        elif (
+            "eval/" in values or step == self._total or now - self._printed > SECONDS_BETWEEN_LINES
+        ):
+            if self._since:
+                left = (now - self._since) / (step - self._start) * (self._total - step)
+                values += f", {left:.0f} s left"
+            print(f"{self._name}: step {step} of {self._total}, {values}", file=sys.stderr)
             self._printed = now
-        if self._first is None:
-            self._first = (step, now)
-
-    def _left(self, step: int, now: float) -> str:
-        """Time left, at the rate since the first record: what comes before that compiles."""
-        if self._first is None or step == self._total:
-            return ""
-        first, since = self._first
-        return f", {(now - since) / (step - first) * (self._total - step):.0f} s left"
+        if not self._since:  # the steps before compile
+            self._start, self._since = step, now
 
     def close(self) -> None:
         if self._bar is not None:
@@ -116,31 +106,23 @@ class Meter:
         self._since, self._steps, self._waited = time.perf_counter(), 0, 0.0
 
 
-def track(items: Iterable[Item], name: str, count: int | None = None) -> Iterator[Item]:
-    """The items, while showing on stderr how far work on them is, if it takes a while.
+def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T]:
+    """The items, while showing how far work on them is, if it takes a while.
 
     Args:
       items: to go through.
       name: of the work.
       count: how many items there are, where they have no length.
     """
-    from rich.progress import track as bar
-
     count = len(items) if count is None else count
     if sys.stderr.isatty():
-        yield from bar(items, f"{name} ", count, console=_stderr(), transient=True)
+        yield from bar(items, f"{name} ", count, console=Console(stderr=True), transient=True)
         return
     began = printed = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if done and now - printed >= SECONDS_BETWEEN_LINES:
+        if done and now - printed > SECONDS_BETWEEN_LINES:
             left = (now - began) / done * (count - done)
             print(f"{name}: {done / count:.0%}, {left:.0f} s left", file=sys.stderr)
             printed = now
         yield item
-
-
-def _stderr():
-    from rich.console import Console
-
-    return Console(stderr=True)

@@ -1,8 +1,8 @@
-"""Devices: the only place that knows `pmap` and how arrays lie on devices.
+"""Devices: the only place that knows `pmap` and how arrays are laid out on devices.
 
-Arrays that enter a mapped function have a leading axis of this host's devices. A function that is
-mapped knows only the name of the axis, so the same function runs under `pmap`, under `shard_map`,
-and, with no axis, on one device. `devices` are those of all hosts, in the same order everywhere.
+Arrays that enter a mapped function have a leading axis of this process's devices. A function that
+is mapped knows only the name of the axis, so the same function runs under `pmap`, `shard_map`,
+and, with no axis, on one device. `devices` are those of all processes, in the same order in each.
 """
 
 import contextlib
@@ -22,54 +22,41 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hypersphere_jax.config import UserError, require
 
 AXIS = "data"
-MAPS, LIMIT_OF_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def use_virtual_cpu_devices(count: int) -> None:
     """Asks for this many virtual devices if JAX runs on CPU; must come before JAX's first use."""
-    try:
+    with contextlib.suppress(RuntimeError):  # in use already: `local_devices` checks the number
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # JAX has its devices already: `local_devices` checks their number.
-        return
 
 
 def keep_compiled(folder: str | Path) -> None:
     """Keeps compiled programs in a folder for the next process, unless JAX was told where."""
     if jax.config.jax_compilation_cache_dir is None:
         # Programs for one processor may not run on another one that shares the folder.
-        kind = f"{platform.machine()}-{zlib.crc32(_processor().encode()):08x}"
+        info = Path("/proc/cpuinfo")
+        lines = info.read_text().splitlines() if info.is_file() else []
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        kind = f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
         where = Path(folder).expanduser() / "compiled" / kind
         jax.config.update("jax_compilation_cache_dir", str(where))
 
 
-def forget_compiled(share: float = 0.5) -> bool:
-    """Frees the compiled programs of this process where they use up its memory maps.
+def forget_compiled(share: float = 0.5) -> None:
+    """Frees the compiled programs of this process when they take this share of its memory maps.
 
-    JAX keeps all that it compiled. On CPU each program takes ten maps and more, of which Linux
-    allows a process 65,530 by default; beyond that LLVM aborts it, after some hundred encoders in
-    turn. What is used again is compiled again, or comes from the folder of `keep_compiled`.
-
-    Args:
-      share: of the allowed maps, from which on they are freed.
-
-    Returns:
-      Whether they were.
+    On CPU each program takes ten maps and more, of which Linux allows a process 65,530: beyond
+    that LLVM aborts it, after some hundred encoders in turn.
     """
-    try:
-        most = int(LIMIT_OF_MAPS.read_text())
-        with MAPS.open("rb") as lines:
-            maps = sum(1 for _ in lines)
-    except OSError:  # not on Linux
-        return False
-    if maps < share * most:
-        return False
-    jax.clear_caches()
-    gc.collect()
-    return True
+    with contextlib.suppress(OSError):  # not on Linux
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        if Path("/proc/self/maps").read_bytes().count(b"\n") > share * limit:
+            jax.clear_caches()
+            gc.collect()
 
 
 def local_devices(count: int | None = None) -> list[jax.Device]:
-    """This host's devices, or the first `count` of them.
+    """This process's devices, or the first `count` of them.
 
     Raises:
       UserError: when there are fewer, or none at all.
@@ -77,58 +64,56 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines() or ["see JAX_PLATFORMS"]
-        raise UserError(f"JAX finds no device to run on: {why[0]}") from error
+        reason = str(error).splitlines() or ["see JAX_PLATFORMS"]
+        raise UserError(f"JAX has no device to run on: {reason[0]}") from error
     require(
         count is None or count <= len(devices),
-        f"--devices {count}: this host has {len(devices)} {devices[0].platform} device(s)",
+        f"--devices {count}: this process has {len(devices)} {devices[0].platform} device(s)",
     )
     return devices[:count]
 
 
-def everywhere(count: int | None = None) -> list[jax.Device]:
-    """The devices of all hosts, host by host, or the first `count` of each; see `local_devices`."""
-    here = len(local_devices(count))
-    return [
-        device for host in range(jax.process_count()) for device in jax.local_devices(host)[:here]
-    ]
+def global_devices(count: int | None = None) -> list[jax.Device]:
+    """The devices of all processes, in order, or the first `count` of each; see `local_devices`."""
+    count = len(local_devices(count))
+    devices = [jax.local_devices(index) for index in range(jax.process_count())]
+    counts = [len(each) for each in devices]
+    require(len(set(counts)) == 1, f"processes have {counts} devices: give each equally many")
+    return [device for each in devices for device in each[:count]]
 
 
-def here(devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Those of the devices that are this host's."""
+def local(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of the devices that are this process's."""
     return [device for device in devices if device.process_index == jax.process_index()]
 
 
-def rows_here(n: int, devices: Sequence[jax.Device]) -> slice:
-    """The rows of a global batch of `n` that this host's devices take."""
+def local_rows(n: int, devices: Sequence[jax.Device]) -> slice:
+    """The rows of a global batch of `n` that this process's devices take."""
     first = [device.process_index for device in devices].index(jax.process_index())
     each = n // len(devices)
-    return slice(first * each, (first + len(here(devices))) * each)
+    return slice(first * each, (first + len(local(devices))) * each)
 
 
 def memory(devices: Sequence[jax.Device]) -> int:
-    """Bytes that each of the devices may hold; those of a CPU share the memory of this process."""
-    host = _host_memory()
+    """Bytes that each device may hold; those of a CPU share the machine's, or the container's."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
     if devices[0].platform == "cpu":
-        return host // len(devices)
-    stats = devices[0].memory_stats() or {}
-    return min(host, stats.get("bytes_limit", host))
+        return min(limits) // len(devices)
+    return min(*limits, (devices[0].memory_stats() or {}).get("bytes_limit", limits[0]))
 
 
-def share(batch_size: int, devices: Sequence[jax.Device]) -> int:
-    """Samples per device of a global batch.
-
-    Raises:
-      UserError: when the batch does not divide.
-    """
+def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
+    """Raises UserError when a global batch does not divide over the devices."""
     total = len(devices)
-    if batch_size % total:
-        near = max(total, batch_size // total * total)
-        raise UserError(
-            f"--batch-size {batch_size} does not divide over {total} devices: "
-            f"take a multiple of {total}, such as {near}"
-        )
-    return batch_size // total
+    near = max(total, batch_size // total * total)
+    require(
+        batch_size % total == 0,
+        f"--batch-size {batch_size} does not divide over {total} devices: "
+        f"take a multiple of {total}, such as {near}",
+    )
 
 
 def pmap(
@@ -140,7 +125,7 @@ def pmap(
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Host arrays `[local devices, ...]` put so that each device holds its own row."""
+    """Puts arrays `[local devices, ...]` so that each device holds its own row."""
     return jax.device_put(tree, _rows(devices))
 
 
@@ -171,29 +156,11 @@ def from_first_process(tree: Any) -> Any:
     if jax.process_count() == 1:
         return tree
     tree = jax.tree.map(np.asarray, tree)
-    # As bytes, since the arrays of processes are summed: -0.0 would become 0.0.
+    # As bytes, since JAX sums the arrays of processes: -0.0 would become 0.0.
     raw = jax.tree.map(lambda x: np.frombuffer(x.tobytes(), np.uint8), tree)
     sent = multihost_utils.broadcast_one_to_all(raw)
-    return jax.tree.map(
-        lambda x, b: np.frombuffer(np.asarray(b).tobytes(), x.dtype).reshape(x.shape), tree, sent
-    )
-
-
-def _host_memory() -> int:
-    """Bytes of the machine, or of the container that this process runs in."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
-    return min(limits)
-
-
-def _processor() -> str:
-    """The instructions that this host's processor knows, on Linux."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return jax.tree.map(lambda x, b: np.asarray(b).view(x.dtype).reshape(x.shape), tree, sent)
 
 
 def _rows(devices: Sequence[jax.Device]) -> NamedSharding:
-    return NamedSharding(Mesh(np.asarray(here(devices)), (AXIS,)), PartitionSpec(AXIS))
+    return NamedSharding(Mesh(np.asarray(local(devices)), (AXIS,)), PartitionSpec(AXIS))

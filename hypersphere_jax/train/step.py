@@ -22,9 +22,9 @@ from hypersphere_jax.moco import (
     momentum_schedule,
     queue_push,
     queue_statistics,
+    shuffle,
 )
-from hypersphere_jax.packing import ELSEWHERE, PADDING, Packed
-from hypersphere_jax.shuffle import shuffle
+from hypersphere_jax.packing import OTHER_DEVICE, PADDING, Packed
 from hypersphere_jax.train.objectives import (
     Metrics,
     Objective,
@@ -276,7 +276,7 @@ def _own_part(x, sentences: Packed, axis_name):
     """Features `[k / devices, d]` of this device's part of the batch, wherever they were made."""
     if axis_name is None:
         return x
-    made_here = (sentences.last != ELSEWHERE)[:, None]
+    made_here = (sentences.last != OTHER_DEVICE)[:, None]
     return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
 
 

@@ -31,8 +31,8 @@ from hypersphere_jax.train.loop import (
     train_job,
 )
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.train.processes import StopSignals
 from hypersphere_jax.train.recorder import Evaluate, Recorder, encoder_on_host, tree_of
-from hypersphere_jax.train.signals import StopSignals
 from hypersphere_jax.train.step import TrainState, init_state, make_step_of
 
 # Of a device's memory, what the step of all encoders may take.
@@ -73,7 +73,7 @@ def train_vmapped(
         goes on.
     """
     require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    several = any(config.runtime.has_hosts for config in configs) or jax.process_count() > 1
+    several = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
     require(not several, "encoders train in one program on one machine: start one on each")
     folders = [run_folder.folder_of(config).resolve() for config in configs]
     for folder in folders:
