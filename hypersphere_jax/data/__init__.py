@@ -1,8 +1,7 @@
-"""Data sets: sources of images with labels, by number, and the batches that are made of them.
+"""Data sets: sources of images or sentences with labels, by index, and batches of them.
 
-`load` opens what a config names. The sources stand in `arrays`, `files` (folders and zips of
-images), `nyu`, `tfds_source` and `synthetic`, and in `text` those of sentences; `views` makes parts
-of a source; `pipeline` makes batches.
+`load` opens what a config names. The sources are in `arrays`, `image_files` (folders and zips),
+`nyu`, `tfds`, `synthetic` and `text`; `subsets` makes parts of them, `pipeline` makes batches.
 """
 
 import difflib
@@ -14,7 +13,7 @@ import numpy as np
 
 from hypersphere_jax.config import DataConfig, require
 from hypersphere_jax.config.data import TEXT_RECIPE
-from hypersphere_jax.data import arrays, files, nyu, subsets, synthetic, text, tfds_source
+from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
 
@@ -32,8 +31,7 @@ __all__ = [
     "text_folder",
 ]
 
-# Data sets with a name, and the augmentation recipe that suits them. Any other name is asked of
-# TensorFlow Datasets.
+# Data sets with a name, and their augmentation recipes. Other names are TensorFlow Datasets'.
 NAMED = {
     "digits": "digits",
     "random_bits": "none",
@@ -45,8 +43,7 @@ NAMED = {
     "books": TEXT_RECIPE,
 }
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
-# Of random_bits: the size and number of CIFAR-10's training images.
-BITS_SIZE, BITS_COUNT = 32, 50_000
+BITS_SIZE, BITS_COUNT = 32, 50_000  # of random_bits: as CIFAR-10's training images
 LONGEST = 128  # words of a labelled sentence that are read
 
 
@@ -91,7 +88,7 @@ def load(config: DataConfig) -> Dataset:
     part = _subset(part, config)
     for split, source in (("training", part), ("test", test)):
         require(source is None or len(source) > 0, f"no {split} image is left of {train.origin}")
-    if pretrain is None or pretrain is train or config.classes is not None:
+    if pretrain is train or config.classes is not None:
         pretrain = part
     elif part is not train:  # the part, and all images that have no label
         unlabelled = np.flatnonzero(pretrain.labels < 0)
@@ -112,7 +109,7 @@ def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> D
     Raises:
       UserError: for files that are not there, or not as described there.
     """
-    train, test = text.open_labelled(name, where).encoded(vocabulary, LONGEST)
+    train, test = text.open_labelled(name, where, vocabulary, LONGEST)
     return Dataset(train, test, train, TEXT_RECIPE)
 
 
@@ -149,8 +146,8 @@ def is_text(path: Path) -> bool:
         return text.is_text_name(path.name)
     if (path / "corpus.json").is_file():
         return True
-    is_of_images = files.is_image_tree(path) or (path / "train_images.npy").is_file()
-    images = (*(f".{ending}" for ending in files.EXTENSIONS), ".zip", ".npy", ".npz")
+    is_of_images = image_files.is_image_tree(path) or (path / "train_images.npy").is_file()
+    images = (*(f".{ending}" for ending in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
     return not is_of_images and text.has_text(path, images)
 
 
@@ -169,9 +166,9 @@ def _load_text(path: Path, config: DataConfig) -> Dataset:
 
 
 def _of_classes(source: Source, config: DataConfig) -> Source:
-    if config.classes is None or isinstance(source, files.ImageFiles):  # it has only these already
-        return source
-    return subsets.by_class(source, files.read_classes(_path(config.classes)))
+    if config.classes is None or isinstance(source, image_files.ImageFiles):
+        return source  # it has only these already
+    return subsets.by_class(source, image_files.read_classes(_path(config.classes)))
 
 
 def _subset(source: Source, config: DataConfig) -> Source:
@@ -184,33 +181,33 @@ def _subset(source: Source, config: DataConfig) -> Source:
     return source if config.fraction == 1 else subsets.fraction(source, config.fraction, seed)
 
 
-def _open(config: DataConfig) -> tuple[Source, Source | None, Source | None, str]:
-    """Train, test, pretraining split (None: as train), and the recipe."""
+def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
+    """Train, test and pretraining split, and the recipe."""
     name, where = config.name, _path(config.data_dir)
+    recipe = NAMED.get(name, "nyu_depth" if name.endswith(".mat") else "stl10")
     require(
         where is None or not (name in EMBEDDED or _is_path(name)),
         f"--data-dir says where a data set with a name lies, and {name} says that itself",
     )
     if name == "digits":
-        return *arrays.digits(), None, NAMED[name]
+        train, test = arrays.digits()
+        return train, test, train, recipe
     if name == "random_bits":
         train, test = (
             synthetic.RandomBits(BITS_COUNT, config.bits, BITS_SIZE, config.subset_seed, number)
             for number in (0, 1)
         )
-        return train, test, None, NAMED[name]
-    if _is_path(name):
-        recipe = "nyu_depth" if name.endswith(".mat") else "stl10"
-        return *_open_path(_path(name), config), None, recipe
-    recipe = NAMED.get(name, "stl10")
-    if where is not None and (where.suffix or files.is_image_tree(where)):
-        return *_open_path(where, config), None, recipe
+        return train, test, train, recipe
+    by_name = where is not None and (where.suffix or image_files.is_image_tree(where))
+    if by_name or _is_path(name):
+        train, test = _open_path(where if by_name else _path(name), config)
+        return train, test, train, recipe
     near = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.75)
     require(
-        name in NAMED or not near or (tfds_source.data_root(where) / name).exists(),
+        name in NAMED or not near or (tfds.data_root(where) / name).exists(),
         f"no data set {name!r}: did you mean {near and near[0]!r}? See python run.py data list",
     )
-    return *tfds_source.open_tfds(name, where), recipe
+    return *tfds.open_tfds(name, where), recipe
 
 
 def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
@@ -223,8 +220,8 @@ def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
         return nyu.open_mat(path)
     if (path / "train_images.npy").is_file():
         return arrays.from_npy_folder(path)
-    names = None if config.classes is None else files.read_classes(_path(config.classes))
-    return files.open_image_files(path, names, config.bad_images)
+    names = None if config.classes is None else image_files.read_classes(_path(config.classes))
+    return image_files.open_image_files(path, names, config.bad_images)
 
 
 def _is_path(name: str) -> bool:

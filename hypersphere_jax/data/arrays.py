@@ -1,6 +1,8 @@
 """Data sets that come as arrays: the embedded digits, and NumPy's files."""
 
+import contextlib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +39,10 @@ def from_npz(path: Path) -> tuple[Arrays, Arrays]:
     Raises:
       UserError: when they are not there, or not uint8 `[n, h, w, c]` and integers `[n]`.
     """
-    try:
-        with open(path, "rb") as stream, np.load(stream) as file:
-            missing = [name for name in NAMES if name not in file]
-            require(not missing, f"{path} lacks {', '.join(missing)}")
-            arrays = [file[name] for name in NAMES]
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a readable .npz file: {error}") from error
-    return _splits(arrays, path)
+    with _readable(path), open(path, "rb") as stream, np.load(stream) as file:
+        missing = [name for name in NAMES if name not in file]
+        require(not missing, f"{path} lacks {', '.join(missing)}")
+        return _splits([file[name] for name in NAMES], path)
 
 
 def from_npy_folder(folder: Path) -> tuple[Arrays, Arrays]:
@@ -62,15 +60,21 @@ def from_npy(path: Path) -> Arrays:
 
 
 def _mapped(path: Path) -> np.ndarray:
+    with _readable(path):
+        return np.lib.format.open_memmap(path, mode="r")
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is not a readable .npy file: {error}") from error
+        yield
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a readable file of NumPy: {error}") from error
 
 
 def _splits(arrays: list[np.ndarray], path: Path) -> tuple[Arrays, Arrays]:
-    parts = list(zip(("train", "test"), arrays[::2], arrays[1::2], strict=True))
-    for part, images, labels in parts:
+    train, train_labels, test, test_labels = arrays
+    for part, images, labels in (("train", train, train_labels), ("test", test, test_labels)):
         _check_images(images, f"{path}: {part}_images")
         require(
             labels.shape == (len(images),)
@@ -80,7 +84,6 @@ def _splits(arrays: list[np.ndarray], path: Path) -> tuple[Arrays, Arrays]:
             f"{path}: {part}_labels must be {len(images)} integers from 0 to {MAX_CLASSES - 1}, "
             f"not {labels.dtype} {labels.shape}",
         )
-    (_, train, train_labels), (_, test, test_labels) = parts
     require(
         train.shape[1:] == test.shape[1:],
         f"{path}: train and test images differ in shape: {train.shape[1:]}, {test.shape[1:]}",

@@ -1,8 +1,8 @@
-"""What a training step is fed with: images on the devices, all of them or those of the step.
+"""Batches on the devices: all images once, and the indices of each step, or the step's images.
 
 The step takes `(images, labels, indices)` and gathers its part of the batch itself, so resident
-and streamed images pass through the same step: of streamed ones it takes all, in their order. In
-the place of the images, text has the packed sentences of the step.
+and streamed images pass through the same step: of streamed ones it takes all, in their order. Text
+has the packed sentences of the step instead of the images.
 """
 
 import functools
@@ -17,19 +17,17 @@ import numpy as np
 from hypersphere_jax import augment
 from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source
-from hypersphere_jax.data.pipeline import Bad, Batch, TwoCrops, in_memory, stream
+from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Consecutive, Sampler
 from hypersphere_jax.data.text import Corpus
 from hypersphere_jax.packing import Packed, pack
 from hypersphere_jax.train import sharding
 from hypersphere_jax.train.progress import track
 
-# `auto` keeps images resident if they take at most this share of a device's memory.
-RESIDENT_SHARE = 0.25
-# Words of sentences in a batch to evaluate, of which their longest is a multiple.
-SIXTEEN = 16
-# Batches that are on the devices before the step that takes them.
-AHEAD = 2
+RESIDENT_SHARE = 0.25  # `auto` keeps images resident up to this share of a device's memory
+# Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.
+LENGTH_MULTIPLE = 16
+AHEAD = 2  # batches that are on the devices before the step that takes them
 
 
 def device_batches(
@@ -45,9 +43,9 @@ def device_batches(
     Args:
       config: of the run, with all sizes filled in.
       dataset: of which `pretrain` is read.
-      sampler: which images stand in the batch of a step.
+      sampler: gives the indices of the batch of a step.
       steps: counted from 0.
-      devices: of all hosts; each host reads the rows of its own.
+      devices: of all processes; each reads the rows of its own.
       track: shows how far decoding is, where all images are decoded first.
 
     Raises:
@@ -56,11 +54,11 @@ def device_batches(
     source, runtime = dataset.pretrain, config.runtime
     if config.model.reads_text:
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
-    rows = sharding.rows_here(sampler.batch_size, devices)
+    rows = sharding.local_rows(sampler.batch_size, devices)
     if is_resident(source, runtime.pipeline, devices):
         images, labels = _resident(config, source, devices, track)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
-    bad = Bad(source, config.data.bad_images)
+    bad = BadImages(source, config.data.bad_images)
     batches = stream(
         source,
         sampler,
@@ -71,7 +69,7 @@ def device_batches(
         workers=runtime.workers,
     )
     each = np.arange(sampler.batch_size // len(devices))
-    every = _rows(np.tile(each, len(sharding.here(devices))), devices)
+    every = _rows(np.tile(each, len(sharding.local(devices))), devices)
     return _ahead(
         (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
     )
@@ -85,10 +83,9 @@ def vmapped_batches(
     devices: Sequence[jax.Device],
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """As `device_batches`, for encoders of one program: one process, and images that are resident.
+    """As `device_batches`, for vmapped runs: one process, and resident images.
 
-    The images are there once; `indices` have an axis of the encoders, one for each sampler, after
-    that of the devices, and are then those of each encoder's own batch.
+    `indices` have an axis of the runs after that of the devices, with the batch of each sampler.
     """
     images, labels = _resident(config, dataset.pretrain, devices, track)
 
@@ -100,20 +97,15 @@ def vmapped_batches(
 
 
 def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
-    """Consecutive sentences, packed for the devices of this host.
-
-    Args:
-      source: of the sentences.
-      numbers: of those of the global batch.
-      devices: of all hosts, among which the rows are dealt out.
+    """Consecutive sentences, by the indices of the global batch, packed for `devices`.
 
     Returns:
-      On the host: arrays with a leading axis of this host's devices.
+      On the host: arrays with a leading axis of this process's devices.
     """
     words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
     sentences = np.split(words, np.cumsum(lengths)[:-1])
     parts = pack(sentences, source.image_shape[0], len(devices))
-    mine = parts[sharding.rows_here(len(devices), devices)]
+    mine = parts[sharding.local_rows(len(devices), devices)]
     return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
 
 
@@ -131,24 +123,22 @@ def eval_batches(
       source: of the images.
       size: of a batch; the last one may be shorter.
       devices: their memory decides whether the images are decoded once and kept.
-      prepare: as in `data.pipeline.stream`, for images that differ in size.
+      prepare: as in `pipeline.stream`, for images that differ in size.
     """
     n = len(source)
+    order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))
     if config.model.reads_text:
-        for rows in (range(start, min(start + size, n)) for start in range(0, n, size)):
+        for rows in map(order, steps):
             samples = [source[i] for i in rows]
             words = np.stack([sample["image"] for sample in samples])
-            # Few shapes, as each is compiled: no longer than the longest of these, or a bit more.
             longest = np.flatnonzero(words.any(axis=0))[-1] + 1
-            words = words[:, : -(-longest // SIXTEEN) * SIXTEEN]
+            words = words[:, : -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE]
             labels = np.array([sample["label"] for sample in samples], np.int32)
-            yield Batch(words, labels, np.array(rows))
+            yield Batch(words, labels, rows)
         return
-    bad = Bad(source, config.data.bad_images)
+    bad = BadImages(source, config.data.bad_images)
     asked = config.runtime.pipeline if source.image_shape is not None else "auto"
     if not is_resident(source, asked, devices):
-        steps = range(-(-n // size))
-        order = functools.partial(_consecutive, n, size)
         workers = config.runtime.workers
         yield from stream(
             source, order, steps, bad, prepare=prepare, replace=False, workers=workers
@@ -156,20 +146,19 @@ def eval_batches(
         return
     arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
     indices = np.arange(n, dtype=np.int32)
-    indices[list(bad.found)] = -1
-    for start in range(0, n, size):
-        rows = slice(start, start + size)
+    indices[list(bad.reasons)] = -1
+    for rows in map(order, steps):
+        rows = slice(rows[0], rows[-1] + 1)
         yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
 
 
 def _resident(config, source, devices, track) -> tuple[Any, Any]:
-    bad = Bad(source, config.data.bad_images)
-    arrays = in_memory(source, bad, _cache(config), track)
+    arrays = in_memory(source, BadImages(source, config.data.bad_images), _cache(config), track)
     return sharding.replicate((arrays.images, arrays.labels), devices)
 
 
 def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
-    nothing = np.zeros((len(sharding.here(devices)), 0), np.int32)
+    nothing = np.zeros((len(sharding.local(devices)), 0), np.int32)
     return sharding.split((packed(source, numbers, devices), nothing, nothing), devices)
 
 
@@ -185,9 +174,9 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
     """Whether all images stay on the devices; text does not, as it is read by the batch."""
     if isinstance(source, Corpus):
         return False
-    if pipeline == "auto":
-        limit = RESIDENT_SHARE * sharding.memory(sharding.here(devices))
-        return source.image_shape is not None and _size(source) <= limit
+    if pipeline == "auto" and source.image_shape is not None:
+        limit = RESIDENT_SHARE * sharding.memory(sharding.local(devices))
+        return len(source) * int(np.prod(source.image_shape)) <= limit
     require(
         pipeline != "resident" or source.image_shape is not None,
         f"--pipeline resident: the images of {source.origin} differ in size, so they cannot stay "
@@ -197,19 +186,15 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
 
 
 def two_crops(source: Source, recipe: str, size: int, seed: int) -> TwoCrops | None:
-    """How the host crops images that differ in size; None where the devices crop."""
+    """The host's crops of images that differ in size; None where the devices crop."""
     if source.image_shape is not None:
         return None
     return TwoCrops(augment.host_crops(recipe, size)[0], seed)
 
 
-def _size(source: Source) -> int:
-    return len(source) * int(np.prod(source.image_shape))
-
-
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
-    """This host's rows `[n, …]` cut into equal parts for its devices."""
-    parts = len(sharding.here(devices))
+    """This process's rows `[n, …]` cut into equal parts for its devices."""
+    parts = len(sharding.local(devices))
     return sharding.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
 
 

@@ -1,7 +1,4 @@
-"""Looking at data before training: what there is, what it holds, how the views of it look.
-
-The functions without underscore are the verbs of `python run.py data`, and print what they find.
-"""
+"""The verbs of `python run.py data`: data sets, what they hold, and how their views look."""
 
 import textwrap
 from pathlib import Path
@@ -12,18 +9,22 @@ import numpy as np
 
 from hypersphere_jax import augment, data, plots
 from hypersphere_jax.augment.recipes import Recipe, find
-from hypersphere_jax.config import LookedAt, PrepareConfig, PrepareTextConfig, UserError, require
-from hypersphere_jax.data import Source, text, tfds_prepare, tfds_source
-from hypersphere_jax.data.pipeline import Bad, TwoCrops, read
+from hypersphere_jax.config import (
+    InspectConfig,
+    PrepareConfig,
+    PrepareTextConfig,
+    UserError,
+    require,
+)
+from hypersphere_jax.data import Source, text, tfds
+from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
 from hypersphere_jax.data.statistics import Statistics, statistics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
 from hypersphere_jax.train.progress import track
 
-# Classes whose counts are printed one by one.
-FEW_CLASSES = 20
-# Of text: how many of the most frequent words, and of consecutive sentences, are printed.
-FIRST_WORDS, FIRST_SENTENCES = 40, 6
+FEW_CLASSES = 20  # whose counts are printed one by one
+WORDS, SENTENCES = 40, 6  # of text, printed
 
 
 def known(data_dir: str | None = None) -> None:
@@ -41,13 +42,13 @@ def known(data_dir: str | None = None) -> None:
             place = str(where) if is_there else "not prepared"
         elif place is None:
             try:
-                place = str(tfds_source.find_prepared(name, where))
+                place = str(tfds.find_prepared(name, where)[0])
             except UserError:
                 place = "not prepared"
         rows.append((name, recipe, place))
     print_table(["name", "recipe", "where"], rows)
     print(
-        f"\nPrepared data are looked for in {tfds_source.data_root(where)}.\n"
+        f"\nPrepared data are looked for in {tfds.data_root(where)}.\n"
         "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
         "images in SPLIT/CLASS/file, .npz and .npy files, and a folder or file of text."
     )
@@ -55,28 +56,19 @@ def known(data_dir: str | None = None) -> None:
 
 def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
-    folder = tfds_prepare.prepare(config.name, _path(config.data_dir))
+    folder = tfds.prepare(config.name, _path(config.data_dir))
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
     print(f"prepared: {folder}\nlook at it: python run.py data inspect {config.name}{where}")
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
     """Turn text files into a corpus of sentences, as numbers of words, to train on."""
-    raw, out = _path(config.raw), _path(config.out)
-    is_new = text.prepare_text(
-        raw,
-        out,
-        vocabulary=config.vocabulary,
-        max_tokens=config.max_tokens,
-        held_out=config.held_out,
-        form=config.form,
-        track=lambda items, count: track(items, "reading", count),
-    )
-    print(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {out}")
+    is_new = text.prepare_text(config, lambda files: track(files, "reading"))
+    print(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {config.out}")
     print(f"look at it: python run.py data inspect {config.out}")
 
 
-def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> None:
+def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
     """Sizes, classes, means and deviations of the channels, and how fast images are read.
 
     Of text: documents, sentences and words, the beginning of the vocabulary, and some sentences.
@@ -94,13 +86,11 @@ def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> No
     splits = {"train": dataset.train, "test": dataset.test, "pretrain": dataset.pretrain}
     if dataset.pretrain is dataset.train:
         del splits["pretrain"]
-    found = {
-        name: statistics(
-            source, Bad(source, config.bad_images), sample or None, lambda i: track(i, "reading")
-        )
-        for name, source in splits.items()
-        if source is not None
-    }
+    found, progress = {}, lambda indices: track(indices, "reading")
+    for name, source in splits.items():
+        if source is not None:
+            bad = BadImages(source, config.bad_images)
+            found[name] = statistics(source, bad, sample or None, progress)
     if out is not None:
         write_json(out, {name: entry._asdict() for name, entry in found.items()})
     for name in found:
@@ -120,7 +110,7 @@ def inspect(config: LookedAt, sample: int = 5000, out: Path | None = None) -> No
 
 
 def show(
-    config: LookedAt,
+    config: InspectConfig,
     image_size: int | None = None,
     count: int = 12,
     seed: int = 0,
@@ -143,10 +133,10 @@ def show(
         "data inspect",
     )
     dataset = data.load(config)
-    source, bad = dataset.pretrain, Bad(dataset.pretrain, config.bad_images)
+    source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
-    images, names = [], []
-    for index in np.arange(min(count, len(source))) * len(source) // min(count, len(source)):
+    images, names, count = [], [], min(count, len(source))
+    for index in np.arange(count) * len(source) // count:
         sample, missing = read(source, int(index))
         bad.report(missing)
         images.append(sample["image"])
@@ -164,14 +154,15 @@ def show(
     print(path)
 
 
-def _inspect_text(config: LookedAt, out: Path | None) -> None:
+def _inspect_text(config: InspectConfig, out: Path | None) -> None:
     dataset = data.load(config)
     corpora = {"train": dataset.train, "test": dataset.test}
-    found = {name: _text_counts(corpus) for name, corpus in corpora.items() if corpus is not None}
+    corpora = {name: corpus for name, corpus in corpora.items() if corpus is not None}
+    found = {name: _text_counts(corpus) for name, corpus in corpora.items()}
     if out is not None:
         write_json(out, found)
-    for name in found:
-        print(f"{name}: {corpora[name].origin}")
+    for name, corpus in corpora.items():
+        print(f"{name}: {corpus.origin}")
     print()
     columns = ["documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
     rows = []
@@ -182,22 +173,22 @@ def _inspect_text(config: LookedAt, out: Path | None) -> None:
         rows.append((name, *numbers, *words, *shares))
     print_table(["split", *columns], rows)
     corpus = dataset.train
-    first = " ".join(corpus.vocabulary[: FIRST_WORDS + len(text.SPECIAL)])
+    first = " ".join(corpus.vocabulary[: WORDS + len(text.SPECIAL)])
     print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
     print(textwrap.fill(first, 96, initial_indent="  ", subsequent_indent="  "))
     # Of the largest document, from its middle, where no title page is.
     largest = int(np.argmax(np.diff(corpus.documents)))
     start, end = corpus.documents[largest : largest + 2].tolist()
-    middle = max(start, (start + end - FIRST_SENTENCES) // 2)
-    print(f"\nsentences {middle} to {min(middle + FIRST_SENTENCES, end) - 1}:")
-    for i in range(middle, min(middle + FIRST_SENTENCES, end)):
-        line = text.text(corpus, i)
+    middle = max(start, (start + end - SENTENCES) // 2)
+    print(f"\nsentences {middle} to {min(middle + SENTENCES, end) - 1}:")
+    for i in range(middle, min(middle + SENTENCES, end)):
+        line = corpus.text(i)
         print(textwrap.fill(line, 96, initial_indent="- ", subsequent_indent="  "))
     print(f"\nrecipe: {dataset.recipe}")
 
 
 def _text_counts(corpus: text.Corpus) -> dict[str, float]:
-    """What is printed of a corpus; numbers of words are without the end tokens."""
+    """Counts of a corpus; those of words are without the end tokens."""
     counts = {key: corpus.counts[key] for key in ("documents", "sentences", "tokens")}
     n, words = counts["sentences"], counts["tokens"] - counts["sentences"]
     return counts | {
@@ -211,7 +202,7 @@ def _text_counts(corpus: text.Corpus) -> dict[str, float]:
 def _views(
     source: Source, images: list[np.ndarray], recipe: str, size: int, seed: int, extra: int
 ) -> np.ndarray:
-    """Two views of each image `[n, 2, size, size, c]`, before normalization hides the colours."""
+    """Two views of each image `[n, 2, size, size, c]`, without the recipe's normalization."""
     train = find(recipe).train
     shown = Recipe(tuple(step for step in train if step[0] != "normalize"), ())
     cropped = source.image_shape is None

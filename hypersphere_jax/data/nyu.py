@@ -1,8 +1,7 @@
 """The 1,449 labelled images of NYU-Depth-V2, with their depth maps, from their .mat file.
 
-That file (`nyu_depth_v2_labeled.mat`, Silberman et al. 2012) is one of MATLAB 7.3, so HDF5, where
-the axes of MATLAB's arrays stand in reverse order. The library is imported where it is first used:
-other data do not wait for it.
+That file (`nyu_depth_v2_labeled.mat`, Silberman et al. 2012) is one of MATLAB 7.3, so HDF5, which
+has the axes of MATLAB's arrays in reverse order.
 """
 
 import functools
@@ -20,17 +19,13 @@ from hypersphere_jax.data.subsets import Subset
 logger = logging.getLogger("hypersphere_jax")
 
 SPLITS = "splits.mat"
-# Of the training images in the authors' split.
-TRAIN_SHARE = 795 / 1449
-# A file of more bytes goes into the digest by so many windows, spread over it.
-DIGEST_BYTES = 2**28
+TRAIN_SHARE = 795 / 1449  # of the images, in the authors' split
+DIGEST_BYTES = 2**28  # the digest is of larger files by windows, spread evenly
 WINDOWS, WINDOW_BYTES = 500, 65536
 
 
 class MatSource:
     """All images of a file in NYU's layout; a sample also holds "depth", float32 `[h, w]` metres.
-
-    Images are read one by one, when they are asked for.
 
     Args:
       path: of the file, with `images` uint8 `[n, 3, w, h]` and `depths` `[n, w, h]`.
@@ -43,14 +38,9 @@ class MatSource:
         self._path = Path(path)
         self.class_names: tuple[str, ...] = ()
         self.origin = str(path)
-        for name in ("images", "depths"):
-            require(
-                name in self._file,
-                f"{path} lacks {name!r}: expected the labelled images of NYU-Depth-V2 "
-                "(nyu_depth_v2_labeled.mat)",
-            )
+        expected = f"{path}: expected uint8 images [n, 3, w, h] and float depths [n, w, h]"
+        require("images" in self._file and "depths" in self._file, expected)
         images, depths = self._file["images"], self._file["depths"]
-        shapes = f"images are {images.dtype} {images.shape}, depths {depths.dtype} {depths.shape}"
         require(
             images.dtype == np.uint8
             and np.issubdtype(depths.dtype, np.floating)
@@ -58,7 +48,7 @@ class MatSource:
             and images.shape[1] == 3
             and (images.shape[0], *images.shape[2:]) == depths.shape
             and images.size > 0,
-            f"{path}: {shapes}; expected uint8 [n, 3, w, h] and floats [n, w, h]",
+            f"{expected}, not {images.dtype} {images.shape} and {depths.dtype} {depths.shape}",
         )
         n, channels, width, height = images.shape
         self._length, self.image_shape = n, (height, width, channels)
@@ -101,7 +91,7 @@ class MatSource:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the file's size and content; of a large file's, by windows spread evenly over it."""
+        """Of the file's size and content."""
         size = self._path.stat().st_size
         digest = hashlib.sha256(str(size).encode())
         with open(self._path, "rb") as stream:
@@ -137,14 +127,12 @@ def open_mat(path: Path) -> tuple[Subset, Subset]:
     source = MatSource(path)
     beside = Path(path).with_name(SPLITS)
     if beside.is_file():
-        parts, what = _read_splits(beside, len(source)), f"(split of {SPLITS})"
+        (train, test), what = _read_splits(beside, len(source)), f"(split of {SPLITS})"
     else:
         logger.info("no %s beside %s: the test split is of scenes drawn at random", SPLITS, path)
-        parts, what = _by_scene(source), "(split by scene)"
-    train, test = parts
-    return Subset(source, train, f"training images {what}"), Subset(
-        source, test, f"test images {what}"
-    )
+        (train, test), what = _by_scene(source), "(split by scene)"
+    train = Subset(source, train, f"training images {what}")
+    return train, Subset(source, test, f"test images {what}")
 
 
 def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,16 +146,15 @@ def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
             f"{path} cannot be read as the authors' split ({error}): download it again, or move it "
             "away for a split by scene"
         ) from error
-    every = np.sort(np.concatenate(parts))
+    every = np.concatenate(parts)
     require(
-        bool(every.size and len(parts[0]) and len(parts[1]))
+        all(map(len, parts))
         and len(np.unique(every)) == len(every)
-        and every[0] >= 0
-        and every[-1] < n,
+        and 0 <= every.min() <= every.max() < n,
         f"{path} does not fit the {n} images beside it: trainNdxs and testNdxs must be different "
         f"numbers from 1 to {n}; move it away for a split by scene",
     )
-    return np.sort(parts[0]), np.sort(parts[1])
+    return tuple(map(np.sort, parts))
 
 
 def _by_scene(source: MatSource) -> tuple[np.ndarray, np.ndarray]:

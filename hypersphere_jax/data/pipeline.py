@@ -1,17 +1,20 @@
 """From sources to batches: all images in memory, or read from batch to batch.
 
-Both ways give the same batches: which images they hold is a function of the step (see `sampling`),
-and what the host draws for a sample depends on the seed, the step and its place in the batch.
+Both give the same batches: their images are a function of the step (see `sampling`), and random
+crops on the host one of the seed, the step and the position in the batch.
 """
 
 import concurrent.futures
 import dataclasses
+import functools
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,59 +23,55 @@ import numpy as np
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
+from hypersphere_jax.files import whole_file
 
 logger = logging.getLogger("hypersphere_jax")
 
 OnBad = Literal["error", "skip"]
-# Of a split, more unreadable images than this share are no accident.
-MOST_BAD = 0.1
-# Changes with what `decode` makes of a file: kept images of another version are not read.
-DECODER = "v1"
-# Images whose decoding took longer are kept on disk.
-SLOW_SECONDS = 1.0
+MOST_BAD = 0.1  # share of unreadable images from which on a run ends
+DECODER = "v1"  # changes when `decode` gives other pixels: files in the cache have it in their name
+SLOW_SECONDS = 1.0  # images that took longer to decode are kept in the cache
 
 
 class Batch(NamedTuple):
-    """`images` uint8 `[n, …]`, `labels` int32 `[n]`, `indices` int32 `[n]`: numbers in the source.
+    """Images of a source; the index is -1 where one could not be read and was not replaced."""
 
-    Where an image could not be read and was not replaced, the index is -1.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    indices: np.ndarray
+    images: np.ndarray  # uint8 [n, …]
+    labels: np.ndarray  # int32 [n]
+    indices: np.ndarray  # int32 [n]
 
 
-class Bad:
+class BadImages:
     """Counts and reports the images of a source that cannot be read.
 
     Attributes:
-      found: why an image cannot be read, by its number.
+      reasons: why an image cannot be read, by its index.
     """
 
     def __init__(self, source: Source, on_bad: OnBad):
-        self.found: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}
         self._source = source
         self._on_bad = on_bad
 
-    def report(self, found: Mapping[int, str]) -> None:
+    def report(self, reasons: Mapping[int, str]) -> None:
         """Logs each image once.
 
         Raises:
           UserError: at the first one where they are errors, else when there are too many.
         """
-        for index, why in found.items():
+        for index, why in reasons.items():
             require(
                 self._on_bad == "skip",
                 f"{why}; mend or remove that image, or leave such images out: --bad-images skip",
             )
-            if index not in self.found:
-                self.found[index] = why
-                logger.warning("%s; left out (%d so far)", why, len(self.found))
+            if index not in self.reasons:
+                self.reasons[index] = why
+                logger.warning("%s; left out (%d so far)", why, len(self.reasons))
+        n = len(self._source)
         require(
-            len(self.found) <= MOST_BAD * len(self._source),
-            f"{len(self.found)} of the {len(self._source)} images of {self._source.origin} cannot "
-            "be read: more than a tenth is no accident",
+            len(self.reasons) <= MOST_BAD * n,
+            f"{len(self.reasons)} of the {n} images of {self._source.origin} cannot be read: more "
+            "than a tenth is no accident",
         )
 
 
@@ -104,7 +103,7 @@ def stream(
     source: Source,
     order: Callable[[int], np.ndarray],
     steps: range,
-    bad: Bad,
+    bad: BadImages,
     *,
     prepare: Callable[[np.ndarray, int, int], np.ndarray] | None = None,
     replace: bool = True,
@@ -115,18 +114,18 @@ def stream(
 
     Args:
       source: of the images.
-      order: numbers of the images in the batch of a step.
+      order: indices of the images in the batch of a step.
       steps: which.
-      bad: is told of images that cannot be read.
+      bad: gets the images that cannot be read.
       prepare: (image, step, position in the batch) -> uint8 array, such as `TwoCrops`.
-      replace: put the next readable image in the place of an unreadable one.
+      replace: unreadable images by the next readable one.
       rows: the part of each batch to read; positions count in the whole batch.
       workers: processes that read; 0: threads of this process.
     """
     import grain
     from absl import flags
 
-    load = _Load(source, order, rows, prepare, replace)
+    load = functools.partial(_load, source, order, rows, prepare, replace)
     batches = grain.MapDataset.range(steps.start, steps.stop).map(load)
     threads = os.cpu_count() or 1
     if workers:
@@ -140,9 +139,9 @@ def stream(
         batches = batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2))
     iterator = iter(batches)
     try:
-        for batch, found in iterator:
-            bad.report(dict(found))
-            # What workers send lies in shared memory, which Grain takes back.
+        for batch, reasons in iterator:
+            bad.report(dict(reasons))
+            # What workers send is in shared memory, which Grain takes back.
             copied = Batch(*(map(np.array, batch) if workers else batch))
             del batch
             yield copied
@@ -161,17 +160,17 @@ def stream(
 
 def in_memory(
     source: Source,
-    bad: Bad,
+    bad: BadImages,
     cache_dir: Path | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Arrays:
     """All images of a source whose images have one size, decoded once.
 
-    The place of an unreadable image is taken by the next one, as in `stream`.
+    An unreadable image is replaced by the next one, as in `stream`.
 
     Args:
       source: of the images.
-      bad: is told of images that cannot be read.
+      bad: gets the images that cannot be read.
       cache_dir: keeps the decoded images for the next time, if decoding them took a while.
       track: shows how far the work is.
     """
@@ -183,39 +182,33 @@ def in_memory(
         "array: take --pipeline streaming",
     )
     file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
-    found = None if file is None else _cached(file)
-    began = time.monotonic()
-    if found is None:
-        images = np.empty((len(source), *source.image_shape), np.uint8)
-        labels, unreadable = np.empty(len(source), np.int32), {}
+    cached = None if file is None else _read_cache(file)
+    if cached is not None:
+        return Arrays(*cached, source.class_names, source.origin)
+    began, n = time.monotonic(), len(source)
+    images, labels = np.empty((n, *source.image_shape), np.uint8), np.empty(n, np.int32)
+    unreadable: dict[int, str] = {}
 
-        def decode(i: int) -> dict[int, str]:
-            sample, missing = read(source, i)
-            if sample:
-                images[i], labels[i] = sample["image"], sample["label"]
-            return missing
+    def decode(i: int) -> dict[int, str]:
+        sample, missing = read(source, i)
+        if sample:
+            images[i], labels[i] = sample["image"], sample["label"]
+        return missing
 
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            try:
-                for missing in in_order(pool, decode, track(range(len(source)))):
-                    unreadable |= missing
-                    bad.report(missing)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        # What could not be read today may be readable tomorrow.
-        if file is not None and not unreadable and time.monotonic() - began > SLOW_SECONDS:
-            _keep(file, images, labels)
-    else:
-        images, labels = found
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for missing in in_order(pool, decode, track(range(n))):
+            unreadable |= missing
+            bad.report(missing)
+    # An image that cannot be read today may be readable tomorrow.
+    if file is not None and not unreadable and time.monotonic() - began > SLOW_SECONDS:
+        _write_cache(file, images, labels)
     return Arrays(images, labels, source.class_names, source.origin)
 
 
 def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, Any], dict[int, str]]:
-    """Sample `index` with its number as "index", or the next one that can be read.
+    """Sample `index`, or the next one that can be read, and why those before it could not.
 
-    Returns:
-      The sample, empty if there is none, and why images before it could not be read.
+    The sample holds its "index"; it is empty where none can be read.
     """
     missing: dict[int, str] = {}
     for offset in range(len(source) if replace else 1):
@@ -230,62 +223,54 @@ def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, An
 
 
 def in_order(pool: concurrent.futures.Executor, function: Callable, items: Iterable) -> Iterator:
-    """Results of a function in the order of the items, with little more than needed in flight."""
-    waiting: list[concurrent.futures.Future] = []
-    for item in items:
-        waiting.append(pool.submit(function, item))
-        if len(waiting) >= 256:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
+    """Results of a function in the order of the items, with at most 256 in flight."""
+    waiting: deque[concurrent.futures.Future] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= 256:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
-class _Load:
-    """Reads the batch of a step; picklable, as worker processes need it."""
-
-    def __init__(self, source, order, rows, prepare, replace):
-        self._source, self._order, self._rows = source, order, rows
-        self._prepare, self._replace = prepare, replace
-
-    def __call__(self, step: int) -> tuple[tuple, tuple]:
-        wanted = self._order(step)
-        images, labels, indices, bad = [], [], [], {}
-        for position in range(len(wanted))[self._rows]:
-            sample, missing = read(self._source, int(wanted[position]), self._replace)
-            bad |= missing
-            image = sample.get("image")
-            if image is not None and self._prepare is not None:
-                image = self._prepare(image, step, position)
-            images.append(image)
-            labels.append(sample.get("label", -1))
-            indices.append(sample.get("index", -1))
-        read_ones = [image for image in images if image is not None]
-        blank = np.zeros_like(read_ones[0] if read_ones else self._blank())
-        images = np.stack([blank if image is None else image for image in images])
-        found = Batch(images, np.array(labels, np.int32), np.array(indices, np.int32))
-        return tuple(found), tuple(bad.items())
-
-    def _blank(self) -> np.ndarray:
-        shape = self._source.image_shape or (64, 64, 3)
-        blank = np.zeros(shape, np.uint8)
-        return blank if self._prepare is None else self._prepare(blank, 0, 0)
+def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tuple]:
+    """The batch of a step, and why some of its images could not be read."""
+    wanted = order(step)
+    images, labels, indices, reasons = [], [], [], {}
+    for position in range(len(wanted))[rows]:
+        sample, missing = read(source, int(wanted[position]), replace)
+        reasons |= missing
+        image = sample.get("image")
+        if image is not None and prepare is not None:
+            image = prepare(image, step, position)
+        images.append(image)
+        labels.append(sample.get("label", -1))
+        indices.append(sample.get("index", -1))
+    blank = next((image for image in images if image is not None), None)
+    if blank is None:
+        blank = np.zeros(source.image_shape or (64, 64, 3), np.uint8)
+        blank = blank if prepare is None else prepare(blank, 0, 0)
+    images = np.stack([np.zeros_like(blank) if image is None else image for image in images])
+    batch = Batch(images, np.array(labels, np.int32), np.array(indices, np.int32))
+    return tuple(batch), tuple(reasons.items())
 
 
 def _follow_parent(index: int, count: int) -> None:
     """Leaves Ctrl-C, which a terminal sends to all, to the parent process; ends when that does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
 
     def watch():
-        while os.getppid() == parent:
-            time.sleep(2)
+        multiprocessing.parent_process().join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _cached(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Images and labels of an earlier time; None if they are not there whole."""
+def _read_cache(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
     try:
         labels = np.load(_labels_file(file))
         images = np.load(file, mmap_mode="r")
@@ -295,17 +280,11 @@ def _cached(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
     return (images, labels) if whole else None
 
 
-def _keep(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
+def _write_cache(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         for path, array in ((_labels_file(file), labels), (file, images)):
-            part = path.with_suffix(f".{os.getpid()}.part")
-            try:
-                with open(part, "wb") as stream:
-                    np.save(stream, array)
-                os.replace(part, path)  # only whole files bear the name
-            finally:
-                part.unlink(missing_ok=True)
+            with whole_file(path) as stream:
+                np.save(stream, array)
         logger.info("decoded images are kept in %s", file)
     except OSError as error:
         logger.warning("decoded images are not kept for the next time: %s", error)

@@ -1,4 +1,4 @@
-"""Which images stand in the batch of a step: a function of (seed, step), without state."""
+"""The indices of the batch of a step: a function of (seed, step), without state."""
 
 import numpy as np
 
@@ -7,16 +7,10 @@ from hypersphere_jax.data.source import Source
 
 
 class Sampler:
-    """Batches of indices, each epoch in its own random order; the short last batch is dropped.
-
-    Nothing has to be stored to resume at a step, and no number depends on devices or hosts.
-    """
+    """Batches of indices, each epoch in its own random order; the short last batch is dropped."""
 
     def __init__(self, n: int, batch_size: int, seed: int):
-        require(
-            batch_size <= n,
-            f"--batch-size {batch_size} is more than the {n} training images",
-        )
+        require(batch_size <= n, f"--batch-size {batch_size} is more than the {n} training images")
         self.batch_size = batch_size
         self.steps_per_epoch = n // batch_size
         self._n, self._seed = n, seed
@@ -29,12 +23,12 @@ class Sampler:
         return self._order(epoch)[start : start + self.batch_size]
 
     def _order(self, epoch: int) -> np.ndarray:
-        held = self._orders  # of few epochs: the running one, and the next at its border
-        if epoch not in held:
+        orders = self._orders  # of two epochs, as reading ahead crosses their border
+        if epoch not in orders:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._n)
-            newest = {key: held[key] for key in list(held)[-1:]}
-            self._orders = held = newest | {epoch: order.astype(np.int32)}
-        return held[epoch]
+            newest = dict(list(orders.items())[-1:])
+            self._orders = orders = newest | {epoch: order.astype(np.int32)}
+        return orders[epoch]
 
 
 class Consecutive:
@@ -56,9 +50,8 @@ class Consecutive:
         self.steps_per_epoch = int(batches.sum())
         before = np.cumsum(batches) - batches
         within = np.arange(self.steps_per_epoch) - np.repeat(before, batches)
-        starts = np.repeat(documents[:-1], batches) + within * batch_size
+        self._starts = np.repeat(documents[:-1], batches) + within * batch_size
         self._order = Sampler(self.steps_per_epoch, 1, seed)
-        self._starts = starts
 
     def __call__(self, step: int) -> np.ndarray:
         """Numbers `[batch_size]` of the sentences in the global batch of a step, from 0."""

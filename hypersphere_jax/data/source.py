@@ -19,14 +19,13 @@ class UnreadableImage(Exception):
 
 
 class Source(Protocol):
-    """Images with labels, by number: `len(source)` and `source[i]` are all that reading needs.
+    """Images with labels, by index; picklable, and read from any thread or process.
 
-    The same number gives the same sample always, from any thread or process, so a source can be
-    pickled. An image that cannot be read raises `UnreadableImage`.
+    The same index gives the same sample always; `UnreadableImage` where it cannot be read.
     """
 
     class_names: tuple[str, ...]  # of label 0, 1, …; empty where nothing has a label
-    origin: str  # where it came from, for people
+    origin: str  # where it came from, for messages
     image_shape: tuple[int, int, int] | None  # None where images may differ
 
     def __len__(self) -> int: ...
@@ -51,7 +50,7 @@ class Arrays:
       images: uint8 `[n, h, w, c]`.
       labels: integers `[n]`; -1 marks an image without one.
       class_names: of label 0, 1, …
-      origin: where they came from, for people.
+      origin: where they came from, for messages.
     """
 
     def __init__(

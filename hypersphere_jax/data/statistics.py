@@ -1,4 +1,4 @@
-"""What a source holds: sizes, classes, means, and how fast it is read."""
+"""Sizes, classes, means and deviations of a source, and how fast it is read."""
 
 import concurrent.futures
 import os
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hypersphere_jax.config import require
-from hypersphere_jax.data.pipeline import Bad, in_order, read
+from hypersphere_jax.data.pipeline import BadImages, in_order, read
 from hypersphere_jax.data.source import Source
 
 
@@ -30,15 +30,15 @@ class Statistics(NamedTuple):
 
 def statistics(
     source: Source,
-    bad: Bad,
+    bad: BadImages,
     sample: int | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Statistics:
     """Counts a source's images, and reads some of them.
 
     Args:
-      source: to look at.
-      bad: is told of images that cannot be read.
+      source: of the images.
+      bad: gets the images that cannot be read.
       sample: how many images to read, spread evenly over the source; None: all.
       track: shows how far the work is.
 
@@ -46,24 +46,23 @@ def statistics(
       UserError: for images whose numbers of channels differ, or when none can be read.
     """
     n = len(source)
-    count = n if sample is None else min(sample, n)
+    count = min(sample or n, n)
     chosen = (np.arange(count) * n // max(count, 1)).tolist()
     shapes: set[tuple[int, int, int]] = set()
-    pixels, sums, squares = 0, 0.0, 0.0
+    totals = np.zeros(())
     began = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for missing, found in in_order(pool, lambda i: _moments(source, i), track(chosen)):
             bad.report(missing)
-            if found is not None:
-                shapes.add(found[0])
-                pixels += found[0][0] * found[0][1]
-                sums, squares = sums + found[1], squares + found[2]
+            for shape, moments in found:
+                shapes.add(shape)
+                channels = sorted({shape[2] for shape in shapes})
+                require(len(channels) == 1, f"images of {source.origin} have {channels} channels")
+                totals = totals + moments
     seconds = time.perf_counter() - began
     require(bool(shapes), f"no image of {source.origin} was read")
-    channels = sorted({shape[2] for shape in shapes})
-    require(len(channels) == 1, f"images of {source.origin} have {channels} channels")
-    mean = sums / pixels
-    std = np.sqrt(np.maximum(squares / pixels - mean**2, 0))
+    mean, squares = totals[1:] / totals[0]
+    std = np.sqrt(np.maximum(squares - mean**2, 0))
     by_area = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
     labels = source.labels
     counts = np.bincount(labels[labels >= 0], minlength=len(source.class_names))
@@ -71,8 +70,8 @@ def statistics(
         n,
         dict(zip(source.class_names, counts.tolist(), strict=True)),
         int(np.sum(labels < 0)),
-        count - len(bad.found),
-        len(bad.found),
+        count - len(bad.reasons),
+        len(bad.reasons),
         by_area[0],
         by_area[-1],
         tuple((mean / 255).tolist()),
@@ -81,12 +80,13 @@ def statistics(
     )
 
 
-def _moments(source: Source, index: int) -> tuple[dict[int, str], tuple | None]:
+def _moments(source: Source, index: int) -> tuple[dict[int, str], list[tuple]]:
+    """Of an image that can be read: shape, and pixels, sums and sums of squares `[3, c]`."""
     sample, missing = read(source, index, replace=False)
     if not sample:
-        return missing, None
+        return missing, []
     image = sample["image"]
     # Exact: sums of bytes and of their squares fit 64 bits.
     values = image.reshape(-1, image.shape[-1]).astype(np.int64)
-    sums, squares = values.sum(0), np.square(values).sum(0)
-    return missing, (image.shape, sums.astype(float), squares.astype(float))
+    moments = np.stack([np.full(image.shape[2], len(values)), values.sum(0), (values**2).sum(0)])
+    return missing, [(image.shape, moments.astype(float))]

@@ -1,7 +1,6 @@
-"""Parts of a source by number: long-tailed and uniform subsets, folds, fractions, classes.
+"""Parts of a source by index: long-tailed and uniform subsets, folds, fractions, classes.
 
-A view holds numbers, no images. Which images it takes is a function of the labels and a seed, and
-does not depend on how the source is stored.
+Which images a part has is a function of the labels and a seed, not of how the source is stored.
 """
 
 import bisect
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.config import require
 from hypersphere_jax.data.source import Sample, Source
 
 # Position of the first class in the quantiles of `long_tailed_counts`; fits ImageNet-LT's total.
@@ -21,66 +20,50 @@ FIRST_POSITION = 0.7928
 
 
 class Subset:
-    """Some images of a source, in the order of their numbers here.
+    """Some images of a source, in the order of `indices`.
 
     Args:
       source: to take them from.
-      indices: integers `[m]`, each once.
-      what: which they are, for people.
+      indices: integers `[m]`; an image may occur several times.
+      what: which images these are, for messages.
+      kept: labels of the classes that they have, which are numbered anew from 0; None: as before.
     """
 
-    def __init__(self, source: Source, indices: np.ndarray, what: str):
-        indices = np.asarray(indices)
-        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
-            raise ValueError(f"indices must be integers [m], not {indices.dtype} {indices.shape}")
-        within = indices.size == 0 or (indices.min() >= 0 and indices.max() < len(source))
-        if not within or len(np.unique(indices)) != len(indices):
-            raise ValueError(f"indices must be different numbers from 0 to {len(source) - 1}")
-        self.source, self.indices = source, indices.astype(np.int64)
+    def __init__(
+        self, source: Source, indices: np.ndarray, what: str, kept: np.ndarray | None = None
+    ):
+        self.source, self.indices = source, np.asarray(indices, np.int64)
+        if len(indices) and not 0 <= self.indices.min() <= self.indices.max() < len(source):
+            raise ValueError(f"indices must be from 0 to {len(source) - 1}")
         self.class_names = source.class_names
         self.origin = f"{what} of {source.origin}"
         self.image_shape = source.image_shape
+        self._kept = kept
+        if kept is not None:
+            self._new_labels = np.full(len(source.class_names), -1, np.int32)
+            self._new_labels[kept] = np.arange(len(kept))
+            self.class_names = tuple(source.class_names[label] for label in kept)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, i: int) -> Sample:
-        return self.source[int(self.indices[i])]
+        sample = self.source[int(self.indices[i])]
+        if self._kept is None:
+            return sample
+        return {**sample, "label": int(self._new_labels[sample["label"]])}
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
         """int32 `[m]`."""
-        return self.source.labels[self.indices]
+        labels = self.source.labels[self.indices]
+        return labels if self._kept is None else self._new_labels[labels]
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the source and the numbers."""
-        return _digest(self.source.digest, self.indices)
-
-
-class _Relabelled(Subset):
-    """A subset whose labels count its own classes: `kept` are those of the source, sorted."""
-
-    def __init__(self, source: Source, indices: np.ndarray, what: str, kept: np.ndarray):
-        super().__init__(source, indices, what)
-        self._kept = kept
-        self.class_names = tuple(source.class_names[label] for label in kept)
-
-    def __getitem__(self, i: int) -> Sample:
-        sample = super().__getitem__(i)
-        return {**sample, "label": int(np.flatnonzero(self._kept == sample["label"])[0])}
-
-    @functools.cached_property
-    def labels(self) -> np.ndarray:
-        """int32 `[m]`."""
-        new = np.full(len(self.source.class_names), -1, np.int32)
-        new[self._kept] = np.arange(len(self._kept))
-        return new[self.source.labels[self.indices]]
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Of the source, the numbers and the classes."""
-        return _digest(self.source.digest, self.indices, self._kept)
+        """Of the source, the indices and the classes kept."""
+        kept = () if self._kept is None else (self._kept,)
+        return _digest(self.source.digest, self.indices, *kept)
 
 
 class Concatenated:
@@ -94,8 +77,6 @@ class Concatenated:
     """
 
     def __init__(self, sources: Sequence[Source]):
-        if not sources:
-            raise ValueError("there must be at least one source")
         named = {source.class_names for source in sources if source.class_names}
         require(
             len(named) <= 1,
@@ -138,8 +119,8 @@ def long_tailed(
 ) -> Subset:
     """A long-tailed subset, as ImageNet-LT is one of ImageNet.
 
-    Which class gets which of the `long_tailed_counts` is drawn by the seed, from the largest size
-    on, among the classes that have as many images; then which of its images.
+    The `long_tailed_counts`, from the largest on, go to random classes that have as many images;
+    then each class draws that many of its images.
 
     Args:
       source: with labels.
@@ -155,18 +136,17 @@ def long_tailed(
 
     Source: balanced paper A.3.4; Liu et al. 2019, Section 3.
     """
-    members = _by_label(source)
-    if largest is None:
-        largest = min(1280, max(map(len, members.values())))
-    counts = long_tailed_counts(len(members), size, alpha, smallest, largest)
+    members = _labelled(source)
+    most = max(map(len, members.values()))
+    largest = min(1280, most) if largest is None else largest
     rng = np.random.RandomState(seed)
     free, taken = sorted(members), []
-    for count in counts:
+    for count in long_tailed_counts(len(members), size, alpha, smallest, largest):
         able = [label for label in free if len(members[label]) >= count]
         require(
             bool(able),
             f"no class of {source.origin} is left that has {count} images (the largest has "
-            f"{max(map(len, members.values()))}): take a smaller largest, or size",
+            f"{most}): take a smaller largest, or size",
         )
         label = able[rng.randint(len(able))]
         free.remove(label)
@@ -232,51 +212,60 @@ def long_tailed_counts(
 
 
 def uniform(source: Source, seed: int, size: int) -> Subset:
-    """A subset with as many images of each class, up to one; as ImageNet-Uni is one of ImageNet.
+    """A subset with equally many images of each class, up to one; as ImageNet-Uni of ImageNet.
 
     The paper draws from all images alike, which gives nearly this for ImageNet's classes of nearly
-    one size. Here it holds for any source; a class with too few images gives all it has.
+    one size. A class with too few images gives all it has.
 
     Raises:
       UserError: when the source has fewer images with labels.
 
     Source: balanced paper A.3.4.
     """
-    members = _by_label(source)
+    members = _labelled(source)
     available = sum(map(len, members.values()))
     require(0 < size <= available, f"size {size}: {source.origin} has {available} labelled images")
     rng = np.random.RandomState(seed)
     mixed = [rng.permutation(members[label]) for label in rng.permutation(sorted(members))]
-    # Image by image of each class in turn: the first `size` of them are as even as they can be.
+    # Round-robin over the classes: the first `size` images are as even as they can be.
     turns = np.concatenate([np.arange(len(images)) for images in mixed])
     indices = np.sort(np.concatenate(mixed)[np.argsort(turns, kind="stable")[:size]])
     return Subset(source, indices, f"uniform subset ({size} images, seed {seed})")
 
 
 def fold(source: Source, folds: int, number: int, seed: int) -> tuple[Subset, Subset]:
-    """The training and the validation part of one of several folds.
-
-    The validation parts of all folds are disjoint and cover the source. Of each class (images
-    without label are one) they hold as many images, up to one, and so in all.
+    """The training and the validation part of one of several stratified folds.
 
     Args:
-      source: to divide.
+      source: to divide; images without label are one class.
       folds: how many, at least 2.
       number: which, from 0.
       seed: of the division.
     """
     require(2 <= folds <= len(source), f"folds {folds}: from 2 to the {len(source)} images")
     require(0 <= number < folds, f"fold {number}: they are numbered from 0 to {folds - 1}")
-    rng = np.random.RandomState(seed)
-    members = _by_label(source, unlabelled=True)
-    order = np.concatenate([rng.permutation(members[label]) for label in sorted(members)])
-    part = np.empty(len(source), np.int64)
-    part[order] = np.arange(len(source)) % folds
+    part = stratified_folds(source.labels, folds, np.random.RandomState(seed))
     name = f"fold {number} of {folds}, seed {seed}"
     return (
         Subset(source, np.flatnonzero(part != number), f"training part ({name})"),
         Subset(source, np.flatnonzero(part == number), f"validation part ({name})"),
     )
+
+
+def stratified_folds(
+    labels: np.ndarray, folds: int, rng: np.random.Generator | np.random.RandomState
+) -> np.ndarray:
+    """The fold of each image, int32 `[n]`: equal sizes, in all and of each class, up to one."""
+    part = np.empty(len(labels), np.int32)
+    part[np.concatenate(shuffled_classes(labels, rng))] = np.arange(len(labels)) % folds
+    return part
+
+
+def shuffled_classes(
+    labels: np.ndarray, rng: np.random.Generator | np.random.RandomState
+) -> list[np.ndarray]:
+    """Indices of the images of each label that occurs, sorted by label, in random order within."""
+    return [rng.permutation(members) for members in _by_label(labels).values()]
 
 
 def fraction(source: Source, share: float, seed: int) -> Subset:
@@ -286,12 +275,8 @@ def fraction(source: Source, share: float, seed: int) -> Subset:
     larger one.
     """
     require(0 < share <= 1, f"share {share}: must be above 0 and at most 1")
-    rng = np.random.RandomState(seed)
-    members = _by_label(source, unlabelled=True)
-    taken = [
-        rng.permutation(members[label])[: max(1, round(share * len(members[label])))]
-        for label in sorted(members)
-    ]
+    classes = shuffled_classes(source.labels, np.random.RandomState(seed))
+    taken = [members[: max(1, round(share * len(members)))] for members in classes]
     return Subset(source, np.sort(np.concatenate(taken)), f"{share:.4g} (seed {seed})")
 
 
@@ -301,28 +286,39 @@ def by_class(source: Source, names: Sequence[str]) -> Subset:
     Raises:
       UserError: for a name that is no class of the source.
     """
-    known = {name: label for label, name in enumerate(source.class_names)}
+    check_classes(names, source.class_names, source.origin)
+    kept = np.array([source.class_names.index(name) for name in sorted(set(names))])
+    indices = np.flatnonzero(np.isin(source.labels, kept))
+    return Subset(source, indices, f"{len(kept)} classes", kept)
+
+
+def check_classes(names: Sequence[str], known: Sequence[str], origin: str) -> None:
+    """Raises `UserError` for a name that is not known, with the nearest one that is."""
     unknown = sorted(set(names) - set(known))
     near = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
     meant = f" (did you mean {near[0]!r}?)" if near else ""
-    require(not unknown, f"no classes {', '.join(unknown)}{meant} in {source.origin}")
-    require(bool(names), f"no classes of {source.origin} are named")
-    kept = np.array([known[name] for name in sorted(set(names))])
-    indices = np.flatnonzero(np.isin(source.labels, kept))
-    return _Relabelled(source, indices, f"{len(kept)} classes", kept)
+    require(not unknown, f"{origin} lacks the classes {some(unknown)}{meant}")
 
 
-def _by_label(source: Source, unlabelled: bool = False) -> dict[int, np.ndarray]:
-    """Numbers of the images of each label that occurs."""
-    labels = np.asarray(source.labels)
+def some(names: Sequence[str]) -> str:
+    """The first few of many, for one line."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _labelled(source: Source) -> dict[int, np.ndarray]:
+    """As `_by_label`, without the images that have no label."""
+    members = _by_label(source.labels)
+    members.pop(-1, None)
+    require(bool(members), f"this subset goes by class, and {source.origin} has no labels")
+    return members
+
+
+def _by_label(labels: np.ndarray) -> dict[int, np.ndarray]:
+    """Indices of the images of each label that occurs, by label."""
     order = np.argsort(labels, kind="stable")
     values, starts = np.unique(labels[order], return_index=True)
-    members = dict(zip(values.tolist(), np.split(order, starts[1:]), strict=True))
-    if not unlabelled:
-        members.pop(-1, None)
-        if not members:
-            raise UserError(f"this subset goes by class, and {source.origin} has no labels")
-    return members
+    return dict(zip(values.tolist(), np.split(order, starts[1:]), strict=True))
 
 
 def _digest(*parts: str | np.ndarray) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.config import PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 
 equal = np.testing.assert_array_equal
@@ -52,10 +52,10 @@ def zipped(path, files, method=zipfile.ZIP_STORED):
 
 def made(raw, out, **options):
     """The training and the held-out split of a new corpus."""
-    assert text.prepare_text(raw, out, **options)
+    assert text.prepare_text(PrepareTextConfig(str(raw), str(out), **options))
     return text.open_corpus(out)
 
 
 def read_back(corpus):
     """All sentences, their words with spaces between them."""
-    return [text.text(corpus, i) for i in range(len(corpus))]
+    return [corpus.text(i) for i in range(len(corpus))]

@@ -6,7 +6,7 @@ import numpy as np
 from data_cases import equal, why
 
 from hypersphere_jax.data import pipeline
-from hypersphere_jax.data.pipeline import Bad, OneCrop, TwoCrops, in_memory, stream
+from hypersphere_jax.data.pipeline import BadImages, OneCrop, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import UnreadableImage
 
@@ -39,8 +39,8 @@ def shrink(rng, image):
 
 
 def batches(source, on_bad="skip", steps=range(3, 20), order=ORDER, **options):
-    bad = Bad(source, on_bad)
-    return list(stream(source, order, steps, bad, **options)), bad.found
+    bad = BadImages(source, on_bad)
+    return list(stream(source, order, steps, bad, **options)), bad.reasons
 
 
 def joined(found):
@@ -102,9 +102,9 @@ def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
     equal(indices, expected)
     equal(images[:, 0, 0, 0], expected)
     equal(labels, expected % 2)
-    bad = Bad(source, "skip")
+    bad = BadImages(source, "skip")
     arrays = in_memory(source, bad)
-    assert bad.found == missing and arrays.class_names == ("a", "b")
+    assert bad.reasons == missing and arrays.class_names == ("a", "b")
     same([[arrays.images[order], arrays.labels[order]]], [[images, labels]])
 
 
@@ -123,18 +123,18 @@ def test_without_replacement_a_bad_image_is_marked():
 
 def test_bad_images_are_errors_or_at_most_a_tenth():
     one, source, varied = Numbered(bad=(50,)), Numbered(), Numbered(sizes=(4, 5))
-    for said in (why(in_memory, one, Bad(one, "error")), why(batches, one, "error")):
+    for said in (why(in_memory, one, BadImages(one, "error")), why(batches, one, "error")):
         assert "image 50 is cut short; " in said and "--bad-images skip" in said
-    assert len(in_memory(Numbered(bad=range(6)), Bad(source, "skip"))) == N
-    assert "7 of the 60" in why(in_memory, Numbered(bad=range(10, 17)), Bad(source, "skip"))
-    assert "--pipeline streaming" in why(in_memory, varied, Bad(varied, "error"))
+    assert len(in_memory(Numbered(bad=range(6)), BadImages(source, "skip"))) == N
+    assert "7 of the 60" in why(in_memory, Numbered(bad=range(10, 17)), BadImages(source, "skip"))
+    assert "--pipeline streaming" in why(in_memory, varied, BadImages(varied, "error"))
 
 
 def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
     every, source, unreadable = list(range(N)), Numbered(), range(N)
 
     def images(source, on_bad="error"):
-        found = in_memory(source, Bad(source, on_bad), tmp_path / "cache")
+        found = in_memory(source, BadImages(source, on_bad), tmp_path / "cache")
         equal(found.labels, found.images[:, 0, 0, 0] % 2)
         return found.images[:, 0, 0, 0].tolist()
 

@@ -123,7 +123,7 @@ def test_by_class():
     assert view.class_names == part.class_names == ("ant", "dog") and counts(part) == [1, 1]
     for found in (view, part, subsets.by_class(source, source.class_names)):
         consistent(found, source)
-    assert "dogs (did you mean 'dog'?)" in why(subsets.by_class, source, ["dogs", "ant"])
+    assert "'dogs' (did you mean 'dog'?)" in why(subsets.by_class, source, ["dogs", "ant"])
 
 
 def test_concatenated():

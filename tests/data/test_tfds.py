@@ -8,8 +8,7 @@ from data_cases import equal, images, why
 from tfds_cases import example, noise, write
 
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.data.tfds_prepare import prepare
-from hypersphere_jax.data.tfds_source import TfdsSource, find_prepared, open_tfds
+from hypersphere_jax.data.tfds import TfdsSource, find_prepared, open_tfds, prepare
 
 LABELS = [1, 0, 1, 1, 0, 1, 0]
 IMAGES, OTHERS = noise(7), noise(3, seed=1)
@@ -69,21 +68,24 @@ def test_which_split_is_the_test_split(tmp_path):
         train, test, pretrain = open_tfds("shapes", tmp_path / name)
         assert test.labels.tolist() == labels and pretrain is train
     # Without one, a tenth is held out: what is tested on is not trained on.
-    write(tmp_path, {"train": [[example(image, i % 2) for i, image in enumerate(noise(40))]]})
-    train, test, pretrain = open_tfds("shapes", tmp_path)
-    assert np.bincount(train.labels).tolist() == [18, 18]
-    assert np.bincount(test.labels).tolist() == [2, 2] and pretrain is train
-    assert set(train.indices) | set(test.indices) == set(range(40))
+    splits = {"train": [[example(image, i % 2) for i, image in enumerate(noise(40))]]}
+    for name, more in (("shapes", {}), ("more", {"unlabelled": [secret]})):
+        write(tmp_path, splits | more, f"{name}/1.0.0")
+        train, test, pretrain = open_tfds(name, tmp_path)
+        assert np.bincount(train.labels).tolist() == [18, 18]
+        assert np.bincount(test.labels).tolist() == [2, 2]
+        assert set(train.indices) | set(test.indices) == set(range(40))
+        equal(images(pretrain), [*images(train), *OTHERS[: len(more)]])
 
 
 def test_versions_configs_and_the_standard_folder(tmp_path, monkeypatch):
     for place in ("shapes/1.9.0", "shapes/1.10.0", "solids/round/1.0.0", "solids/flat/1.0.0"):
         write(tmp_path, SPLITS, place)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    assert find_prepared("shapes") == tmp_path / "shapes/1.10.0"
-    assert find_prepared("shapes:1.9.0", tmp_path).name == "1.9.0"
-    assert find_prepared("solids/flat", tmp_path) == tmp_path / "solids/flat/1.0.0"
-    assert "name one, as solids/flat" in why(find_prepared, "solids")
+    names = ("shapes", "shapes:1.9.0", "solids/flat")
+    found = [find_prepared(name)[0].relative_to(tmp_path) for name in names]
+    assert list(map(str, found)) == ["shapes/1.10.0", "shapes/1.9.0", "solids/flat/1.0.0"]
+    assert "specify the config name" in why(find_prepared, "solids", tmp_path)
 
 
 def test_what_cannot_be_read(tmp_path):
@@ -95,17 +97,9 @@ def test_what_cannot_be_read(tmp_path):
     assert "cut/1.0.0" in why(source.__getitem__, 1, error=UnreadableImage)
 
 
-def test_tfrecord_files_get_array_record_beside_them(tmp_path):
-    folder = write(tmp_path, SPLITS, form="tfrecord")
-    file = folder / "shapes-train.tfrecord-00000-of-00002"
-    whole, first = file.read_bytes(), 16 + len(EXAMPLES[0])
-    for content in (whole[:-9], whole[:first]):  # cut within a record, and after the first
-        file.write_bytes(content)
-        assert str(file) in why(prepare, "shapes", tmp_path)
-        assert "prepare shapes --data-dir" in why(open_tfds, "shapes", tmp_path)
-    file.write_bytes(whole)
-    for _ in range(2):  # it needs no TensorFlow, and the second time finds all there
-        assert prepare("shapes", tmp_path) == folder
-    train, test, _ = open_tfds("shapes", tmp_path)
-    equal(images(train), IMAGES)
-    assert train.labels.tolist() == LABELS and test.labels.tolist() == LABELS[:2]
+def test_other_formats_are_refused_and_array_record_is_not_prepared_again(tmp_path):
+    folder = write(tmp_path, SPLITS)
+    assert prepare("shapes", tmp_path) == folder  # without TensorFlow
+    write(tmp_path, SPLITS, "cones/1.0.0", form="tfrecord")
+    assert "prepared as tfrecord" in why(open_tfds, "cones", tmp_path)
+    assert "requirements-prepare.txt" in why(prepare, "cones", tmp_path)

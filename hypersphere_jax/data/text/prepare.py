@@ -1,305 +1,252 @@
 """From text files to a corpus on disk: `prepare_text`.
 
-Two passes. The first reads the text, which takes nearly all the time, and leaves pieces of about 16
-MB: sentences as numbers of the words of that piece. The second counts the words of the training
-sentences of all pieces, and writes the corpus. A piece that is written is not made again, so a
-preparation that was stopped goes on from the last one. Memory does not grow with the text.
+Two passes. The first reads the text, which takes nearly all the time, and leaves the sentences of
+each file in `unfinished`, as numbers of that file's own words. The second counts the words of the
+training sentences of all files, and writes the corpus. A file that was read whole is not read
+again, so a preparation that was stopped goes on with the next file.
 """
 
-import atexit
-import contextlib
-import dataclasses
-import errno
-import fcntl
-import functools
+import array
+import collections
 import hashlib
+import itertools
 import json
 import logging
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.data import valid_text
-from hypersphere_jax.data.text import pieces, reading
-from hypersphere_jax.data.text.corpus import FORMAT, SPLITS, open_corpus, read_about
+import numpy as np
+
+from hypersphere_jax.config import PrepareTextConfig, UserError, require
+from hypersphere_jax.data.text import reading, rules
+from hypersphere_jax.data.text.corpus import FORMAT, SPLITS, read_about, token_type
+from hypersphere_jax.files import locked, read_json, write_json
+from hypersphere_jax.packing import END, SPECIAL, UNKNOWN
 
 logger = logging.getLogger("hypersphere_jax")
 
-UNFINISHED = "unfinished"  # the folder of the pieces
-MAX_BYTES = 2**28  # of raw text that is prepared without being asked to
-FORMS = ("auto", "prose", "sentences")
+OPTIONS = ("vocabulary", "max_tokens", "held_out", "form")
+MAX_MB = 256  # of raw text that is prepared without being asked to
 CACHE = "~/.cache/hypersphere_jax/text"
+BLOCK = 2**18  # tokens in memory at once
+# Of a sentence, in the files of the first pass; the numbers of words come after these.
+WHOLE_END, CUT_END = range(2)
 
-Track = Callable[[Iterable[None], int], Iterable[None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What shapes a corpus, besides its files; see `prepare_text`."""
-
-    vocabulary: int = 50_000
-    max_tokens: int = 64
-    held_out: float = 0.05
-    form: str = "auto"
+Track = Callable[[list[Path]], Iterable[Path]]
 
 
-def prepare_text(
-    raw: Path,
-    out: Path,
-    *,
-    vocabulary: int = 50_000,
-    max_tokens: int = 64,
-    held_out: float = 0.05,
-    form: str = "auto",
-    track: Track = lambda items, count: items,
-) -> bool:
+def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
     """Makes a corpus of text files, for `open_corpus`.
 
     Each file is a document. Words are numbered from 3 on by their frequency in the training part,
     ties in alphabetical order; 0 is padding, 1 the end of a sentence, 2 every other word. When this
-    is stopped, the same call goes on, to the same corpus bit by bit.
+    is stopped, the same call goes on with the next file; processes that prepare the same corpus
+    wait for each other.
 
     Args:
-      raw: a .txt or .txt.gz file, or a folder of such (also in folders below). UTF-8, else Latin-1.
-      out: the folder for the corpus; not inside `raw`.
-      vocabulary: how many words get a number, at most. Of text with more than five million
-        different words, the rarest may be counted too low.
-      max_tokens: of a sentence, with its end token; longer ones are cut there, and counted.
-      held_out: the last sentences of each document, this share of them, rounded down, are the
-        held-out split.
-      form: "sentences" (one a line), "prose" (paragraphs between blank lines), or "auto": for each
-        file what its first lines look like, see `rules.form`.
-      track: shows how far the work is: passes on the items, of which there are so many.
+      config: the text, the folder for the corpus, and the options.
+      track: passes on the files, and shows how many are read.
 
     Returns:
-      Whether there was anything to do: not if `out` holds this very corpus.
+      Whether there was anything to do: not if the folder holds this very corpus.
 
     Raises:
-      UserError: when there is no text, a file cannot be read, or `out` holds something else.
+      UserError: when there is no text, a file cannot be read, or the folder holds something else.
     """
-    require(0 <= held_out < 1, f"--held-out {held_out}: must be in [0, 1)")
-    require(form in FORMS, f"--form {form}: must be one of {', '.join(FORMS)}")
-    valid_text(vocabulary, max_tokens)
-    options = Options(vocabulary, max_tokens, held_out, form)
-    raw, out = Path(raw), Path(out)
+    raw, out = (Path(path).expanduser() for path in (config.raw, config.out))
     files = reading.text_files(raw)
-    _check_apart(raw, out)
-    plan = _plan(raw, files, options)
-    if (out / "corpus.json").exists():
-        _check_same(out, plan)
-        shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-        return False
-    work = out / UNFINISHED
-    _check_free(out)
-    work.mkdir(parents=True, exist_ok=True)
-    with _locked(work / "lock", out):
-        _check_plan(work / "plan.json", plan)
-        sizes = [entry["bytes"] for entry in plan["files"]]
-        written = []
-
-        def passes():
-            yield from pieces.read_all(files, work, max_tokens, form)
-            written.append(
-                (yield from pieces.write_all(sizes, work, vocabulary, max_tokens, held_out))
-            )
-
-        # Closed when this is stopped: a writer must not outlive the lock.
-        with contextlib.closing(pieces.by_megabyte(passes())) as steps:
-            for _ in track(steps, pieces.megabytes(sum(sizes))):
-                pass
-        ((parts, about),) = written
-        for entry, known in zip(plan["files"], about.pop("files"), strict=True):
-            entry |= known
-        pieces.write_json(work / "corpus.json", plan | about)
-        _put(work, [*parts, "corpus.json"], out)
-    shutil.rmtree(work, ignore_errors=True)
-    return True
-
-
-def _plan(raw: Path, files: list[Path], options: Options) -> dict[str, Any]:
-    """What a corpus is made of; the same corpus comes of the same plan."""
-    root = raw if raw.is_dir() else raw.parent
-    names = [file.relative_to(root).as_posix() for file in files]
-    entries = [
-        {"name": name, "bytes": file.stat().st_size}
-        for name, file in zip(names, files, strict=True)
-    ]
-    return {"format": FORMAT, "options": dataclasses.asdict(options), "files": entries}
-
-
-def _check_apart(raw: Path, out: Path) -> None:
-    inner, outer = out.resolve(), raw.resolve()
     require(
-        inner != outer and outer not in inner.parents,
+        raw.resolve() not in (out.resolve(), *out.resolve().parents),
         f"--out {out} lies in {raw}, whose files are read: name another folder",
     )
-
-
-def _check_same(out: Path, plan: dict[str, Any]) -> None:
+    root = raw if raw.is_dir() else raw.parent
+    plan = {
+        "format": FORMAT,
+        "options": {name: getattr(config, name) for name in OPTIONS},
+        "files": [
+            {"name": file.relative_to(root).as_posix(), "bytes": file.stat().st_size}
+            for file in files
+        ],
+    }
+    work, whole = out / "unfinished", out / "corpus.json"
+    is_free = work.is_dir() or not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    is_new = False
+    if not whole.exists():
+        require(is_free, f"{out} holds something else: name an empty folder, or one to make")
+        with locked(work / "lock"):
+            if not whole.exists():  # from the process that held the lock
+                _prepare(plan, files, out, work, track)
+                is_new = True
+            shutil.rmtree(work, ignore_errors=True)
     about = read_about(out)
     made_of = [{key: file[key] for key in ("name", "bytes")} for file in about["files"]]
     require(
-        about["options"] == plan["options"] and made_of == plan["files"],
+        (about["options"], made_of) == (plan["options"], plan["files"]),
         f"{out} holds a corpus of other files or options: name another --out, or remove it",
     )
+    return is_new
 
 
-def _check_free(out: Path) -> None:
-    ours = {UNFINISHED, "vocabulary.txt", *SPLITS}
-    others = sorted({path.name for path in out.iterdir()} - ours) if out.is_dir() else []
-    known = (out / UNFINISHED).is_dir() or not out.exists() or not any(out.iterdir())
-    require(
-        known and not others and (out.is_dir() or not out.exists()),
-        f"{out} holds something else: name an empty folder, or one to make",
-    )
+def _prepare(plan: dict[str, Any], files: list[Path], out: Path, work: Path, track: Track) -> None:
+    """Both passes; corpus.json, which makes a corpus whole, is written last."""
+    options, entries = plan["options"], []
+    parts: dict[str, list[_Part]] = {name: [] for name in SPLITS}
+    for file, entry in zip(track(files), plan["files"], strict=True):
+        stem = work / _key([file], options["max_tokens"], options["form"])
+        if not stem.with_suffix(".json").exists():
+            _read(file, stem, options["max_tokens"], options["form"])
+        about = read_json(stem.with_suffix(".json"))
+        n = about["sentences"]
+        border = n - int(n * Fraction(str(options["held_out"])))
+        parts["train"].append(_Part(stem, 0, border))
+        parts["held_out"].append(_Part(stem, border, n))
+        entries.append(entry | {key: about[key] for key in ("encoding", "form", "sentences")})
+    parts = {name: [part for part in parts[name] if part.first < part.last] for name in SPLITS}
+    require(bool(parts["train"]), "there is no sentence with a word in this text")
+    words = [*SPECIAL, *_most_frequent(parts["train"], options["vocabulary"])]
+    (out / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    seed = json.dumps([options["max_tokens"], words]).encode()
+    splits = {name: _write_split(out / name, parts[name], words, seed) for name in SPLITS}
+    write_json(out / "corpus.json", plan | {"files": entries, "words": len(words)} | splits)
 
 
-def _check_plan(file: Path, plan: dict[str, Any]) -> None:
-    if not file.exists():
-        pieces.write_json(file, plan)
-    require(
-        json.loads(file.read_text()) == plan,
-        f"{file.parent.parent} holds a part of a corpus of other files or options: name another "
-        "--out, or remove it",
-    )
+def _key(files: list[Path], *options: Any) -> str:
+    """A name for what is made of these files, as they are now, with these options."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps([FORMAT, stats, options]).encode()).hexdigest()[:24]
 
 
-@contextlib.contextmanager
-def _locked(file: Path, out: Path) -> Iterator[None]:
-    with open(file, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                yield  # this file system has no locks
-                return
-            raise UserError(f"another process prepares {out} now: wait for it") from error
-        yield
+def _read(file: Path, stem: Path, max_tokens: int, form: str) -> None:
+    """Writes the sentences of a file for `_Part`: .tokens, .offsets, and .json as the last."""
+    encoding = reading.encoding_of(file)
+    start, form = reading.read_head(file, encoding, form)
+    numbers = collections.defaultdict(itertools.count(CUT_END + 1).__next__)
+    sentences = length = 0
+    with (
+        open(stem.with_suffix(".tokens"), "wb") as tokens,
+        open(stem.with_suffix(".offsets"), "wb") as offsets,
+    ):
+        array.array("q", [0]).tofile(offsets)
+        for sentence in reading.read_sentences(file, encoding, start, form):
+            if not rules.has_word(sentence):
+                continue
+            words = rules.words(sentence)
+            row = array.array("I", map(numbers.__getitem__, words[: max_tokens - 1]))
+            row.append(CUT_END if len(words) >= max_tokens else WHOLE_END)
+            row.tofile(tokens)
+            length += len(row)
+            array.array("q", [length]).tofile(offsets)
+            sentences += 1
+    about = {"encoding": encoding, "form": form, "sentences": sentences, "words": list(numbers)}
+    write_json(stem.with_suffix(".json"), about)
 
 
-def _put(work: Path, parts: list[str], out: Path) -> None:
-    """Moves the parts of a corpus to their place; the last, corpus.json, makes it whole."""
-    for name in parts:
-        if (out / name).is_dir():
-            shutil.rmtree(out / name)
-        os.replace(work / name, out / name)
+class _Part(NamedTuple):
+    """Sentences `first` to `last` of a file that `_read` has read."""
+
+    stem: Path
+    first: int
+    last: int
+
+    def words(self) -> list[str]:
+        """The words of the whole file, which are numbered from CUT_END + 1 on."""
+        return read_json(self.stem.with_suffix(".json"))["words"]
+
+    def offsets(self) -> np.ndarray:
+        """Where each sentence begins in the tokens of the file, and the last ends, int64."""
+        offsets = np.memmap(self.stem.with_suffix(".offsets"), np.int64, "r")
+        return offsets[self.first : self.last + 1]
+
+    def tokens(self) -> Iterator[np.ndarray]:
+        """All tokens of the sentences, some at a time."""
+        tokens = np.memmap(self.stem.with_suffix(".tokens"), np.uint32, "r")
+        first, last = self.offsets()[[0, -1]].tolist()
+        for start in range(first, last, BLOCK):
+            yield tokens[start : min(start + BLOCK, last)]
 
 
-def prepared(path: Path, vocabulary: int = 50_000, max_tokens: int = 64) -> Path:
+def _most_frequent(parts: list[_Part], vocabulary: int) -> list[str]:
+    """The most frequent words, ties in alphabetical order."""
+    counts: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        words = part.words()
+        size = CUT_END + 1 + len(words)
+        found = sum(np.bincount(tokens, minlength=size) for tokens in part.tokens())
+        used = zip(words, found[CUT_END + 1 :].tolist(), strict=True)
+        counts.update({word: count for word, count in used if count})
+    return sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
+
+
+def _write_split(folder: Path, parts: list[_Part], words: list[str], seed: bytes) -> dict[str, Any]:
+    """Writes one split, each part a document; returns what corpus.json says of it."""
+    folder.mkdir(exist_ok=True)
+    number, kind = {word: i for i, word in enumerate(words)}, token_type(len(words))
+    documents = np.cumsum([0, *(part.last - part.first for part in parts)], dtype=np.int64)
+    np.save(folder / "documents.npy", documents)
+    shape = (int(documents[-1]) + 1,)
+    offsets = np.lib.format.open_memmap(folder / "offsets.npy", "w+", np.int64, shape)
+    digest = hashlib.sha256(seed + documents.tobytes())
+    written = cut = unknown = 0
+    with open(folder / "tokens.bin", "wb") as file:
+        for part, start in zip(parts, documents.tolist(), strict=False):
+            begins = part.offsets()
+            np.add(begins, written - begins[0], out=offsets[start : start + len(begins)])
+            known = (number.get(word, UNKNOWN) for word in part.words())
+            table = np.array([END, END, *known], kind)
+            for block in part.tokens():
+                tokens = table[block]
+                digest.update(tokens.tobytes())
+                tokens.tofile(file)
+                written += len(tokens)
+                cut += int(np.sum(block == CUT_END))
+                unknown += int(np.sum(tokens == UNKNOWN))
+    digest.update(hashlib.sha256(offsets[1:]).digest())
+    offsets.flush()
+    return {
+        "documents": len(parts),
+        "sentences": shape[0] - 1,
+        "tokens": written,
+        "cut": cut,
+        "unknown": unknown,
+        "digest": digest.hexdigest()[:16],
+    }
+
+
+def prepared(path: Path, vocabulary: int, max_tokens: int) -> Path:
     """The corpus of a folder or file of text, made now unless that was done before.
 
-    Corpora are kept in ~/.cache/hypersphere_jax/text under a digest of the files' contents and the
-    options, and a damaged one is made anew; where that cannot be written, in a folder that goes
-    when the process ends.
+    Corpora are kept in ~/.cache/hypersphere_jax/text, by the files' places, sizes and times and by
+    the options.
 
     Args:
       path: raw text of at most 256 MB, or a prepared corpus, which is returned as it is.
-      vocabulary: as for `prepare_text`.
-      max_tokens: as for `prepare_text`.
+      vocabulary: how many words get a number, at most.
+      max_tokens: of a sentence, with its end token.
 
     Raises:
-      UserError: as `prepare_text`, and when there is more text.
+      UserError: as `prepare_text`, and when there is more text, or the cache cannot be written.
     """
     if (path / "corpus.json").exists():
         return path
-    options = Options(vocabulary, max_tokens)
     files = reading.text_files(path)
-    size = sum(file.stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in files) / 1e6
+    by_hand = f"python run.py data prepare-text {path} --out DIR, then --data DIR"
     require(
-        size <= MAX_BYTES,
-        f"{path} holds {size / 1e6:,.0f} MB of text, more than is prepared on the fly: "
-        f"python run.py data prepare-text {path} --out DIR, then --data DIR",
+        size <= MAX_MB,
+        f"{path} holds {size:,.0f} MB of text, more than is prepared on the fly: {by_hand}",
     )
-    key = _key(path, files, options)
-    cache = Path(CACHE).expanduser()
-    if _is_sound(cache / key, tell=True):
-        return cache / key
-    kept = f"kept for the next time in {cache / key}"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=cache))
-    except OSError as error:
-        kept = f"not kept for the next time, as {cache} cannot be written: {error.strerror}"
-        cache = _temporary()
-        if _is_sound(cache / key):
-            return cache / key
-        own = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=cache))
-    logger.warning("the %.1f MB of text in %s are prepared now, and %s", size / 1e6, path, kept)
-    # Another process may do the same: each works in a folder of its own, and the first one stays.
-    try:
-        prepare_text(path, own, vocabulary=vocabulary, max_tokens=max_tokens)
-        own.chmod(0o755)
-        _keep(own, cache / key)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    return cache / key
-
-
-def _is_sound(folder: Path, tell: bool = False) -> bool:
-    """Whether a corpus is there and whole; of a damaged one, `tell` says so in a warning."""
-    if not os.path.exists(folder):
-        return False
-    try:
-        open_corpus(folder)
-    except UserError as error:
-        if tell:
-            logger.warning("%s: it is made anew", str(error).rpartition(": ")[0])
-        return False
-    return True
-
-
-def _keep(own: Path, place: Path) -> None:
-    """Moves a corpus to its place in the cache, unless a sound one has come there meanwhile.
-
-    Raises:
-      UserError: when a damaged one is there and cannot be moved away.
-    """
-    aside = own.with_name(f"{own.name}.damaged")
-    with _alone(place.parent):
-        if _is_sound(place):
-            return
+    folder = Path(CACHE).expanduser() / _key(files, vocabulary, max_tokens)
+    if not (folder / "corpus.json").exists():
+        message = "the %.1f MB of text in %s are prepared now, and kept for the next time in %s"
+        logger.warning(message, size, path, folder)
+        config = PrepareTextConfig(
+            str(path), str(folder), vocabulary=vocabulary, max_tokens=max_tokens
+        )
         try:
-            if place.exists():
-                os.replace(place, aside)
-            os.replace(own, place)
+            prepare_text(config)
         except OSError as error:
-            require(
-                _is_sound(place),  # of a process without the lock, where there are none
-                f"{place} is damaged and cannot be replaced ({error.strerror}): remove it",
-            )
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits until no other process is in this block with the same folder."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-@functools.cache
-def _temporary() -> Path:
-    folder = tempfile.mkdtemp(prefix="hypersphere_jax_text_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _key(path: Path, files: list[Path], options: Options) -> str:
-    plan = _plan(path, files, options)
-    digest = hashlib.sha256(json.dumps(plan).encode())
-    for file in files:
-        try:
-            with open(file, "rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()[:24]
+            raise UserError(f"{folder} cannot be written ({error.strerror}): {by_hand}") from error
+    return folder

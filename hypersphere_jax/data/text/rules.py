@@ -41,8 +41,8 @@ STRAIGHT = str.maketrans(
 )
 CLITICS = "s|m|d|t|ll|re|ve|em"
 NOT = re.compile(r"(?<=[^\W\d_])n't(?![^\W_])|(?<=\bcan)not(?![^\W_])")
-DOTS = re.compile(r"\.(?:\s*\.)+")
 DASHES = re.compile(r"-{3,}")
+DOTS = re.compile(r"\.(?:\s*\.)+")
 # A number; n't; a clitic; 't of 'tis; a word, perhaps with apostrophes inside (o'clock, ma'am); a
 # dash; an ellipsis; any other mark.
 WORD = re.compile(
@@ -103,12 +103,7 @@ def words(sentence: str) -> list[str]:
     text = sentence.lower()
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(STRAIGHT)
-    if "_" in text:
-        text = text.replace("_", "")
-    if "`" in text:
-        text = text.replace("`", "'")
-    if "''" in text:
-        text = text.replace("''", '"')
+    text = text.replace("_", "").replace("`", "'").replace("''", '"')
     if "n't" in text or "cannot" in text:
         text = NOT.sub(lambda match: f" {match[0]}", text)
     if ".." in text or ". ." in text:

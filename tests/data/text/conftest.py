@@ -1,11 +1,11 @@
-"""A library of small texts, a home without a cache, and preparation in many small steps."""
+"""A library of small texts, a home without a cache, and preparation in small steps."""
 
 import gzip
 import random
 
 import pytest
 
-from hypersphere_jax.data.text import pieces, reading, rules
+from hypersphere_jax.data.text import prepare, reading, rules
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +17,10 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    """What is read, kept and shown at a time is some bytes instead of some MB."""
-    limits = {"PARAGRAPH_LIMIT": 300, "SENTENCE_LIMIT": 100, "PARAGRAPH_LINES": 3}
-    sizes = {"PIECE_BYTES": 641, "PROGRESS_BYTES": 100}  # just past a block of 64
-    for module, some in ((reading, limits | {"CHUNK_BYTES": 64, "LOOK_BYTES": 5}), (pieces, sizes)):
-        for name, size in some.items():
-            monkeypatch.setattr(module, name, size)
+    """What is in memory at a time is some characters and tokens instead of thousands."""
+    for name, size in (("BLOCK", 7), ("MAX_PARAGRAPH", 300), ("MAX_SENTENCE", 100)):
+        monkeypatch.setattr(reading, name, size)
+    monkeypatch.setattr(prepare, "BLOCK", 64)
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,19 @@
-"""Corpora of text: what the files hold, in splits, stopped and gone on with, kept."""
+"""Corpora of text: what the files hold, in splits, stopped and continued, kept in a cache."""
 
 import collections
 import itertools
 import json
 import pickle
 import shutil
+from concurrent import futures
 from functools import partial
 
 import numpy as np
 import pytest
-from data_cases import made, read_back
+from data_cases import made, read_back, write
 
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, UserError
+from hypersphere_jax.config import DataConfig, PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 from hypersphere_jax.data.text import rules
 from hypersphere_jax.data.text.corpus import Corpus
@@ -90,12 +91,11 @@ def test_damage(library, tmp_path):
     made(library[0], out)
     for name, whole in contents(out).items():
         (out / name).write_bytes(whole[:-3])
-        with pytest.raises(UserError, match=rf"{out / name}.* (damaged|cannot be read)"):
+        with pytest.raises(UserError, match=f"{out} is (damaged|no prepared corpus)"):
             text.open_corpus(out)
         (out / name).write_bytes(whole)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/thesis.pdf").touch()
-    (tmp_path / "cut.txt.gz").write_bytes((library[0] / "a/z.txt.gz").read_bytes()[:-20])
+    cut = (library[0] / "a/z.txt.gz").read_bytes()[:-20]
+    write(tmp_path, {"full/thesis.pdf": b"", "cut.txt.gz": cut})
     for message, raw, folder in (
         ("no .txt or .txt.gz file", "full", "a"),
         ("damaged or cut short", "cut.txt.gz", "d"),
@@ -103,7 +103,7 @@ def test_damage(library, tmp_path):
         ("something else", library[0], "full"),
     ):
         with pytest.raises(UserError, match=message):
-            text.prepare_text(tmp_path / raw, tmp_path / folder)
+            prepare(tmp_path / raw, tmp_path / folder)
     assert (tmp_path / "full/thesis.pdf").exists()
 
 
@@ -133,76 +133,80 @@ def contents(folder):
     return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
-def stopping(after, items, count):
-    """A progress that is interrupted after so many steps."""
-    yield from itertools.islice(items, after)
+def prepare(raw, out, track=iter, **options):
+    return text.prepare_text(PrepareTextConfig(str(raw), str(out), **options), track)
+
+
+def stopping(after, files):
+    yield from itertools.islice(files, after)
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("form", ["prose", "sentences"])
-def test_goes_on_bit_by_bit(library, tmp_path, small_steps, monkeypatch, form):
-    """With paragraphs, sentences and lines that are longer than what is kept of them."""
-    raw, out, read, steps = tmp_path / "raw", tmp_path / "again", [], []
-    shutil.copytree(library[0], raw)
-    parts = [" ".join(f"X{i}y{j}" for j in range(5 + i)) + "." for i in range(36)]
-    lines = ["Short.", *(" ".join(parts[i : i + 3]) for i in range(36))]
-    (raw / "long.txt").write_text("\n".join(lines))
-    words = rules.words
-    monkeypatch.setattr(rules, "words", lambda sentence: read.append(sentence) or words(sentence))
-    options = {"form": form, "max_tokens": 512, "held_out": 0.1}
-    text.prepare_text(raw, tmp_path / "whole", track=lambda s, _: map(steps.append, s), **options)
-    whole = len(read)
-    # Stopped again and again, while it reads and while it writes.
-    for after in range(0, len(steps) - 1, 5):
+def test_goes_on_with_the_file_that_was_being_read(library, tmp_path, monkeypatch):
+    (root, documents), out, read, words = library, tmp_path / "out", [], rules.words
+
+    def counted(sentence):
+        read.append(sentence)
+        if len(read) == 60:  # the 20th of the second file
+            raise KeyboardInterrupt
+        return words(sentence)
+
+    monkeypatch.setattr(rules, "words", counted)
+    for track in (iter, *(partial(stopping, after) for after in range(6))):
         with pytest.raises(KeyboardInterrupt):
-            text.prepare_text(raw, out, track=partial(stopping, after), **options)
+            prepare(root, out, track, form="sentences")
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr("hypersphere_jax.data.text.prepare.write_json", lambda *_: {}["corpus.json"])
+        prepare(root, out, form="sentences")
     with pytest.raises(UserError, match="is no prepared corpus"):
         text.open_corpus(out)
-    read.clear()
-    assert text.prepare_text(raw, out, **options)
+    assert prepare(root, out, form="sentences")
+    assert len(read) == 20 + sum(map(len, documents.values()))  # what was read is not read again
+    made(root, tmp_path / "whole", form="sentences")
     assert contents(out) == contents(tmp_path / "whole")
-    assert len(read) < whole / 2  # what was read is not read again
 
 
 def test_a_corpus_of_other_files_or_options_is_left_alone(library, tmp_path, small_steps):
-    root, out, begun = library[0], tmp_path / "out", tmp_path / "begun"
-
-    def track(items, count):
-        with pytest.raises(UserError, match="another process prepares"):
-            text.prepare_text(root, out)
-        return items
-
-    assert text.prepare_text(root, out, track=track)
+    root, out, begun, raw = library[0], tmp_path / "out", tmp_path / "begun", tmp_path / "raw"
+    assert prepare(root, out) and not prepare(root, out)
     whole = contents(out)
-    assert not text.prepare_text(root, out)
-    with pytest.raises(KeyboardInterrupt):
-        text.prepare_text(root, begun, track=partial(stopping, 20))
     others = ({"max_tokens": 63}, {"vocabulary": 7}, {"held_out": 0.1}, {"form": "prose"})
-    for raw, options in [(root / "a.txt", {}), *((root, other) for other in others)]:
-        for folder in (out, begun):
-            with pytest.raises(UserError, match="corpus of other files or options"):
-                text.prepare_text(raw, folder, **options)
-    assert text.prepare_text(root, begun) and contents(begun) == whole == contents(out)
+    for place, options in [(root / "a.txt", {}), *((root, other) for other in others)]:
+        with pytest.raises(UserError, match="corpus of other files or options"):
+            prepare(place, out, **options)
+    shutil.copytree(root, raw)
+    (raw / "a.txt").write_bytes((root / "a.txt").read_bytes().replace(b"w", b"v"))
+    for options in ({"max_tokens": 7}, {"form": "prose"}, {}):  # what they read is not used
+        with pytest.raises(KeyboardInterrupt):
+            prepare(raw, begun, partial(stopping, 3), **options)
+    shutil.copyfile(root / "a.txt", raw / "a.txt")
+    assert prepare(raw, begun) and contents(begun) == whole == contents(out)
 
 
-def test_prepared_on_the_fly_once(library, tmp_path, home, caplog):
-    folder = text.prepared(library[0])
+def test_processes_wait_for_each_other(library, tmp_path):
+    with futures.ThreadPoolExecutor() as pool:
+        waiting = []
+
+        def track(files):
+            waiting.append(pool.submit(prepare, library[0], tmp_path / "out"))
+            assert not futures.wait(waiting, 0.3).done
+            return files
+
+        assert prepare(library[0], tmp_path / "out", track) and not waiting[0].result()
+
+
+def test_prepared_on_the_fly_once(library, tmp_path, monkeypatch, caplog):
+    options = (50_000, 64)
+    folder = text.prepared(library[0], *options)
     assert f"kept for the next time in {folder}" in caplog.text
-    made_at = (folder / "corpus.json").stat().st_mtime_ns
-    assert text.prepared(library[0]) == folder and len(caplog.messages) == 1
-    assert (folder / "corpus.json").stat().st_mtime_ns == made_at
-    whole = contents(folder)
-    (folder / "vocabulary.txt").write_bytes(b"cut")  # a damaged one is made anew
-    assert text.prepared(library[0]) == folder and contents(folder) == whole
+    assert text.prepared(library[0], *options) == folder and len(caplog.messages) == 1
     assert list(folder.parent.iterdir()) == [folder]
-    others = [text.prepared(library[0], **{option: 9}) for option in ("max_tokens", "vocabulary")]
-    assert len({folder, *others}) == 3
-    for animal in ("cat", "dog"):  # text that changed is prepared anew
+    others = {text.prepared(library[0], *some) for some in ((9, 64), (50_000, 9))}
+    assert len({folder} | others) == 3
+    for animal in ("cat", "horse"):  # text that changed is prepared anew
         (tmp_path / "t.txt").write_text(f"The {animal} sat. The {animal} ate.")
-        train, _ = text.open_corpus(text.prepared(tmp_path / "t.txt"))
-        assert text.text(train, 0) == f"the {animal} sat ."
-    # Where a cache cannot be: until the process ends.
-    shutil.rmtree(home)
-    home.touch()
-    elsewhere = text.prepared(library[0])
-    assert elsewhere != folder and text.prepared(library[0]) == elsewhere
+        train, _ = text.open_corpus(text.prepared(tmp_path / "t.txt", *options))
+        assert train.text(0) == f"the {animal} sat ."
+    monkeypatch.setenv("HOME", str(tmp_path / "t.txt"))
+    with pytest.raises(UserError, match="cannot be written"):
+        text.prepared(library[0], *options)

@@ -1,4 +1,4 @@
-"""Labelled sentences: pairs of files and tables, in the forms that people have."""
+"""Labelled sentences: pairs of files and tables, in the forms that occur."""
 
 import gzip
 
@@ -11,7 +11,8 @@ from hypersphere_jax.data import text
 POSITIVE = ["it 's a gem .", "clichés , but loved ones — all !", "…"]
 NEGATIVE = ["don't bother .", "dull"]
 VOCABULARY = ("<pad>", "<end>", "<unk>", ".", "'s", "do", "dull", "gem", "it", "n't")
-ROWS = [("good", "so good"), ("bad", "so bad"), ("good", 'a "gem" , no less'), ("bad", "dull")]
+ROWS = [("good", "so good"), ("bad", "so bad"), ("good", 'a " gem " , no less'), ("bad", "dull")]
+WORDS = ("<pad>", "<end>", "<unk>", "a", "gem", '"', ",", "no", "less", "so", "good", "bad", "dull")
 
 
 def table(*rows, order=(0, 1)):
@@ -20,7 +21,11 @@ def table(*rows, order=(0, 1)):
 
 def opened(path, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return text.open_labelled(str(path))
+    return text.open_labelled(str(path), None, WORDS, 9)[0]
+
+
+def read_back(source):
+    return [" ".join(WORDS[token] for token in row if token > 1) for row in source.tokens]
 
 
 def test_pair(tmp_path, caplog):
@@ -29,18 +34,16 @@ def test_pair(tmp_path, caplog):
     (tmp_path / "rt-polarity.pos").write_bytes(positive.encode("cp1252"))
     (tmp_path / "rt-polarity.neg.gz").write_bytes(gzip.compress("\n".join(NEGATIVE).encode()))
     names = [stem + ending for ending in ("", ".pos", ".neg", ".neg.gz")]
-    for found in (*map(text.open_labelled, names), text.open_labelled("mr", tmp_path)):
-        assert found.train.sentences == NEGATIVE + POSITIVE
-        assert found.train.labels.tolist() == [0, 0, 1, 1, 1]
-        assert found.class_names == ("neg", "pos") and found.test is None and found.origin == stem
-    source, test = found.encoded(VOCABULARY, 6)
-    assert caplog.messages == [f"{stem}: 1 of 5 sentences are cut at 5 words"]
-    assert test is None and source.image_shape == (6,) and len(source) == 5
-    assert source.tokens.dtype == source.labels.dtype == np.int32
-    assert source.tokens[:2].tolist() == [[5, 9, 2, 3, 1, 0], [6, 1, 0, 0, 0, 0]]
-    assert source.tokens[2:4].tolist() == [[8, 4, 2, 7, 3, 1], [2, 2, 2, 2, 2, 1]]  # cut
-    assert source.lengths.tolist() == [5, 2, 6, 6, 2]
-    assert source[3]["label"] == 1 and source[0]["image"].tolist() == [5, 9, 2, 3, 1, 0]
+    for name, folder in (*((name, None) for name in names), ("mr", tmp_path)):
+        caplog.clear()
+        source, test = text.open_labelled(name, folder, VOCABULARY, 6)
+        assert caplog.messages == [f"{stem}: 1 of 5 sentences are cut at 5 words"]
+        assert source.class_names == ("neg", "pos") and test is None and source.origin == stem
+        assert source.tokens.dtype == source.labels.dtype == np.int32 and len(source) == 5
+        assert source.tokens[:2].tolist() == [[5, 9, 2, 3, 1, 0], [6, 1, 0, 0, 0, 0]]
+        assert source.tokens[2:4].tolist() == [[8, 4, 2, 7, 3, 1], [2, 2, 2, 2, 2, 1]]  # cut
+        assert source.lengths.tolist() == [5, 2, 6, 6, 2] and [*source.labels] == [0, 0, 1, 1, 1]
+        assert source[3]["label"] == 1 and source[0]["image"].tolist() == [5, 9, 2, 3, 1, 0]
 
 
 def test_table(tmp_path):
@@ -50,21 +53,19 @@ def test_table(tmp_path):
         table(*ROWS, order=(1, 0)),
         table(("label", "sentence"), *ROWS),
         "\ufeff" + table(("Label", "Text"), *ROWS, order=(1, 0)),
-        table(("polarity", "phrase"), *ROWS, order=(1, 0)),  # one of the names is known
         table(*ROWS).replace("\n", "\r\n\r\n"),
         table(*columns, order=(2, 1, 0)),
     ):
         for name, packed in (("t.tsv", content), ("t.tsv.gz", gzip.compress(content.encode()))):
-            found = opened(tmp_path / name, packed)
-            assert found.train.sentences == [sentence for _, sentence in ROWS], content
-            assert found.class_names == ("bad", "good"), content
-            assert found.train.labels.tolist() == [1, 0, 1, 0], content
-    found = opened(tmp_path / "t.tsv", table(("good", "review"), *ROWS))
-    assert found.train.sentences[0] == "review"  # no header
+            source = opened(tmp_path / name, packed)
+            assert read_back(source) == [sentence for _, sentence in ROWS], content
+            assert source.class_names == ("bad", "good"), content
+            assert source.labels.tolist() == [1, 0, 1, 0], content
+    assert len(opened(tmp_path / "t.tsv", table(("good", "review"), *ROWS))) == 5  # no header
     rows = [(str(i % 11), "so .") for i in range(33)]  # classes are sorted as numbers
-    found = opened(tmp_path / "t.tsv", table(("label", "text"), *rows))
-    assert found.class_names == tuple(map(str, range(11)))
-    assert found.train.labels.tolist() == [*range(11)] * 3
+    source = opened(tmp_path / "t.tsv", table(("label", "text"), *rows))
+    assert source.class_names == tuple(map(str, range(11)))
+    assert source.labels.tolist() == [*range(11)] * 3
 
 
 @pytest.mark.parametrize("longer", ["train", "test"])
@@ -73,21 +74,19 @@ def test_folder(tmp_path, caplog, longer):
     for name, rows in (("train", ROWS), ("test", ROWS[:1])):
         more = [("bad", "a b c d e f g h i")] if name == longer else []
         (tmp_path / f"{name}.tsv").write_text(table(*rows, *more, ("bad", "sad")))
-    labelled = text.open_labelled(str(tmp_path))
-    assert labelled.test.sentences[0] == "so good" and labelled.test.labels[0] == 1
     for limit, width in ((128, 10), (10, 10), (9, 9)):
-        assert not caplog.messages
-        train, test = labelled.encoded(VOCABULARY, limit)
+        train, test = text.open_labelled(str(tmp_path), None, WORDS, limit)
         assert train.image_shape == test.image_shape == (width,)
         assert max(*train.lengths, *test.lengths) == width
     assert caplog.messages == [f"{tmp_path}: 1 of 8 sentences are cut at 8 words"]
-    assert len(train) + len(test) == 8 and test.labels[0] == 1 and test.origin != train.origin
+    assert read_back(test)[0] == "so good" and test.labels[0] == 1
+    assert len(train) + len(test) == 8 and test.origin != train.origin
 
 
-def test_mistakes(tmp_path):
-    with pytest.raises(UserError, match="has the label 'rating'"):
-        opened(tmp_path / "t.tsv", table(("rating", "comment"), *ROWS))
+def test_refused(tmp_path):
+    with pytest.raises(UserError, match="has the label 'polarity'"):
+        opened(tmp_path / "t.tsv", table(("polarity", "phrase"), *ROWS))
     (tmp_path / "train.tsv").write_text(table(*ROWS))
     (tmp_path / "test.tsv").write_text(table(("ugly", "so so"), ("bad", "oh")))
     with pytest.raises(UserError, match=r"a class that train\.tsv lacks"):
-        text.open_labelled(str(tmp_path))
+        text.open_labelled(str(tmp_path), None, WORDS, 9)

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from data_cases import made, read_back
 
-from hypersphere_jax.data.text import pieces, rules
+from hypersphere_jax.data.text import rules
 
 # Each paragraph with | where sentences end.
 PARAGRAPHS = """
@@ -155,9 +155,8 @@ def test_encoding(tmp_path, caplog, small_steps, content, sentences, first):
 
 
 @pytest.mark.parametrize("form", ["sentences", "prose"])
-def test_memory_does_not_grow_with_a_file(tmp_path, monkeypatch, form):
+def test_memory_does_not_grow_with_a_file(tmp_path, form):
     """8 MB without a line's end, and a byte that puts the encoding in doubt."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 2**18)
     endless = "endless é ".encode() * 800_000
     (tmp_path / "t.txt").write_bytes(b"First one.\n\n%b\xff\n\nLast one." % endless)
     tracemalloc.start()
