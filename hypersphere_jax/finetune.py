@@ -44,7 +44,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
 
     Of several learning rates each has a run of its own in the folder `learning_rates` of the run,
     on 80% of the labels of each class, and is scored on the others. All are rounded as
-    `data.views.fraction` does, so that a class with one or two images has none to choose by. A rate
+    `subsets.fraction` does, so that a class with one or two images has none to choose by. A rate
     that diverged is not chosen, nor tried again by the same command; of equals the smallest is.
 
     By default as SimCLR is fine-tuned (Chen et al. 2020, B.5; epochs as in SimCLR v2, B): Nesterov
@@ -57,15 +57,15 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
       command: what the user typed, for the line that says how to continue.
 
     Returns:
-      The run's folder, and the result as in `eval/finetune.json`; None on hosts but the first.
+      The run's folder, and the result as in `eval/finetune.json`; None in processes but the first.
 
     Raises:
-      UserError: as `training.train`; for data without labels or a test split; for too few labels;
+      UserError: as `loop.train`; for data without labels or a test split; for too few labels;
         when all of several learning rates diverged.
-      Stopped: as `training.train`.
+      Stopped: as `loop.train`.
     """
-    processes.join(config.runtime)
-    with processes.ending_together():
+    processes.initialize(config.runtime)
+    with processes.fail_together():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
@@ -77,16 +77,16 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
                 len(valid),
                 100 / len(valid),
             )
-        valid_top1 = [_tried(config, base, whole, rate, valid, command) for rate in rates]
+        valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
     chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
     try:
         folder = loop.train(run, command)
         if not processes.is_first():
             return folder, None
-        found = score(folder, run_folder.test_split(whole), config.runtime.devices)
+        test_scores = score(folder, run_folder.test_split(whole), config.runtime.devices)
     except Diverged as error:
-        raise Diverged(error.found, ADVICE) from error
+        raise Diverged(error.reason, ADVICE) from error
     made = run_folder.read_config(folder)
     result = {
         "run": folder.name,
@@ -98,7 +98,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "layer": run.model.classifier_layer,
         "fraction": config.fraction,
         "labels": _count(whole, config.fraction, run.data.subset_seed),
-        **found,
+        **test_scores,
         "num_classes": made.model.num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
@@ -153,7 +153,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
     Args:
       folder: of a supervised run.
       source: of images; those without label are left out.
-      devices: of this host to compute on; None: all.
+      devices: of this process to compute on; None: all.
 
     Raises:
       UserError: when no image has a label.
@@ -161,16 +161,16 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
     """
     encoder = run_folder.load_encoder(folder)
     here = sharding.local_devices(devices)
-    logits, labels = split_features(encoder, source, ["logits"], here)["logits"]
+    logits, labels = split_features(encoder, source, ["logits"], here).features["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")
     if not np.isfinite(logits[known]).all():
-        found = f"the run diverged: logits that are not finite at step {encoder.step} of {folder}"
-        raise Diverged(found, ADVICE)
+        where = f"step {encoder.step} of {folder}"
+        raise Diverged(f"the run diverged: logits that are not finite at {where}", ADVICE)
     num_classes = encoder.config.model.num_classes
     ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
-    found = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
-    return {"step": encoder.step, **found, "n": int(known.sum())}
+    values = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
+    return {"step": encoder.step, **values, "n": int(known.sum())}
 
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
@@ -245,7 +245,7 @@ def _with_optimizer(
     )
 
 
-def _tried(
+def _valid_top1(
     config: FinetuneConfig,
     base: PretrainConfig,
     whole: Dataset,
@@ -257,17 +257,17 @@ def _tried(
     folder = run_folder.folder_of(base) / "learning_rates"
     placed = dataclasses.replace(base, name=str(rate), runs_dir=str(folder))
     run = _with_optimizer(config, placed, whole, rate, FITTING)
-    note = run_folder.folder_of(run) / "diverged.json"
+    file = run_folder.folder_of(run) / "diverged.json"
     of = {"config": run_folder.shaping(run), "data_digest": whole.digest()}
-    told = read_json(note) if note.is_file() else {}
-    if {key: told.get(key) for key in of} != of:
+    record = read_json(file) if file.is_file() else {}
+    if {key: record.get(key) for key in of} != of:
         try:
-            made = loop.train(run, command)
-            return score(made, valid, config.runtime.devices)["top1"]
+            folder = loop.train(run, command)
+            return score(folder, valid, config.runtime.devices)["top1"]
         except Diverged as error:
-            told = of | {"found": error.found}
-            write_json(note, told)
-    logger.warning("--learning-rates: %g is left out: %s", rate, told["found"])
+            record = of | {"found": error.reason}
+            write_json(file, record)
+    logger.warning("--learning-rates: %g is left out: %s", rate, record["found"])
     return None
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -65,8 +66,8 @@ def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeyp
     assert result | counted == result
     # It is of the images with a label; logits that are not finite are no accuracy.
     found = np.array([[0, 1, 2.0], [5, 1, 4], [1, 2, 3], [0, 9, 1]])
-    features = {"logits": (found, np.array([2, 2, -1, 1]))}
-    monkeypatch.setattr(finetune, "split_features", lambda *_: features)
+    made = Mock(features={"logits": (found, np.array([2, 2, -1, 1]))})
+    monkeypatch.setattr(finetune, "split_features", lambda *_: made)
     result = finetune.score(tuned, test)
     np.testing.assert_allclose([result["top1"], result["n"]], [200 / 3, 3])
     found[3, 0] = np.inf

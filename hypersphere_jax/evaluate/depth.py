@@ -55,9 +55,8 @@ def fit(
     state = optimizer.init(params)
     for number in track(range(steps), "depth predictor"):
         batch = np.sort(rows[sampler(number)])  # in the order of the file
-        params, stats, state, value = step(
-            params, stats, state, split.x[batch], split.depths[batch]
-        )
+        x, depths = split.x[batch], split.depths[batch]
+        params, stats, state, value = step(params, stats, state, x, depths)
     require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower --learning-rate")
     return lambda x: np.asarray(predict(params, stats, x))
 
@@ -103,51 +102,28 @@ def errors(predict: Predict, split: Split, rows: np.ndarray, constant: float) ->
     Raises:
       UserError: when no depth is known.
     """
-    sums = np.zeros(8)
-    for begin in range(0, len(rows), CHUNK):
-        chunk = rows[begin : begin + CHUNK]
-        true = split.depths[chunk].astype(np.float64)
-        known = true > 0
-        predicted = predict(split.x[chunk]).astype(np.float64)
-        sums += _sums(predicted[known], true[known], constant)
-    require(sums[0] > 0, "no pixel of these images has a known depth")
-    mse, abs_rel, log10, *deltas, mse_constant = (sums[1:] / sums[0]).tolist()
-    return {
-        "mse": mse,
-        "rmse": mse**0.5,
-        "abs_rel": abs_rel,
-        "log10": log10,
-        **{f"delta{power}": 100 * share for power, share in enumerate(deltas, 1)},
-        "mse_constant": mse_constant,
+    chunks = (rows[begin : begin + CHUNK] for begin in range(0, len(rows), CHUNK))
+    predicted = np.concatenate([predict(split.x[chunk]) for chunk in chunks])
+    depths = split.depths[rows]
+    known = depths > 0
+    require(known.any(), "no pixel of these images has a known depth")
+    true, predicted = depths[known].astype(np.float64), predicted[known].astype(np.float64)
+    positive = np.maximum(predicted, LEAST_DEPTH)
+    ratio = np.maximum(positive / true, true / positive)
+    values = {
+        "mse": np.mean(np.square(predicted - true)),
+        "rmse": np.sqrt(np.mean(np.square(predicted - true))),
+        "abs_rel": np.mean(np.abs(predicted - true) / true),
+        "log10": np.mean(np.abs(np.log10(positive / true))),
+        **{f"delta{power}": 100 * np.mean(ratio < 1.25**power) for power in (1, 2, 3)},
+        "mse_constant": np.mean(np.square(constant - true)),
     }
+    return {name: float(value) for name, value in values.items()}
 
 
 def mean_depth(split: Split, rows: np.ndarray) -> float:
-    """The mean known depth of some rows, metres.
-
-    Raises:
-      UserError: when no depth is known.
-    """
-    total, count = 0.0, 0
-    for begin in range(0, len(rows), CHUNK):
-        depths = split.depths[rows[begin : begin + CHUNK]]
-        total, count = total + depths.sum(dtype=np.float64), count + np.count_nonzero(depths)
-    require(count > 0, "no pixel of the training images has a known depth")
-    return float(total / count)
-
-
-def _sums(predicted: np.ndarray, true: np.ndarray, constant: float) -> np.ndarray:
-    """The number of pixels, and what `errors` divides by it; float64 `[8]`."""
-    error = predicted - true
-    positive = np.maximum(predicted, LEAST_DEPTH)
-    ratio = np.maximum(positive / true, true / positive)
-    return np.array(
-        [
-            true.size,
-            np.sum(np.square(error)),
-            np.sum(np.abs(error) / true),
-            np.sum(np.abs(np.log10(positive / true))),
-            *(np.sum(ratio < 1.25**power) for power in (1, 2, 3)),
-            np.sum(np.square(constant - true)),
-        ]
-    )
+    """The mean known depth of some rows, metres; UserError when no depth is known."""
+    depths = split.depths[rows]
+    known = np.count_nonzero(depths)
+    require(known > 0, "no pixel of the training images has a known depth")
+    return float(depths.sum(dtype=np.float64) / known)

@@ -1,27 +1,22 @@
-"""Features on disk: written row by row, memory-mapped when read, there whole or not at all.
+"""Features on disk: written batch by batch, memory-mapped when read, there whole or not at all.
 
-A file is three arrays in NumPy's format, one after the other: the features (all that `numpy.load`
-reads of it), the labels, and a checksum of both. So one rename puts them in place together.
+A file is two arrays in NumPy's format, one after the other: the features (all that `numpy.load`
+reads of it) and the labels.
 """
 
 import contextlib
-import io
 import logging
 import tempfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 
-from hypersphere_jax.files import is_full, whole_file
+from hypersphere_jax.files import whole_file
 
 logger = logging.getLogger("hypersphere_jax")
-
-# What reading meets in a file that was cut short or altered.
-DAMAGED = (ValueError, EOFError, TypeError, OverflowError)
 
 
 class Features(NamedTuple):
@@ -32,98 +27,70 @@ class Features(NamedTuple):
 
 
 def read(file: Path) -> Features | None:
-    """The features in a file; None when there is none, or it is not as it was written."""
+    """The features in a file; None when there is none, or it was cut short."""
     try:
         with open(file, "rb") as stream:
             return _mapped(stream)
-    except OSError:
+    except FileNotFoundError:
         return None
-    except DAMAGED as error:
-        logger.warning("%s is damaged (%s): it is made anew", file, error)
+    except (OSError, ValueError, EOFError) as error:
+        logger.warning("%s cannot be read (%s): it is computed again", file, error)
         return None
 
 
-class Writer:
-    """Appends rows to a file that is open for writing and reading.
+def write(
+    batches: Iterable[tuple[tuple[dict[str, np.ndarray]], np.ndarray]],
+    files: dict[str, Path | None],
+) -> dict[str, Features]:
+    """Writes each layer to its file, which gets its name when it is complete.
 
     Args:
-      stream: the file, empty.
-      d: dimensions of a row.
+      batches: of the layers float32 `[b, d]` of one view, and labels int32 `[b]`.
+      files: of the layers. None: a temporary one, which lives as long as its features. That also
+        takes the place of a file that cannot be opened, with a warning.
+
+    Raises:
+      OSError: when the disk is full.
     """
-
-    def __init__(self, stream: BinaryIO, d: int):
-        self._stream, self._d = stream, d
-        self._n, self._checksum = 0, 0
-        self._labels: list[np.ndarray] = []
-        self._write_header()
-
-    def add(self, x: np.ndarray, labels: np.ndarray) -> None:
-        """Writes float32 `[m, d]` and keeps int32 `[m]` for the end."""
-        raw = _bytes(x)
-        self._stream.write(raw)
-        self._checksum = zlib.crc32(raw, self._checksum)
-        self._labels.append(labels)
-        self._n += len(x)
-
-    def finish(self) -> Features:
-        """Writes what comes after the rows, and maps them."""
-        labels = np.concatenate(self._labels)
-        checksum = np.array(zlib.crc32(_bytes(labels), self._checksum), np.uint32)
-        self._stream.write(_npy(labels) + _npy(checksum))
-        self._write_header()
-        self._stream.flush()
-        return _mapped(self._stream)
-
-    def _write_header(self) -> None:
-        # NumPy leaves room in it, so that the number of rows can grow.
-        shape = (self._n, self._d)
-        self._stream.seek(0)
-        described = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        npy.write_array_header_1_0(self._stream, described)
-
-
-@contextlib.contextmanager
-def writer(file: Path | None, d: int) -> Iterator[Writer]:
-    """A writer to a file that takes its place when all went well.
-
-    Where the folder cannot be written (a full disk apart, which is an error), and with no file, it
-    writes to a temporary one, which goes when nobody uses its features any more.
-    """
+    labels, widths = [], {}
     with contextlib.ExitStack() as stack:
-        try:
-            stream = file and stack.enter_context(whole_file(file))
-        except OSError as error:
-            if is_full(error):
-                raise
-            logger.warning("features are not kept for the next time: %s", error)
-            stream = None
-        yield Writer(stream or stack.enter_context(tempfile.TemporaryFile()), d)
+        streams = {layer: _opened(file, stack) for layer, file in files.items()}
+        for (layers,), its_labels in batches:
+            for layer, x in layers.items():
+                if layer not in widths:
+                    widths[layer] = x.shape[1]
+                    _write_header(streams[layer], "<f4", (0, x.shape[1]))
+                streams[layer].write(np.ascontiguousarray(x))
+            labels.append(its_labels)
+        every = np.concatenate(labels).astype("<i4")
+        for layer, stream in streams.items():
+            _write_header(stream, "<i4", every.shape)
+            stream.write(every)
+            stream.seek(0)  # NumPy's header has room for the number of rows to grow
+            _write_header(stream, "<f4", (len(every), widths[layer]))
+            stream.flush()
+        return {layer: _mapped(stream) for layer, stream in streams.items()}
+
+
+def _opened(file: Path | None, stack: contextlib.ExitStack) -> BinaryIO:
+    try:
+        if file is not None:
+            return stack.enter_context(whole_file(file))
+    except OSError as error:
+        logger.warning("features are not kept for the next time: %s", error)
+    return stack.enter_context(tempfile.TemporaryFile())
+
+
+def _write_header(stream: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(stream, header)
 
 
 def _mapped(stream: BinaryIO) -> Features:
-    """The features of an open file.
-
-    Raises:
-      ValueError, EOFError, TypeError, OverflowError: when they are not as they were written.
-    """
+    """The features of an open file; ValueError or EOFError where it is not whole."""
     stream.seek(0)
-    if npy.read_magic(stream) != (1, 0):
-        raise ValueError("another version of NumPy's format")
+    npy.read_magic(stream)
     shape, _, dtype = npy.read_array_header_1_0(stream)
     x = np.memmap(stream, dtype, "r", stream.tell(), shape)
     stream.seek(x.offset + x.nbytes)
-    labels, checksum = (npy.read_array(stream, allow_pickle=False) for _ in range(2))
-    if zlib.crc32(_bytes(labels), zlib.crc32(_bytes(x))) != checksum or len(labels) != len(x):
-        raise ValueError("its checksum differs")
-    return Features(x, labels)
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-
-def _npy(array: np.ndarray) -> bytes:
-    # Not straight to the file: NumPy's own way to do that loses the reason when a disk is full.
-    stream = io.BytesIO()
-    npy.write_array(stream, array, allow_pickle=False)
-    return stream.getvalue()
+    return Features(x, npy.read_array(stream))

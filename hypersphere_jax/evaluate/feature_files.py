@@ -1,22 +1,23 @@
-"""Features from anybody's NumPy files, larger than memory if need be."""
+"""User-supplied features in NumPy files, which may be larger than memory."""
 
+import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.evaluate.checks import as_float32, check_features
+from hypersphere_jax.evaluate.checks import check_matrix
+from hypersphere_jax.evaluate.metrics import row_slices
 
 # Half precisions keep norms to a few thousandths.
 TOLERANCE = 0.01
-ROWS = 65536
 # What a probe needs: features `[n, d]` and labels `[n]` of both splits.
 SPLITS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def are_features(path: Path) -> bool:
-    """Whether this names features of both splits, rather than a run."""
+    """Whether a path names features of both splits, rather than a run."""
     if path.is_dir():
         return any((path / f"{name}.npy").is_file() for name in SPLITS)
     return path.suffix.lower() in (".npz", ".npy")
@@ -29,30 +30,21 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
       path: an .npz file of these four arrays, or a folder of four .npy files, which stay on disk.
 
     Raises:
-      UserError: when they are not there, hold no row, or the labels are no integers from 0 on.
+      UserError: when one is missing, or labels are not integers from 0 on.
     """
     if path.is_dir():
-        missing = [f"{name}.npy" for name in SPLITS if not (path / f"{name}.npy").is_file()]
-        require(not missing, f"{path} lacks {', '.join(missing)}")
-        arrays = [_loaded(path / f"{name}.npy") for name in SPLITS]
+        arrays = [load_array(path / f"{name}.npy") for name in SPLITS]
     else:
-        arrays = _loaded_npz(path)
-    for name, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        where = f"{path}: {name}"
-        require(x.shape[:1] != (0,), f"{where}_x has no rows, its shape is {list(x.shape)}")
-        require(
-            y.ndim == 1 and y.shape == x.shape[:1],
-            f"{where}_y must be one label for each of the rows of {name}_x {list(x.shape)}, but "
-            f"its shape is {list(y.shape)}",
-        )
-        kind = {"b": "booleans", "f": f"{y.dtype} numbers"}.get(y.dtype.kind, str(y.dtype))
-        integers = np.issubdtype(y.dtype, np.integer)
-        require(integers, f"{where}_y holds {kind}, no class labels: save them as integers")
-        require(
-            y.min() >= 0 and y.max() <= np.iinfo(np.int64).max,
-            f"{where}_y must be integers from 0 on that int64 holds, but they go from {y.min()} to "
-            f"{y.max()}",
-        )
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = [file[name] for name in SPLITS]
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            needs = f"an .npz file with {', '.join(SPLITS)}, or a folder of such .npy files"
+            raise UserError(f"{path} ({error}): a probe needs {needs}") from error
+    for name, y in zip(SPLITS[1::2], arrays[1::2], strict=True):
+        integers = y.ndim == 1 and y.size > 0 and np.issubdtype(y.dtype, np.integer)
+        require(integers, f"{path}: {name} must be integers [n], not {y.dtype} {list(y.shape)}")
+        require(y.min() >= 0, f"{path}: {name} must be integers from 0 on, and holds {y.min()}")
     return tuple(arrays)
 
 
@@ -64,93 +56,52 @@ def numbered(train_y, test_y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return train, test, classes
 
 
-def _loaded_npz(path: Path) -> list[np.ndarray]:
-    needs = f"a probe needs an .npz file with {', '.join(SPLITS)}, or a folder of such .npy files"
-    require(path.is_file(), f"{path}: there is no such file; {needs}")
-    require(path.suffix.lower() != ".npy", f"{path} is a single array, but {needs}")
-    try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            missing = [name for name in SPLITS if name not in file]
-            require(not missing, f"{path} lacks {', '.join(missing)}: {needs}")
-            return [file[name] for name in SPLITS]
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a readable .npz file of arrays: {error}") from error
-
-
-def _loaded(path: Path) -> np.ndarray:
+def load_array(path: str | Path) -> np.ndarray:
+    """The array of an .npy file, memory-mapped; UserError where it is none."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is not a readable .npy file: {error}") from error
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{path} cannot be read as an .npy array: {error}") from error
     require(isinstance(array, np.ndarray), f"{path} holds several arrays: save one as .npy")
     return array
 
 
-class FeatureFile:
-    """The rows `[n, d]` of an .npy file, read when they are asked for: `features[slice]`.
+def load_features(path: str | Path, normalize: bool = False) -> np.ndarray:
+    """Unit features `[n, d]` of an .npy file of any real dtype, on disk.
 
     Args:
-      path: the file; any real dtype.
-      normalize: divide each row by its norm.
+      path: the file.
+      normalize: divide each row by its norm, into a temporary file of float32.
 
     Raises:
-      UserError: when there is no such file, or something else is in it.
+      UserError: when there is no such file, something else is in it, or a row is not finite or (all
+        zeros, where they are normalized) not of unit norm.
     """
-
-    def __init__(self, path: str | Path, normalize: bool = False):
-        self.path, self.normalize = Path(path), normalize
-        require(self.path.is_file(), f"{path}: there is no such file")
-        try:
-            rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise UserError(f"{path} cannot be read as an .npy array: {error}") from error
-        require(isinstance(rows, np.ndarray), f"{path} holds several arrays: save one as .npy")
-        expected = "expected real features of shape [n, d]"
-        require(rows.ndim == 2 and rows.size > 0, f"{path}: {expected}, got shape {rows.shape}")
-        hint = " (bfloat16? save it as float32)" if rows.dtype.kind == "V" else ""
-        require(rows.dtype.kind in "fiu", f"{path}: {expected}, got {rows.dtype}{hint}")
-        self._rows, self.shape = rows, rows.shape
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        """float32 `[m, d]`."""
-        x = self._rows[rows]
-        if self.normalize:
-            x = x.astype(np.float64)
-            # By the largest entry first: the squares of others may not fit.
-            x = x / np.abs(x).max(axis=1, keepdims=True)
-            x = x / np.linalg.norm(x, axis=1, keepdims=True)
-        return as_float32(check_features(str(self.path), x))
-
-    def check_unit(self) -> None:
-        """Raises UserError, naming the norms, unless all rows have (or are given) unit norm.
-
-        Rows of zeros have no direction: with `normalize` they are the error.
-        """
-        norms = np.empty(len(self))
-        for begin in range(0, len(self), ROWS):
-            rows = slice(begin, begin + ROWS)
-            x = self._rows[rows].astype(np.float64)
-            bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
-            if bad.size:  # named by its row in the file
-                where = f"row {begin + bad[0]}"
-                raise UserError(
-                    f"{self.path}: {where} holds NaN or infinity; did training diverge?"
-                )
-            largest = np.abs(x).max(axis=1)
-            scaled = x / np.where(largest > 0, largest, 1.0)[:, None]
-            norms[rows] = largest * np.linalg.norm(scaled, axis=1)
-        if self.normalize:
-            zero = np.flatnonzero(norms == 0)
-            rows = f"row {zero[0]}" if zero.size else ""
-            require(not zero.size, f"{self.path}: {rows} is all zeros and has no direction")
-            return
-        worst = int(np.argmax(np.abs(norms - 1)))
-        require(
-            abs(norms[worst] - 1) <= TOLERANCE,
-            f"{self.path}: features must have unit norm, but norms go from {norms.min():.4g} to "
-            f"{norms.max():.4g} (mean {norms.mean():.4g}; row {worst} has {norms[worst]:.4g}): "
-            "--normalize divides each row by its norm",
-        )
+    rows = x = load_array(path)
+    check_matrix(str(path), rows)
+    norms = np.ones(len(rows))
+    if normalize:
+        with tempfile.TemporaryFile() as file:
+            x = np.memmap(file, np.float32, "w+", shape=rows.shape)
+    for part in row_slices(len(rows)):
+        block = rows[part].astype(np.float64)
+        largest = np.abs(block).max(axis=1)
+        bad = ~np.isfinite(largest) | (normalize & (largest == 0))
+        row = part.start + int(bad.argmax())
+        require(not bad.any(), f"{path}: row {row} holds NaN or infinity, or nothing but zeros")
+        if normalize:  # by the largest entry first: the squares of others may not fit
+            block /= largest[:, None]
+            x[part] = block / np.linalg.norm(block, axis=1, keepdims=True)
+        else:
+            with np.errstate(over="ignore"):
+                norms[part] = np.linalg.norm(block, axis=1)
+    worst = int(np.argmax(np.abs(norms - 1)))
+    require(
+        abs(norms[worst] - 1) <= TOLERANCE,
+        f"{path}: features must have unit norm, but norms go from {norms.min():.4g} to "
+        f"{norms.max():.4g} (row {worst} has {norms[worst]:.4g}): --normalize divides each row by "
+        "its norm",
+    )
+    return x

@@ -1,48 +1,137 @@
-"""Features of a whole split, computed once over all devices and kept on disk."""
+"""Features of a data set: layers of images as evaluation sees them, of random views, of pairs.
 
-import contextlib
-import dataclasses
+`make_forward` is the one way from images to features. What follows it takes the encoder of a run,
+whose features are kept in the run's folder.
+"""
+
 import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models
-from hypersphere_jax.config import UserError, require, to_dict
+from hypersphere_jax.config import PretrainConfig, require, to_dict
 from hypersphere_jax.data import Source
-from hypersphere_jax.data.batches import eval_batches, two_crops
-from hypersphere_jax.data.pipeline import DECODER
-from hypersphere_jax.evaluate import feature_cache, forward
+from hypersphere_jax.data.batches import eval_batches
+from hypersphere_jax.data.pipeline import Batch, TwoCrops
+from hypersphere_jax.evaluate import feature_cache
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.files import is_full
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.progress import track
 from hypersphere_jax.train.run_folder import Encoder
 
+# At most this many images a device at once: enough to fill it, little enough to fit.
+PER_DEVICE = 256
 # Of outputs `[n, h, w, c]`; all are flattened after it.
 POOLS: dict[str, Callable] = {
     "none": lambda x: x,
     "mean": lambda x: jnp.mean(x, axis=(1, 2)),
     "max": lambda x: jnp.max(x, axis=(1, 2)),
 }
-# Of the model's config, what shapes no output of a trained encoder.
-TRAINING_ONLY = ("zero_init_residual", "batch_norm", "bn_groups")
+
+# One dict of layers `[b, d]` for each view of the images, and the labels `[b]`.
+Layers = tuple[tuple[dict[str, np.ndarray], ...], np.ndarray]
 
 
 class Extraction(NamedTuple):
-    """Features of some layers, and how they came about."""
+    """Features of some layers, and how they were obtained."""
 
-    features: dict[str, Features]
+    features: dict[str, Features]  # by layer
     pools: dict[str, str]  # how each layer was pooled: "none" where it has no space
     computed: list[str]  # layers; the others come from the cache
     seconds: float
     data_wait: float | None  # share of the time that passed waiting for images, if it computed
+
+
+def make_forward(
+    apply: Callable,
+    config: PretrainConfig,
+    source: Source,
+    devices: Sequence[jax.Device],
+    pools: Mapping[str, str],
+    views: Literal["evaluation", "random", "pairs"] = "evaluation",
+    seed: int = 0,
+) -> tuple[Callable[..., Iterator[Batch]], Callable[..., Iterator[Layers]]]:
+    """Makes what reads the images of a source, and what computes a network's layers of them.
+
+    Args:
+      apply: of the network, see `models.create`.
+      config: of its run, with all sizes filled in.
+      source: of images, or of sentences.
+      devices: of this process. Their number changes no view and no feature.
+      pools: the layers to compute, and how each is pooled: a key of `POOLS`.
+      views: "evaluation": the image as it is; "random": one view by the crop and flip of the
+        recipe, without its colours; "pairs": two views by the whole recipe.
+      seed: of random views, which depend on it, the epoch and the image's number alone.
+
+    Returns:
+      `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`, batch by batch
+      the layers of each view and the labels, on the host, of the images that could be read.
+    """
+    recipe, side = config.data.recipe, config.model.image_size
+    recipe = f"{recipe}:crop_flip" if views == "random" else recipe
+    size = batch_size(source, devices)
+    cropped = source.image_shape is None
+    options = {"cropped": cropped, "extra_channels": config.data.extra_channels}
+
+    def seen(key, images, numbers) -> Sequence[jax.Array]:
+        if config.model.reads_text:
+            return [images]
+        if views == "evaluation":
+            return [jax.vmap(augment.make_evaluate(recipe, side, **options))(images)]
+        transform = augment.make_augment(recipe, side, **options)
+        if views == "pairs":
+            return augment.two_views(transform, key, images, numbers)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+        return [jax.vmap(transform)(keys, images)]
+
+    def per_device(shared, images, numbers):
+        weights, key = shared
+        layers = []
+        for view in seen(key, images, numbers):
+            outputs, _ = apply(*weights, view, False)
+            pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools.items()}
+            layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
+        return tuple(layers)
+
+    mapped = sharding.pmap(per_device, devices)
+
+    def read(epoch: int = 0) -> Iterator[Batch]:
+        crop = functools.partial(_cropped, recipe, side, views, seed, epoch, size)
+        return eval_batches(config, source, size, devices, crop if cropped else None)
+
+    def forward(params, stats, batches: Iterable[Batch], epoch: int = 0) -> Iterator[Layers]:
+        key = jax.random.key(seed)
+        key = jax.random.fold_in(key, epoch) if views == "random" else key
+        shared, before = sharding.replicate(((params, stats), key), devices), None
+        for number, batch in enumerate(batches):
+            numbers = np.arange(size, dtype=np.int32) + number * size
+            parts = [_padded(batch.images, size), numbers]
+            parts = [part.reshape(len(devices), -1, *part.shape[1:]) for part in parts]
+            result = mapped(shared, *sharding.split(parts, devices))
+            # One batch computes while the one before comes to the host.
+            if before is not None:
+                yield _on_host(*before)
+            before = result, batch
+        yield _on_host(*before)
+
+    return read, forward
+
+
+def batch_size(source: Source, devices: Sequence[jax.Device]) -> int:
+    """Images at once, a multiple of the devices."""
+    return min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
+
+
+def joined(batches: Iterable[Layers]) -> Layers:
+    """The layers of each view, and the labels, of all batches."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
 def split_features(
@@ -51,47 +140,38 @@ def split_features(
     layers: Sequence[str],
     devices: Sequence[jax.Device],
     pool: str = "none",
-) -> dict[str, Features]:
+) -> Extraction:
     """Features of images as they are (without random augmentation), from the cache if it has them.
 
     All layers that the cache lacks are computed in one pass over the images and written to disk
-    as they come: memory does not grow with the number of images, nor does it when they are used.
+    batch by batch: memory does not grow with the number of images, nor does it when they are used.
 
     Args:
-      encoder: from `runs.load_encoder`.
+      encoder: from `run_folder.load_encoder`.
       source: of the images.
       layers: their names; outputs are flattened, and float32.
       devices: to compute on. Their number changes no feature.
       pool: what is done over the space of an output `[h, w, c]` first: "none", "mean" or "max".
 
-    Returns:
-      The features of each layer.
-
     Raises:
-      UserError: for a layer that the encoder does not have, or when the disk is full.
+      UserError: for a layer that the encoder does not have.
+      OSError: when the disk is full.
     """
-    return extract(encoder, source, layers, devices, pool).features
-
-
-def extract(
-    encoder: Encoder,
-    source: Source,
-    layers: Sequence[str],
-    devices: Sequence[jax.Device],
-    pool: str = "none",
-) -> Extraction:
-    """As `split_features`, with what it computed and how long that took."""
-    began = time.perf_counter()
-    pools = _pools(encoder, layers, pool)
-    made_of = _fingerprint(encoder, source, devices)
-    files = {layer: _file(encoder, layer, pools[layer], made_of) for layer in pools}
-    found = {layer: feature_cache.read(file) for layer, file in files.items()}
-    missing = {layer: pools[layer] for layer in pools if found[layer] is None}
-    wait = None
+    began, wait = time.perf_counter(), None
+    pools, key = _pools(encoder, layers, pool), _cache_key(encoder, source, devices)
+    names = {layer: layer if its == "none" else f"{layer}-{its}" for layer, its in pools.items()}
+    files = {layer: encoder.folder / "features" / f"{names[layer]}-{key}.npy" for layer in pools}
+    features = {layer: feature_cache.read(file) for layer, file in files.items()}
+    missing = [layer for layer in pools if features[layer] is None]
     if missing:
-        computed, wait = _compute(encoder, source, missing, files, devices)
-        found |= computed
-    return Extraction(found, pools, list(missing), time.perf_counter() - began, wait)
+        its_pools = {layer: pools[layer] for layer in missing}
+        read, forward = make_forward(encoder.apply, encoder.config, source, devices, its_pools)
+        waits: list[float] = []
+        batches = _shown(_timed(read(), waits), source, devices)
+        made = forward(encoder.params, encoder.stats, batches)
+        features |= feature_cache.write(made, {layer: files[layer] for layer in missing})
+        wait = sum(waits) / (time.perf_counter() - began)
+    return Extraction(features, pools, missing, time.perf_counter() - began, wait)
 
 
 def augmented_features(
@@ -105,49 +185,28 @@ def augmented_features(
     """Features of one random view of each image, fresh every epoch, for probes that train on them.
 
     Views have the random crop and flip of the run's recipe without its colours (Wang & Isola, B.1).
-    They depend on the seed, the epoch and the image's number alone.
 
     Args:
-      encoder: from `runs.load_encoder`.
+      encoder: as for `split_features`.
       source: of the images.
       layer: its name.
-      devices: to compute on. Their number changes no view.
+      devices: as for `split_features`.
       seed: of the views.
       pool: as for `split_features`.
 
     Returns:
-      Epoch, from 0, to the features, in the order of `split_features`. They lie in a temporary
-      file that goes with them.
+      Epoch, from 0, to the features, in a temporary file that goes with them.
 
     Raises:
-      UserError: for a layer that the encoder does not have, or a recipe without crop and flip.
+      UserError: for a layer that the encoder does not have, or an encoder of sentences.
     """
-    pools = _pools(encoder, [layer], pool)
-    require(not encoder.config.model.reads_text, "--augment is for images, not sentences")
-    data, size = encoder.config.data, encoder.config.model.image_size
-    recipe = augment.find(f"{data.recipe}:crop_flip")
-    require(
-        any(name in augment.MOVING for name, _ in recipe.train),
-        f"--augment: the recipe {data.recipe!r} of {encoder.folder} has no random crop or flip",
-    )
-    cropped = source.image_shape is None
-    transform = augment.make_augment(
-        recipe, size, cropped=cropped, extra_channels=data.extra_channels
-    )
-
-    def outputs(apply, key, images, numbers):
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-        return _pooled(apply(jax.vmap(transform)(keys, images)), pools)
-
-    rows = forward.batch_size(source, devices)
-    over_batches = forward.over_batches(outputs, encoder, devices, rows)
-    crop = augment.host_crops(recipe, size)[0] if cropped else None
+    pools, config = _pools(encoder, [layer], pool), encoder.config
+    require(not config.model.reads_text, "--augment is for images, not sentences")
+    read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
     def features(epoch: int) -> Features:
-        prepare = RandomCrop(crop, seed, epoch, rows) if cropped else None
-        key = jax.random.fold_in(jax.random.key(seed), epoch)
-        made = over_batches(eval_batches(encoder.config, source, rows, devices, prepare), key)
-        return _written(made, {layer: None})[layer]
+        made = forward(encoder.params, encoder.stats, read(epoch), epoch)
+        return feature_cache.write(made, {layer: None})[layer]
 
     return features
 
@@ -156,146 +215,68 @@ def pair_features(
     encoder: Encoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
-    recipe, size = encoder.config.data.recipe, encoder.config.model.image_size
-    rows, crops = forward.batch_size(source, devices), two_crops(source, recipe, size, seed)
-    transform = augment.make_augment(
-        recipe,
-        size,
-        cropped=crops is not None,
-        extra_channels=encoder.config.data.extra_channels,
+    pools = {"output": "none"}
+    read, forward = make_forward(
+        encoder.apply, encoder.config, source, devices, pools, "pairs", seed
     )
-
-    def outputs(apply, key, images, numbers):
-        view1, view2 = augment.two_views(transform, key, images, numbers)
-        return apply(view1)["output"], apply(view2)["output"]
-
-    prepare = None if crops is None else ByNumber(crops, rows)
-    batches = eval_batches(encoder.config, source, rows, devices, prepare)
-    over_batches = forward.over_batches(outputs, encoder, devices, rows)
-    made = over_batches(forward.shown(batches, source, rows), jax.random.key(seed))
-    pairs = [views for views, _ in made]
-    first, second = (np.concatenate(view) for view in zip(*pairs, strict=True))
-    return first, second
+    made = forward(encoder.params, encoder.stats, _shown(read(), source, devices))
+    (view1, view2), _ = joined(made)
+    return view1["output"], view2["output"]
 
 
-@dataclasses.dataclass(frozen=True)
-class ByNumber:
-    """Random crops on the host by an image's number, so that the batch's size changes none."""
-
-    crops: Callable[[np.ndarray, int, int], np.ndarray]
-    rows: int
-
-    def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
-        return self.crops(image, 0, step * self.rows + position)
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomCrop:
-    """One random crop of an image on the host, another one each epoch."""
-
-    crop: Callable[[np.random.Generator, np.ndarray], np.ndarray]
-    seed: int
-    epoch: int
-    rows: int
-
-    def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
-        """uint8 `[s, s, c]`."""
-        number = step * self.rows + position
-        return self.crop(np.random.default_rng([self.seed, self.epoch, number]), image)
+def _cropped(recipe, side, views, seed, epoch, size, image, step, position) -> np.ndarray:
+    """What the host crops of an image of any size, drawn by the image's number: uint8."""
+    number = step * size + position
+    random_crop, crop = augment.host_crops(recipe, side)
+    if views == "evaluation":
+        return crop(image)
+    if views == "pairs":
+        return TwoCrops(random_crop, seed)(image, 0, number)
+    return random_crop(np.random.default_rng([seed, epoch, number]), image)
 
 
-def _compute(
-    encoder: Encoder,
-    source: Source,
-    pools: dict[str, str],
-    files: dict[str, Path],
-    devices: Sequence[jax.Device],
-) -> tuple[dict[str, Features], float]:
-    """Features of some layers, and which share of the time passed waiting for images."""
-    prepare = forward.one_crop(encoder.config, source)
-    as_seen = forward.as_seen(encoder.config, source)
-
-    def outputs(apply, _, images, __):
-        return _pooled(apply(as_seen(images)), pools)
-
-    began = time.perf_counter()
-    rows = forward.batch_size(source, devices)
-    batches = forward.Waited(eval_batches(encoder.config, source, rows, devices, prepare))
-    over_batches = forward.over_batches(outputs, encoder, devices, rows)
-    made = over_batches(forward.shown(batches, source, rows), jax.random.key(0))
-    try:
-        found = _written(made, {layer: files[layer] for layer in pools})
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise UserError(
-            f"no room is left for the features of {len(source):,} images ({', '.join(pools)}) in "
-            f"{encoder.folder / 'features'}: make room there (older files in it may go), or take "
-            "--pool mean or fewer --layers"
-        ) from error
-    return found, batches.seconds / (time.perf_counter() - began)
+def _padded(part: np.ndarray, size: int) -> np.ndarray:
+    missing = size - len(part)
+    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)])
 
 
-def _written(
-    made: Iterable[tuple[dict, np.ndarray]], files: dict[str, Path | None]
-) -> dict[str, Features]:
-    """Writes each layer's rows to its file as they come."""
-    with contextlib.ExitStack() as stack:
-        writers: dict[str, feature_cache.Writer] = {}
-        for layers, labels in made:
-            for layer, x in layers.items():
-                if layer not in writers:
-                    opened = feature_cache.writer(files[layer], x.shape[1])
-                    writers[layer] = stack.enter_context(opened)
-                writers[layer].add(x, labels)
-        return {layer: writers[layer].finish() for layer in files}
+def _on_host(result: Any, batch: Batch) -> Layers:
+    """The rows of images that could be read."""
+    rows = np.flatnonzero(batch.indices >= 0)
+    layers = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[rows], result)
+    return layers, batch.labels[rows]
 
 
-def _pooled(outputs: dict[str, jax.Array], pools: dict[str, str]) -> dict[str, jax.Array]:
-    """The layers that `pools` names, each float32 `[n, d]`."""
-    found = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools.items()}
-    return {layer: jnp.reshape(x, (len(x), -1)) for layer, x in found.items()}
+def _shown(batches: Iterable[Batch], source: Source, devices) -> Iterator[Batch]:
+    return track(batches, "features", -(-len(source) // batch_size(source, devices)))
+
+
+def _timed(batches: Iterator[Batch], waits: list[float]) -> Iterator[Batch]:
+    """The same batches; adds the seconds that each was waited for."""
+    while True:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        waits.append(time.perf_counter() - began)
+        if batch is None:
+            return
+        yield batch
 
 
 def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]:
-    """How each layer is pooled: not at all where an output has no space.
-
-    Raises:
-      UserError: for a layer that the encoder does not have, with the nearest name.
-    """
-    require(pool in POOLS, f"--pool {pool}: choose one of {', '.join(POOLS)}")
+    """How each layer is pooled: not at all where an output has no space."""
     for layer in layers:
         models.check_layer(encoder.config.model, layer)
     shapes = models.layers(encoder.config.model)
     return {layer: pool if len(shapes[layer]) == 3 else "none" for layer in layers}
 
 
-def _file(encoder: Encoder, layer: str, pool: str, made_of: str) -> Path:
-    name = layer if pool == "none" else f"{layer}-{pool}"
-    return encoder.folder / "features" / f"{name}-{made_of}.npy"
-
-
-@functools.cache
-def _code() -> str:
-    """Digest of the modules that make features of images and weights: they may be edited."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256(__version__.encode())
-    for part in ("models", "augment", "evaluation"):
-        for file in sorted((package / part).rglob("*.py")):
-            if part != "evaluation" or file.name in ("features.py", "forward.py"):
-                digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _fingerprint(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
-    """Changes with everything that shapes the features, but for the layer and its pooling."""
-    config, digest = encoder.config, hashlib.sha256()
-    model = {k: v for k, v in to_dict(config.model).items() if k not in TRAINING_ONLY}
-    flags = [jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64]
+def _cache_key(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
+    """Changes with all that shapes the features, but for the layer and its pooling."""
+    config = encoder.config
     recipe = None if config.model.reads_text else augment.find(config.data.recipe).evaluate
-    versions = [_code(), jax.__version__, jaxlib.__version__, DECODER, devices[0].device_kind]
-    shaping = [*versions, *flags, source.digest, recipe, config.data.extra_channels, model]
-    digest.update(json.dumps(shaping).encode())
+    parts = [__version__, jax.__version__, devices[0].device_kind, source.digest, recipe]
+    parts += [config.data.extra_channels, to_dict(config.model)]
+    digest = hashlib.sha256(json.dumps(parts).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))
     return digest.hexdigest()[:16]

@@ -1,65 +1,34 @@
-"""Classification of frozen features by their nearest neighbours."""
+"""Classification of frozen features by their nearest neighbours, in float32 on the devices."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from hypersphere_jax.config import require
-from hypersphere_jax.evaluate.checks import check_labels
-from hypersphere_jax.evaluate.neighbours import Neighbours, nearest
-from hypersphere_jax.evaluate.rows import rows_of
+from hypersphere_jax.evaluate.checks import as_float32, check_splits
 from hypersphere_jax.evaluate.scores import scores
+from hypersphere_jax.train import sharding
+from hypersphere_jax.train.progress import track
 
+METRICS = ("cosine", "euclidean")
 VOTES = ("majority", "similarity")
+# Most rows of a block, and most numbers of a block of the bank and of a block of queries.
+ROWS, BANK, QUERIES = 16384, 2**24, 2**26
+# Queries of one product, and products in memory at once: one is sorted while others are computed.
+TILE, TILES = 512, 4
+SAMPLE = 101  # rows that say where the features lie
 
 
-def knn_predict(
-    bank,
-    bank_labels,
-    queries,
-    *,
-    num_classes: int,
-    k: int = 5,
-    metric: str = "cosine",
-    vote: str = "majority",
-    temperature: float = 0.1,
-    block_size: int | None = None,
-    devices: Sequence[jax.Device] | None = None,
-) -> np.ndarray:
-    """Vote of the k nearest members of a bank, which `nearest` finds exactly.
+class Neighbours(NamedTuple):
+    """The k nearest members of a bank, nearest first."""
 
-    A neighbour's vote counts 1, or exp(similarity / temperature) (Wu et al. 2018, Section 3.4).
-    Of classes with equal votes, the one with the nearest member wins; of members that are equally
-    near, the earlier in the bank counts as nearer.
-
-    Args:
-      bank: `[m, d]` features to search; an array, or a memory map that may be larger than memory.
-      bank_labels: `[m]` integers below `num_classes`, of at least two classes.
-      queries: `[n, d]` features to classify.
-      num_classes: number of classes, of which the bank may lack some.
-      k: neighbours that vote, 1 to m.
-      metric: "cosine" (a row of zeros has similarity 0 to every other) or "euclidean".
-      vote: "majority", or "similarity" for exp(similarity / temperature), where the similarity is
-        the cosine, or minus half of the squared Euclidean distance.
-      temperature: of votes by similarity.
-      block_size: rows of a block, of queries and of the bank alike. Changes no prediction. None: as
-        many as are fast.
-      devices: of this host, each of which searches a part of the bank; None: the first one.
-
-    Returns:
-      int32 `[n]` predicted classes.
-
-    Raises:
-      UserError: for features, labels or options that do not fit, a bank of one class only, and
-        features with NaN or infinity.
-    """
-    check_vote(vote, temperature)
-    labels = _bank_labels("bank", bank_labels, rows_of(bank), num_classes)
-    found = nearest(bank, queries, k, metric=metric, block_size=block_size, devices=devices)
-    return ranked_classes(found, labels, num_classes, vote, temperature, 1)[:, 0]
+    positions: np.ndarray  # [n, k] rows of the bank
+    similarity: np.ndarray  # [n, k] the cosine, or minus half of the squared Euclidean distance
 
 
 def knn_probe(
@@ -75,10 +44,7 @@ def knn_probe(
     temperature: float = 0.1,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
-    """k-NN accuracy of frozen features: the training split is the bank, the test split asks.
-
-    Wang & Isola (Section 5, Table 1) report it with k = 5, the balanced paper (Table 3) with
-    k = 200 on ImageNet and k = 1 on CIFAR-10, all by majority.
+    """k-NN accuracy of frozen features: neighbours of the test split in the training split.
 
     Args:
       train_x: `[m, d]` features, an array or a memory map.
@@ -86,91 +52,189 @@ def knn_probe(
       test_x: `[n, d]` features, an array or a memory map.
       test_y: `[n]` integers below `num_classes`.
       num_classes: number of classes, of which either split may lack some.
-      k: neighbours that vote.
+      k: neighbours that vote, 1 to m.
       metric: "cosine" or "euclidean".
-      vote: "majority" or "similarity"; see `knn_predict`.
+      vote: "majority", or "similarity" for votes of exp(similarity / temperature) (Wu et al. 2018,
+        Section 3.4), where the similarity is the cosine, or minus half of the squared distance.
       temperature: of votes by similarity.
-      devices: of this host; None: the first one.
+      devices: of this process, which share the bank; None: the first one.
 
     Returns:
-      What a JSON file can hold: that of `scores.scores`, and the protocol that it was measured
-      with. `top5` asks for the five classes with the most votes, ties as for the first,
-      and never for a class without a vote; it is None up to 5 classes, and for k < 5.
+      What a JSON file can hold: that of `scores.scores`, and the protocol. `top5` is of the five
+      classes with the most votes; it is None up to 5 classes, and for k < 5.
 
     Raises:
       UserError: for features, labels or options that do not fit.
     """
-    check_vote(vote, temperature)
-    train_y = _bank_labels("train", train_y, rows_of(train_x), num_classes)
-    test_y = check_labels("test", test_y, rows_of(test_x), num_classes)
-    found = nearest(train_x, test_x, k, metric=metric, devices=devices, names=("train", "test"))
-    ranked = ranked_classes(found, train_y, num_classes, vote, temperature, 5)
-    found = scores(ranked, test_y, num_classes=num_classes)
+    require(vote in VOTES, f"vote {vote!r}: choose one of {', '.join(VOTES)}")
+    usable = 0 < temperature < math.inf
+    require(usable, f"temperature = {temperature}: must be finite and positive")
+    train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
+    temperature = temperature if vote == "similarity" else None
+    neighbours = nearest(train_x, test_x, k, metric=metric, devices=devices)
+    ranked = ranked_classes(neighbours, train_y, num_classes, temperature)
+    result = scores(ranked, test_y, num_classes=num_classes)
     return {
         "protocol": "knn",
         "k": k,
         "metric": metric,
         "vote": vote,
-        "temperature": temperature if vote == "similarity" else None,
-        **found,
-        "top5": found["top5"] if k >= 5 else None,
+        "temperature": temperature,
+        **result,
+        "top5": result["top5"] if k >= 5 else None,
         "n": len(test_y),
         "n_train": len(train_y),
-        "d": int(np.shape(train_x)[1]),
+        "d": int(train_x.shape[1]),
         "num_classes": num_classes,
     }
 
 
-def check_vote(vote: str, temperature: float) -> None:
-    """Raises `UserError` for a vote that there is not, or a temperature that is not positive."""
-    require(vote in VOTES, f"vote {vote!r}: choose one of {', '.join(VOTES)}")
-    usable = 0 < temperature < math.inf
-    require(usable, f"temperature = {temperature}: must be finite and positive")
-
-
 def ranked_classes(
-    found: Neighbours,
-    labels: np.ndarray,
-    num_classes: int,
-    vote: str,
-    temperature: float,
-    top: int,
+    neighbours: Neighbours, labels: np.ndarray, num_classes: int, temperature: float | None = None
 ) -> np.ndarray:
-    """Classes int32 `[n, top]` with the most votes, best first; -1 where no more have a vote.
+    """The five classes with the most votes `[n, 5]`, best first; -1 where no more have a vote.
 
-    Args:
-      found: the neighbours of n queries.
-      labels: `[m]` of the bank.
-      num_classes: number of classes.
-      vote: "majority" or "similarity".
-      temperature: of votes by similarity.
-      top: how many classes.
+    Of equals, that of the nearest member. With a temperature votes are exp(similarity /
+    temperature), else each neighbour counts 1. Labels are those `[m]` of the bank.
     """
-    n, k = found.positions.shape
-    ranked = np.full((n, top), -1, np.int32)
+    n, k = neighbours.positions.shape
+    ranked = np.full((n, 5), -1, np.int32)
     each = max(1, 2**22 // max(num_classes, k))
     for begin in range(0, n, each):
-        block = slice(begin, begin + each)
-        members, similarity = labels[found.positions[block]], found.similarity[block]
+        rows = slice(begin, begin + each)
+        members, similarity = labels[neighbours.positions[rows]], neighbours.similarity[rows]
         weights = np.ones(members.shape)
-        if vote == "similarity":  # of the nearest 1, as exp(1 / 0.001) is no number
+        if temperature is not None:  # of the nearest 1, as exp(1 / 0.001) is no number
             with np.errstate(over="ignore"):
                 weights = np.exp((similarity - similarity[:, :1]) / temperature)
-        rows = np.arange(len(members))[:, None]
-        cells = rows * num_classes + members
+        cells = np.arange(len(members))[:, None] * num_classes + members
         votes = np.bincount(cells.ravel(), weights.ravel(), len(members) * num_classes)
-        speaker = np.full(len(votes), k)
-        np.minimum.at(speaker, cells, np.broadcast_to(np.arange(k), cells.shape))
-        # Each class stands where its nearest member does; a stable sort leaves it there in a tie.
-        order = np.where(speaker[cells] == np.arange(k), -votes[cells], np.inf)
-        best = np.argsort(order, axis=1, kind="stable")[:, :top]
-        has_votes = np.take_along_axis(order, best, axis=1) < np.inf
-        classes = np.where(has_votes, np.take_along_axis(members, best, axis=1), -1)
-        ranked[block, : classes.shape[1]] = classes
+        nearest_of = np.full(len(votes), k)
+        np.minimum.at(nearest_of, cells, np.broadcast_to(np.arange(k), cells.shape))
+        # Each class at its nearest member's place, where a stable sort leaves it in a tie.
+        order = np.where(nearest_of[cells] == np.arange(k), -votes[cells], np.inf)
+        best = np.argsort(order, axis=1, kind="stable")[:, :5]
+        voted = np.take_along_axis(order, best, axis=1) < np.inf
+        classes = np.where(voted, np.take_along_axis(members, best, axis=1), -1)
+        ranked[rows, : classes.shape[1]] = classes
     return ranked
 
 
-def _bank_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
-    labels = check_labels(name, y, n, num_classes)
-    require(np.unique(labels).size > 1, f"{name} labels: only class {labels[0]}, two are needed")
-    return labels
+def nearest(
+    bank,
+    queries,
+    k: int,
+    *,
+    metric: str = "cosine",
+    devices: Sequence[jax.Device] | None = None,
+) -> Neighbours:
+    """The k nearest members of a bank for each query, by products of blocks in float32.
+
+    Of members that are equally near, as equal rows are, the earlier in the bank counts as nearer.
+    One block of queries and two blocks of the bank a device are in memory at a time.
+
+    Args:
+      bank: `[m, d]` features from `check_features`; may be larger than memory.
+      queries: `[n, d]` features, likewise.
+      k: neighbours, 1 to m.
+      metric: "cosine" (a row of zeros has similarity 0 to every other) or "euclidean".
+      devices: of this process, which share the bank; None: the first one.
+
+    Raises:
+      UserError: for options that do not fit, and features of too unlike magnitude for float32.
+    """
+    require(metric in METRICS, f"metric {metric!r}: choose one of {', '.join(METRICS)}")
+    (m, d), n = bank.shape, queries.shape[0]
+    require(1 <= k <= m, f"k = {k}: choose 1 to {m}, the size of the bank")
+    devices = sharding.local_devices(1) if devices is None else devices
+    unit = np.bool_(metric == "cosine")
+    centre, scale = _frame(as_float32(bank[:SAMPLE]), unit)
+    frame = sharding.replicate((centre, np.float32(scale), unit), devices)
+    found = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
+    size = TILE * TILES * max(1, min(ROWS, QUERIES // d) // (TILE * TILES))
+    for begin in range(0, n, size):
+        block = slice(begin, begin + size)
+        near = _search_bank(bank, as_float32(queries[block]), k, frame, devices)
+        found.positions[block] = near.positions
+        found.similarity[block] = near.similarity / scale**2 + unit
+    require(
+        bool(np.isfinite(found.similarity).all()),
+        f"{metric} neighbours: magnitudes of the features are too unlike for float32",
+    )
+    return found
+
+
+def _search_bank(
+    bank, queries: np.ndarray, k: int, frame, devices: Sequence[jax.Device]
+) -> Neighbours:
+    """The nearest of a block of queries by distance, in the units of a frame."""
+    (m, d), count = bank.shape, len(devices)
+    rows = max(1, min(ROWS, BANK // d, -(-m // count)))
+    prepare, search = (sharding.pmap(function, devices) for function in (_prepare, _search))
+    asked, best = [], []
+    for begin in range(0, len(queries), TILE * TILES):
+        part = queries[begin : begin + TILE * TILES]
+        none = np.full((len(part), k), -np.inf, np.float32), np.zeros((len(part), k), np.int32)
+        asked.append(prepare(*sharding.replicate((part, np.int32(len(part))), devices), *frame))
+        best.append(sharding.replicate(none, devices))
+    for begin in track(range(0, m, rows * count), "neighbours"):
+        # Read while the devices are at the block before, and only that one.
+        block = np.zeros((count, rows, d), np.float32)
+        values = as_float32(bank[begin : begin + count * rows])
+        block.reshape(-1, d)[: len(values)] = values
+        firsts = begin + rows * np.arange(count, dtype=np.int32)
+        real = np.clip(m - firsts, 0, rows).astype(np.int32)
+        jax.block_until_ready(best)
+        block, real, firsts = sharding.split((block, real, firsts), devices)
+        members = prepare(block, real, *frame)
+        best = [search(*pair, members, firsts) for pair in zip(asked, best, strict=True)]
+    nearness, positions = (
+        np.concatenate([np.concatenate(np.asarray(part), axis=1) for part in parts])
+        for parts in zip(*best, strict=True)
+    )
+    order = np.lexsort((positions, -nearness), axis=1)[:, :k]  # of all devices
+    nearness, positions = (np.take_along_axis(x, order, axis=1) for x in (nearness, positions))
+    halves = np.concatenate([np.asarray(lengths[0]) for _, lengths in asked])
+    return Neighbours(positions, nearness - halves.astype(np.float64)[:, None])
+
+
+def _frame(sample: np.ndarray, unit: bool) -> tuple[np.ndarray, float]:
+    """An origin and a scale in which float32 tells features that hardly differ.
+
+    A median keeps whole numbers whole, and a power of two rounds nothing.
+    """
+    sample = np.asarray(_unit(sample)) if unit else sample
+    centre = np.median(sample, axis=0)
+    exponent = np.frexp(np.median(np.abs(sample - centre).max(axis=1)))[1]
+    return centre, 2.0 ** -np.clip(float(exponent), -126, 126)
+
+
+def _unit(x) -> jax.Array:
+    """Rows `[n, d]` divided by their norm; zeros stay zeros."""
+    x = x / jnp.maximum(jnp.abs(x).max(axis=1, keepdims=True), 1e-37)  # squares may not fit
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=1, keepdims=True), 0.5)
+
+
+def _prepare(x, real, centre, scale, unit) -> tuple[jax.Array, jax.Array]:
+    """Rows `[n, d]` as the products take them, and half of their squared norms `[n]`.
+
+    Infinite halves keep out what is not among the first `real` rows. A row of zeros counts as at
+    right angles to all others where rows have a unit norm.
+    """
+    moved = scale * (jnp.where(unit, _unit(x), x) - centre[None])
+    halves = jnp.sum(moved**2, axis=1) / 2
+    halves += jnp.where(unit & (jnp.abs(x).max(axis=1) == 0), scale**2 / 2, 0)
+    return moved, jnp.where(jnp.arange(len(x)) < real, halves, jnp.inf)
+
+
+def _search(queries, best, members, first) -> tuple[jax.Array, jax.Array]:
+    """The k largest products less halves `[q, k]` so far and of members from `first` on."""
+    k, tiles = best[0].shape[1], []
+    for begin in range(0, len(queries[0]), TILE):
+        tile = slice(begin, begin + TILE)
+        products = jnp.matmul(queries[0][tile], members[0].T, precision=lax.Precision.HIGHEST)
+        both = jnp.concatenate([best[0][tile], products - members[1][None]], axis=1)
+        nearness, chosen = lax.top_k(both, k)  # the first of equals
+        old = jnp.take_along_axis(best[1][tile], jnp.minimum(chosen, k - 1), axis=1)
+        tiles.append((nearness, jnp.where(chosen < k, old, first + chosen - k)))
+    return tuple(jnp.concatenate(parts) for parts in zip(*tiles, strict=True))

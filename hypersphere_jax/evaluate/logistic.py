@@ -6,7 +6,8 @@ Each fit minimizes, over weights W `[num_classes, d]` and a bias,
 
 All fits (values of l2, folds) read the features in the same two matrix products, so that five cost
 little more than one. L-BFGS with memory m = 10 (Nocedal & Wright, Numerical Optimization, Algorithm
-7.4) starts each of its directions from a model of the curvature: at W = 0, the Hessian is
+7.4) starts each of its directions from a model of the curvature in place of a multiple of the
+identity, scaled to the newest pair of differences. At W = 0, the Hessian is
 
     M / num_classes + l2        (on weights whose sum over the classes is zero)
 
@@ -15,6 +16,7 @@ rows by one step of subspace iteration (Halko, Martinsson & Tropp, 2011, Algorit
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -23,20 +25,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hypersphere_jax.evaluate import lbfgs
+from hypersphere_jax.config import require
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
-from hypersphere_jax.evaluate.classifier import Classifier, logits
+from hypersphere_jax.evaluate.scores import Classifier, logits
 from hypersphere_jax.train import sharding
 
-TOLERANCE, MAX_STEPS = 1e-6, 1000  # on the norm of the gradient
+TOLERANCE = 1e-6  # on the norm of the gradient
+MAX_STEPS = 1000
 # The weights are at most the norm of the gradient / l2 away from the minimum: below an l2 of about
 # 1e-6 the limit falls with l2, or accuracies are not those of the minimum.
 TOLERANCE_BY_L2 = 3.0
+MEMORY = 10  # pairs of differences that L-BFGS keeps
 RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
 READ = 2**20  # numbers of the features that are read at a time
-NONE = -1  # as a part: no row's
-PADDING = -2  # a row that no fit knows
+AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
+# Multiplications in an evaluation of a small problem, which takes less time than a compilation.
+SMALL = 2**30
+# Of a device's memory for its share of the scaled features; the rest is for what else is there.
+MEMORY_SHARE = 0.8
+NONE = -1  # as a held-out part: no row's
+PADDING = -2  # the part of rows that are in no fit
 
 
 class Scaling(NamedTuple):
@@ -51,12 +60,10 @@ class Scaling(NamedTuple):
 
     def apply(self, x) -> np.ndarray:
         """Scaled rows, float32, of features `[n, d]` of any real dtype."""
-        centred = self.centred(x)
-        centred /= self.scale
-        return centred.astype(np.float32)
+        return (self.centred(x) / self.scale).astype(np.float32)
 
 
-class Rows(NamedTuple):
+class Samples(NamedTuple):
     """Rows on devices, each leaf with leading axes (devices, blocks, rows of a block)."""
 
     x: jax.Array  # float32 [..., d]
@@ -67,33 +74,36 @@ class Rows(NamedTuple):
 class Problem(NamedTuple):
     """Scaled training rows, and what shapes the steps towards every fit on them."""
 
-    rows: Rows
-    basis: jax.Array  # [d, r] leading eigenvectors of the second moments
-    variances: jax.Array  # [r] of the features along them
-    rest: jax.Array  # mean variance along what is orthogonal to them
+    samples: Samples
+    model: tuple[jax.Array, jax.Array, jax.Array]  # of the curvature, see `_curvature`
+    scaling: Scaling
     num_classes: int
+    fits: int  # that are made at once
+    small: bool  # few fits are filled up with copies, for the program of `fits` is compiled
     devices: Sequence[jax.Device]
 
 
 class LogisticFit(NamedTuple):
-    """Fitted classifiers `[g, ...]`, and how each fit ended."""
+    """Fitted classifiers `[g, ...]` of scaled features, and how each fit ended."""
 
     classifiers: Classifier
     steps: np.ndarray  # [g]
     gradient_norm: np.ndarray  # [g]
+    hits: np.ndarray  # [g] rows of the held-out part that are classified right
 
 
 def scaling(x) -> Scaling:
     """The mean of features `[n, d]`, and the root mean square norm of the centred ones."""
-    slices = row_blocks(*x.shape, READ)
-    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in slices) / len(x)
+    n, d = x.shape
+    blocks = row_blocks(n, d, READ)
+    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in blocks) / n
     moved = Scaling(centre.astype(np.float32), 1.0)  # rounded: a constant dimension becomes 0
     total = 0.0
-    for rows in slices:
+    for rows in blocks:
         centred = moved.centred(x[rows])
         total += float(np.vdot(centred, centred))
     # 0: an encoder that maps all to one point.
-    return moved._replace(scale=(total / len(x)) ** 0.5) if total > 0 else moved
+    return moved._replace(scale=(total / n) ** 0.5) if total > 0 else moved
 
 
 def limit(l2):
@@ -104,11 +114,10 @@ def limit(l2):
 def place(
     x,
     y,
-    part,
     scaling: Scaling,
     *,
     num_classes: int,
-    fits: int = 1,
+    jobs: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Problem:
     """Puts the scaled rows on devices: the only copy of the features that is made.
@@ -116,99 +125,109 @@ def place(
     Args:
       x: `[n, d]`, an array or memory map of any real dtype.
       y: int32 `[n]` labels.
-      part: `[n]` integers, at least 0: which part of the rows each belongs to.
       scaling: of the features; with the RMS norm 1 the tolerances are in useful units.
       num_classes: number of classes.
-      fits: as many as will be made at once, which decides how many rows make a block.
-      devices: of this host, which share the rows. None: JAX's first.
+      jobs: fits in all, which decide how many are made at once and how many rows make a block.
+      devices: of this process, which share the rows. None: JAX's first.
+
+    Raises:
+      UserError: for features that do not fit into the devices' memory.
     """
     devices = jax.local_devices()[:1] if devices is None else devices
     n, d = x.shape
     each = -(-n // len(devices))
+    needed, room = 4 * each * d, sharding.memory(devices)
+    require(
+        needed <= MEMORY_SHARE * room,
+        f"L-BFGS needs a float32 copy of all {n:,} x {d} training features, {needed / 1e9:.3g} GB "
+        f"on each of {len(devices)} device(s), which hold {room / 1e9:.3g} GB: take more devices, "
+        "or a protocol that reads the features in minibatches",
+    )
+    at_once = max(1, AT_ONCE // (num_classes * d))
+    fits = -(-jobs // -(-jobs // at_once))
     blocks = max(1, -(-each * fits * num_classes // BLOCK))
     size = -(-each // blocks)
+    shape = (len(devices), blocks, size)
     # In the alignment for which JAX on CPU takes the array as it is, without another copy.
-    total = len(devices) * blocks * size
-    scaled = _aligned(total, d)
+    scaled = _aligned(np.prod(shape), d)
     for rows in row_blocks(n, d, READ):
         scaled[rows] = scaling.apply(x[rows])
     scaled[n:] = 0
     sample = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
     model = _curvature(jnp.asarray(scaled[sample]))
-
-    def padded(values, filler):
-        return np.concatenate([values, np.full(total - n, filler)]).astype(np.int32)
-
-    host = Rows(scaled, padded(y, 0), padded(part, PADDING))
-    shape = (len(devices), blocks, size)
-    host = jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), host)
-    return Problem(sharding.split(host, devices), *model, num_classes, devices)
-
-
-def with_parts(problem: Problem, part) -> Problem:
-    """The same rows, divided into parts `[n]` in another way; those of `PADDING` are in no fit.
-
-    All divisions share the copy of the features, and its shapes: nothing is compiled again.
-    """
-    rows = problem.rows
-    padded = np.full(rows.part.shape, PADDING, np.int32)
-    padded.reshape(-1)[: len(part)] = part
-    return problem._replace(rows=rows._replace(part=sharding.split(padded, problem.devices)))
+    none = np.full(shape, PADDING, np.int32)
+    samples = Samples(scaled.reshape(*shape, d), _padded(y, 0, shape), none)
+    samples = sharding.split(samples, devices)
+    small = n * d * num_classes * fits < SMALL
+    return Problem(samples, model, scaling, num_classes, fits, small, devices)
 
 
 def fit_logistic(
     problem: Problem,
+    part,
     l2s: Sequence[float],
     held_out: Sequence[int],
     *,
     start: Classifier | None = None,
     excess: float = 0.0,
-    max_steps: int = MAX_STEPS,
 ) -> LogisticFit:
-    """Minimizes the objective of this module, for g fits at once.
+    """Minimizes the objective g times.
 
     Args:
       problem: from `place`.
+      part: `[n]` integers: the part that each row belongs to. Those of `PADDING` are in no fit.
       l2s: g strengths of the penalty, each > 0.
       held_out: g numbers of parts: each fit leaves the rows of that part out. `NONE`: no row.
-      start: classifiers `[g, ...]` to begin with. None: zeros.
+      start: a classifier to begin with. None: zeros.
       excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or when
         the objective is by at most about that above its minimum, as L-BFGS estimates it: half of
         the product of the gradient and the direction (the Newton decrement).
-      max_steps: give up after so many.
+    """
+    devices = tuple(problem.devices)
+    part = _padded(part, PADDING, problem.samples.part.shape)
+    samples = problem.samples._replace(part=sharding.split(part, devices))
+    begin, advance = _mapped(lbfgs_begin, devices), _mapped(_advance, devices, donate=(0,))
+    l2s, held_out = np.float32(l2s), np.int32(held_out)
+    fits = []
+    for group in np.array_split(np.arange(len(l2s)), -(-len(l2s) // problem.fits)):
+        filled = np.resize(group, problem.fits) if problem.small else group
+        d = samples.x.shape[-1]
+        trial = np.zeros((len(filled), problem.num_classes, d + 1), np.float32)
+        if start is not None:
+            trial[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
+        about = l2s[filled], held_out[filled], np.float32(limit(l2s[filled])), np.float32(excess)
+        about = sharding.replicate((*about, *problem.model), devices)
+        state = begin(sharding.replicate(trial, devices))
+        for _ in range(MAX_STEPS + 1):
+            state = advance(state, samples, *about)
+            if sharding.unreplicate(state.done).all():
+                break
+        hits = _mapped(_hits, devices)(samples, state.point, about[1])
+        point, *ends = sharding.unreplicate((state.point, state.steps, state.norm, hits))
+        fit = LogisticFit(Classifier(point[..., :-1], point[..., -1]), *ends)
+        fits.append(jax.tree.map(operator.itemgetter(slice(len(group))), fit))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
+
+
+def cross_validate(
+    problem: Problem, part, l2s: np.ndarray, *, excess: float = 0.0
+) -> tuple[np.ndarray, Classifier]:
+    """Fits without part 0, 1, ... of the rows, for penalties l2s `[folds, cells]`.
 
     Returns:
-      The classifiers of the scaled features.
+      Accuracies in percent `[folds, cells]` on the part that was left out, and the classifiers
+      `[folds * cells, ...]`. The other arguments are those of `fit_logistic`.
     """
-    shape = (len(l2s), problem.num_classes, len(problem.basis) + 1)
-    trial = np.zeros(shape, np.float32)
-    if start is not None:
-        trial[:] = np.concatenate([start.weights, np.asarray(start.bias)[..., None]], axis=-1)
-    model = (problem.basis, problem.variances, problem.rest)
-    about = (
-        np.float32(l2s),
-        np.int32(held_out),
-        np.float32(limit(l2s)),
-        np.float32(excess),
-        *model,
-    )
-    about = sharding.replicate(about, problem.devices)
-    devices = tuple(problem.devices)
-    state = _mapped(lbfgs.begin, devices)(sharding.replicate(trial, devices))
-    advance = _mapped(_advance, devices, donate=(0,))
-    for _ in range(max_steps + 1):
-        state = advance(state, problem.rows, *about)
-        if sharding.unreplicate(state.done).all():
-            break
-    point, steps, norm = sharding.unreplicate((state.point, state.steps, state.norm))
-    return LogisticFit(Classifier(point[..., :-1], point[..., -1]), steps, norm)
+    held_out = np.repeat(np.arange(len(l2s)), l2s.shape[1])
+    fit = fit_logistic(problem, part, l2s.ravel(), held_out, excess=excess)
+    rows = np.bincount(part[part >= 0])[: len(l2s), None]
+    return 100 * fit.hits.reshape(l2s.shape) / rows, fit.classifiers
 
 
-def hits(problem: Problem, classifiers: Classifier, held_out: Sequence[int]) -> np.ndarray:
-    """How many rows of its held-out part each of g classifiers gets right, `[g]`."""
-    about = sharding.replicate((classifiers, np.int32(held_out)), problem.devices)
-    counts = _mapped(_hits, tuple(problem.devices))(problem.rows, *about)
-    return sharding.unreplicate(counts)
+def _padded(values, filler: int, shape: tuple[int, ...]) -> np.ndarray:
+    padded = np.full(shape, filler, np.int32)
+    padded.reshape(-1)[: len(values)] = values
+    return padded
 
 
 @functools.cache
@@ -217,54 +236,47 @@ def _mapped(function: Callable, devices: tuple, donate: tuple[int, ...] = ()) ->
     return sharding.pmap(function, devices, donate)
 
 
-def _advance(state: lbfgs.State, rows: Rows, l2s, held_out, limits, excess, *model) -> lbfgs.State:
-    gradient_at = functools.partial(_gradient, rows, l2s, held_out)
+def _advance(state: "State", samples: Samples, l2s, held_out, limits, excess, *model) -> "State":
+    gradient_at = functools.partial(_gradient, samples, l2s, held_out)
     model_inverse = functools.partial(_model_inverse, *model, l2s)
-    return lbfgs.advance(state, gradient_at, model_inverse, limits, excess)
+    return lbfgs_advance(state, gradient_at, model_inverse, limits, excess)
 
 
-def _gradient(rows: Rows, l2s, held_out, trial) -> jax.Array:
+def _logits(points, x) -> jax.Array:
+    """`[n, g, num_classes]` of points `[g, num_classes, d + 1]`, in one matrix product."""
+    g, classes, width = points.shape
+    flat = points.reshape(g * classes, width)
+    return logits(Classifier(flat[:, :-1], flat[:, -1]), x).reshape(-1, g, classes)
+
+
+def _gradient(samples: Samples, l2s, held_out, points) -> jax.Array:
     """Of each fit's objective, over the rows of all devices: `[g, num_classes, d + 1]`."""
-    g, classes, _ = trial.shape
-    weights = trial[..., :-1]
-    flat = Classifier(weights.reshape(g * classes, -1), trial[..., -1].reshape(-1))
+    g, classes, width = points.shape
 
-    def add(sums, block: Rows):
-        scores = logits(flat, block.x).reshape(-1, g, classes)
-        counted = _counted(block.part, held_out)
+    def add(sums, block: Samples):
+        inside = (block.part[:, None] != held_out[None]) & (block.part != PADDING)[:, None]
+        counted = inside.astype(jnp.float32)  # [n, g]
         truth = jax.nn.one_hot(block.y, classes)[:, None]
-        errors = (jax.nn.softmax(scores) - truth) * counted[..., None]
-        found = Classifier(
-            jnp.einsum("nk,nd->kd", errors.reshape(-1, g * classes), block.x, precision="highest"),
-            errors.sum(axis=0).reshape(-1),
-        )
-        return jax.tree.map(jnp.add, sums, (found, counted.sum(axis=0))), None
+        errors = (jax.nn.softmax(_logits(points, block.x)) - truth) * counted[..., None]
+        errors = errors.reshape(-1, g * classes)
+        products = jnp.einsum("nk,nd->kd", errors, block.x, precision="highest")
+        found = products, errors.sum(axis=0), counted.sum(axis=0)
+        return jax.tree.map(jnp.add, sums, found), None
 
-    zeros = (jax.tree.map(jnp.zeros_like, flat), jnp.zeros(g))
-    (sums, counts), _ = lax.scan(add, zeros, rows)
-    (sums, counts) = lax.psum((sums, counts), sharding.AXIS)
-    sums = jnp.concatenate([sums.weights, sums.bias[:, None]], axis=1).reshape(trial.shape)
-    penalty = jnp.pad(l2s[:, None, None] * weights, ((0, 0), (0, 0), (0, 1)))
+    zeros = jnp.zeros((g * classes, width - 1)), jnp.zeros(g * classes), jnp.zeros(g)
+    weights, bias, counts = lax.psum(lax.scan(add, zeros, samples)[0], sharding.AXIS)
+    sums = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape)
+    penalty = jnp.pad(l2s[:, None, None] * points[..., :-1], ((0, 0), (0, 0), (0, 1)))
     return sums / counts[:, None, None] + penalty
 
 
-def _hits(rows: Rows, classifiers: Classifier, held_out) -> jax.Array:
-    g, classes, d = classifiers.weights.shape
-    flat = Classifier(classifiers.weights.reshape(g * classes, d), classifiers.bias.reshape(-1))
-
-    def add(counts, block: Rows):
-        scores = logits(flat, block.x).reshape(-1, g, classes)
-        right = jnp.argmax(scores, axis=-1) == block.y[:, None]
+def _hits(samples: Samples, points, held_out) -> jax.Array:
+    def add(counts, block: Samples):
+        right = jnp.argmax(_logits(points, block.x), axis=-1) == block.y[:, None]
         return counts + (right & (block.part[:, None] == held_out[None])).sum(axis=0), None
 
-    counts, _ = lax.scan(add, jnp.zeros(g, jnp.int32), rows)
+    counts, _ = lax.scan(add, jnp.zeros(len(points), jnp.int32), samples)
     return lax.psum(counts, sharding.AXIS)
-
-
-def _counted(part, held_out) -> jax.Array:
-    """1.0 where a fit `[g]` counts a row `[n]`: `[n, g]`."""
-    inside = (part[:, None] != held_out[None]) & (part != PADDING)[:, None]
-    return inside.astype(jnp.float32)
 
 
 def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
@@ -284,7 +296,7 @@ def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
 
 @jax.jit
 def _curvature(sample) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`basis`, `variances` and `rest` of a `Problem`, from scaled rows `[m, d]`."""
+    """Of second moments: eigenvectors `[d, r]`, variances `[r]` along them, mean of the others."""
     m, d = sample.shape
     times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     start = jax.random.normal(jax.random.key(0), (d, min(d, RANK)))
@@ -301,3 +313,128 @@ def _aligned(n: int, d: int) -> np.ndarray:
     raw = np.empty(4 * n * d + 64, np.uint8)
     begin = -raw.ctypes.data % 64
     return raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
+
+
+class State(NamedTuple):
+    """Of g minimizations; points and gradients are `[g, a, b]`."""
+
+    trial: jax.Array  # where the gradient is computed next: point + step * direction
+    step: jax.Array  # [g]
+    point: jax.Array
+    gradient: jax.Array  # at the point
+    direction: jax.Array
+    moves: jax.Array  # [MEMORY, g, ...] ring of differences of points ...
+    changes: jax.Array  # ... and of gradients
+    inverse: jax.Array  # [MEMORY, g] 1 / (move . change); 0: no such pair
+    turn: jax.Array  # next place in the ring
+    model_scale: jax.Array  # [g] of the inverse of the model of the curvature
+    steps: jax.Array  # [g] taken
+    norm: jax.Array  # [g] of the gradient
+    done: jax.Array  # [g]
+
+
+def lbfgs_begin(trial: jax.Array) -> State:
+    """Starts at points `[g, a, b]`: the first `lbfgs_advance` computes the gradients there."""
+    g = len(trial)
+    zeros, ring = jnp.zeros_like(trial), jnp.zeros((MEMORY, *trial.shape))
+    return State(
+        trial=trial,
+        step=jnp.ones(g),
+        point=trial,
+        gradient=zeros,
+        direction=zeros,
+        moves=ring,
+        changes=ring,
+        inverse=jnp.zeros((MEMORY, g)),
+        turn=jnp.int32(0),
+        model_scale=jnp.ones(g),
+        steps=jnp.full(g, -1),
+        norm=jnp.full(g, jnp.inf),
+        done=jnp.zeros(g, bool),
+    )
+
+
+def lbfgs_advance(
+    state: State, gradient_at: Callable, model_inverse: Callable, tolerance, excess
+) -> State:
+    """One evaluation of all gradients, and what follows of it.
+
+    The line search needs no value of the objective, whose changes near the minimum are below
+    float32's resolution: since the objective is convex, a step is good if the slope at its end is
+    not much above zero (the approximate Wolfe condition of Hager & Zhang, 2005, with delta = 0.1).
+    A step that goes too far is shortened to where the secant of the slopes is zero.
+
+    Args:
+      state: from `lbfgs_begin` or the call before.
+      gradient_at: gradients of the g convex objectives at points.
+      model_inverse: multiplies by the inverse of a model of each objective's second derivative.
+      tolerance: on the norm of the gradient, a number or `[g]`.
+      excess: on the Newton decrement, see `fit_logistic`.
+    """
+    gradient = gradient_at(state.trial)
+    slope, slope_there = _dot(state.gradient, state.direction), _dot(gradient, state.direction)
+    taken = (slope_there <= 0.8 * -slope) & ~state.done
+
+    move, change = state.trial - state.point, gradient - state.gradient
+    product, bent = _dot(move, change), _dot(change, model_inverse(change))
+    known = taken & (product > 0)
+    inverse = jnp.where(known, 1 / jnp.where(known, product, 1.0), 0.0)
+    model_scale = jnp.where(known & (bent > 0), product / jnp.where(bent > 0, bent, 1.0), 1.0)
+    ring = state._replace(
+        moves=state.moves.at[state.turn].set(move),
+        changes=state.changes.at[state.turn].set(change),
+        inverse=state.inverse.at[state.turn].set(inverse),
+        model_scale=jnp.where(taken, model_scale, state.model_scale),
+        turn=(state.turn + 1) % MEMORY,
+    )
+    point, gradient = (
+        _where(taken, new, old)
+        for new, old in ((state.trial, state.point), (gradient, state.gradient))
+    )
+    direction = _where(taken, -_two_loops(ring, gradient, model_inverse), state.direction)
+    secant = jnp.where(taken | state.done, 1.0, slope - slope_there)
+    step = jnp.where(taken, 1.0, state.step * slope / secant)
+
+    norm = jnp.sqrt(_dot(gradient, gradient))
+    above = -_dot(gradient, direction) / 2
+    # A step that had to be that short was shortened by float32's rounding.
+    stuck = step < 1e-4
+    done = state.done | stuck | (norm <= tolerance) | (above <= excess)
+    trial = _where(done, point, point + step[:, None, None] * direction)
+    return ring._replace(
+        trial=trial,
+        step=step,
+        point=point,
+        gradient=gradient,
+        direction=direction,
+        steps=state.steps + taken,
+        norm=norm,
+        done=done,
+    )
+
+
+def _two_loops(ring: State, gradient, model_inverse) -> jax.Array:
+    """The inverse of the curvature, as L-BFGS knows it, times the gradient."""
+    newest_first = (ring.turn - 1 - jnp.arange(MEMORY)) % MEMORY
+
+    def backwards(q, place):
+        factor = ring.inverse[place] * _dot(ring.moves[place], q)
+        return q - factor[:, None, None] * ring.changes[place], factor
+
+    def forwards(r, at):
+        place, factor = at
+        excess = factor - ring.inverse[place] * _dot(ring.changes[place], r)
+        return r + excess[:, None, None] * ring.moves[place], None
+
+    q, factors = lax.scan(backwards, gradient, newest_first)
+    r = ring.model_scale[:, None, None] * model_inverse(q)
+    return lax.scan(forwards, r, (newest_first, factors), reverse=True)[0]
+
+
+def _dot(a, b) -> jax.Array:
+    """Inner products `[g]` of `[g, a, b]`."""
+    return jnp.einsum("gcd,gcd->g", a, b, precision="highest")
+
+
+def _where(taken, new, old) -> jax.Array:
+    return jnp.where(taken[:, None, None], new, old)

@@ -41,9 +41,14 @@ def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
     Raises:
       UserError: for shapes that differ or no pairs.
     """
-    powers = distance_powers(x, y, alpha)
-    error = powers.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else math.nan
-    return Estimate(float(powers.mean()), float(error))
+    return mean_estimate(distance_powers(x, y, alpha))
+
+
+def mean_estimate(values: np.ndarray) -> Estimate:
+    """The mean of independent values."""
+    n = len(values)
+    error = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    return Estimate(float(values.mean()), float(error))
 
 
 def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
@@ -62,8 +67,8 @@ def uniformity(
 ) -> Estimate:
     """The log of the mean Gaussian potential of all pairs of points: `uniform_loss` of a data set.
 
-    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host, so that
-    n is limited by patience only: time grows with n^2, memory with n.
+    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host: time
+    grows with n^2, memory with n.
 
     The standard error is that of a U-statistic (Hoeffding): the potentials of pairs that share a
     point are correlated, and the mean potential of each point tells how much. With fewer than some
@@ -82,19 +87,25 @@ def uniformity(
     require(n >= 2, f"uniformity needs at least two points, got {n}")
     devices = sharding.local_devices(1) if devices is None else list(devices)
     chunks = row_slices(n, chunk)
-    size = chunks[0].stop
+    size = chunks[0].stop if len(chunks) > 1 else _rounded_up(n)
     centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
 
     def load(rows: slice) -> np.ndarray:
-        return _padded(x[rows], centre, size)
+        """Points `[size, d + 1]` around the centre; the last column is 1 for a point, else 0."""
+        points = np.asarray(x[rows], np.float64) - centre
+        padded = np.zeros((size, points.shape[1] + 1), np.float32)
+        padded[: len(points), :-1], padded[: len(points), -1] = points, 1
+        return padded
 
     # The log of each point's potential with all others, and of the square of that.
     sums = np.full((2, len(chunks) * size), -np.inf)
     alone = [(rows,) for rows in chunks]
     for function, groups in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
-        for dealt in track(list(_deal(groups, len(devices))), "uniformity"):
-            found = _on_devices(function, t, dealt, load, devices)
-            for group, parts in zip(dealt, found, strict=True):
+        rounds = list(_deal(groups, len(devices)))
+        for dealt in track(rounds, "uniformity") if len(rounds) > 1 else rounds:
+            for group, parts in zip(
+                dealt, _on_devices(function, t, dealt, load, devices), strict=True
+            ):
                 for rows, part in zip(group, parts, strict=True):
                     rows = slice(rows.start, rows.start + size)
                     sums[:, rows] = np.logaddexp(sums[:, rows], part)
@@ -109,46 +120,20 @@ def uniformities(
     devices: Sequence[jax.Device] | None = None,
     chunk: int = CHUNK,
 ) -> list[Estimate]:
-    """The uniformity of each of several groups of rows, such as those of one class.
-
-    A group that fits into a chunk is one device's work; devices take several groups at once.
+    """The uniformity of each group of rows, such as those of one class; NaN for a single point.
 
     Args:
       x: `[n, d]` features: an array, or what gives arrays for slices and for numbers of rows.
       groups: integers `[m]` each, the rows of a group.
       t: scale of the potential.
-      devices: to compute on; None: the first one.
-      chunk: rows that are on a device at once, at most.
-
-    Returns:
-      An estimate for each group, in their order; NaN for one of fewer than two points.
+      devices: as for `uniformity`.
+      chunk: as for `uniformity`.
     """
-    devices = sharding.local_devices(1) if devices is None else list(devices)
-    found = {}
-    # Of equal size on the device, groups share a compiled program.
-    by_size: dict[int, list[int]] = {}
-    for number, rows in enumerate(groups):
-        if 2 <= len(rows) <= chunk:
-            by_size.setdefault(_rounded_up(len(rows)), []).append(number)
-        elif len(rows) > chunk:
-            found[number] = uniformity(Rows(x, rows), t, devices=devices, chunk=chunk)
-    rounds = [
-        (size, dealt)
-        for size, numbers in sorted(by_size.items())
-        for dealt in _deal(((number,) for number in numbers), len(devices))
+    nothing = Estimate(math.nan, math.nan)
+    return [
+        uniformity(Rows(x, rows), t, devices=devices, chunk=chunk) if len(rows) > 1 else nothing
+        for rows in groups
     ]
-    for size, dealt in track(rounds, "uniformity of the classes"):
-
-        def load(number: int, size: int = size) -> np.ndarray:
-            points = np.asarray(x[groups[number]], np.float64)
-            return _padded(points, points.mean(0), size)
-
-        for (number,), (part,) in zip(
-            dealt, _on_devices(_within, t, dealt, load, devices), strict=True
-        ):
-            found[number] = _estimate(*part[:, : len(groups[number])].astype(np.float64))
-    unknown = Estimate(math.nan, math.nan)
-    return [found.get(number, unknown) for number in range(len(groups))]
 
 
 class Rows:
@@ -165,18 +150,10 @@ class Rows:
         return self._x[self._indices[rows]]
 
 
-def _padded(points: np.ndarray, centre: np.ndarray, size: int) -> np.ndarray:
-    """Points as `[size, d + 1]`, seen from a centre; the last column is 1 for a point, else 0."""
-    padded = np.zeros((size, points.shape[1] + 1), np.float32)
-    padded[: len(points), :-1] = np.asarray(points, np.float64) - centre
-    padded[: len(points), -1] = 1
-    return padded
-
-
 def _rounded_up(n: int) -> int:
-    """At least 64, and to two binary digits after the first: few sizes, each a quarter too long."""
-    step = 2 ** max(4, n.bit_length() - 3)
-    return max(64, -(-n // step) * step)
+    """To three binary digits after the first: few sizes, which share compiled programs."""
+    step = 2 ** max(3, n.bit_length() - 4)
+    return -(-n // step) * step
 
 
 @functools.cache
@@ -185,26 +162,26 @@ def _program(function: Any, devices: tuple[jax.Device, ...]) -> Any:
 
 
 def _on_devices(
-    function: Any, t: float, dealt: Any, load: Any, devices: list[jax.Device]
+    function: Any, t: float, dealt: list, load: Any, devices: list[jax.Device]
 ) -> list[list[np.ndarray]]:
     """`function` of the arrays of each group, a group a device: a list of arrays for each."""
-    missing = [dealt[0]] * (len(devices) - len(dealt))
-    sides = zip(*([load(part) for part in group] for group in [*dealt, *missing]), strict=True)
-    sides = [sharding.split(np.stack(side), devices) for side in sides]
+    filled = [*dealt, *[dealt[0]] * (len(devices) - len(dealt))]
+    sides = [np.stack([load(rows) for rows in side]) for side in zip(*filled, strict=True)]
     scale = sharding.replicate(np.float32(t), devices)
-    found = jax.tree.map(np.asarray, _program(function, tuple(devices))(scale, *sides))
-    return [[part[device] for part in found] for device in range(len(dealt))]
+    parts = _program(function, tuple(devices))(scale, *sharding.split(sides, devices))
+    parts = jax.tree.map(np.asarray, parts)
+    return [[part[device] for part in parts] for device in range(len(dealt))]
 
 
 def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
-    return (
-        jnp.stack([log_sums(p, None, exclude=1, limit=PairOptions().among)[0] for p in _points(t, a)]),
-    )
+    limit = PairOptions().among
+    return (jnp.stack([log_sums(p, None, exclude=1, limit=limit)[0] for p in _points(t, a)]),)
 
 
 def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    limit = PairOptions().between
     pairs = zip(_points(t, a), _points(t, b), strict=True)
-    rows, columns = zip(*(log_sums(*pair, limit=PairOptions().between) for pair in pairs), strict=True)
+    rows, columns = zip(*(log_sums(*pair, limit=limit) for pair in pairs), strict=True)
     return jnp.stack(rows), jnp.stack(columns)
 
 
@@ -238,6 +215,11 @@ def _estimate(sums: np.ndarray, squares: np.ndarray) -> Estimate:
     return Estimate(float(value), math.sqrt(variance))
 
 
+def entries(name: str, estimate: Estimate) -> dict[str, float]:
+    """A value and its standard error, as results name them."""
+    return {name: estimate.value, f"{name}_standard_error": estimate.standard_error}
+
+
 def summary(
     x: Any,
     pairs: tuple[Any, Any] | None,
@@ -259,19 +241,26 @@ def summary(
     align = Estimate(math.nan, math.nan) if pairs is None else alignment(*pairs, alpha)
     uniform = uniformity(x, t, devices=devices)
     result = {
-        "align": align.value,
-        "align_standard_error": align.standard_error,
+        **entries("align", align),
         "align_alpha": alpha,
-        "uniform": uniform.value,
-        "uniform_standard_error": uniform.standard_error,
+        **entries("uniform", uniform),
         "uniform_t": t,
         "uniform_optimum": uniformity_optimum(d, t),
         "uniform_lower_bound": uniformity_lower_bound(d, t, n),
         "d": d,
         "n": n,
     }
-    # What is not known is null in a JSON file.
-    return {key: None if value != value else value for key, value in result.items()}
+    return jsonable(result)
+
+
+def jsonable(value: Any) -> Any:
+    """Arrays as lists, and None for NaN: what is not known is null in a JSON file."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, list):
+        return [jsonable(item) for item in value]
+    return None if value != value else value
 
 
 @jax.jit

@@ -1,21 +1,44 @@
-"""From a run's checkpoint, or a file of features, to metrics and a JSON file."""
+"""The verb `metrics`: of a run's checkpoint, or a file of features, to metrics and a JSON file."""
 
-import logging
+import functools
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 from hypersphere_jax.config import MetricsConfig, UserError, require
-from hypersphere_jax.evaluate import geometry, metrics
-from hypersphere_jax.evaluate.metrics_inputs import Material, of_file, of_run
+from hypersphere_jax.data import Source, subsets
+from hypersphere_jax.evaluate import geometry, metrics, results
+from hypersphere_jax.evaluate.checks import check_features
+from hypersphere_jax.evaluate.feature_files import load_array, load_features
+from hypersphere_jax.evaluate.features import pair_features, split_features
+from hypersphere_jax.evaluate.metrics import Rows
+from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import write_json
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.train import run_folder, sharding
+from hypersphere_jax.train.run_folder import Encoder
 
-logger = logging.getLogger("hypersphere_jax")
 
-# The rank takes min(n, d) d numbers in float64, and time with min(n, d)^2 max(n, d): beyond this
-# many it is not computed unless asked for.
-RANK_ENTRIES = 2**25
+class MetricsInputs(NamedTuple):
+    """Features to measure, of a run or of files.
+
+    `x` are unit features `[n, d]`, and `pairs` those of the two sides of positive pairs. `labels`
+    are integers `[n]`, called `labels_name` in messages. `views(rows)` gives features of these
+    rows under one or several augmentations, which depend on a row's place alone; None: some cannot
+    be read. `text`: the other encoder's features of sentences, and where their documents begin.
+    """
+
+    x: Any
+    pairs: tuple[Any, Any] | None
+    labels: np.ndarray | None = None
+    labels_name: str = "labels"
+    class_names: Sequence[str] = ()
+    views: Callable[[np.ndarray], Sequence[Any]] | None = None
+    text: tuple[Any, np.ndarray] | None = None
 
 
 def measure(config: MetricsConfig) -> dict[str, Any]:
@@ -27,28 +50,25 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
 
     Raises:
       UserError: for features that are not finite or have no unit norm, and for parts whose data
-        are not there.
+        are missing.
     """
     devices = sharding.local_devices(config.devices)
-    about, found = of_file(config) if config.of_file else of_run(config, devices)
-    chosen = _chosen(config, found)
-    result = {
-        **about,
-        "protocol": "metrics",
-        **found.summary(config.alpha, config.t, devices),
-    }
-    for part in chosen:
-        result |= _known(PARTS[part](config, found, devices))
+    about, inputs = _of_file(config) if config.of_file else _of_run(config, devices)
+    parts = {}
+    for part, compute in PARTS.items():
+        if part in (DEFAULT if config.parts is None else config.parts):
+            try:
+                parts |= metrics.jsonable(compute(config, inputs, devices))
+            except UserError:  # by default, as far as the data allow
+                if config.parts is not None or (part == "classes" and config.labels is not None):
+                    raise
+    result = about | {"protocol": "metrics"} | _summary(config, inputs, devices) | parts
     result["seed"] = config.seed
     out, _ = places(config)
-    if config.of_file:
-        if out is not None:
-            write_json(out, result)
-        return result
-    try:
+    if not config.of_file:
+        results.save(out, result)
+    elif out is not None:
         write_json(out, result)
-    except OSError as error:
-        logger.warning("the result is not kept: %s", error)
     return result
 
 
@@ -59,11 +79,7 @@ def places(config: MetricsConfig) -> tuple[Path | None, Path | None]:
     """
     if config.of_file:
         return config.out, config.figure
-    standard = MetricsConfig(config.run)
-    name = f"metrics-{config.split}"
-    for key in ("step", "alpha", "t", "seed"):
-        value = getattr(config, key)
-        name += f"-{key}{value}" if value != getattr(standard, key) else ""
+    name = f"metrics-{config.split}{results.suffix(config, ('step', 'alpha', 't', 'seed'))}"
     if config.parts is not None:
         name += "-" + ("+".join(sorted(set(config.parts))) or "only")
     folder = run_folder.find(config.run)
@@ -76,17 +92,16 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
     Returns:
       Rows of name, value, standard error, and the value of uniform features where it is known.
     """
-    n, d = result["n"], result["d"]
     # The Kolmogorov-Smirnov distance of n points from their own distribution, on average.
-    chance = math.sqrt(math.pi / 2 / n) * math.log(2)
-    optimum = result["uniform_optimum"]
+    chance = math.sqrt(math.pi / 2 / result["n"]) * math.log(2)
+    optimum, d = result["uniform_optimum"], float(result["d"])
     rows = (
         ("L_uniform of f", "uniform_f", optimum / 2),
         ("L_uniform of g", "uniform_g", optimum / 2),
         ("L_uniform of the views, mean", "uniform_views", optimum),
         ("L_uniform by class, mean", "uniform_by_class_mean", optimum),
-        ("effective rank", "effective_rank", float(d)),
-        ("participation ratio", "participation_ratio", float(d)),
+        ("effective rank", "effective_rank", d),
+        ("participation ratio", "participation_ratio", d),
         ("distance of positive pairs, mean", "pair_distance", None),
         ("projections: sliced Wasserstein", "sliced_wasserstein", 0.0),
         ("projections: Kolmogorov-Smirnov", "projection_ks_sphere", chance),
@@ -99,69 +114,143 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
     ]
 
 
-# The parts: from config, material and devices to entries of the result.
+# Inputs, with what the result says of them.
 
 
-def _rank(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    found = geometry.effective_rank(material.x)
-    return found._asdict() | {"singular_values": found.singular_values.tolist()}
+def _of_run(
+    config: MetricsConfig, devices: list[jax.Device]
+) -> tuple[dict[str, Any], MetricsInputs]:
+    folder, split = run_folder.find(config.run), config.split
+    encoder = run_folder.load_encoder(folder, config.step)
+    dataset = run_folder.load_data(folder, config.data_dir)
+    source = run_folder.test_split(dataset) if split == "test" else dataset.train
+    text = encoder.config.model.reads_text
+    about = {
+        "run": folder.name,
+        "step": encoder.step,
+        "data": encoder.config.data.name,
+        "split": split,
+        "layer": "f, g" if text else "output",
+    }
+    if text:
+        return about, _of_text(encoder, source, devices)
+    x, labels = split_features(encoder, source, ["output"], devices).features["output"]
+    pairs = pair_features(encoder, source, devices, config.seed)
+    for side in (x, *pairs):
+        check_features(f"{folder.name}, {split}", side)
+    labels = labels if dataset.class_names else None
+    views = functools.partial(_views_of, encoder, source, devices, config.seed)
+    views = views if len(x) == len(source) else None
+    name = f"labels of the {split} split"
+    return about, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
 
 
-def _classes(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    groups = geometry.class_rows(material.labels, len(material.x), material.labels_name)
-    found = geometry.uniformity_by_class(material.x, groups, config.t, devices)
-    names = material.class_names
+def _of_text(encoder: Encoder, source: Source, devices: list[jax.Device]) -> MetricsInputs:
+    """Features of neighbouring sentences: f of one and g of the other are a pair."""
+    features = split_features(encoder, source, ["f", "g"], devices).features
+    f, g = (check_features(name, features[name].x) for name in ("f", "g"))
+    ends = source.documents[1:-1] - 1  # whose next sentence is another document's
+    before = np.setdiff1d(np.arange(len(f) - 1), ends)
+    one, other = np.concatenate([before, before + 1]), np.concatenate([before + 1, before])
+    return MetricsInputs(f, (Rows(f, one), Rows(g, other)), text=(g, source.documents))
+
+
+def _views_of(
+    encoder: Encoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two views of each of these images, random by their places among them."""
+    return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)
+
+
+def _of_file(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
+    x = load_features(config.run, config.normalize)
+    pairs, labels = None, None if config.labels is None else load_array(config.labels)
+    if config.pairs is not None:
+        pairs = (x, load_features(config.pairs, config.normalize))
+    about = {
+        "features": config.run,
+        "pairs": config.pairs and str(config.pairs),
+        "labels": config.labels and str(config.labels),
+        "normalized": config.normalize,
+    }
+    return about, MetricsInputs(
+        x, pairs, labels, str(config.labels), views=lambda rows: (Rows(x, rows),)
+    )
+
+
+# Parts of the result, from config, inputs and devices.
+
+
+def _summary(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    """Alignment and uniformity; of text those of neighbours, and the best sum of uniformities."""
+    alpha, t, (n, d) = config.alpha, config.t, inputs.x.shape
+    if inputs.text is None:
+        return metrics.summary(inputs.x, inputs.pairs, alpha, t, devices)
+    values = neighbour_metrics(inputs.x, *inputs.text, alpha, t, devices=devices)
+    optimum, bound = uniformity_optimum(d, t), uniformity_lower_bound(d, t, n)
+    return values | {"uniform_optimum": 2 * optimum, "uniform_lower_bound": 2 * bound}
+
+
+def _pairs(inputs: MetricsInputs) -> tuple[Any, Any]:
+    require(inputs.pairs is not None, "there are no positive pairs: give --pairs")
+    return inputs.pairs
+
+
+def _groups(inputs: MetricsInputs) -> dict[int, np.ndarray]:
+    require(inputs.labels is not None, "there are no labels: give --labels")
+    return geometry.class_rows(inputs.labels, len(inputs.x), inputs.labels_name)
+
+
+def _rank(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    return geometry.effective_rank(inputs.x)._asdict()
+
+
+def _classes(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    groups = _groups(inputs)
+    estimates = metrics.uniformities(inputs.x, list(groups.values()), config.t, devices=devices)
+    values, errors = map(list, zip(*estimates, strict=True))
+    names = inputs.class_names
     return {
-        "uniform_by_class_mean": found.mean,
-        "classes": [names[label] if names else label for label in found.labels],
-        "n_by_class": found.sizes,
-        "uniform_by_class": [estimate.value for estimate in found.uniform],
-        "uniform_by_class_standard_error": [e.standard_error for e in found.uniform],
+        "uniform_by_class_mean": float(np.nanmean(values)),
+        "classes": [names[label] if names else label for label in groups],
+        "n_by_class": [len(rows) for rows in groups.values()],
+        "uniform_by_class": values,
+        "uniform_by_class_standard_error": errors,
     }
 
 
-def _distances(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    found = geometry.pair_distances(*material.pairs)
-    return {
-        "pair_distance": found.mean.value,
-        "pair_distance_standard_error": found.mean.standard_error,
-        "pair_distance_counts": found.counts.tolist(),
-    }
+def _distances(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    mean, counts = geometry.pair_distances(*_pairs(inputs))
+    return metrics.entries("pair_distance", mean) | {"pair_distance_counts": counts}
 
 
-def _projections(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    found = geometry.projections(material.x, seed=config.seed)
+def _projections(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    values = geometry.projections(inputs.x, seed=config.seed)._asdict()
+    half_width = values.pop("half_width")
     return {
-        "sliced_wasserstein": float(found.sliced_wasserstein.mean()),
-        "projection_ks_sphere": float(found.ks_sphere.mean()),
-        "projection_ks_normal": float(found.ks_normal.mean()),
-        "projection_half_width": found.half_width,
+        "sliced_wasserstein": float(values["sliced_wasserstein"].mean()),
+        "projection_ks_sphere": float(values["ks_sphere"].mean()),
+        "projection_ks_normal": float(values["ks_normal"].mean()),
+        "projection_half_width": half_width,
         "projections": [
-            {
-                "mean": float(found.mean[k]),
-                "variance": float(found.variance[k]),
-                "sliced_wasserstein": float(found.sliced_wasserstein[k]),
-                "ks_sphere": float(found.ks_sphere[k]),
-                "ks_normal": float(found.ks_normal[k]),
-                "counts": found.counts[k].tolist(),
-            }
-            for k in range(len(found.counts))
+            dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)
         ],
     }
 
 
-def _views(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    found = [metrics.uniformity(side, config.t, devices=devices) for side in material.pairs]
-    return {"uniform_views": (found[0].value + found[1].value) / 2}
+def _views(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    sides = [metrics.uniformity(side, config.t, devices=devices) for side in _pairs(inputs)]
+    return {"uniform_views": (sides[0].value + sides[1].value) / 2}
 
 
-def _prototype(config: MetricsConfig, material: Material, devices: list) -> dict[str, Any]:
-    found, n = material.prototype()
-    return {
-        "prototype_bias": found.value,
-        "prototype_bias_standard_error": found.standard_error,
-        "prototype_bias_n": n,
-    }
+def _prototype(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
+    """Each row beside another one of its class, augmented alike."""
+    mates = geometry.class_mates(_groups(inputs), len(inputs.x), config.seed)
+    require(inputs.views is not None, "--parts prototype: it needs all images; some are unreadable")
+    rows = np.flatnonzero(mates >= 0)
+    draws = list(zip(inputs.views(rows), inputs.views(mates[rows]), strict=True))
+    bias = geometry.prototype_bias(draws)
+    return metrics.entries("prototype_bias", bias) | {"prototype_bias_n": len(rows)}
 
 
 PARTS = {
@@ -172,48 +261,4 @@ PARTS = {
     "views": _views,
     "prototype": _prototype,
 }
-ON_REQUEST = ("views", "prototype")
-
-
-def _chosen(config: MetricsConfig, material: Material) -> list[str]:
-    """The parts to compute.
-
-    Raises:
-      UserError: when one that was asked for cannot be.
-    """
-    n, d = material.x.shape
-    obstacles = {
-        "rank": None,
-        "projections": None if d >= 2 else "features have one dimension only",
-        "distances": None if material.pairs else "there are no positive pairs: give --pairs",
-        "classes": "there are no labels" + (": give --labels" if config.of_file else ""),
-    }
-    if material.labels is not None:
-        try:
-            geometry.class_rows(material.labels, n, material.labels_name)
-            obstacles["classes"] = None
-        except UserError as error:
-            # Who gives labels wants them used.
-            if config.of_file:
-                raise
-            obstacles["classes"] = str(error)
-    obstacles |= {"views": obstacles["distances"], "prototype": obstacles["classes"]}
-    if config.parts is None:
-        if min(n, d) * d > RANK_ENTRIES:
-            obstacles["rank"] = "takes long here: --parts rank"
-            logger.warning("the rank of %d x %d features is left out: --parts rank", n, d)
-        return [part for part in PARTS if part not in ON_REQUEST and obstacles[part] is None]
-    for part in config.parts:
-        require(obstacles[part] is None, f"--parts {part}: {obstacles[part]}")
-    return [part for part in PARTS if part in config.parts]
-
-
-def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """What is not known (NaN) is null in a JSON file."""
-
-    def plain(value):
-        if isinstance(value, list):
-            return [plain(item) for item in value]
-        return None if value != value else value
-
-    return {key: plain(value) for key, value in values.items()}
+DEFAULT = ("rank", "classes", "distances", "projections")

@@ -1,14 +1,16 @@
 """Hyper-parameters chosen on the training split alone: what is held out, and which cell is best."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data import subsets
 
 
-def stratified_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """One held-out part with the same share of every class.
+def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """One held-out part with the same share of every class: `[n]`, 0 in it and 1 in the rest.
 
     Args:
       y: `[n]` labels.
@@ -16,15 +18,12 @@ def stratified_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
         never all.
       seed: which rows.
 
-    Returns:
-      `[n]` integers: 0 in the held-out part, 1 in the rest.
-
     Raises:
       UserError: for another fraction than between 0 and 1, or where no class has two rows.
     """
     require(0 < fraction < 1, f"valid_fraction = {fraction}: must be between 0 and 1")
     part = np.ones(len(y), np.int32)
-    for rows in _shuffled_classes(y, seed):
+    for rows in subsets.shuffled_classes(y, np.random.default_rng(seed)):
         part[rows[: min(max(1, round(fraction * len(rows))), len(rows) - 1)]] = 0
     require(
         not part.all(),
@@ -34,25 +33,22 @@ def stratified_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     return part
 
 
-def stratified_folds(y: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """Folds of equal size with equal numbers of every class, both up to one row.
+def validation_folds(y: np.ndarray, folds: int, seed: int, name: str = "folds") -> np.ndarray:
+    """The stratified fold `[n]` of each row of labels y `[n]`, see `subsets.stratified_folds`."""
+    require(2 <= folds <= len(y), f"{name} = {folds}: must be 2 to {len(y)}, the training samples")
+    return subsets.stratified_folds(y, folds, np.random.default_rng(seed))
 
-    Args:
-      y: `[n]` labels.
-      folds: how many, at least 2. A class with fewer rows is in as many folds as it has rows.
-      seed: which rows.
 
-    Returns:
-      `[n]` integers: the fold of each row, from 0 to `folds - 1`.
-
-    Raises:
-      UserError: for fewer than 2 folds, or more than rows.
-    """
-    require(2 <= folds <= len(y), f"folds = {folds}: must be 2 to {len(y)}, the training samples")
-    # The rows, class by class, are dealt out like cards.
-    part = np.empty(len(y), np.int32)
-    part[np.concatenate(_shuffled_classes(y, seed))] = np.arange(len(y)) % folds
-    return part
+def penalties(name: str, values: Sequence[float]) -> list[float]:
+    """Strengths of a penalty to choose from, the largest first: of equals the first is chosen."""
+    try:
+        values = sorted({float(value) for value in values}, reverse=True)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} {values}: must be positive numbers") from None
+    require(len(values) > 0, f"{name}: give at least one")
+    usable = all(0 < value < math.inf for value in values)
+    require(usable, f"{name} {values}: must be positive numbers")
+    return values
 
 
 def best_cell(valid_top1: Sequence[Sequence[float]]) -> int:
@@ -65,11 +61,3 @@ def best_cell(valid_top1: Sequence[Sequence[float]]) -> int:
     means = np.mean(np.asarray(valid_top1, np.float64), axis=0)
     means = np.where(np.isnan(means), -np.inf, means)
     return int(np.argmax(means >= means.max() - 1e-9))  # means of equal folds differ by rounding
-
-
-def _shuffled_classes(y: np.ndarray, seed: int) -> list[np.ndarray]:
-    """The rows of each class that has any, in random order."""
-    rng = np.random.default_rng(seed)
-    by_class = np.argsort(y, kind="stable")
-    ends = np.flatnonzero(np.diff(y[by_class])) + 1
-    return [rng.permutation(rows) for rows in np.split(by_class, ends)]

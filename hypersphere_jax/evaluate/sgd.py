@@ -5,26 +5,14 @@ Each minimizes, over weights W `[num_classes, d]` and a bias,
     mean cross-entropy + weight decay / 2 |W|^2        (the bias is not penalized)
 
 on the features as they are, neither centred nor scaled, in the epochs, batches and steps of its
-paper. What `PROTOCOLS` holds is printed there except where this list says otherwise. No paper
-prints a weight decay for its classifier: it is 0 in the first cell of every grid. The other cells
-are this project's, since one rate does not suit every encoder.
+paper. No paper prints a weight decay for its classifier: it is 0 in the first cell of every grid.
+The other cells are this project's, since one rate does not suit every encoder. docs/evaluation.md
+lists what else is assumed.
 
-- "stl10": Wang & Isola, B.1 (CIFAR-10 and STL-10). Adam (0.5, 0.999) with batches of 128, 100
-  epochs at 0.001, times 0.2 at epochs 60 and 80. Assumed: a start from zero. The images' random
-  crop and flip come in through `epoch_features`.
-- "moco": Wang & Isola, B.2.2 (ImageNet). SGD with batches of 256, 100 epochs at 30, times 0.1 at
-  epochs 60 and 80. Assumed: momentum 0.9 and no weight decay, as in MoCo.
-- "moco_imagenet100": Wang & Isola, B.2.1. The same, but 60 epochs at 10, times 0.2 at epochs 30, 40
-  and 50.
-- "simclr": the balanced paper, A.3.1 (ImageNet). LARS with batches of 4096, 90 epochs. Assumed, as
-  in SimCLR: Nesterov momentum 0.9, no warm-up, rate 0.1 batch / 256 = 1.6. Also assumed: a cosine
-  to zero, and LARS as in `make_optimizer` (trust 0.001, not for the bias). Chen et al. say only
-  that they follow SimCLR.
-- "balanced": the balanced paper, A.4.1 (CIFAR-10). SGD with momentum 0.9 and batches of 256, 90
-  epochs at 30, a cosine to zero.
-
-Where a start is not zero, it is normal with deviation 0.01, assumed as in MoCo and SimCLR. The
-cosine falls with every step.
+- "stl10": Wang & Isola, B.1 (CIFAR-10 and STL-10).
+- "moco", "moco_imagenet100": Wang & Isola, B.2.2 and B.2.1 (ImageNet, ImageNet-100).
+- "simclr": the balanced paper, A.3.1 (ImageNet), which follows SimCLR.
+- "balanced": the balanced paper, A.4.1 (CIFAR-10).
 """
 
 import functools
@@ -38,9 +26,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from hypersphere_jax.config import OptimizerConfig, require
+from hypersphere_jax.config import OptimizerConfig, UserError, require
 from hypersphere_jax.evaluate.checks import as_float32, check_features
-from hypersphere_jax.evaluate.classifier import Classifier, logits
+from hypersphere_jax.evaluate.scores import Classifier, logits
 from hypersphere_jax.train import sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.train.progress import track
@@ -71,47 +59,25 @@ def _grid(rates: Sequence[float], decays: Sequence[float]) -> tuple[tuple[float,
     return tuple((rate, decay) for decay in decays for rate in rates)
 
 
+ADAM_GRID = _grid((1e-3, 1e-2), (0.0, 1e-5, 1e-4, 1e-3))
+SGD_GRID = _grid((30.0, 10.0, 3.0, 1.0), (0.0, 1e-5))
+LARS_GRID = _grid((1.6, 0.32, 6.4, 25.6), (0.0, 1e-5))
 PROTOCOLS = {
     "stl10": Protocol(
-        "adam",
-        epochs=100,
-        batch_size=128,
-        grid=_grid((1e-3, 1e-2), (0.0, 1e-5, 1e-4, 1e-3)),
+        *("adam", 100, 128, ADAM_GRID),
         decay_at=(0.6, 0.8),
         decay_factor=0.2,
         adam_betas=(0.5, 0.999),
         init_std=0.0,
     ),
-    "moco": Protocol(
-        "sgd",
-        epochs=100,
-        batch_size=256,
-        grid=_grid((30.0, 10.0, 3.0, 1.0), (0.0, 1e-5)),
-        decay_at=(0.6, 0.8),
-    ),
+    "moco": Protocol("sgd", 100, 256, SGD_GRID, decay_at=(0.6, 0.8)),
     "moco_imagenet100": Protocol(
-        "sgd",
-        epochs=60,
-        batch_size=256,
-        grid=_grid((10.0, 30.0, 3.0, 1.0), (0.0, 1e-5)),
+        *("sgd", 60, 256, _grid((10.0, 30.0, 3.0, 1.0), (0.0, 1e-5))),
         decay_at=(1 / 2, 2 / 3, 5 / 6),
         decay_factor=0.2,
     ),
-    "simclr": Protocol(
-        "lars",
-        epochs=90,
-        batch_size=4096,
-        grid=_grid((1.6, 0.32, 6.4, 25.6), (0.0, 1e-5)),
-        schedule="cosine",
-        nesterov=True,
-    ),
-    "balanced": Protocol(
-        "sgd",
-        epochs=90,
-        batch_size=256,
-        grid=_grid((30.0, 10.0, 3.0, 1.0), (0.0, 1e-5)),
-        schedule="cosine",
-    ),
+    "simclr": Protocol("lars", 90, 4096, LARS_GRID, schedule="cosine", nesterov=True),
+    "balanced": Protocol("sgd", 90, 256, SGD_GRID, schedule="cosine"),
 }
 
 
@@ -143,22 +109,16 @@ def fit_grid(
       seed: of the start and the batches.
       epoch_features: called once an epoch with its number, from 0; gives the `[n, d]` features of
         that epoch, of freshly augmented images, in place of x.
-      devices: of this host, to compute on. None: JAX's first.
+      devices: of this process, to compute on. None: JAX's first.
 
     Returns:
-      A classifier for each cell, and what a result says of the protocol. There, `finite` holds
-      False for each cell whose training diverged: its classifier holds NaN or infinity and must not
-      be chosen.
+      A classifier for each cell, and what a result says of the protocol. There, `finite` is False
+      for each cell whose training diverged to NaN or infinity.
 
     Raises:
-      UserError: for an empty grid, values in it that cannot be used, no rows, or features of an
-        epoch that do not fit.
+      UserError: for a grid that cannot be used, no rows, or features of an epoch that do not fit.
     """
-    grid = [(float(rate), float(decay)) for rate, decay in grid]
-    require(len(grid) > 0, "grid: give at least one pair of learning rate and weight decay")
-    for rate, decay in grid:
-        usable = 0 < rate < math.inf and 0 <= decay < math.inf
-        require(usable, f"grid: learning rate {rate} must be > 0, weight decay {decay} >= 0")
+    grid = checked_grid(grid)
     rows, y = np.asarray(rows), np.asarray(y, np.int32)
     require(len(rows) > 0, "no rows to train on")
 
@@ -170,16 +130,19 @@ def fit_grid(
     batch_size = min(protocol.batch_size, len(rows))
     steps = protocol.epochs * -(-len(rows) // batch_size)
     begin, train = _compiled(protocol._replace(grid=()), steps, devices)
-    classifiers, states = begin(
-        *sharding.replicate(_start(protocol, num_classes, x.shape[1], seed), devices), rates
-    )
+    shape = tuple(x.shape)
+    weights = jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
+    start = Classifier(protocol.init_std * weights, jnp.zeros(num_classes))
+    classifiers, states = begin(*sharding.replicate(start, devices), rates)
 
     resident = 4 * math.prod(x.shape) <= RESIDENT_SHARE * sharding.memory(devices)
     held = None
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
             jax.block_until_ready(classifiers)  # the features may come in the same memory again
-            held, x = None, _checked(epoch, epoch_features(epoch), tuple(x.shape))
+            held, x = None, check_features(f"epoch {epoch}", epoch_features(epoch))
+            what = f"epoch {epoch} features: expected shape {shape}, got {x.shape}"
+            require(tuple(x.shape) == shape, what)
         batches = _batches(rows, batch_size, seed, epoch)
         if not resident:
             pieces = _gathered(x, y, *batches, devices)
@@ -198,29 +161,24 @@ def fit_grid(
     return found, {**_described(protocol), "finite": finite}
 
 
-def _start(protocol: Protocol, num_classes: int, d: int, seed: int) -> Classifier:
-    """Where every cell starts."""
-    weights = protocol.init_std * jax.random.normal(jax.random.key(seed), (num_classes, d))
-    return Classifier(weights, jnp.zeros(num_classes))
+def checked_grid(grid: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The pairs as numbers; raises `UserError` for values that cannot be used, or none."""
+    expected = "pairs (learning rate > 0, weight decay >= 0)"
+    try:
+        pairs = [(float(rate), float(decay)) for rate, decay in grid]
+    except (TypeError, ValueError):
+        raise UserError(f"grid {grid}: must be {expected}") from None
+    usable = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
+    require(len(pairs) > 0 and usable, f"grid {pairs}: must be {expected}")
+    return pairs
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable, Callable]:
-    """The first classifiers and states of a device's cells, and some training steps of them."""
-    config = OptimizerConfig(
-        optimizer=protocol.optimizer,
-        epochs=protocol.epochs,
-        batch_size=protocol.batch_size,
-        learning_rate=1.0,
-        scaling="none",
-        schedule=protocol.schedule,
-        decay_at=protocol.decay_at,
-        decay_factor=protocol.decay_factor,
-        momentum=protocol.momentum,
-        nesterov=protocol.nesterov,
-        weight_decay=0.0,
-        adam_betas=protocol.adam_betas,
-    )
+    """The first classifiers and states of a device's cells, and training steps of them."""
+    settings = protocol._asdict()
+    del settings["grid"], settings["init_std"]
+    config = OptimizerConfig(**settings, learning_rate=1.0, scaling="none", weight_decay=0.0)
     # At a peak of 1: every rule is linear in the rate, so each cell multiplies its updates by its
     # own; weight decay, also its own, goes into the gradient as the rules would do it.
     optimizer = make_optimizer(config, make_schedule(config, steps))
@@ -247,14 +205,7 @@ def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable,
 
 
 def _cross_entropies(classifiers: Classifier, x, y, weight) -> jax.Array:
-    """Sum of the cells' mean cross-entropies: its gradient is that of each cell.
-
-    Args:
-      classifiers: `[cells, num_classes, d]` and `[cells, num_classes]`.
-      x: `[b, d]` features of a batch.
-      y: `[b]` labels.
-      weight: `[b]`, each row's weight in the means.
-    """
+    """Sum of the mean cross-entropies of `[cells, ...]`: its gradient is that of each cell."""
     # One product for all cells, on a matrix [cells * num_classes, d]: the batch is read once.
     cells, num_classes, d = classifiers.weights.shape
     stacked = Classifier(classifiers.weights.reshape(-1, d), classifiers.bias.reshape(-1))
@@ -265,10 +216,7 @@ def _cross_entropies(classifiers: Classifier, x, y, weight) -> jax.Array:
 
 
 def _batches(rows, batch_size: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of each batch of an epoch `[steps, b]`, and their weights in its mean cross-entropy.
-
-    The last batch is filled up with rows of weight 0.
-    """
+    """Rows `[steps, b]` of an epoch's batches, and their weights; 0: fills up the last batch."""
     order = np.random.default_rng([seed, epoch]).permutation(rows).astype(np.int32)
     short = -len(order) % batch_size
     order = np.concatenate([order, order[:short]]).reshape(-1, batch_size)
@@ -287,13 +235,6 @@ def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[t
         places = np.arange(some.size, dtype=np.int32).reshape(some.shape)
         gathered = as_float32(x[some.ravel()]), y[some.ravel()]
         yield sharding.replicate((*gathered, places, weights[first : first + count]), devices)
-
-
-def _checked(epoch: int, x, shape: tuple[int, int]):
-    x = check_features(f"epoch {epoch}", x)
-    found = tuple(x.shape)
-    require(found == shape, f"epoch {epoch} features: expected shape {shape}, got {found}")
-    return x
 
 
 def _described(protocol: Protocol) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, monkeypatch)
         noise = {"first": 2.0, "second": 0.1}[encoder.folder.name]
         means = np.array([source[i]["depth"].mean() for i in range(len(source))])
         x = means + noise * np.random.default_rng(0).normal(size=len(means))
-        return {layers[0]: Features(np.float32(x)[:, None], None)}
+        return Mock(features={layers[0]: Features(np.float32(x)[:, None], None)})
 
     def fit(split, rows, shape, config):
         fitted.append(rows)

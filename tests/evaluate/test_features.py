@@ -10,9 +10,10 @@ from hypersphere_jax import augment
 from hypersphere_jax.config import DataConfig, ModelConfig, PretrainConfig
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
+from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.evaluate import feature_cache, features, forward
-from hypersphere_jax.evaluate.features import augmented_features, extract, pair_features
+from hypersphere_jax.evaluate import feature_cache, features
+from hypersphere_jax.evaluate.features import augmented_features, pair_features
 from hypersphere_jax.evaluate.features import split_features as split
 from hypersphere_jax.train import run_folder
 
@@ -69,22 +70,22 @@ def test_pooling(encoder):
     source = some_digits()
     maps = np.asarray(2 * as_seen(source.images) + 0.5, np.float64)
     for pool in ("mean", "max"):
-        found = extract(encoder, source, ["conv2", "output"], ONE, pool)
+        found = split(encoder, source, ["conv2", "output"], ONE, pool)
         assert found.pools == {"conv2": pool, "output": "none"}
         pooled = getattr(maps, pool)(axis=(1, 2))
         np.testing.assert_allclose(found.features["conv2"].x, pooled, rtol=1e-4, atol=1e-5)
     # A layer without space is the same file either way.
-    assert extract(encoder, source, ["output", "conv2"], ONE).computed == ["conv2"]
+    assert split(encoder, source, ["output", "conv2"], ONE).computed == ["conv2"]
 
 
 def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(encoder, monkeypatch):
     source = some_digits(slice(21))
-    monkeypatch.setattr(forward, "PER_DEVICE", 8)
-    first = extract(encoder, source, ["output"], TWO)
-    both = extract(encoder, source, ["output", "conv2"], TWO)
+    monkeypatch.setattr(features, "PER_DEVICE", 8)
+    first = split(encoder, source, ["output"], TWO)
+    both = split(encoder, source, ["output", "conv2"], TWO)
     assert (first.computed, both.computed) == (["output"], ["conv2"])
-    monkeypatch.setattr(features.feed, "in_order", None)  # which a pass would call
-    again = extract(encoder, source, ["conv2", "output"], ONE)
+    monkeypatch.setattr(features, "eval_batches", None)  # which a pass would call
+    again = split(encoder, source, ["conv2", "output"], ONE)
     assert again.computed == [] and again.data_wait is None
     expected, _ = layers_of(*encoder[1:3], as_seen(source.images), False)
     for found in (both, again):
@@ -94,9 +95,9 @@ def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(enco
             assert isinstance(x, np.memmap) and x.dtype == np.float32 and not x.flags.writeable
 
 
-def test_all_that_shapes_features_makes_other_files(encoder):
+def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
     def computes(source, pool="none", **changes):
-        return bool(extract(encoder._replace(**changes), source, ["conv2"], ONE, pool).computed)
+        return bool(split(encoder._replace(**changes), source, ["conv2"], ONE, pool).computed)
 
     def config(**parts):
         return {"config": dataclasses.replace(encoder.config, **parts)}
@@ -111,47 +112,48 @@ def test_all_that_shapes_features_makes_other_files(encoder):
         asked = {"source": source} | change
         assert computes(**asked) and not computes(**asked), change
     assert not computes(source, **config(seed=1))  # how it was trained does not matter
+    for library in (features, jax):
+        monkeypatch.setattr(library, "__version__", "another")
+        assert computes(source)
 
 
-def test_damaged_files_are_made_anew(encoder, caplog):
+def test_a_file_that_was_cut_short_is_computed_again(encoder, caplog):
     source = some_digits()
-    expected = [np.array(part) for part in split(encoder, source, ["output"], ONE)["output"]]
+    expected = np.array(split(encoder, source, ["output"], ONE).features["output"].x)
     (file,) = (encoder.folder / "features").iterdir()
-    assert np.array_equal(np.load(file), expected[0])  # NumPy reads the features of it
+    assert np.array_equal(np.load(file), expected)  # NumPy reads the features of it
     whole = np.fromfile(file, np.uint8)
-    places = np.arange(len(whole))  # a bit of the features, one of a label, and the end
-    for damaged in (whole ^ (places == 300), whole ^ (places == len(whole) - 200), whole[:-3]):
+    for size in (len(whole) - 3, 300, 20):
         file.unlink()  # not over what is mapped
-        damaged.tofile(file)
-        again = extract(encoder, source, ["output"], ONE)
-        assert again.computed == ["output"] and "is damaged" in caplog.text
-        for found, its in zip(again.features["output"], expected, strict=True):
-            np.testing.assert_array_equal(found, its)
+        whole[:size].tofile(file)
+        again = split(encoder, source, ["output"], ONE)
+        assert again.computed == ["output"] and "cannot be read" in caplog.text
+        np.testing.assert_array_equal(again.features["output"].x, expected)
 
 
-def test_nobody_sees_half_a_file(tmp_path):
-    def rows_of(n, value):
-        return np.full((n, 3), value, np.float32), np.full(n, value, np.int32)
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    def batch(n, value):
+        return ({"x": np.full((n, 3), value, np.float32)},), np.full(n, value, np.int32)
 
-    file = tmp_path / "x.npy"
-    with feature_cache.writer(file, 3) as one:
-        one.add(*rows_of(2, 1))
-        with feature_cache.writer(file, 3) as two:  # another process, say
-            two.add(*rows_of(4, 2))
-            one.add(*rows_of(3, 1))
-            assert not file.exists() and feature_cache.read(file) is None
-            mapped = two.finish()
-        one.finish()
-    for found, expected in zip(feature_cache.read(file), rows_of(5, 1), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert np.array_equal(mapped.x, rows_of(4, 2)[0])  # what was mapped stays as it was
+    def batches():
+        yield batch(2, 1)
+        others.append(feature_cache.write([batch(4, 2)], {"x": file})["x"])  # another process, say
+        file.unlink()
+        yield batch(3, 1)
+        assert not file.exists() and feature_cache.read(file) is None
+
+    others, file = [], tmp_path / "x.npy"
+    feature_cache.write(batches(), {"x": file})
+    for found, n, value in ((feature_cache.read(file), 5, 1), (others[0], 4, 2)):
+        np.testing.assert_array_equal(found.x, np.full((n, 3), value))
+        np.testing.assert_array_equal(found.labels, np.full(n, value))
 
 
 def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
     encoder = showing(encoder, "stl10")
-    every = split(encoder, many_sizes, ["output"], ONE)["output"]
+    every = split(encoder, many_sizes, ["output"], ONE).features["output"]
     many_sizes[0], many_sizes.digest = None, "one less"
-    found = split(encoder, many_sizes, ["output"], ONE)["output"]
+    found = split(encoder, many_sizes, ["output"], ONE).features["output"]
     for side, its in zip(found, every, strict=True):
         np.testing.assert_array_equal(side, its[1:])
 
@@ -182,7 +184,7 @@ def test_random_views_do_not_depend_on_devices(encoder, many_sizes, kind, monkey
     if kind == "one size":
         source = Arrays(np.stack([image[:12, :12] for image in source]), source.labels, (), "one")
     # Batches of other images with other numbers of devices.
-    monkeypatch.setattr(forward, "batch_size", lambda _, devices: 8 if len(devices) > 1 else 7)
+    monkeypatch.setattr(features, "batch_size", lambda _, devices: 8 if len(devices) > 1 else 7)
 
     def differ(one, other):
         return (np.abs(one - other).max(axis=1) > 0.01).sum() > 15
@@ -196,3 +198,13 @@ def test_random_views_do_not_depend_on_devices(encoder, many_sizes, kind, monkey
     one, two, other = (pair_features(cropped, source, d, seed) for d, seed in given)
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
     assert differ(*one) and differ(one[0], other[0]) and differ(one[1], other[1])
+    if kind == "one size":
+        return
+    # What the host cropped is flipped at most.
+    crop, _ = augment.host_crops("stl10:crop_flip", 8)
+    pairs = np.stack([TwoCrops(crop, 3)(image, 0, i) for i, image in enumerate(source)], axis=1)
+    drawn = [crop(np.random.default_rng([3, 2, i]), image) for i, image in enumerate(source)]
+    for found, crops in zip((x, *one), (np.stack(drawn), *pairs), strict=True):
+        given = np.asarray(jax.vmap(augment.make_evaluate("stl10", 8, cropped=True))(crops))
+        off = [np.abs(found - way.reshape(20, -1)) for way in (given, given[:, :, ::-1])]
+        assert np.max(off, axis=2).min(axis=0).max() < 1e-3

@@ -10,8 +10,8 @@ from sklearn import metrics
 
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate import checks, linear, logistic, scores
-from hypersphere_jax.evaluate.classifier import Classifier
-from hypersphere_jax.evaluate.selection import best_cell, stratified_folds, stratified_part
+from hypersphere_jax.evaluate.scores import Classifier
+from hypersphere_jax.evaluate.selection import best_cell, held_out_part, validation_folds
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 
 CLASSES, N, D = 6, 300, 16
@@ -27,7 +27,7 @@ def probed(train_x, train_y, test_x, test_y, **options):
 
 
 def parts_of(y, folds, seed):
-    return stratified_folds(y, folds, seed) if folds else stratified_part(y, 0.2, seed)
+    return validation_folds(y, folds, seed) if folds else held_out_part(y, 0.2, seed)
 
 
 def assert_same(found, expected, but=()):
@@ -36,7 +36,7 @@ def assert_same(found, expected, but=()):
 
 
 @pytest.mark.parametrize("folds", [None, 3])
-def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, folds):
+def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, folds, monkeypatch):
     x, y, test_x, test_y = splits(rng, spread=2.0, sizes=(900, 200))
     rows = np.flatnonzero(rng.random(900) < 0.4 ** (y % 3))[:N]  # unbalanced
     train_x, train_y = x[rows], y[rows]
@@ -60,6 +60,9 @@ def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, fo
     expected = {"n": 200, "n_train": N, "d": D, "seed": 3, "folds": folds, "converged": True}
     expected |= {"chosen": {"l2": best["l2"]}, "valid_top1": best["valid_top1"]}
     expected |= {"top1": pytest.approx(100 * hits[:, 0].mean())}
+    monkeypatch.setattr(scores, "RESAMPLES", 20)  # so that the seed shows
+    again = probed(train_x, train_y, test_x, test_y, seed=3, folds=folds)
+    assert again["top1_interval"] == scores.bootstrap_interval(hits[:, 0], 3)
     expected |= {"top5": pytest.approx(100 * hits[:, :5].any(axis=1).mean())}
     assert_same(result, expected)
     # No test label influences a choice, not even as the least regularized would like it best.
@@ -85,7 +88,7 @@ def test_what_changes_nothing(rng, monkeypatch):
     # All fits in groups, and reading twenty rows at a time.
     folds = probed(train_x, train_y, test_x, test_y, folds=3)
     with monkeypatch.context() as patch:
-        patch.setattr(linear, "AT_ONCE", 5 * CLASSES * D)
+        patch.setattr(logistic, "AT_ONCE", 5 * CLASSES * D)
         found = probed(train_x, train_y, test_x, test_y, folds=3)
     assert_same(found, folds, but={"steps", "gradient_norm"})
     for where, name in ((checks, "BLOCK"), (scores, "BLOCK"), (logistic, "READ")):
@@ -151,7 +154,7 @@ def fits(monkeypatch):
         calls.append((rows, tuple(grid), seed, epoch_features))
         weights, bias = nearest_mean(x[rows], y[rows], num_classes)
         factors = [rate + decay if rate < 100 else np.nan for rate, decay in grid]
-        return [Classifier(weights, factor * bias) for factor in factors], {}
+        return [Classifier(weights, f * bias) for f in factors], {"finite": np.isfinite(factors)}
 
     monkeypatch.setattr(linear, "PROTOCOLS", {"moco": PROTOCOLS["moco"]._replace(grid=GRID)})
     monkeypatch.setattr(linear, "fit_grid", fit_grid)
@@ -214,10 +217,10 @@ def test_held_out_parts_and_folds_have_their_share_of_every_class(rng):
     def rows(part):
         return np.array([np.bincount(y[part == p], minlength=6) for p in np.unique(part)])
 
-    assert rows(stratified_part(y, 0.2, 0))[0].tolist() == [20, 7, 1, 0, 0, 1]
-    assert rows(stratified_part(y, 0.9, 0))[1].tolist() == [10, 3, 1, 1, 0, 1]
+    assert rows(held_out_part(y, 0.2, 0))[0].tolist() == [20, 7, 1, 0, 0, 1]
+    assert rows(held_out_part(y, 0.9, 0))[1].tolist() == [10, 3, 1, 1, 0, 1]
     for folds in (2, 5, 7):
-        found = rows(stratified_folds(y, folds, 1))
+        found = rows(validation_folds(y, folds, 1))
         assert found.shape == (folds, 6) and (found.sum(axis=0) == sizes).all()
         assert (found >= sizes // folds).all() and (found <= -(-sizes // folds)).all()
         assert np.ptp(found.sum(axis=1)) <= 1

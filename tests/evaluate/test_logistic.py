@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from overlapping import scikit_learn, splits
 
-from hypersphere_jax.evaluate import lbfgs, logistic
+from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.logistic import NONE, PADDING
 
 CLASSES, N, D = 6, 300, 16
 
 
 def place(x, y, **options):
-    options |= {"num_classes": CLASSES, "fits": 4}
-    as_they_are, part = logistic.Scaling(np.zeros(D, np.float32), 1.0), np.zeros(N, np.int32)
-    return logistic.place(x, np.int32(y), part, as_they_are, **options)
+    as_they_are = logistic.Scaling(np.zeros(D, np.float32), 1.0)
+    return logistic.place(x, np.int32(y), as_they_are, num_classes=CLASSES, jobs=4, **options)
 
 
 def fit(x, y, l2, **options):
-    """One fit on all rows, four times: most tests share one compiled program."""
-    found = logistic.fit_logistic(place(x, y), [l2] * 4, [NONE] * 4, **options)
+    """Most tests share one compiled program."""
+    part = np.zeros(N, np.int32)
+    found = logistic.fit_logistic(place(x, y), part, [l2], [NONE], **options)
     return jax.tree.map(lambda leaf: leaf[0], found)
 
 
@@ -34,11 +34,10 @@ def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices
         monkeypatch.setattr(logistic, "_curvature", logistic._curvature.__wrapped__)
     part = rng.integers(3, size=N).astype(np.int32)
     part[:9] = PADDING  # in no fit
-    problem = logistic.with_parts(place(x, y, devices=jax.devices()[:devices]), part)
-    assert (problem.rows.y.size > N) == (devices > 1)
+    problem = place(x, y, devices=jax.devices()[:devices])
+    assert (problem.samples.y.size > N) == (devices > 1)
     l2s, held_out = [1e-1, 1e-3, 1e-5, 1e-4], [NONE, 0, 1, 2]
-    found = logistic.fit_logistic(problem, l2s, held_out)
-    hits = logistic.hits(problem, found.classifiers, held_out)
+    found = logistic.fit_logistic(problem, part, l2s, held_out)
     assert (found.gradient_norm <= 1e-6).all() and logistic.limit(1e-7) == pytest.approx(3e-7)
     for cell, (l2, left_out) in enumerate(zip(l2s, held_out, strict=True)):
         inside, valid = (part != left_out) & (part != PADDING), part == left_out
@@ -50,7 +49,7 @@ def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices
         shift = np.mean(expected.intercept_ - one.bias)
         np.testing.assert_allclose(one.bias + shift, expected.intercept_, atol=tolerance)
         right = np.argmax(x[valid] @ one.weights.T + one.bias, axis=1) == y[valid]
-        assert hits[cell] == np.sum(right), cell
+        assert found.hits[cell] == np.sum(right), cell
 
 
 def test_features_of_very_unequal_variance(rng):
@@ -59,11 +58,10 @@ def test_features_of_very_unequal_variance(rng):
     y = (x / sizes @ rng.normal(size=(D, CLASSES))).argmax(axis=1)
     found = fit(x, y, 1e-6)
     assert found.gradient_norm <= logistic.TOLERANCE and found.steps < 200
-    start = jax.tree.map(lambda leaf: np.stack([leaf] * 4), found.classifiers)
-    assert fit(x, y, 1e-6, start=start).steps == 0
+    assert fit(x, y, 1e-6, start=found.classifiers).steps == 0
 
 
-def test_how_a_fit_ended(rng):
+def test_how_a_fit_ended(rng, monkeypatch):
     """The norm is that of the objective's gradient; an early end is as near as it was told."""
     x, y, _, _ = splits(rng)
 
@@ -75,7 +73,9 @@ def test_how_a_fit_ended(rng):
         value = -np.log(p[range(N), y]).mean() + 1e-4 / 2 * (weights**2).sum()
         return value, np.linalg.norm(np.c_[errors.T @ x + 1e-4 * weights, errors.sum(axis=0)])
 
-    whole, early, cut = (fit(x, y, 1e-4, **o) for o in ({}, {"excess": 1e-3}, {"max_steps": 3}))
+    whole, early = fit(x, y, 1e-4), fit(x, y, 1e-4, excess=1e-3)
+    monkeypatch.setattr(logistic, "MAX_STEPS", 3)
+    cut = fit(x, y, 1e-4)
     assert 0 < value_and_norm(early)[0] - value_and_norm(whole)[0] < 4e-3  # an estimate
     assert cut.steps == 3 < early.steps < whole.steps
     assert cut.gradient_norm == pytest.approx(value_and_norm(cut)[1], rel=1e-3)
@@ -88,9 +88,9 @@ def test_steps_that_go_too_far_are_shortened():
     @jax.jit
     def advance(state):
         slopes = lambda points: jnp.tanh(4 * (points - centres))  # noqa: E731
-        return lbfgs.advance(state, slopes, lambda vectors: 50 * vectors, 1e-5, 0.0)
+        return logistic.lbfgs_advance(state, slopes, lambda vectors: 50 * vectors, 1e-5, 0.0)
 
-    state = lbfgs.begin(jnp.full((2, 1, 2), 1.0))
+    state = logistic.lbfgs_begin(jnp.full((2, 1, 2), 1.0))
     for _ in range(60):
         state = advance(state)
     assert state.done.all() and (state.norm <= 1e-5).all()

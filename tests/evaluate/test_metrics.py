@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -15,10 +15,10 @@ from points import sphere
 import run as command_line
 from hypersphere_jax import theory
 from hypersphere_jax.config import MetricsConfig, UserError
-from hypersphere_jax.data import Arrays
-from hypersphere_jax.evaluate import metrics, metrics_inputs, sentences
+from hypersphere_jax.data import Arrays, subsets
+from hypersphere_jax.evaluate import metrics, metrics_verb, sentences
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.evaluate.feature_files import FeatureFile
+from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.metrics_verb import lines, measure
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import read_json
@@ -90,12 +90,12 @@ def test_features_of_any_length_and_precision_in_files(rng, tmp_path, monkeypatc
         found = measure(MetricsConfig(f"{name}.npy", parts=(), normalize=normalize))
         assert found["align"] is None and found["normalized"] == normalize
         np.testing.assert_allclose(found["uniform"], uniformity(x), rtol=1e-4)
-    features = FeatureFile(Path("long.npy"), normalize=True)
-    assert isinstance(features._rows, np.memmap)
+    features = load_features("long.npy", normalize=True)
+    assert isinstance(features, np.memmap)
     np.testing.assert_allclose(features[10:20], x[10:20], rtol=1e-6)
     for file, options, said in (
         ("long.npy", {}, "norms go from 3 to 3"),
-        ("zero.npy", {"normalize": True}, "row 7 is all zeros"),
+        ("zero.npy", {"normalize": True}, "row 7 holds"),
         ("bad.npy", {}, "row 3 holds NaN"),
     ):
         with pytest.raises(UserError, match=said):
@@ -139,6 +139,11 @@ def test_errors_of_both_encoders(rng):
     errors = [metrics.uniformity(x, 2.0).standard_error for x in (f, g)]
     names = (f"uniform_{which}standard_error" for which in ("f_", "g_", ""))
     np.testing.assert_allclose([found[n] for n in names], [*errors, sum(errors)], rtol=1e-4)
+    # Both have their optimum, and their sum twice of it.
+    inputs = metrics_verb.MetricsInputs(f, None, text=(g, np.array([0, 23])))
+    found = metrics_verb._summary(MetricsConfig("run", t=3.0), inputs, jax.devices()[:1])
+    assert found["uniform_optimum"] == 2 * theory.uniformity_optimum(4, 3.0)
+    assert found["uniform_lower_bound"] == 2 * theory.uniformity_lower_bound(4, 3.0, 23)
 
 
 def test_units_are_pieces_of_one_document():
@@ -199,20 +204,32 @@ def test_parts_that_the_data_allow(files):
         found(parts=("views",))
 
 
+def test_seed_of_directions_and_of_class_mates(files):
+    of = {"run": str(files / "x.npy"), "labels": files / "labels.npy"}
+    of |= {"devices": 1, "parts": ("projections", "prototype")}
+    one, same, other = (measure(MetricsConfig(seed=seed, **of)) for seed in (1, 1, 2))
+    for name in ("sliced_wasserstein", "prototype_bias"):
+        assert one[name] == same[name] != other[name]
+
+
 def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_path, monkeypatch):
-    run = shutil.copytree(image_run, tmp_path / "run")
+    run, seeds = shutil.copytree(image_run, tmp_path / "run"), []
+    whole = run_folder.load_data(run)  # with more images, without labels, to train on
+    whole = whole._replace(pretrain=subsets.Concatenated([whole.train, whole.test]))
+    monkeypatch.setattr(run_folder, "load_data", lambda *_: whole)
 
     def split(encoder, source, layers, devices):
         x = sphere(np.random.default_rng([encoder.step, len(source)]), len(source), 6)
-        return {"output": Features(x, source.labels)}
+        return SimpleNamespace(features={"output": Features(x, source.labels)})
 
     def pairs(encoder, source, devices, seed=0):
+        seeds.append(seed)
         rng = np.random.default_rng([encoder.step, len(source), seed])
         return sphere(rng, len(source), 6), sphere(rng, len(source), 6)
 
-    monkeypatch.setattr(metrics_inputs, "split_features", split)
-    monkeypatch.setattr(metrics_inputs, "pair_features", pairs)
-    parts = ["--devices", "1", "--parts", "classes", "views"]
+    monkeypatch.setattr(metrics_verb, "split_features", split)
+    monkeypatch.setattr(metrics_verb, "pair_features", pairs)
+    parts = ["--devices", "1", "--parts", "classes", "prototype", "views"]
     for name, step, n, seed, alpha, t in (
         ("test", 56, 397, 0, 2, 2),
         ("test-step28", 28, 397, 0, 2, 2),
@@ -221,22 +238,25 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
     ):
         options = f"--alpha {alpha} --t {t} --seed {seed} --split {name.split('-')[0]}".split()
         options += ["--step", "28"] if step == 28 else []
+        seeds.clear()
         assert command_line.main(["metrics", str(run), *options, *parts]) == 0
-        found = read_json(run / "eval" / f"metrics-{name}-classes+views.json")
+        assert set(seeds) == {seed}  # of prototypes, too
+        found = read_json(run / "eval" / f"metrics-{name}-classes+prototype+views.json")
         assert (found["step"], found["n"], sum(found["n_by_class"])) == (step, n, n)
         one, two = pairs(run_folder.load_encoder(run, step), range(n), [], seed)
         assert found["align"] == pytest.approx((distances(one, two) ** alpha).mean())
         x = sphere(np.random.default_rng([step, n]), n, 6)
         ours = [(uniformity(one, t) + uniformity(two, t)) / 2, uniformity(x, t)]
         np.testing.assert_allclose([found["uniform_views"], found["uniform"]], ours, rtol=1e-4)
-        assert (run / "figures" / f"metrics-{name}-classes+views.png").is_file()
+        assert (run / "figures" / f"metrics-{name}-classes+prototype+views.png").is_file()
 
 
 def test_neighbours_of_text_are_in_one_document(monkeypatch):
     found = {name: Features(np.arange(7.0)[:, None] + k, None) for name, k in (("f", 0), ("g", 50))}
     source = SimpleNamespace(documents=np.array([0, 3, 4, 7]))
-    monkeypatch.setattr(metrics_inputs, "split_features", lambda *_: found)
-    text = metrics_inputs._of_text(SimpleNamespace(folder=Path("run")), source, [])
+    made = SimpleNamespace(features=found)
+    monkeypatch.setattr(metrics_verb, "split_features", lambda *_: made)
+    text = metrics_verb._of_text(None, source, [])
     pairs = np.concatenate([side[slice(None)] for side in text.pairs], axis=1)
     expected = [(0, 51), (1, 52), (4, 55), (5, 56), (1, 50), (2, 51), (5, 54), (6, 55)]
     np.testing.assert_array_equal(pairs, expected)
@@ -254,11 +274,13 @@ def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):
         seen.append(np.stack([numbers, 100 * np.arange(len(source))], axis=1).astype(np.float32))
         return seen[-1], seen[-1] + seed
 
-    monkeypatch.setattr(metrics_inputs, "pair_features", encode)
-    pairs = encode(None, source, [], 3)
-    found, n = metrics_inputs._prototype_of_run(None, source, pairs, [], 3)
-    (ours, places), (theirs, their_places) = (x.T for x in seen[1:])
-    assert n == 6 and list(ours) == [0, 1, 2, 3, 5, 6]
+    monkeypatch.setattr(metrics_verb, "pair_features", encode)
+    views = partial(metrics_verb._views_of, None, source, [], 3)
+    inputs = metrics_verb.MetricsInputs(np.zeros((9, 2)), None, labels, views=views)
+    found = metrics_verb._prototype(MetricsConfig("run", seed=3), inputs, [])
+    (ours, places), (theirs, their_places) = (x.T for x in seen)
+    assert found["prototype_bias_n"] == 6 and list(ours) == [0, 1, 2, 3, 5, 6]
     np.testing.assert_array_equal(places, their_places)  # augmented alike
     np.testing.assert_array_equal(labels[theirs.astype(int)], [0, 2, 0, 2, 0, 2])
-    assert (theirs != ours).all() and found.value == pytest.approx(np.abs(theirs - ours).mean())
+    assert (theirs != ours).all()
+    assert found["prototype_bias"] == pytest.approx(np.abs(theirs - ours).mean())

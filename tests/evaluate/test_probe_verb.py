@@ -39,13 +39,13 @@ def run(image_run, tmp_path_factory):
 def quick(monkeypatch):
     """In place of a network: features that tell more of the class, the later the checkpoint."""
 
-    def extract(encoder, source, layers, devices, pool):
+    def split_features(encoder, source, layers, devices, pool):
         noise = np.random.default_rng(len(source)).normal(size=(len(source), 10))
         x = np.float32(np.eye(10)[source.labels] + 10 / (1 + encoder.step) * noise)
         found = {layer: Features(x, source.labels) for layer in layers}
         return features.Extraction(found, dict.fromkeys(layers, pool), [], 0.5, None)
 
-    monkeypatch.setattr(probe_verb, "extract", extract)
+    monkeypatch.setattr(probe_verb, "split_features", split_features)
 
 
 def test_layers_protocols_and_options(run):
@@ -61,10 +61,11 @@ def test_layers_protocols_and_options(run):
     about = {"run": "images", "step": 56, "data": "digits", "split": "test", "n": 397}
     assert all(result | about == result for result in found)
     assert found[1] | {"k": 7} | vote == found[1]
+    assert [cell["l2"] for cell in found[4]["grid"]] == pytest.approx(0.1 ** np.arange(1, 9))
     # Against scikit-learn, on features from the cache.
     encoder, device = run_folder.load_encoder(run), jax.devices()[:1]
     x = (
-        features.extract(encoder, s, ["conv2"], device, "max")
+        features.split_features(encoder, s, ["conv2"], device, "max")
         for s in run_folder.load_data(run)[:2]
     )
     train, test = (side.features["conv2"] for side in x if not side.computed)
@@ -151,7 +152,7 @@ def test_what_cannot_be_probed(run):
         probe_verb.probe(asked(run, step=7))
 
 
-def test_anybodys_features(splits, tmp_path):
+def test_user_supplied_features(splits, tmp_path):
     file, folder = tmp_path / "f.npz", tmp_path / "folder"
     np.savez(file, **splits)
     folder.mkdir()

@@ -10,8 +10,8 @@ import pytest
 from overlapping import scikit_learn
 from sklearn.metrics import confusion_matrix
 
-from hypersphere_jax.evaluate import sentences
-from hypersphere_jax.evaluate.selection import stratified_folds
+from hypersphere_jax.evaluate import logistic
+from hypersphere_jax.evaluate.selection import validation_folds
 from hypersphere_jax.evaluate.sentences import STRENGTHS, sentence_probe
 
 N, D, FOLDS, INNER = 121, 6, 4, 2  # two halves: the number of rows of a fit is worth a cell
@@ -19,7 +19,7 @@ N, D, FOLDS, INNER = 121, 6, 4, 2  # two halves: the number of rows of a fit is 
 
 def chosen_by_hand(x, y, seed=0):
     """The best strength, of equals the largest, and the accuracies `[inner folds, strengths]`."""
-    part = stratified_folds(y, INNER, seed)
+    part = validation_folds(y, INNER, seed)
     accuracies = np.empty((INNER, len(STRENGTHS)))
     for k, cell in np.ndindex(accuracies.shape):
         model = scikit_learn(x[part != k], y[part != k], 1 / STRENGTHS[cell])
@@ -35,7 +35,7 @@ def cross_validated(num_classes):
     centres, y = rng.normal(size=(num_classes, D)), rng.integers(num_classes, size=N)
     x = np.float32(0.2 * (centres[y] + 1.5 * rng.normal(size=(N, D))) + 0.5)
     options = {"num_classes": num_classes, "folds": FOLDS, "inner_folds": INNER, "seed": 5}
-    return x, y, options, sentence_probe(x, y, **options), stratified_folds(y, FOLDS, 5)
+    return x, y, options, sentence_probe(x, y, **options), validation_folds(y, FOLDS, 5)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -97,7 +97,7 @@ def test_a_split_is_tested_once(rng):
 
 def test_devices_and_groups_change_nothing(monkeypatch):
     x, y, options, result, _ = cross_validated(2)
-    monkeypatch.setattr(sentences, "AT_ONCE", 3 * 2 * D)  # 3 of 18 fits at a time, and then 4
+    monkeypatch.setattr(logistic, "AT_ONCE", 3 * 2 * D)  # 3 of 18 fits at a time, and then 4
     found = sentence_probe(x, y, devices=jax.devices()[:3], **options)
     for key in ("grid", "chosen_by_fold", "top1_by_fold", "confusion"):
         assert found[key] == result[key]
