@@ -1,8 +1,6 @@
 """The command line of hypersphere_jax. `python run.py VERB --help` explains a verb."""
 
-import contextlib
-import difflib
-import io
+import logging
 import os
 import shlex
 import signal
@@ -24,7 +22,6 @@ def pretrain(parse: Callable) -> None:
     from hypersphere_jax.config import PretrainConfig
 
     config = parse(PretrainConfig, experiments)
-    _virtual_devices(config.runtime.devices)
     from hypersphere_jax import report
     from hypersphere_jax.train import loop, processes, sharding
 
@@ -39,19 +36,18 @@ def pretrain(parse: Callable) -> None:
 
 
 def probe(parse: Callable) -> None:
-    """Linear probes and k-NN on the features of checkpoints, or of anybody."""
+    """Linear probes and k-NN on the features of checkpoints, or on user-supplied ones."""
     from hypersphere_jax.config import ProbeConfig, UserError
 
     config = parse(ProbeConfig)
-    _virtual_devices(config.devices)
     from hypersphere_jax.evaluate import results
     from hypersphere_jax.evaluate.probe_verb import probe
     from hypersphere_jax.report import print_table
 
     failures: list[str] = []
-    found = probe(config, lambda line: print(line, file=sys.stderr), failures.append)
-    if found:
-        title, columns, rows = results.table(found)
+    scores = probe(config, lambda line: print(line, file=sys.stderr), failures.append)
+    if scores:
+        title, columns, rows = results.table(scores)
         print_table(columns, rows, title)
     if failures:
         raise UserError("; ".join(failures))
@@ -62,27 +58,26 @@ def metrics(parse: Callable) -> None:
     from hypersphere_jax.config import MetricsConfig
 
     config = parse(MetricsConfig)
-    _virtual_devices(config.devices)
     from hypersphere_jax.evaluate import metrics_verb
     from hypersphere_jax.report import print_table, with_error
 
-    found = metrics_verb.measure(config)
-    where = {key: found[key] for key in ("split", "step") if key in found}
+    result = metrics_verb.measure(config)
+    where = {key: result[key] for key in ("split", "step") if key in result}
     print_table(
         [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"],
         [
             [
-                *(*where.values(), found["n"], found["d"]),
-                with_error(found["align"], found["align_standard_error"]),
-                with_error(found["uniform"], found["uniform_standard_error"]),
-                *(f"{found[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")),
+                *(*where.values(), result["n"], result["d"]),
+                with_error(result["align"], result["align_standard_error"]),
+                with_error(result["uniform"], result["uniform_standard_error"]),
+                *(f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")),
             ]
         ],
-        f"alpha = {found['align_alpha']:g}, t = {found['uniform_t']:g}",
+        f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}",
     )
     others = [
         [name, with_error(value, error), uniform]
-        for name, value, error, uniform in metrics_verb.lines(found)
+        for name, value, error, uniform in metrics_verb.lines(result)
     ]
     if others:
         print()
@@ -91,7 +86,7 @@ def metrics(parse: Callable) -> None:
     if figure is not None:
         from hypersphere_jax.plots import draw_metrics
 
-        figure = draw_metrics(found, figure)
+        figure = draw_metrics(result, figure)
     for path in filter(None, (out, figure)):
         print(f"written: {path}", file=sys.stderr)
 
@@ -101,7 +96,6 @@ def depth(parse: Callable) -> None:
     from hypersphere_jax.config import DepthConfig
 
     config = parse(DepthConfig)
-    _virtual_devices(config.devices)
     from hypersphere_jax import plots
     from hypersphere_jax.evaluate import depth_verb
     from hypersphere_jax.report import print_table
@@ -121,7 +115,6 @@ def finetune(parse: Callable) -> None:
     from hypersphere_jax.config import FinetuneConfig
 
     config = parse(FinetuneConfig)
-    _virtual_devices(config.runtime.devices)
     from hypersphere_jax import finetune, report
     from hypersphere_jax.train import sharding
 
@@ -251,52 +244,61 @@ def main(arguments: list[str]) -> int:
         for called, verb in VERBS.items():
             print(f"  {called:<14}{verb.__doc__.splitlines()[0]}")
         return 0
+    from hypersphere_jax.config.base import Stopped, UserError, did_you_mean
+
     if name not in VERBS:
-        near = difflib.get_close_matches(name, VERBS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(VERBS)}"
-        print(f"error: no verb {name!r}: {hint}", file=sys.stderr)
+        hint = did_you_mean(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
+        print(f"error: no verb {name!r}{hint}", file=sys.stderr)
         return 2
 
+    silence_orbax()
     # SIGTERM stops as Ctrl-C does; the training loop handles both while it can save first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _call(name, arguments[1:])
-    except KeyboardInterrupt:
-        print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
-        return 0
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _call(verb: str, arguments: list[str]) -> int:
-    from hypersphere_jax.config import Stopped, UserError
-
-    try:
-        VERBS[verb](lambda target, *named: _parse(target, verb, arguments, *named))
+        VERBS[name](lambda target, *named: _parse(target, name, arguments[1:], *named))
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # as by `| head`: nobody reads on
+    except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        what = "mend that and run the same command again; what was saved is kept"
+        what = "correct that and run the same command again; what was saved is kept"
         print(f"error: {error.strerror or error}{where}: {what}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def silence_orbax() -> None:
+    """Orbax's failed reads and saves raise: here it does not log them, with tracebacks, as well.
+
+    After the first failure its threads report to an event loop that it has closed.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    show = sys.unraisablehook
+
+    def hook(unraisable):
+        if str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _parse(target: Any, verb: str, arguments: list[str], experiments: Any = None) -> Any:
     """Fills a dataclass or calls a function with what the command line gives.
 
     A dict of functions is a choice between them, by name. With experiments the first argument may
-    be the name of one, whose settings are then the defaults.
+    be the name of one, whose settings are then the defaults. On CPU as many devices are made as the
+    options ask for.
     """
     import tyro
-
-    from hypersphere_jax.config import UserError
 
     prog, options = f"run.py {verb}", {}
     if experiments is not None and arguments and not arguments[0].startswith("-"):
@@ -308,39 +310,21 @@ def _parse(target: Any, verb: str, arguments: list[str], experiments: Any = None
             "description": f"{target.__doc__} The first argument may be an EXPERIMENT, whose "
             f"settings are then the defaults of all options: {names}."
         }
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
-            return cli(
-                target,
-                args=arguments,
-                prog=prog,
-                **options,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
-            )
-    except SystemExit as stop:
-        if not stop.code or not box.getvalue():  # help, or a pipe that nobody reads
-            raise
-        # tyro draws a box of many lines around what it has to say, or on a plain terminal a title
-        # between rules: here it becomes one line.
-        lines = [line.strip("│| ") for line in box.getvalue().splitlines() if line.strip("─-│| ")]
-        text = " ".join(line for line in lines[1:] if line[0] not in "╰+")
-        for less in ("For full helptext", "Argument helptext"):
-            text = text.split(less)[0].strip()
-        if "Perhaps you meant:" in text:
-            wrong, right = text.split("Perhaps you meant:")
-            text = f"{wrong.strip()}: did you mean {right.split()[0]}?"
-        raise UserError(f"{text} (all options: python {prog} --help)") from None
+    cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
+    result = cli(
+        target,
+        args=arguments,
+        prog=prog,
+        **options,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+    )
+    devices = getattr(getattr(result, "runtime", result), "devices", None)
+    if devices is not None:
+        from hypersphere_jax.train.sharding import use_virtual_cpu_devices
+
+        use_virtual_cpu_devices(devices)
+    return result
 
 
 def _command() -> str:
     return shlex.join(["python", *sys.argv])
-
-
-def _virtual_devices(count: int | None) -> None:
-    """On CPU, makes as many devices as were asked for."""
-    if count is not None:
-        from hypersphere_jax.train.sharding import use_virtual_cpu_devices
-
-        use_virtual_cpu_devices(count)

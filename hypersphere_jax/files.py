@@ -1,7 +1,6 @@
 """Files that are there whole or not at all, JSON, and locks."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -38,11 +37,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)  # the name that the user knows
         raise
-
-
-def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room left on a disk."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Sentences of many lengths in rows of one length, so that little of a batch is padding.
 
-A row holds several sentences, one after the other. Recurrent encoders forget at each border (see
-`models.sentence_gru`), so a sentence's features do not depend on what stands beside it.
+A row holds several sentences, one after the other. Recurrent encoders reset their state at each
+border (see `models.sentence_gru`), so a sentence's features do not depend on its neighbours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 # Numbers of words that are none. Every sentence ends with END; all other words come after UNKNOWN.
 PADDING, END, UNKNOWN = range(3)
 SPECIAL = ("<pad>", "<end>", "<unk>")
-ELSEWHERE = -1  # in the place of a sentence that another device has
+OTHER_DEVICE = -1  # as the position of a sentence: another device has it
 
 Array = np.ndarray | jax.Array
 
@@ -24,9 +24,9 @@ class Packed(NamedTuple):
 
     Attributes:
       words: integers `[r, t]`, with PADDING where no sentence is.
-      first: integers `[k]`, where the first word of each sentence is in the flattened rows; or
-        ELSEWHERE.
-      last: integers `[k]`, where its END is; or ELSEWHERE.
+      first: integers `[k]`, the position of each sentence's first word in the flattened rows; or
+        OTHER_DEVICE.
+      last: integers `[k]`, that of its END; or OTHER_DEVICE.
     """
 
     words: Array
@@ -34,19 +34,15 @@ class Packed(NamedTuple):
     last: Array
 
 
-def one_a_row(words: jax.Array) -> Packed:
+def one_per_row(words: jax.Array) -> Packed:
     """Sentences that have a row `[k, t]` each, with PADDING after their END."""
     k, t = words.shape
     first = jnp.arange(k) * t
     return Packed(words, first, first + jnp.argmax(words == END, axis=1))
 
 
-def places(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Puts sentences into as few rows as best-fit decreasing finds.
-
-    Args:
-      lengths: words of each sentence with its END, at most t.
-      t: words in a row.
+def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Assigns sentences of at most t words to rows of t, by best-fit decreasing.
 
     Returns:
       Row and column `[k]` of the first word of each sentence, and the number of rows.
@@ -66,16 +62,22 @@ def places(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]
     return rows, columns, count
 
 
-def some_more(rows: int) -> int:
-    """At least so many rows, of few numbers: a program is compiled for each one that comes up."""
-    return next(size for size in _sizes() if size >= rows)
+def padded_count(rows: int) -> int:
+    """The next of few numbers of rows, as a program is compiled for each number.
+
+    They are 1, 2, …, 16, and from there on each is an eighth larger than the one before.
+    """
+    size = 1
+    while size < rows:
+        size += max(1, size // 8)
+    return size
 
 
 def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Packed]:
     """Sentences in rows of t words, as many rows on each device.
 
-    Any device may have any sentence: dealt out by rows, all have the same work, however the lengths
-    lie in the batch. So each has a place for all k, which is ELSEWHERE for those of the others.
+    Rows are dealt out in turn, so that all devices have the same work, however the lengths lie in
+    the batch. Each device has positions for all k sentences, OTHER_DEVICE for those of the others.
 
     Args:
       sentences: the numbers of their words, END at last.
@@ -86,8 +88,8 @@ def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Pack
       For each device its part.
     """
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
-    rows, columns, count = places(lengths, t)
-    shape = some_more(-(-count // devices)), t
+    rows, columns, count = best_fit(lengths, t)
+    shape = padded_count(-(-count // devices)), t
     packed = []
     for device in range(devices):
         words = np.full(shape, PADDING, np.int32)
@@ -95,15 +97,7 @@ def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Pack
         for i in np.flatnonzero(mine):
             row, column = rows[i] // devices, columns[i]
             words[row, column : column + lengths[i]] = sentences[i]
-        first = np.where(mine, rows // devices * t + columns, ELSEWHERE).astype(np.int32)
-        last = np.where(mine, first + lengths - 1, ELSEWHERE).astype(np.int32)
+        first = np.where(mine, rows // devices * t + columns, OTHER_DEVICE).astype(np.int32)
+        last = np.where(mine, first + lengths - 1, OTHER_DEVICE).astype(np.int32)
         packed.append(Packed(words, first, last))
     return packed
-
-
-def _sizes() -> Iterator[int]:
-    """1, 2, 3, …, and from 16 on each an eighth larger than the one before."""
-    size = 1
-    while True:
-        yield size
-        size += max(1, size // 8)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, one clear line for a mistake, exit status."""
+"""The command line as a user meets it: help, clear errors, exit status."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,12 +15,12 @@ from hypersphere_jax.train import loop
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
 PARTS = {
     "data": "list prepare prepare-text inspect show",
-    "bench": "step text together convolution augment data losses knn scaling probe",
+    "bench": "step text vmapped convolution augment data losses knn scaling probe",
 }
 
 
 def fails(capsys, *arguments):
-    """The one line on stderr of a command that a mistake ends."""
+    """The one line on stderr of a command with invalid input."""
     assert cli.main(list(arguments)) == 2, arguments
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
@@ -40,10 +40,9 @@ def test_help_is_complete_and_readable(capsys):
         assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
 
 
-def test_mistakes(capsys):
+def test_invalid_input(capsys):
     for line, said in (
         ("pretrian", "did you mean 'pretrain'"),
-        ("pretrain --aling-weight 2", "--align-weight"),
         ("pretrain --loss nt_xent --loss-lam 1", "not nt_xent"),
         ("pretrain --data digts", "did you mean 'digits'"),
         ("pretrain moco_imagenet100/align_unifrom", "mean 'moco_imagenet100/align_uniform'"),
@@ -54,6 +53,9 @@ def test_mistakes(capsys):
         ("bench losses --sizes 1", "--sizes"),
     ):
         assert said in fails(capsys, *line.split()), line
+    with pytest.raises(SystemExit) as stop:  # tyro's own
+        cli.main(["pretrain", "--aling-weight", "2"])
+    assert stop.value.code == 2 and "--align-weight" in capsys.readouterr().err
 
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
@@ -91,10 +93,10 @@ def test_from_training_to_report(capsys, tmp_path):
     found = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
     assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
     bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
-    assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns stand
+    assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns
     assert cli.main(["report", a]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == tmp_path / "a" / "report.html" and "knn" in page.read_text()
-    # Nothing saved is lost by a mistake with the same folder.
+    # Another run in the same folder is refused.
     line = fails(capsys, "pretrain", "--name", "a", *places, *TINY, "--seed", "1")
-    assert "seed: 0 -> 1" in line and "--name a-2" in line
+    assert "seed: 0 -> 1" in line and "choose another --name" in line

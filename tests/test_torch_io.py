@@ -96,7 +96,7 @@ def test_fresh_head(import_state, rng, caplog):
         state = random_state(model, np.random.default_rng(7))
         entries = {name: array for name, array in state.items() if not name.startswith(head)}
         entries |= {f"{head}.{name}": array for name, array in kept.items()}
-        with pytest.raises(C.UserError, match=r"its head is .* --dim 5 is .*--fresh-head"):
+        with pytest.raises(C.UserError, match=r"--dim 5 as the file has .*--fresh-head"):
             import_state(entries, model)
         caplog.clear()
         name = f"{model.name}{len(kept)}{seed}"
@@ -133,7 +133,7 @@ def test_features_are_those_of_the_weights(import_state, rng):
     found = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
     for layer in ("fc7", "output"):
         atol = 1e-4 * np.abs(expected[layer]).max()
-        np.testing.assert_allclose(found[layer].x, expected[layer], rtol=0, atol=atol)
+        np.testing.assert_allclose(found.features[layer].x, expected[layer], rtol=0, atol=atol)
 
 
 def test_pytorch_is_asked_for_arrays_alone(tmp_path, monkeypatch):

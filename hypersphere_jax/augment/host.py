@@ -7,13 +7,82 @@ bits), and `make_augment(..., cropped=True)` does the rest of the recipe.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image
 
+from hypersphere_jax.augment.operations import RATIO, SCALE, centre, largest_box, resized_shape
 from hypersphere_jax.augment.recipes import Recipe, find
-from hypersphere_jax.augment.shapes import RATIO, SCALE, centre, largest_box, resized_shape
+
+
+def host_crops(
+    recipe: str | Recipe, size: int
+) -> tuple[
+    Callable[[np.random.Generator, np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]
+]:
+    """The crops of a recipe, as functions for the host; both can be pickled.
+
+    Args:
+      recipe: a name in `RECIPES`, or a `Recipe`.
+      size: side of the crops, pixels.
+
+    Returns:
+      (train_crop, evaluate_crop): (rng, uint8 [h, w, c]) -> uint8 [size, size, c] with the law of
+      the recipe's random_resized_crop, and uint8 [h, w, c] -> uint8 [size, size, c], its resize
+      and center_crop. A recipe without a random crop ("digits", "none") has the evaluate crop for
+      both: its random operations then start from that square.
+
+    Raises:
+      ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
+        do the same after it.
+    """
+    train, evaluate = find(recipe)
+    for steps, crop in ((train, "random_resized_crop"), (evaluate, "center_crop")):
+        names = [name for name, _ in steps]
+        # Of the rest, "rgb" alone does the same before a crop and after it.
+        before = set(names[: names.index(crop)]) - {"rgb", "resize"} if crop in names else set()
+        if before:
+            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
+    if "center_crop" not in dict(evaluate):
+        raise ValueError(f"a recipe for the host needs a center_crop for evaluation: {evaluate}")
+    factor = dict(evaluate).get("resize", {}).get("factor", 1.0)
+    evaluate_crop = partial(middle_crop, size=size, factor=factor)
+    if "random_resized_crop" not in dict(train):
+        return partial(middle_crop_for_training, size=size, factor=factor), evaluate_crop
+    law = {"scale": SCALE, "ratio": RATIO} | dict(train)["random_resized_crop"]
+    return partial(random_crop, size=size, **law), evaluate_crop
+
+
+def random_crop(
+    rng: np.random.Generator,
+    image: np.ndarray,
+    *,
+    size: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> np.ndarray:
+    """A random box (see `draw_box`) of uint8 [h, w, c], resized to [size, size, c]."""
+    top, left, height, width = draw_box(rng, *image.shape[:2], scale, ratio)
+    # Cut out first: Pillow's `resize(box=...)` also weighs pixels around the box.
+    return _resize(image[top : top + height, left : left + width], size, size)
+
+
+def middle_crop(image: np.ndarray, *, size: int, factor: float) -> np.ndarray:
+    """Resizes an image and takes its middle: uint8 [h, w, c] -> uint8 [size, size, c].
+
+    A depth map, float32 [h, w, 1], is resized just so, without rounding.
+    """
+    image = _resize(image, *resized_shape(*image.shape[:2], size, factor))
+    top, left = centre(*image.shape[:2], size)
+    return image[top : top + size, left : left + size]
+
+
+def middle_crop_for_training(
+    rng: np.random.Generator, image: np.ndarray, *, size: int, factor: float
+) -> np.ndarray:
+    """As `middle_crop`, with the arguments of `random_crop`: nothing is drawn."""
+    return middle_crop(image, size=size, factor=factor)
 
 
 def draw_box(
@@ -37,7 +106,7 @@ def draw_box(
 
 
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Antialiased bilinear resizing of uint8 [h, w, c]."""
+    """Antialiased bilinear resizing of [h, w, c]."""
     if image.shape[:2] == (height, width):
         return image
     if image.shape[-1] == 3:
@@ -48,78 +117,3 @@ def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
         for channel in np.moveaxis(image, -1, 0)
     ]
     return np.stack(resized, axis=-1)
-
-
-@dataclass(frozen=True)
-class TrainCrop:
-    """A random box of an image, resized: (rng, uint8 [h, w, c]) -> uint8 [size, size, c]."""
-
-    size: int
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
-
-    def __call__(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
-        top, left, height, width = draw_box(rng, *image.shape[:2], self.scale, self.ratio)
-        # Cut out first: Pillow's `resize(box=...)` also weighs pixels around the box.
-        return _resize(image[top : top + height, left : left + width], self.size, self.size)
-
-
-@dataclass(frozen=True)
-class EvaluateCrop:
-    """The middle of an image, resized: uint8 [h, w, c] -> uint8 [size, size, c].
-
-    A depth map, float32 [h, w, 1], is resized just so, without rounding.
-    """
-
-    size: int
-    factor: float
-
-    def __call__(self, image: np.ndarray) -> np.ndarray:
-        image = _resize(image, *resized_shape(*image.shape[:2], self.size, self.factor))
-        top, left = centre(*image.shape[:2], self.size)
-        return image[top : top + self.size, left : left + self.size]
-
-
-@dataclass(frozen=True)
-class StillCrop:
-    """An evaluate crop in the place of a train crop: it takes an rng and draws nothing."""
-
-    crop: EvaluateCrop
-
-    def __call__(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
-        return self.crop(image)
-
-
-def host_crops(
-    recipe: str | Recipe, size: int
-) -> tuple[Callable[[np.random.Generator, np.ndarray], np.ndarray], EvaluateCrop]:
-    """What a recipe does about the size of images, as functions for the host; both can be pickled.
-
-    Args:
-      recipe: a name in `RECIPES`, or a `Recipe`.
-      size: side of the crops, pixels.
-
-    Returns:
-      (train_crop, evaluate_crop): (rng, uint8 [h, w, c]) -> uint8 [size, size, c] with the law of
-      the recipe's random_resized_crop, and uint8 [h, w, c] -> uint8 [size, size, c], its resize
-      and center_crop. A recipe without a random crop ("digits", "none") has the evaluate crop for
-      both: its random operations then start from that square.
-
-    Raises:
-      ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
-        do the same after it.
-    """
-    train, evaluate = find(recipe)
-    for steps, crop in ((train, "random_resized_crop"), (evaluate, "center_crop")):
-        names = [name for name, _ in steps]
-        # Of the rest, "rgb" alone does not mind whether it comes before a crop or after it.
-        before = set(names[: names.index(crop)]) - {"rgb", "resize"} if crop in names else set()
-        if before:
-            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
-    if "center_crop" not in dict(evaluate):
-        raise ValueError(f"a recipe for the host needs a center_crop for evaluation: {evaluate}")
-    middle = EvaluateCrop(size, dict(evaluate).get("resize", {}).get("factor", 1.0))
-    if "random_resized_crop" not in dict(train):
-        return StillCrop(middle), middle
-    params = dict(train)["random_resized_crop"]
-    return TrainCrop(size, params.get("scale", SCALE), params.get("ratio", RATIO)), middle

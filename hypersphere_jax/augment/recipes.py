@@ -1,11 +1,12 @@
-"""The recipes of the experiments, as data. No jax here.
+"""The recipes of the experiments, as data.
 
 A step is (name of an operation, its parameters); `docs/augmentation.md` has the sources in a table.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from hypersphere_jax.config.base import did_you_mean
 
 Steps = tuple[tuple[str, Mapping[str, Any]], ...]
 
@@ -35,9 +36,9 @@ def _crop(smallest):
     return "random_resized_crop", {"scale": (smallest, 1.0), "ratio": (3 / 4, 4 / 3)}
 
 
-def _jitter(brightness, contrast, saturation, hue, p=1.0):
-    strengths = {"brightness": brightness, "contrast": contrast}
-    return "color_jitter", {**strengths, "saturation": saturation, "hue": hue, "p": p}
+def _jitter(strength, hue, p=1.0):
+    strengths = dict.fromkeys(("brightness", "contrast", "saturation"), strength)
+    return "color_jitter", {**strengths, "hue": hue, "p": p}
 
 
 def _fit(factor=1.0) -> Steps:
@@ -46,11 +47,8 @@ def _fit(factor=1.0) -> Steps:
 
 def _wang_isola(normalization, factor=1.0) -> Recipe:
     """Wang & Isola B.1 after Tian et al. (2019)."""
-    jitter = _jitter(0.4, 0.4, 0.4, 0.4)
-    return Recipe(
-        train=(_RGB, _crop(0.08), _FLIP, jitter, _GRAY, normalization),
-        evaluate=(_RGB, *_fit(factor), normalization),
-    )
+    train = _RGB, _crop(0.08), _FLIP, _jitter(0.4, hue=0.4), _GRAY, normalization
+    return Recipe(train, (_RGB, *_fit(factor), normalization))
 
 
 def _imagenet(*train) -> Recipe:
@@ -58,7 +56,7 @@ def _imagenet(*train) -> Recipe:
     return Recipe((_RGB, *train, _IMAGENET), (_RGB, *_fit(256 / 224), _IMAGENET))
 
 
-_BALANCED_JITTER = _jitter(0.4, 0.4, 0.4, 0.1, p=0.8)
+_BALANCED_JITTER = _jitter(0.4, hue=0.1, p=0.8)
 _BALANCED = (_crop(0.2), _BALANCED_JITTER, _GRAY, _BLUR, _FLIP)
 # The paper says neither sizes nor chances of these two, so they are those of their sources: squares
 # of half the side (DeVries & Taylor, 2017), quarter turns (Gidaris et al., 2018, and SimCLR's).
@@ -71,20 +69,20 @@ RECIPES: dict[str, Recipe] = {
     "cifar10": _wang_isola(_CIFAR10),
     "nyu_depth": _wang_isola(_IMAGENET),
     # Wang & Isola B.2.1, after Tian (2019) and He et al. (2019).
-    "moco": _imagenet(_crop(0.2), _GRAY, _jitter(0.4, 0.4, 0.4, 0.4), _FLIP),
+    "moco": _imagenet(_crop(0.2), _GRAY, _jitter(0.4, hue=0.4), _FLIP),
     # Wang & Isola B.2.2, after Chen, Fan et al. (2020).
-    "moco_v2": _imagenet(_crop(0.2), _jitter(0.4, 0.4, 0.4, 0.1, p=0.8), _GRAY, _BLUR, _FLIP),
+    "moco_v2": _imagenet(_crop(0.2), _jitter(0.4, hue=0.1, p=0.8), _GRAY, _BLUR, _FLIP),
     # Chen, Luo & Li (2021) follow SimCLR, which normalizes nothing; at the size of CIFAR-10 it
     # halves the jitter and does not blur.
     "simclr_imagenet": Recipe(
         train=(
-            *(_RGB, _crop(0.08), _FLIP, _jitter(0.8, 0.8, 0.8, 0.2, p=0.8), _GRAY),
+            *(_RGB, _crop(0.08), _FLIP, _jitter(0.8, hue=0.2, p=0.8), _GRAY),
             ("gaussian_blur", {"sigma": (0.1, 2.0), "p": 0.5, "kernel": 0.1}),
         ),
         evaluate=(_RGB, *_fit(256 / 224)),
     ),
     "simclr_cifar": Recipe(
-        train=(_RGB, _crop(0.08), _FLIP, _jitter(0.4, 0.4, 0.4, 0.1, p=0.8), _GRAY),
+        train=(_RGB, _crop(0.08), _FLIP, _jitter(0.4, hue=0.1, p=0.8), _GRAY),
         evaluate=(_RGB, *_fit()),
     ),
     # The balanced paper, A.3.1 (the same steps as MoCo v2's) and A.4.1.
@@ -112,18 +110,18 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-# What `NAME:crop_flip` keeps of a training recipe: digits have no flip, and shift for a crop.
 CROP_FLIP = ":crop_flip"
-# Random steps that move pixels, and what else of a recipe stays with them.
+# Random operations that move pixels (digits have no flip, and shift for a crop), and those that a
+# recipe keeps beside them.
 MOVING = ("random_resized_crop", "random_horizontal_flip", "random_affine")
 _KEPT = ("rgb", "resize", "center_crop", *MOVING, "normalize")
 
 
 def find(recipe: str | Recipe) -> Recipe:
-    """The recipe of that name; one that is no name passes.
+    """The recipe of that name; a `Recipe` is returned as it is.
 
-    `NAME:crop_flip` is the recipe NAME of which training keeps crop and flip alone, as is usual
-    for classifiers (SimCLR, B.5).
+    `NAME:crop_flip` is the recipe NAME with crop and flip alone in training, as is usual for
+    classifiers (SimCLR, B.5).
 
     Raises:
       ValueError: for an unknown name.
@@ -135,7 +133,6 @@ def find(recipe: str | Recipe) -> Recipe:
         steps = tuple(step for step in whole.train if step[0] in _KEPT)
         return Recipe(steps or whole.train, whole.evaluate)
     if recipe not in RECIPES:
-        near = difflib.get_close_matches(recipe, RECIPES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(recipe, RECIPES)
         raise ValueError(f"unknown recipe {recipe!r}, known: {', '.join(RECIPES)}{hint}")
     return RECIPES[recipe]

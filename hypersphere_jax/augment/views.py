@@ -8,27 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from hypersphere_jax.augment import blur, colour, geometry
+from hypersphere_jax.augment.operations import OPERATIONS
 from hypersphere_jax.augment.recipes import Recipe, Steps, find
 
-OPERATIONS: dict[str, Callable] = {
-    op.__name__: op
-    for op in (
-        colour.rgb,
-        geometry.random_resized_crop,
-        geometry.resize,
-        geometry.center_crop,
-        geometry.random_horizontal_flip,
-        geometry.random_rotation,
-        geometry.random_affine,
-        geometry.cutout,
-        colour.color_jitter,
-        colour.random_grayscale,
-        colour.random_intensity,
-        blur.gaussian_blur,
-        colour.normalize,
-    )
-}
 CACHE_BYTES = 2**21  # of float32 images at once, on CPU
 CROPS = ("random_resized_crop", "resize", "center_crop")  # what `host_crops` does instead
 
@@ -38,7 +20,7 @@ def _chain(
 ) -> Callable:
     """One function (key, uint8 image) -> image that applies the steps in order."""
     if len(dict(steps)) < len(steps):
-        raise ValueError(f"an operation names its random stream, so it may stand once: {steps}")
+        raise ValueError(f"operations name their random streams, so each may occur once: {steps}")
     unknown = [name for name, _ in steps if name not in OPERATIONS]
     if unknown:
         raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
@@ -71,7 +53,7 @@ def make_augment(
     cropped: bool = False,
     extra_channels: int = 0,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Make the random function that turns an image into a training view.
+    """The random function that turns an image into a training view.
 
     Args:
       recipe: a name in `RECIPES`, or a `Recipe`.
@@ -79,9 +61,8 @@ def make_augment(
       dtype: of the view; all is computed in float32 and rounded at the end.
       cropped: whether images come as [size, size, c] from the train crop of `host_crops`: the
         recipe's own crop is then left out. The other operations draw the same numbers either way.
-      extra_channels: how many last channels hold one value at all pixels and are not for
-        augmentation, as the bits of `data.synthetic.BitChannels`: the views get them as they are,
-        as 0 to 1.
+      extra_channels: how many last channels hold one value at all pixels (the bits of
+        `data.synthetic.BitChannels`): the views get them as they are, from 0 to 1.
 
     Returns:
       (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
@@ -104,10 +85,10 @@ def make_evaluate(
     cropped: bool = False,
     extra_channels: int = 0,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Make the function that turns an image into the input of an evaluation: nothing is random.
+    """The function that turns an image into the input of an evaluation: nothing is random.
 
-    Takes and raises the same as `make_augment` (images come from the evaluate crop, if cropped);
-    the function returned has no key: image uint8 [h, w, c] -> dtype [size, size, c'].
+    As `make_augment` (images come from the evaluate crop, if cropped), but the function has no key:
+    image uint8 [h, w, c] -> dtype [size, size, c'].
     """
     apply = _chain(find(recipe).evaluate, size, dtype, cropped, extra_channels)
     return lambda image: apply(jax.random.key(0), image)
@@ -122,7 +103,7 @@ def two_views(augment, key, images, positions):
       augment: (key, image) -> view, see `make_augment`.
       key: random key, the same on all devices, another one each step.
       images: uint8 [n, h, w, c]; or [n, 2, size, size, c], two crops that the host made of each.
-      positions: integers [n], the places of these samples in the global batch.
+      positions: integers [n], of these samples in the global batch.
 
     Returns:
       (view1, view2), each [n, size, size, c'].

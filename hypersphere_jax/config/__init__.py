@@ -1,3 +1,4 @@
+# ruff: noqa: F401  (names for import from here)
 """What shapes a run: frozen dataclasses with their validation.
 
 The command line is generated from these classes: a field's name is its flag, the text below it
@@ -14,10 +15,9 @@ from hypersphere_jax.config.base import (
     require,
     to_dict,
 )
-from hypersphere_jax.config.data import DataConfig, LookedAt, PrepareConfig, PrepareTextConfig
+from hypersphere_jax.config.data import DataConfig, InspectConfig, PrepareConfig, PrepareTextConfig
 from hypersphere_jax.config.depth import DepthConfig
-from hypersphere_jax.config.evaluation import MetricsConfig, ProbeConfig
-from hypersphere_jax.config.evaluators import EvaluateConfig
+from hypersphere_jax.config.evaluation import EvaluateConfig, MetricsConfig, ProbeConfig
 from hypersphere_jax.config.finetune import FinetuneConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
@@ -25,30 +25,3 @@ from hypersphere_jax.config.optimizer import OptimizerConfig
 from hypersphere_jax.config.pretrain import PretrainConfig
 from hypersphere_jax.config.runtime import RuntimeConfig
 from hypersphere_jax.config.torch_io import ExportConfig, ImportConfig
-
-__all__ = [
-    "DataConfig",
-    "DepthConfig",
-    "Diverged",
-    "EvaluateConfig",
-    "ExportConfig",
-    "FinetuneConfig",
-    "ImportConfig",
-    "LookedAt",
-    "MetricsConfig",
-    "MocoConfig",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "PrepareConfig",
-    "PrepareTextConfig",
-    "PretrainConfig",
-    "ProbeConfig",
-    "RuntimeConfig",
-    "Stopped",
-    "UserError",
-    "differences",
-    "from_dict",
-    "require",
-    "to_dict",
-]

@@ -1,28 +1,28 @@
-"""What all configs share: errors that a user can mend, checks, and the way to and from JSON."""
+"""What all configs share: errors, checks of values, and conversion to and from JSON."""
 
 import ast
 import dataclasses
+import difflib
 import inspect
 import itertools
-import math
+import json
+import operator
+from collections.abc import Iterable
 from typing import Any
+
+SEEDS = f"[0, {2**32})"
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: one line that says what is wrong, where, and what to do."""
+    """Invalid input: one line that says what is wrong, where, and what to do."""
 
 
 class Diverged(UserError):
-    """A run with numbers that are not finite.
+    """A run with numbers that are not finite: `reason` says which and where, without the advice."""
 
-    Args:
-      found: what is not finite and where, without advice.
-      advice: what to do.
-    """
-
-    def __init__(self, found: str, advice: str):
-        super().__init__(f"{found}: {advice}")
-        self.found = found
+    def __init__(self, reason: str, advice: str):
+        super().__init__(f"{reason}: {advice}")
+        self.reason = reason
 
 
 class Stopped(Exception):
@@ -35,26 +35,45 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def positive(flag: str, value: float) -> None:
-    name = flag.replace("_", "-")
-    require(0 < value < math.inf, f"--{name} {value}: must be finite and positive")
+def check_range(config: Any, interval: str, *names: str) -> None:
+    """Raise UserError unless these fields are None or in an interval, such as "[0, 1)".
+
+    Of a tuple, every number must be in it.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    above = operator.ge if interval[0] == "[" else operator.gt
+    below = operator.le if interval[-1] == "]" else operator.lt
+    for name in names:
+        value = getattr(config, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        require(
+            all(x is None or (above(x, low) and below(x, high)) for x in numbers),
+            f"{flag_of(name)} {value}: must be in {interval}",
+        )
 
 
-def at_least_one(flag: str, value: int | None) -> None:
-    require(value is None or value >= 1, f"--{flag.replace('_', '-')} {value}: must be at least 1")
+def flag_of(name: str) -> str:
+    """The command line's flag of a field: `--ema-decay` of `ema_decay`."""
+    return f"--{name.replace('_', '-')}"
 
 
-def valid_seed(seed: int, flag: str = "seed") -> None:
-    require(0 <= seed < 2**32, f"--{flag} {seed}: must be from 0 to 2^32 - 1")
+def changed(config: Any) -> list[str]:
+    """Names of the fields that differ from their defaults."""
+    fields = dataclasses.fields(config)
+    return [field.name for field in fields if getattr(config, field.name) != field.default]
 
 
-def given(config: Any) -> list[str]:
-    """Names of the fields that differ from their defaults, as flags: `--ema-decay`."""
-    return [
-        f"--{field.name.replace('_', '-')}"
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != field.default
-    ]
+def refuse(config: Any, names: Iterable[str], reason: str) -> None:
+    """Raise UserError, "--flag REASON", if one of these fields differs from its default."""
+    for name in changed(config):
+        prefix = "no_" if getattr(config, name) is False else ""
+        require(name not in names, f"{flag_of(prefix + name)} {reason}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is nearest to a wrong one; empty where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def config(cls: type) -> type:
@@ -71,23 +90,18 @@ def config(cls: type) -> type:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values."""
-    plain = dataclasses.asdict(config)
-    return _lists(plain)
+    return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """Inverse of `to_dict`.
-
-    Raises:
-      UserError: when a key is unknown, as in a file of another version.
-    """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(fields))
+    """Inverse of `to_dict`; raises UserError for an unknown key."""
+    types = {field.name: field.type for field in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(types))
     require(not unknown, f"unknown entries in the {cls.__name__} of a config file: {unknown}")
     made = {}
     for name, value in values.items():
-        if dataclasses.is_dataclass(fields[name].type):
-            value = from_dict(fields[name].type, value)
+        if dataclasses.is_dataclass(types[name]):
+            value = from_dict(types[name], value)
         made[name] = tuple(value) if isinstance(value, list) else value
     return cls(**made)
 
@@ -102,9 +116,3 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         elif a != b:
             lines.append(f"{prefix}{key}: {a} -> {b}")
     return lines
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value

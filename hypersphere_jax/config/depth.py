@@ -1,10 +1,8 @@
 """Depth prediction on frozen features."""
 
-import math
-
 from tyro.conf import Positional
 
-from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
+from hypersphere_jax.config.base import SEEDS, check_range, config, require
 from hypersphere_jax.config.optimizer import OptimizerConfig
 
 # Wang & Isola B.1.
@@ -17,23 +15,19 @@ class DepthConfig:
     """Depth maps from frozen features, after Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
 
     runs: Positional[tuple[str, ...]]
-    """Runs: their folders, or their names under `runs/`. Of several, the best one by
-    cross-validation is tested."""
+    """Folders, or names under `runs/`. Of several, the best one by cross-validation is tested."""
     layer: str = "conv5"
-    """Layer that the predictor starts from: `conv5` or `conv4` in the paper, or any other with
-    places [h, w, channels]."""
+    """Layer of the predictor's input: `conv5` or `conv4` in the paper, or any [h, w, channels]."""
     data: str | None = None
     """Other images with depth maps than those of the run, such as `nyu_depth_v2` or FILE.mat."""
     data_dir: str | None = None
-    """Where the data are: nyu_depth_v2_labeled.mat, or the folder of TensorFlow Datasets. None:
-    where the run found them."""
+    """nyu_depth_v2_labeled.mat, or the folder of TensorFlow Datasets. None: as in the run."""
     folds: int = 0
     """Cross-validate on the training images in as many folds; 5 in the paper. 0: do not."""
     step: int | None = None
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
     epochs: int = EPOCHS
-    """Passes over the training images. The rate decays at the paper's shares of them: 70, 90, 100
-    and 110 of 120."""
+    """Passes over the training images. The rate decays at 70, 90, 100 and 110 of 120 of them."""
     batch_size: int = 128
     """Images in a batch; all of them where there are fewer."""
     learning_rate: float = 3e-3
@@ -58,11 +52,9 @@ class DepthConfig:
         require(
             len(set(self.runs)) == len(self.runs), f"a run is named twice: {', '.join(self.runs)}"
         )
-        for flag in ("epochs", "batch_size", "rows", "devices"):
-            at_least_one(flag, getattr(self, flag))
-        positive("learning_rate", self.learning_rate)
-        require(math.isfinite(self.learning_rate), f"--learning-rate {self.learning_rate}")
-        valid_seed(self.seed)
+        check_range(self, "[1, inf)", "epochs", "batch_size", "rows", "devices")
+        check_range(self, "(0, inf)", "learning_rate")
+        check_range(self, SEEDS, "seed")
 
     @property
     def optimizer(self) -> OptimizerConfig:

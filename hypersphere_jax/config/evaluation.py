@@ -1,23 +1,23 @@
-"""What is measured of a trained encoder."""
+"""What is evaluated of an encoder, while it trains or afterwards."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.config.base import at_least_one, config, positive, require, valid_seed
+from hypersphere_jax.config.base import SEEDS, check_range, config, refuse, require
 
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
 Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal[
     *("lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought")
 ]
+Evaluator = Literal["knn", "linear", "align_uniform", "classifier"]
 
 
 @config
 class ProbeConfig:
-    """Linear probes and k-NN on frozen features, of checkpoints or of anybody.
+    """Linear probes and k-NN on frozen features, of checkpoints or user-supplied.
 
     Hyper-parameters are chosen on the training split; the test split is scored once.
     """
@@ -25,33 +25,32 @@ class ProbeConfig:
     runs: Annotated[
         Positional[tuple[str, ...]], arg(metavar="RUN|FEATURES [...]", help_behavior_hint="")
     ]
-    """One or several: runs (folders, or names under `runs/`), folders of runs, or features: an .npz
-    file with train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as
-    .npy files, which may be larger than memory."""
+    """Runs (folders, or names under `runs/`), folders of runs, or features: an .npz file with
+    train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as .npy
+    files, which may be larger than memory."""
     data: tuple[str, ...] = ()
-    """Of sentence encoders, the labelled sentences to classify: `mr`, `cr` or `mpqa`, whose files
-    are in `--data-dir`; the start of a pair of files, START.pos and START.neg, one sentence a line;
-    a .tsv file of labels and sentences; or a folder with train.tsv and test.tsv."""
+    """Of sentence encoders, the labelled sentences: `mr`, `cr` or `mpqa`, whose files are in
+    `--data-dir`; START of the files START.pos and START.neg, one sentence a line; a .tsv file of
+    labels and sentences; or a folder with train.tsv and test.tsv."""
     layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
     """Layers whose (flattened) outputs are classified: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"
-    """What is done over the space of layers that have one, before they are flattened."""
+    """Spatial pooling of layers, before they are flattened."""
     protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
     """`lbfgs`: full-batch logistic regression, L2 chosen; `knn`; and with minibatches, rate and
     weight decay chosen, `stl10` (Adam; Wang & Isola B.1), `moco` and `moco_imagenet100` (SGD;
     B.2), `simclr` (LARS), `balanced` (SGD; the balanced paper's of CIFAR-10)."""
     folds: int | None = None
-    """Choose hyper-parameters by cross-validation with this many folds of the training split. None:
-    on one held-out part of it."""
+    """Choose hyper-parameters by cross-validation in so many folds of the training split. None: on
+    one held-out part of it."""
     as_printed: bool = False
-    """Take the rate and weight decay that the paper prints for a protocol with minibatches, instead
-    of choosing among several."""
+    """Of minibatch protocols: use the paper's learning rate and weight decay, choose nothing."""
     l2: tuple[float, ...] | None = None
-    """Of `lbfgs`: strengths to choose from, of the penalty l2 / 2 |W|^2 beside the mean cross
-    entropy. None: powers of 10."""
+    """Of `lbfgs`: weights to choose from, of the penalty l2 / 2 |W|^2 beside mean cross-entropy.
+    None: powers of 10."""
     augment: bool = False
-    """Train the protocols with minibatches on random crops and flips of the images, fresh each
-    epoch: a forward pass of all images in each epoch of each fit (of each fold, and the last)."""
+    """Of minibatch protocols: train on random crops and flips, fresh each epoch (a forward pass of
+    all images in each epoch of each fit)."""
     k: tuple[int, ...] = (5,)
     """Neighbours of k-NN; one result for each number."""
     metric: Literal["cosine", "euclidean"] = "cosine"
@@ -64,12 +63,9 @@ class ProbeConfig:
     """Checkpoint to take; None: the newest. 0 is the random initialization."""
     all_steps: bool = False
     """Take every checkpoint that is saved."""
-    sort: (
-        Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
-        | None
-    ) = None
-    """Order of the results: by this column, scores from the best on; `valid` is that on held-out
-    training images, by which encoders may be chosen. None: as they were made."""
+    sort: Column | None = None
+    """Column to sort the results by, scores from the best on; `valid` is on held-out training
+    images, by which encoders may be chosen. None: as they were made."""
     out: Path | None = None
     """Also write all results into this .csv or .json file. (Each goes into its run's `eval/`.)"""
     data_dir: str | None = None
@@ -83,12 +79,10 @@ class ProbeConfig:
         for name in ("runs", "layers", "protocols", "k"):
             what = "name at least one run" if name == "runs" else f"--{name}: give at least one"
             require(bool(getattr(self, name)), what)
-        for k in self.k:
-            at_least_one("k", k)
-        at_least_one("devices", self.devices)
-        positive("temperature", self.temperature)
-        valid_seed(self.seed)
-        require(self.folds is None or self.folds >= 2, f"--folds {self.folds}: must be at least 2")
+        check_range(self, "[1, inf)", "k", "devices")
+        check_range(self, "[2, inf)", "folds")
+        check_range(self, "(0, inf)", "temperature")
+        check_range(self, SEEDS, "seed")
         require(
             not self.all_steps or self.step is None, "--step and --all-steps do not go together"
         )
@@ -99,22 +93,18 @@ class ProbeConfig:
         )
 
     def _check_protocols(self):
-        """No option is given that nothing would take."""
-        standard = {field.name: field.default for field in dataclasses.fields(self)}
-        given = [name for name in standard if getattr(self, name) != standard[name]]
-        minibatch = set(self.protocols) - {"lbfgs", "knn", "quick_thought"}
-        for name, takes, what in (
-            ("augment", minibatch, "--protocols stl10, moco, simclr or balanced"),
-            ("as_printed", minibatch, "--protocols stl10, moco, simclr or balanced"),
-            ("l2", "lbfgs" in self.protocols, "--protocols lbfgs"),
-            ("folds", set(self.protocols) - {"knn"}, "--protocols with something to choose"),
-            ("k", "knn" in self.protocols, "--protocols knn"),
-            ("metric", "knn" in self.protocols, "--protocols knn"),
-            ("vote", "knn" in self.protocols, "--protocols knn"),
-            ("temperature", self.vote == "similarity", "--vote similarity"),
-        ):
-            flag = name.replace("_", "-")
-            require(bool(takes) or name not in given, f"--{flag} needs {what}")
+        """Refuses options that no protocol uses."""
+        if not set(self.protocols) - {"lbfgs", "knn", "quick_thought"}:
+            needed = "needs --protocols stl10, moco, simclr or balanced"
+            refuse(self, ["augment", "as_printed"], needed)
+        if "lbfgs" not in self.protocols:
+            refuse(self, ["l2"], "needs --protocols lbfgs")
+        if "knn" not in self.protocols:
+            refuse(self, ["k", "metric", "vote"], "needs --protocols knn")
+        if set(self.protocols) == {"knn"}:
+            refuse(self, ["folds"], "needs --protocols with something to choose")
+        if self.vote != "similarity":
+            refuse(self, ["temperature"], "needs --vote similarity")
         require(
             "quick_thought" not in self.protocols or bool(self.data),
             "--protocols quick_thought needs --data: the sentences to classify, such as mr",
@@ -123,22 +113,19 @@ class ProbeConfig:
 
 @config
 class MetricsConfig:
-    """Alignment, uniformity and geometry of a run's features over a split, or of anybody's."""
+    """Alignment, uniformity and geometry of a run's features over a split, or of a file's."""
 
     run: Annotated[Positional[str], arg(metavar="RUN|FILE.npy")]
-    """A run (its folder, or its name under `runs/`), or a file of features [n, d] of unit norm,
-    which may be larger than memory."""
+    """A run (folder, or name under `runs/`), or a file of unit-norm features [n, d] of any size."""
     parts: tuple[Part, ...] | None = None
-    """What to measure beside alignment and uniformity. `rank`: effective rank and singular values;
-    `classes`: uniformity by class; `distances`: histogram of positive pairs; `projections`:
-    histograms along random directions; `views`: uniformity of the augmented views; `prototype`:
-    prototype representation bias, for which a run's images pass the network again. None: the first
-    four, as far as the data allow."""
+    """Beside alignment and uniformity: `rank`: effective rank and singular values; `classes`:
+    uniformity by class; `distances`: histogram of positive pairs; `projections`: histograms along
+    random directions; `views`: uniformity of the augmented views; `prototype`: prototype
+    representation bias, with another forward pass. None: the first four, as far as data allow."""
     pairs: Path | None = None
-    """Of a file: the features of its positives, row by row, in another .npy file. Without it there
-    is no alignment."""
+    """Of a file: the .npy file of its positives, row by row. None: there is no alignment."""
     labels: Path | None = None
-    """Of a file: the integer class of each row, in another .npy file; below zero: unknown."""
+    """Of a file: the .npy file of its rows' integer classes; below zero: unknown."""
     normalize: bool = False
     """Of a file: divide the features by their norm first."""
     split: Literal["test", "train"] = "test"
@@ -161,11 +148,10 @@ class MetricsConfig:
     """Local devices to use; None: all."""
 
     def __post_init__(self):
-        positive("alpha", self.alpha)
-        positive("t", self.t)
-        at_least_one("devices", self.devices)
-        valid_seed(self.seed)
-        require(self.t <= 1e6, f"--t {self.t}: at most 1e6")
+        check_range(self, "(0, inf)", "alpha")
+        check_range(self, "(0, 1e6]", "t")
+        check_range(self, "[1, inf)", "devices")
+        check_range(self, SEEDS, "seed")
         require(
             self.out is None or self.out.suffix.lower() != ".npy",
             f"--out {self.out}: would be JSON in a file for arrays; name it .json",
@@ -174,17 +160,42 @@ class MetricsConfig:
             self.figure is None or self.figure.suffix.lower() == ".png",
             f"--figure {self.figure}: pictures are PNG; name it .png",
         )
-        standard = {field.name: field.default for field in dataclasses.fields(self)}
         if self.of_file:
-            other, names = "a run", ("split", "step", "data_dir")
+            names = ["split", "step", "data_dir"]
+            refuse(self, names, f"is for a run, and {self.run!r} is none")
         else:
-            other, names = "an .npy file", ("pairs", "labels", "normalize", "out", "figure")
-        for name in names:
-            given = getattr(self, name) != standard[name]
-            require(
-                not given, f"--{name.replace('_', '-')} is for {other}, and {self.run!r} is none"
-            )
+            names = ["pairs", "labels", "normalize", "out", "figure"]
+            refuse(self, names, f"is for an .npy file, and {self.run!r} is none")
 
     @property
     def of_file(self) -> bool:
         return self.run.lower().endswith((".npy", ".npz")) and not Path(self.run).is_dir()
+
+
+@config
+class EvaluateConfig:
+    """What is evaluated while a run trains; it shapes no number of the run itself."""
+
+    eval_every_epochs: int | None = None
+    """Epochs between evaluations, which add `eval/…` to the metrics, also at the last step. None:
+    no evaluation."""
+    evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform")
+    """`knn`: 5 nearest neighbours; `linear`: logistic regression; `align_uniform`: alignment and
+    uniformity; `classifier`: that of a supervised run."""
+    eval_images: int = 2000
+    """Images for them, the same share of each class: one half is searched by k-NN and fits the
+    regression, the other half is classified."""
+    eval_layer: str = "output"
+    """Layer whose (flattened) output k-NN and regression classify."""
+    eval_split: Literal["train", "test"] | None = None
+    """Split of the classified half. Scores of the test split must choose nothing (with `--folds` it
+    is the held-out fold, which may choose). Supervised runs have seen the training labels, so they
+    refuse `train`. None: `train`; of supervised runs the held-out fold, required without it."""
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "eval_every_epochs")
+        check_range(self, "[20, inf)", "eval_images")
+        require(
+            len(self.evaluators) > 0,
+            "--evaluators: name one, or leave --eval-every-epochs out to have none",
+        )

@@ -1,12 +1,11 @@
 """Training all of an encoder on labels."""
 
-import math
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.config.base import at_least_one, config, require, valid_seed
-from hypersphere_jax.config.evaluators import EvaluateConfig
+from hypersphere_jax.config.base import SEEDS, check_range, config, require
+from hypersphere_jax.config.evaluation import EvaluateConfig
 from hypersphere_jax.config.runtime import RuntimeConfig
 
 
@@ -17,27 +16,23 @@ class FinetuneConfig:
     run: Positional[str]
     """The run that gives the encoder: its folder, or its name under `runs/`."""
     step: int | None = None
-    """Checkpoint to start from; None: the newest. 0 is the random initialization: the supervised
-    baseline at the same budget."""
+    """Checkpoint to start from; None: the newest. 0, the random one: the supervised baseline."""
     name: str | None = None
     """Name of the run that is made: its folder is RUNS_DIR/NAME. None: RUN-finetune-FRACTION."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     fraction: float = 1.0
-    """Share of the training images whose labels are used, of each class alike: 0.01 and 0.1 are
-    the usual ones."""
+    """Share of the training images whose labels are used, of each class; usual: 0.01 and 0.1."""
     layer: str | None = None
-    """Layer that the classifier is on: the one that enters the head, one of the head's, or
-    `output`. None: the first of these, so that the head is left out."""
+    """Layer of the classifier: the one that enters the head, one of the head's, or `output`. None:
+    the first of these, so that the head is left out."""
     learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
-    """Learning rate for 256 images. Of several, each is tried on 80% of these labels, the one
-    with the best top-1 on the other 20% is chosen (of equals the smallest, none that diverged),
-    and trained with on all of them."""
+    """Learning rate for 256 images. Of several, each is tried on 80% of these labels, and the best
+    on the other 20% (of equals the smallest, none that diverged) trains on all of them."""
     epochs: int | None = None
     """Passes over the images. None: 60 up to 1% of the labels, 30 above."""
     batch_size: int | None = None
-    """Images in the global batch. None: 256, or the largest power of two that there are images
-    for."""
+    """Images in the global batch. None: 256, or the largest power of two of so many images."""
     weight_decay: float = 0.0
     """L2 decay of all parameters."""
     recipe: str | None = None
@@ -50,16 +45,16 @@ class FinetuneConfig:
     evaluate: EvaluateConfig = EvaluateConfig()
 
     def __post_init__(self):
-        require(0 < self.fraction <= 1, f"--fraction {self.fraction}: must be in (0, 1]")
-        at_least_one("epochs", self.epochs)
+        check_range(self, "(0, 1]", "fraction")
+        check_range(self, "[1, inf)", "epochs")
+        check_range(self, "(0, inf)", "learning_rates")
+        check_range(self, SEEDS, "seed")
         rates = self.learning_rates
         require(
-            len(rates) > 0 and all(0 < rate < math.inf for rate in rates),
-            f"--learning-rates {rates}: give one or more, finite and positive",
+            0 < len(rates) == len(set(rates)),
+            f"--learning-rates {rates}: give one or more, each once",
         )
-        require(len(set(rates)) == len(rates), f"--learning-rates {rates}: one stands there twice")
         require(
-            len(rates) == 1 or not self.runtime.has_hosts,
-            "--learning-rates: several are tried on one host; then train on many with the best",
+            len(rates) == 1 or not self.runtime.multi_process,
+            "--learning-rates: several are tried in one process; then train in many with the best",
         )
-        valid_seed(self.seed)

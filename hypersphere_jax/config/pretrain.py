@@ -1,8 +1,8 @@
 """All of a training run."""
 
-from hypersphere_jax.config.base import config, require, valid_seed
+from hypersphere_jax.config.base import SEEDS, check_range, config, refuse, require
 from hypersphere_jax.config.data import DataConfig
-from hypersphere_jax.config.evaluators import EvaluateConfig
+from hypersphere_jax.config.evaluation import EvaluateConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.config.optimizer import OptimizerConfig
@@ -46,12 +46,8 @@ class PretrainConfig:
             f"--loss {self.objective.loss} is of two views in a batch of images, and goes neither "
             f"with --queue-size nor with --model sentence_gru: take --loss weighted",
         )
-        require(
-            self.moco.queue_size > 0 or self.objective.uniform_intra_batch,
-            "--no-uniform-intra-batch needs --queue-size above 0",
-        )
-        require(
-            self.init_step is None or self.init_from is not None,
-            "--init-step is a checkpoint of --init-from, which is not given",
-        )
-        valid_seed(self.seed)
+        if self.moco.queue_size == 0:
+            refuse(self.objective, ["uniform_intra_batch"], "needs --queue-size above 0")
+        if self.init_from is None:
+            refuse(self, ["init_step"], "is a checkpoint of --init-from, which is not given")
+        check_range(self, SEEDS, "seed")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from hypersphere_jax.config.base import config, require, valid_seed
+from hypersphere_jax.config.base import SEEDS, check_range, config, require
 from hypersphere_jax.config.data import DataConfig
 from hypersphere_jax.config.model import ModelConfig
 
@@ -21,18 +21,18 @@ class ImportConfig:
     runs_dir: str = "runs"
     """Folder of all runs."""
     prefix: str | None = None
-    """What stands before the encoder's names in the file, such as `module.encoder_k`; the rest of
-    the file is left aside. None: it is found, and of MoCo's two encoders the query's is taken."""
+    """Prefix of the encoder's names in the file, such as `module.encoder_k`; the rest of the file
+    is left out. None: it is detected, and of MoCo's two encoders the query's is taken."""
     fresh_head: bool = False
-    """Leave the file's head aside, if it has one, and make a random one: for classifiers, or
-    files of a backbone alone. Probe layers before the head then, such as `backbone` or `fc7`."""
+    """Replace the file's head, if it has one, by a random one: for classifiers, or files of a
+    backbone alone. Probe layers before the head then, such as `backbone` or `fc7`."""
     seed: int = 0
     """Seed of the random head."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
 
     def __post_init__(self):
-        valid_seed(self.seed)
+        check_range(self, SEEDS, "seed")
 
 
 @config

@@ -4,19 +4,19 @@
 """
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hypersphere_jax.config import ModelConfig, require
-from hypersphere_jax.models import heads
+from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.models import functional, heads
+from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.norm import BatchNorm
-from hypersphere_jax.models.resnet import ResNet, ResNet18, ResNet34, ResNet50
+from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
 from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
@@ -30,13 +30,10 @@ MODELS = {
     "sentence_gru": SentenceGRU,
 }
 
-Params = dict[str, Any]
-Stats = dict[str, Any]
-Outputs = dict[str, jax.Array]
-Apply = Callable[..., tuple[Outputs, Stats]]
+Apply = Callable[..., tuple[dict[str, jax.Array], Tree]]
 
 
-def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
+def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """An encoder with fresh parameters.
 
     Args:
@@ -65,56 +62,75 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Params, Stats]:
 
 
 @functools.lru_cache(maxsize=2)  # many encoders of one config are compiled once
-def _initial(config: ModelConfig) -> Callable:
-    @jax.jit
-    def initial(key):
-        _, params, stats = _split(_build(config, BatchNorm, key))
-        return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
-
-    return initial
+def _initial(config: ModelConfig) -> Callable[[jax.Array], tuple[Tree, Tree]]:
+    return jax.jit(lambda key: functional.split(_build(config, BatchNorm, key))[1:])
 
 
-def abstract(config: ModelConfig) -> tuple[Apply, Params, Stats]:
+def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
+    return MODELS[config.name](config, norm=norm, rngs=nnx.Rngs(key))
+
+
+def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
     config = resolved(config)
 
     @functools.cache
     def definition(groups, axis_name):
         norm = functools.partial(BatchNorm, groups=groups, axis_name=axis_name)
-        return _split(nnx.eval_shape(lambda: _build(config, norm, jax.random.key(0))))
+        return functional.abstract(lambda: _build(config, norm, jax.random.key(0)))
 
     def apply(params, stats, x, train, axis_name=None):
+        groups = _local_groups(config, axis_name) if train else 1
         synchronized = config.batch_norm in (None, "sync")
-        graphdef, param_state, stat_state = definition(
-            _groups(config, axis_name) if train else 1, axis_name if synchronized else None
-        )
-        # Copies: without them NNX refuses to update statistics across trace levels.
-        model = nnx.merge(
-            graphdef, _filled(param_state, params), _filled(stat_state, stats), copy=True
-        )
-        outputs = {name: layer.astype(jnp.float32) for name, layer in model(x, train).items()}
-        return outputs, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+        graphdef, _, _ = definition(groups, axis_name if synchronized else None)
+        outputs, stats = functional.call(graphdef, params, stats, x, train)
+        return {name: layer.astype(jnp.float32) for name, layer in outputs.items()}, stats
 
     _, params, stats = definition(1, None)
-    return apply, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
+    return apply, params, stats
+
+
+def _local_groups(config: ModelConfig, axis_name: str | None) -> int:
+    """Groups of batch norm in this device's part of the batch."""
+    if config.batch_norm != "split":
+        return 1
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    require(
+        config.bn_groups % devices == 0,
+        f"--bn-groups {config.bn_groups} does not divide over {devices} devices",
+    )
+    return config.bn_groups // devices
 
 
 def resolved(config: ModelConfig) -> ModelConfig:
-    """The config with what it leaves to the model filled in: a ResNet's stem.
+    """The config with the stem of a ResNet chosen, where it leaves that open.
 
-    Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 places.
+    Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 positions.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
     """
-    _check(config)
-    if config.stem is None and issubclass(MODELS[config.name], ResNet):
-        stem = "cifar" if config.image_size < 64 else "imagenet"
-        return dataclasses.replace(config, stem=stem)
+    name, size = config.name, config.image_size
+    require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
+    needed = ("vocabulary",) if config.reads_text else ("image_size", "channels")
+    require(
+        all(getattr(config, field) is not None for field in needed),
+        f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
+    )
+    if config.reads_text:
+        return config
+    least = MODELS[name].min_image_size
+    require(
+        size >= least,
+        f"{name} needs images of at least {least} pixels, not {size}: choose another --model, or "
+        "a larger --image-size",
+    )
+    if config.stem is None and name.startswith("resnet"):
+        return dataclasses.replace(config, stem="cifar" if size < 64 else "imagenet")
     return config
 
 
-def with_classifier(params: Params, other: Params) -> Params:
+def with_classifier(params: Tree, other: Tree) -> Tree:
     """`params` with the classifier of `other`, or without one when `other` has none."""
     head = {name: layer for name, layer in params["head"].items() if name != "classifier"}
     if "classifier" in other["head"]:
@@ -140,64 +156,10 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None:
-    """Raises UserError, with the nearest name, unless the model has the layer.
-
-    Args:
-      config: as for `create`.
-      layer: its name.
-      flag: the option that named it.
-    """
+    """Raises UserError, which names the option `flag`, unless the model has the layer."""
     known = layers(config)
-    near = difflib.get_close_matches(layer, known, n=1)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
     require(
         layer in known,
-        f"{flag} {layer}: {config.name} has no such layer{meant}; its layers are "
-        f"{', '.join(known)}",
+        f"{flag} {layer}: {config.name} has no such layer{did_you_mean(layer, known)}; its layers "
+        f"are {', '.join(known)}",
     )
-
-
-def _check(config: ModelConfig) -> None:
-    require(config.name in MODELS, f"unknown model {config.name!r}: known are {sorted(MODELS)}")
-    if config.reads_text:
-        require(
-            config.vocabulary is not None,
-            "ModelConfig: vocabulary must be given to build an encoder of sentences",
-        )
-        return
-    size, least = config.image_size, MODELS[config.name].min_image_size
-    require(
-        size is not None and config.channels is not None,
-        "ModelConfig: image_size and channels must be given to build a model",
-    )
-    require(
-        size >= least,
-        f"{config.name} needs images of at least {least} pixels, not {size}: "
-        "choose another --model, or a larger --image-size",
-    )
-
-
-def _groups(config: ModelConfig, axis_name: str | None) -> int:
-    """Groups of this device's part of the batch."""
-    if config.batch_norm != "split":
-        return 1
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    require(
-        config.bn_groups % devices == 0,
-        f"--bn-groups {config.bn_groups} does not divide over {devices} devices",
-    )
-    return config.bn_groups // devices
-
-
-def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
-    return MODELS[config.name](config, norm=norm, rngs=nnx.Rngs(key))
-
-
-def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    return nnx.split(model, nnx.Param, nnx.BatchStat)
-
-
-def _filled(like: nnx.State, values: dict[str, Any]) -> nnx.State:
-    state = jax.tree.map(lambda leaf: leaf, like)
-    nnx.replace_by_pure_dict(state, values)
-    return state

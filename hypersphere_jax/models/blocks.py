@@ -1,7 +1,5 @@
 """The blocks that the encoders are built of."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -16,44 +14,22 @@ he_normal_out = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Normed(nnx.Module):
-    """A convolution or dense layer without bias, then batch normalization, then an activation."""
+    """A convolution or dense layer without bias, then batch normalization, then an activation.
 
-    def __init__(self, layer: nnx.Module, norm: nnx.Module, activation: Callable = nnx.relu):
+    `norm` makes the normalization of so many features, with `options`; see `norm.BatchNorm`.
+    """
+
+    def __init__(self, layer, features: int, *, norm, activation=nnx.relu, **options):
         self.layer = layer
-        self.norm = norm
+        self.norm = norm(features, **options)
         self.activation = activation
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         return self.activation(self.norm(self.layer(x), train))
 
 
-def conv(
-    inputs: int,
-    outputs: int,
-    *,
-    side: int = 3,
-    strides: int = 1,
-    init: Callable = he_normal,
-    activation: Callable = nnx.relu,
-    norm: Callable,
-    dtype: str,
-    rngs: nnx.Rngs,
-    **options,
-) -> Normed:
-    """A convolution of odd side, padded with zeros so that stride 1 keeps the size.
-
-    Args:
-      inputs: channels that enter.
-      outputs: channels that leave.
-      side: of the kernel.
-      strides: in both directions.
-      init: of the kernel.
-      activation: after batch normalization.
-      norm: makes the normalization of so many channels, with `options`; see `norm.BatchNorm`.
-      dtype: to compute in.
-      rngs: of the initialization.
-      **options: of the normalization.
-    """
+def conv(inputs, outputs, *, side=3, strides=1, init=he_normal, dtype, rngs, **options) -> Normed:
+    """A convolution of odd side, padded with zeros so that stride 1 keeps the size."""
     layer = nnx.Conv(
         inputs,
         outputs,
@@ -66,24 +42,15 @@ def conv(
         dtype=dtype,
         rngs=rngs,
     )
-    return Normed(layer, norm(outputs, **options), activation)
+    return Normed(layer, outputs, **options)
 
 
-def dense(
-    inputs: int,
-    outputs: int,
-    *,
-    activation: Callable = nnx.relu,
-    norm: Callable,
-    dtype: str,
-    rngs: nnx.Rngs,
-    **options,
-) -> Normed:
-    """A fully connected layer, with the options of `conv`."""
+def dense(inputs, outputs, *, dtype, rngs, **options) -> Normed:
+    """A fully connected layer."""
     layer = nnx.Linear(
         inputs, outputs, use_bias=False, kernel_init=he_normal, dtype=dtype, rngs=rngs
     )
-    return Normed(layer, norm(outputs, **options), activation)
+    return Normed(layer, outputs, **options)
 
 
 def channels(base: int, config: ModelConfig) -> int:

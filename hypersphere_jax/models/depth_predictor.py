@@ -3,19 +3,19 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from hypersphere_jax.models import functional
 from hypersphere_jax.models.blocks import he_normal
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.norm import BatchNorm
 
-# Of the 3 rows (or columns) of a transposed convolution's kernel with stride 2, those that the
-# input's row i and i + 1 meet in the output's row 2i, and in 2i + 1. The last one is zero.
+# Rows (or columns) of a transposed convolution's 3x3 kernel with stride 2, padded to 4 by a zero:
+# those by which the input's rows i and i + 1 enter the output's row 2i, and its row 2i + 1.
 _TAPS = np.array([[1, 3], [2, 0]])
 
 
@@ -59,9 +59,9 @@ def doubled(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Transposed convolution with stride 2, padding 1, and the output's sides twice the input's.
 
     In each direction, out[2i - 1 + k] sums x[i] kernel[k] over k = 0, 1, 2, as in PyTorch (with
-    `output_padding=1`). The four kinds of output places, even and odd in both directions, are the
-    channels of one ordinary convolution of 2x2: a quarter of the work of convolving the input with
-    zeros between its rows and columns.
+    `output_padding=1`). The four parities of an output position, even and odd in both directions,
+    are the channels of one ordinary 2x2 convolution: a quarter of the work of convolving the input
+    with zeros between its rows and columns.
 
     Args:
       x: `[n, h, w, c]`.
@@ -73,30 +73,30 @@ def doubled(x: jax.Array, kernel: jax.Array) -> jax.Array:
     n, h, w, inputs = x.shape
     outputs = kernel.shape[-1]
     padded = jnp.pad(kernel, ((0, 1), (0, 1), (0, 0), (0, 0)))
-    # [even or odd row, row, even or odd column, column, c, features]: the kinds become channels.
+    # [even or odd row, row, even or odd column, column, c, features]: parities become channels.
     taps = padded[_TAPS][:, :, _TAPS].transpose(1, 3, 4, 0, 2, 5)
-    found = convolution(
+    parities = convolution(
         x,
         taps.reshape(2, 2, inputs, 4 * outputs),
         (1, 1),
         ((0, 1), (0, 1)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    found = found.reshape(n, h, w, 2, 2, outputs)
-    return jnp.swapaxes(found, 2, 3).reshape(n, 2 * h, 2 * w, outputs)
+    parities = parities.reshape(n, h, w, 2, 2, outputs)
+    return jnp.swapaxes(parities, 2, 3).reshape(n, 2 * h, 2 * w, outputs)
 
 
 def create(
     shape: tuple[int, int, int], size: int, key: jax.Array, mean: float = 0.0
-) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
+) -> tuple[Callable, functional.Tree, functional.Tree]:
     """A predictor with fresh parameters.
 
     Args:
       shape: of the features of one image, `(side, side, channels)`.
       size: side of the depth map, pixels.
       key: random key of the initialization.
-      mean: that of the depths: the initial bias of the last convolution. (From 0, some hundred
-        steps of Adam at the paper's rate would go by before the bias is there.)
+      mean: of the depths: the initial bias of the last convolution, which Adam at the paper's
+        rate would take some hundred steps to reach from 0.
 
     Returns:
       apply: `apply(params, stats, x, train) -> (depth, stats)`, with `x` float32
@@ -106,28 +106,18 @@ def create(
       stats: running statistics of batch norm, nested dict of float32 arrays.
     """
     apply, initial = _functions(shape, size)
-    return apply, *initial(key, mean)
+    params, stats = initial(key)
+    params["depth"]["bias"] = jnp.full(1, mean, jnp.float32)
+    return apply, params, stats
 
 
 @functools.lru_cache(maxsize=8)  # compiled once for all folds
 def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callable]:
     side, _, channels = shape
 
-    def built(key, mean):
-        model = DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
-        model.depth.bias[...] = jnp.full(1, mean, jnp.float32)
-        return nnx.split(model, nnx.Param, nnx.BatchStat)
+    def build(key):
+        return DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
 
-    @jax.jit
-    def initial(key, mean):
-        _, params, stats = built(key, mean)
-        return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
-
-    graphdef, _, _ = nnx.eval_shape(lambda: built(jax.random.key(0), 0.0))
-
-    def apply(params, stats, x, train):
-        model = nnx.merge(graphdef, params, stats, copy=True)
-        depth = model(x, train)
-        return depth, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
-
-    return apply, initial
+    graphdef, _, _ = functional.abstract(lambda: build(jax.random.key(0)))
+    initial = jax.jit(lambda key: functional.split(build(key))[1:])
+    return functools.partial(functional.call, graphdef), initial

@@ -1,6 +1,5 @@
 """From the backbone's features to the hypersphere: linear, and the papers' projections."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,19 +14,10 @@ LAYERS = ("projection1", "projection2", "unnormalized", "output", "logits")
 
 
 class Form(NamedTuple):
-    """What a head is made of.
-
-    Attributes:
-      hidden: hidden layers, each with ReLU.
-      normed: batch norm after every layer, the last one too; else every layer has a bias.
-      last_bias: whether the last batch norm has a bias.
-      width: of the hidden layers, by default; None: that of the features that enter.
-    """
-
-    hidden: int
-    normed: bool
-    last_bias: bool = True
-    width: int | None = None
+    hidden: int  # hidden layers, each with ReLU
+    normed: bool  # batch norm after every layer, the last one too; else every layer has a bias
+    last_bias: bool = True  # whether the last batch norm has one
+    width: int | None = None  # of the hidden layers, by default; None: as the features that enter
 
 
 FORMS = {
@@ -46,32 +36,12 @@ FORMS = {
 class Head(nnx.Module):
     """The map to the hypersphere, and a linear classifier when there are classes.
 
-    Its hidden layers are "projection1" and "projection2", after ReLU; "output" has unit norm, and
-    "unnormalized" is what it is before. The classifier is on "output", a hidden layer, or on what
-    enters the head.
-
-    Args:
-      inputs: width of what enters.
-      config: of the model.
-      layer: name of what enters.
-      norm: batch norm.
-      dtype: what linear maps compute in.
-      rngs: of the initialization.
-
-    Raises:
-      UserError: for a classifier on another layer.
+    Its hidden layers are "projection1" and "projection2", after ReLU; "output" is "unnormalized"
+    divided by its norm. The classifier is on "output", a hidden layer, or the layer (with `inputs`
+    features) that enters the head; UserError for another one.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        config: ModelConfig,
-        *,
-        layer: str,
-        norm: Callable,
-        dtype: str,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, inputs: int, config: ModelConfig, *, layer: str, norm, dtype, rngs):
         form = FORMS[config.head]
         self.hidden = tuple(f"projection{number + 1}" for number in range(form.hidden))
         self.normed, self.layer = form.normed, layer
@@ -80,21 +50,19 @@ class Head(nnx.Module):
         normed = {"norm": norm, "activation": jax.nn.identity, **common}
         for name in self.hidden:
             width = config.head_hidden or form.width or inputs
-            layer = (
-                dense(inputs, width, **normed)
-                if form.normed
-                else nnx.Linear(inputs, width, **common)
-            )
-            setattr(self, name, layer)
+            if form.normed:
+                hidden = dense(inputs, width, **normed)
+            else:
+                hidden = nnx.Linear(inputs, width, **common)
+            setattr(self, name, hidden)
             widths[name] = inputs = width
         widths["output"] = config.dim
         if form.normed:
             self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
         else:
             # Summed in float32, as nothing follows that would hide the rounding.
-            self.output = nnx.Linear(
-                inputs, config.dim, preferred_element_type=jnp.float32, **common
-            )
+            wide = {"preferred_element_type": jnp.float32}
+            self.output = nnx.Linear(inputs, config.dim, **wide, **common)
         self.classified = config.classifier_layer if config.num_classes else None
         if self.classified:
             require(
@@ -102,19 +70,18 @@ class Head(nnx.Module):
                 f"--classifier-layer {self.classified}: with --head {config.head} a classifier of "
                 f"{config.name} is on {', '.join(widths)}",
             )
-            width = widths[self.classified]
-            self.classifier = nnx.Linear(width, config.num_classes, rngs=rngs)
+            self.classifier = nnx.Linear(widths[self.classified], config.num_classes, rngs=rngs)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {self.layer: x}
         for name in self.hidden:
-            outputs[name] = x = nnx.relu(self._through(name, x, train))
-        outputs["unnormalized"] = self._through("output", x, train).astype(jnp.float32)
+            outputs[name] = x = nnx.relu(self._apply(name, x, train))
+        outputs["unnormalized"] = self._apply("output", x, train).astype(jnp.float32)
         outputs["output"] = l2_normalize(outputs["unnormalized"])
         if self.classified:
             outputs["logits"] = self.classifier(outputs[self.classified].astype(jnp.float32))
         return outputs
 
-    def _through(self, name, x, train):
+    def _apply(self, name, x, train):
         layer = getattr(self, name)
         return layer(x, train) if self.normed else layer(x)

@@ -9,33 +9,16 @@ class BatchNorm(nnx.Module):
     """Batch normalization (Ioffe & Szegedy 2015) of `[n, ..., features]`, statistics in float32.
 
     Of n samples, each of `groups` consecutive runs of `n / groups` is normalized by its own mean
-    and variance; the running statistics follow the average over the groups. Momentum (0.9 of the
-    old statistics) and epsilon are PyTorch's defaults, which the papers used. The running variance
-    is the biased one, by which the batch was normalized; PyTorch's is `m / (m - 1)` times that
-    for m values of a channel.
+    and variance (averaged over the mapped axis `axis_name`, if any); the running statistics follow
+    the average over the groups. Momentum (0.9 of the old statistics) and epsilon are PyTorch's
+    defaults, which the papers used. The running variance is the biased one, by which the batch was
+    normalized; PyTorch's is `m / (m - 1)` times that for m values of a channel.
 
     The variance takes two passes: E[x^2] - E[x]^2 cancels in channels that hardly vary, and then
     rounding, which differs with the number of devices, is blown up by the division.
     """
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        groups: int = 1,
-        axis_name: str | None = None,
-        scale: float = 1.0,
-        use_bias: bool = True,
-    ):
-        """The layer.
-
-        Args:
-          features: channels, the last axis.
-          groups: runs of samples with statistics of their own.
-          axis_name: a mapped axis over which statistics are averaged.
-          scale: initial value of the learned scale.
-          use_bias: whether a learned bias is added.
-        """
+    def __init__(self, features: int, *, groups=1, axis_name=None, scale=1.0, use_bias=True):
         self.groups = groups
         self.axis_name = axis_name
         self.scale = nnx.Param(jnp.full(features, scale, jnp.float32))

@@ -10,9 +10,9 @@ from jax import lax
 
 from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.packing import END, Packed, one_a_row
+from hypersphere_jax.packing import END, Packed, one_per_row
 
-ENCODERS, DIRECTIONS = 2, 2  # f and g, forwards and backwards
+GROUPS = (2, 2)  # encoders (f and g), directions (forwards and backwards)
 SPREAD = 0.1  # word embeddings are drawn from [-SPREAD, SPREAD], as in Quick-Thought's code
 
 
@@ -38,17 +38,16 @@ class SentenceGRU(nnx.Module):
         del norm  # it has no batch norm
         words, width, h = config.vocabulary, config.embedding, config.dim // 2
         uniform = nnx.initializers.uniform(2 * SPREAD)
-        self.embedding = nnx.Param(uniform(rngs.params(), (ENCODERS, words, width)) - SPREAD)
-        groups = (ENCODERS, DIRECTIONS)
+        self.embedding = nnx.Param(uniform(rngs.params(), (GROUPS[0], words, width)) - SPREAD)
         glorot = nnx.initializers.glorot_uniform(batch_axis=(0, 1))
-        self.kernel = nnx.Param(glorot(rngs.params(), (*groups, width, 3 * h)))
-        self.recurrent = nnx.Param(_orthogonal(rngs.params(), groups, h))
-        self.bias = nnx.Param(jnp.zeros((*groups, 3 * h)))
-        self.recurrent_bias = nnx.Param(jnp.zeros((*groups, 3 * h)))
+        self.kernel = nnx.Param(glorot(rngs.params(), (*GROUPS, width, 3 * h)))
+        self.recurrent = nnx.Param(_orthogonal(rngs.params(), h))
+        self.bias = nnx.Param(jnp.zeros((*GROUPS, 3 * h)))
+        self.recurrent_bias = nnx.Param(jnp.zeros((*GROUPS, 3 * h)))
         self.unit_norm, self.dtype = config.unit_norm, config.dtype
 
     def __call__(self, x: Packed | jax.Array, train: bool) -> dict[str, jax.Array]:
-        x = x if isinstance(x, Packed) else one_a_row(x)
+        x = x if isinstance(x, Packed) else one_per_row(x)
         words = x.words.T  # [t, r]: time comes first in the recurrence
         embedded = jax.vmap(lambda table: table[words])(self.embedding[...])
         f, g = self._final(embedded, words, x)
@@ -88,9 +87,9 @@ class SentenceGRU(nnx.Module):
         kernel = self.recurrent[...].astype(self.dtype)
         bias = self.recurrent_bias[...][:, :, None, :]
 
-        def step(state, given):
-            x, share = given
-            state = state * share[None, :, :, None]
+        def step(state, word):
+            x, kept = word
+            state = state * kept[None, :, :, None]
             gates = jnp.matmul(state.astype(self.dtype), kernel, preferred_element_type=jnp.float32)
             reset_x, update_x, new_x = jnp.split(x, 3, axis=-1)
             reset_h, update_h, new_h = jnp.split(gates + bias, 3, axis=-1)
@@ -115,15 +114,12 @@ def _bag(embedded: jax.Array, x: Packed) -> jax.Array:
     return jnp.concatenate(list(mean), axis=-1)
 
 
-def _orthogonal(key: jax.Array, groups: tuple[int, ...], h: int) -> jax.Array:
-    """An orthogonal matrix for each gate, encoder and direction: `[*groups, h, 3 h]`."""
-    keys = jax.random.split(key, (*groups, 3))
+def _orthogonal(key: jax.Array, h: int) -> jax.Array:
+    """An orthogonal matrix for each gate, encoder and direction: `[2, 2, h, 3 h]`."""
+    keys = jax.random.split(key, (*GROUPS, 3)).reshape(-1)
     draw = nnx.initializers.orthogonal()
-    matrices = [
-        [[draw(keys[e, d, gate], (h, h)) for gate in range(3)] for d in range(groups[1])]
-        for e in range(groups[0])
-    ]
-    return jnp.concatenate(jnp.moveaxis(jnp.array(matrices), 2, 0), axis=-1)
+    gates = jnp.stack([draw(key, (h, h)) for key in keys]).reshape(*GROUPS, 3, h, h)
+    return jnp.moveaxis(gates, -3, -2).reshape(*GROUPS, h, 3 * h)
 
 
 def _sigmoid(x: jax.Array) -> jax.Array:

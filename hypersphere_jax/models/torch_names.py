@@ -5,39 +5,39 @@ ResNets have torchvision's names, which MoCo's checkpoints have too (behind a pr
 (`align_uniform`, STL-10: `blocks` is a list of sequential layers).
 """
 
-import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.models import heads
 
-NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
-LINEAR = {"kernel": "weight", "bias": "bias"}
+LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+LEAVES |= {"mean": "running_mean", "var": "running_var"}
+# The axes in PyTorch's order, of a vector, a dense layer, and a convolution: outputs come first,
+# then inputs (then rows and columns).
+AXES = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 
 
-class TorchName(NamedTuple):
+class TorchEntry(NamedTuple):
     """An entry of a PyTorch state dict.
 
     Attributes:
       name: its key.
-      layout: how its axes lie: "vector"; "conv", outputs first, then inputs, rows and columns;
-        or "linear", outputs first, then inputs.
       shape: its shape in PyTorch.
-      image: for a linear layer on a flattened image, the shape (c, h, w) of that: PyTorch flattens
+      image: for a dense layer on a flattened image, the shape (h, w, c) of that: PyTorch flattens
         channels first, this package last.
     """
 
     name: str
-    layout: Literal["vector", "conv", "linear"]
     shape: tuple[int, ...]
     image: tuple[int, int, int] | None = None
 
 
-def torch_names(config: ModelConfig) -> dict[str, TorchName]:
+def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
     """Which PyTorch entry each parameter and statistic is.
 
     Heads are named as torchvision and MoCo do: `fc` is the linear head, and of MLPs a sequence
@@ -53,28 +53,19 @@ def torch_names(config: ModelConfig) -> dict[str, TorchName]:
     Raises:
       UserError: for a model without a counterpart in PyTorch.
     """
-    known = config.name == "small_alexnet" or config.name.startswith("resnet")
     require(
-        known,
+        config.name == "small_alexnet" or config.name.startswith("resnet"),
         f"{config.name} has no counterpart in PyTorch: choose --model small_alexnet, resnet18, "
         "resnet34 or resnet50",
     )
-    rename = {"small_alexnet": _alexnet}.get(config.name, _resnet)
     _, params, stats = models.abstract(config)
-    found = {}
-    for path, leaf in _flat({"params": params, "stats": stats}).items():
-        _, *parts = path.split("/")
-        name, shape, image = rename(parts, config), leaf.shape, None
-        layout = {4: "conv", 2: "linear"}.get(len(shape), "vector")
-        if layout == "conv":
-            shape = (shape[3], shape[2], shape[0], shape[1])
-        elif layout == "linear":
-            shape = shape[::-1]
-            if parts[0] == "fc6":
-                h, w, c = models.layers(config)["conv5"]
-                image = (c, h, w)
-        found[path] = TorchName(name, layout, shape, image)
-    return found
+    entries = {}
+    for path, leaf in flatten_dict({"params": params, "stats": stats}).items():
+        name = f"{_module_name(path[1:-1], config)}.{LEAVES[path[-1]]}"
+        shape = tuple(leaf.shape[axis] for axis in AXES[leaf.ndim])
+        image = models.layers(config)["conv5"] if path[1] == "fc6" and leaf.ndim == 2 else None
+        entries["/".join(path)] = TorchEntry(name, shape, image)
+    return entries
 
 
 def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dict]:
@@ -82,7 +73,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
 
     Args:
       config: of the model, see `torch_names`.
-      state: arrays by name; `num_batches_tracked` is left aside, as nothing here uses it.
+      state: arrays by name; `num_batches_tracked` is ignored, as nothing here uses it.
 
     Returns:
       (params, stats) as of `models.create`, NumPy float32.
@@ -90,22 +81,27 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
     Raises:
       UserError: when entries are missing or unexpected, or have another shape.
     """
-    names = torch_names(config)
-    given = {name for name in state if not name.endswith("num_batches_tracked")}
-    wanted = {entry.name for entry in names.values()}
-    missing, unexpected = sorted(wanted - given), sorted(given - wanted)
+    entries = torch_names(config)
+    names = {name for name in state if not name.endswith("num_batches_tracked")}
+    expected = {entry.name for entry in entries.values()}
+    missing, unexpected = sorted(expected - names), sorted(names - expected)
     require(
         not missing and not unexpected,
         f"these are not the weights of {config.name} with the head {config.head!r}: "
-        f"missing are {few(missing)}, unexpected {few(unexpected)}",
+        f"missing are {shortened(missing)}, unexpected {shortened(unexpected)}",
     )
-    tree: dict[str, Any] = {}
-    for path, entry in names.items():
-        *parents, last = path.split("/")
-        inner = tree
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = _laid_out(entry, np.asarray(state[entry.name], np.float32))
+    flat = {}
+    for path, entry in entries.items():
+        array = np.asarray(state[entry.name], np.float32)
+        require(
+            array.shape == entry.shape,
+            f"{entry.name} has shape {array.shape}, where the model needs {entry.shape}",
+        )
+        if entry.image is not None:
+            h, w, c = entry.image
+            array = array.reshape(-1, c, h, w).transpose(0, 2, 3, 1).reshape(entry.shape)
+        flat[path] = array.transpose(np.argsort(AXES[array.ndim]))
+    tree = unflatten_dict(flat, sep="/")
     return tree["params"], tree["stats"]
 
 
@@ -123,92 +119,44 @@ def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.nda
     Raises:
       UserError: for a model without a counterpart in PyTorch.
     """
-    leaves = _flat({"params": params, "stats": stats})
-    return {
-        entry.name: np.ascontiguousarray(_torchs_layout(entry, np.asarray(leaves[path])))
-        for path, entry in torch_names(config).items()
-    }
+    leaves = flatten_dict({"params": params, "stats": stats}, sep="/")
+    state = {}
+    for path, entry in torch_names(config).items():
+        array = np.asarray(leaves[path])
+        array = array.transpose(AXES[array.ndim])
+        if entry.image is not None:
+            array = array.reshape(-1, *entry.image).transpose(0, 3, 1, 2).reshape(entry.shape)
+        state[entry.name] = np.ascontiguousarray(array)
+    return state
 
 
-def _laid_out(entry: TorchName, array: np.ndarray) -> np.ndarray:
-    require(
-        array.shape == entry.shape,
-        f"{entry.name} has shape {array.shape}, where the model needs {entry.shape}",
-    )
-    if entry.layout == "conv":
-        return array.transpose(2, 3, 1, 0)
-    if entry.layout == "vector":
-        return array
-    if entry.image is not None:
-        in_places = array.reshape(-1, *entry.image).transpose(2, 3, 1, 0)
-        return in_places.reshape(math.prod(entry.image), -1)
-    return array.T
+def _module_name(path: tuple[str, ...], config: ModelConfig) -> str:
+    """PyTorch's name of a layer or of its batch norm."""
+    alexnet, norm = config.name == "small_alexnet", int(path[-1] == "norm")
+    match path:
+        case ["head", "classifier"]:
+            return "classifier"
+        case ["head", name, *_]:
+            form = heads.FORMS[config.head]
+            if form.hidden == 0:
+                return "blocks.7.0" if alexnet else "fc"
+            number = form.hidden if name == "output" else int(name[-1]) - 1
+            place = (3 if form.normed else 2) * number + norm  # layer, batch norm if any, ReLU
+            return f"blocks.7.{place}" if alexnet else f"fc.{place}"
+        case [layer, _] if alexnet:
+            flattened = int(layer == "fc6")  # inside the block of fc6, before it
+            return f"blocks.{int(layer[-1]) - 1}.{flattened + norm}"
+        case ["conv1", _]:
+            return "bn1" if norm else "conv1"
+        case [stage, block, "downsample", _]:
+            return f"{stage}.{block.removeprefix('block')}.downsample.{norm}"
+        case [stage, block, layer, _]:
+            layer = layer.replace("conv", "bn") if norm else layer
+            return f"{stage}.{block.removeprefix('block')}.{layer}"
+    raise AssertionError(path)
 
 
-def _torchs_layout(entry: TorchName, array: np.ndarray) -> np.ndarray:
-    if entry.layout == "conv":
-        return array.transpose(3, 2, 0, 1)
-    if entry.layout == "vector":
-        return array
-    if entry.image is not None:
-        c, h, w = entry.image
-        return array.reshape(h, w, c, -1).transpose(3, 2, 0, 1).reshape(entry.shape)
-    return array.T
-
-
-def _resnet(parts: list[str], config: ModelConfig) -> str:
-    match parts:
-        case ["conv1", kind, leaf]:
-            return _pair("conv1", "bn1", kind, leaf)
-        case ["head", *rest]:
-            return _head("fc", "fc", rest, config)
-        case [stage, block, "downsample", kind, leaf]:
-            inner = f"{stage}.{block.removeprefix('block')}.downsample"
-            return _pair(f"{inner}.0", f"{inner}.1", kind, leaf)
-        case [stage, block, layer, kind, leaf]:
-            inner = f"{stage}.{block.removeprefix('block')}"
-            number = layer.removeprefix("conv")
-            return _pair(f"{inner}.conv{number}", f"{inner}.bn{number}", kind, leaf)
-    raise AssertionError(parts)
-
-
-def _alexnet(parts: list[str], config: ModelConfig) -> str:
-    if parts[0] == "head":
-        return _head("blocks.7", "blocks.7.0", parts[1:], config)
-    layer, kind, leaf = parts
-    block = int(layer[-1]) - 1
-    # A flattening comes before fc6, inside its block.
-    first = 1 if layer == "fc6" else 0
-    return _pair(f"blocks.{block}.{first}", f"blocks.{block}.{first + 1}", kind, leaf)
-
-
-def _head(sequence: str, single: str, parts: list[str], config: ModelConfig) -> str:
-    """Of a head: `single` is the linear head's name, `sequence` that of an MLP's layers."""
-    name, *rest = parts
-    if name == "classifier":
-        return f"classifier.{LINEAR[rest[0]]}"
-    if config.head == "linear":
-        return f"{single}.{LINEAR[rest[0]]}"
-    hidden = heads.FORMS[config.head].hidden
-    number = hidden if name == "output" else int(name[-1]) - 1
-    if len(rest) == 1:  # linear layer and ReLU in turns
-        return f"{sequence}.{2 * number}.{LINEAR[rest[0]]}"
-    return _pair(f"{sequence}.{3 * number}", f"{sequence}.{3 * number + 1}", *rest)
-
-
-def _pair(layer: str, norm: str, kind: str, leaf: str) -> str:
-    return f"{norm}.{NORM[leaf]}" if kind == "norm" else f"{layer}.{LINEAR[leaf]}"
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in tree.items():
-        inner = _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else None
-        flat |= {f"{prefix}{name}": value} if inner is None else inner
-    return flat
-
-
-def few(names: list[str]) -> str:
+def shortened(names: list[str]) -> str:
     """The first of some names, and how many more there are."""
-    shown = ", ".join(names[:4]) or "none"
-    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    first = ", ".join(names[:4]) or "none"
+    return first + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -77,7 +77,7 @@ def test_two_views_take_a_crop_each_and_none_gives_the_image_itself():
 
 
 def test_operations_draw_by_their_names(monkeypatch):
-    """All different numbers, whatever else stands in a recipe."""
+    """All different numbers, whatever else is in a recipe."""
     streams = {name: set() for name in OPERATIONS}
 
     def listen(key, image, *, size, name):

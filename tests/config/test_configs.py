@@ -7,7 +7,7 @@ import pytest
 from hypersphere_jax import config as of
 
 NAN, INF = float("nan"), float("inf")
-HOSTS = {"coordinator": "a:7000", "num_hosts": 2, "host_index": 1}
+SECOND = {"coordinator": "a:7000", "num_processes": 2, "process_index": 1}
 L2, QUEUE = {"l2": (1.0,)}, {"moco": of.MocoConfig(4)}
 LABELLED = of.ObjectiveConfig(supervised_weight=1), of.ObjectiveConfig(loss="dcl")
 # Of each config: what it takes, then what it refuses.
@@ -28,7 +28,7 @@ CASES = [
     (of.DataConfig, {"folds": 2, "fold": 1}, {"folds": 2, "fold": 2}, {"folds": 0}),
     (of.DataConfig, {"bits": 256}, {"bits": 257}, {"name": "random_bits"}, {"subset_size": 1}),
     (of.RuntimeConfig, {"keep_last": 2}, {"keep_last": 1}, {"workers": -1}, {"devices": 0}),
-    (of.RuntimeConfig, HOSTS, HOSTS | {"host_index": 2}, HOSTS | {"coordinator": "a"}),
+    (of.RuntimeConfig, SECOND, SECOND | {"process_index": 2}, SECOND | {"coordinator": "a"}),
     (of.FinetuneConfig, {"learning_rates": (1, 2)}, {"learning_rates": (1, 1)}, {"fraction": 0}),
     (of.ProbeConfig, {"folds": 2}, {"folds": 1}, {"k": (0,)}, {"temperature": 1.0}),
     (of.ProbeConfig, L2 | {"protocols": ("lbfgs",)}, L2 | {"protocols": ("knn",)}),
@@ -65,6 +65,8 @@ def test_defaults_are_those_of_the_papers():
     assert (depth.learning_rate, depth.weight_decay, depth.batch_size) == (3e-3, 0, 128)
     probe, metrics = of.ProbeConfig(("a",)), of.MetricsConfig("a")
     assert (probe.layers, probe.protocols, probe.k) == (("output",), ("lbfgs", "knn"), (5,))
+    votes = probe.metric, probe.vote, probe.temperature, probe.pool
+    assert votes == ("cosine", "majority", 0.1, "none")
     assert (metrics.split, metrics.alpha, metrics.t) == ("test", 2, 2)
     assert of.ModelConfig().classifier_layer == "output" and of.RuntimeConfig().keep_last == 3
 
@@ -78,8 +80,6 @@ def test_to_json_and_back():
     assert again == config and hash(again) == hash(config)
     with pytest.raises(of.UserError, match=r"OptimizerConfig of a config file: \['rate'\]"):
         of.from_dict(of.PretrainConfig, plain | {"optimizer": {"rate": 1}})
-    # What an older file does not say is the default.
-    assert of.from_dict(of.PretrainConfig, {"seed": 3}).optimizer == of.OptimizerConfig()
     other = of.to_dict(dataclasses.replace(config, seed=4)) | {"new": 1}
     del other["name"]
     found = of.differences(plain, other | {"data": plain["data"] | {"fold": 1}})

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from hypersphere_jax import models, packing
 from hypersphere_jax.config import ModelConfig
-from hypersphere_jax.packing import ELSEWHERE, END, Packed, one_a_row, pack
+from hypersphere_jax.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
 
 CONFIG = {"dim": 6, "embedding": 5, "vocabulary": 11}
 T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
@@ -32,12 +32,12 @@ def encoder(**changes):
 
 
 @pytest.fixture
-def given(rng):
+def sentences(rng):
     return [np.append(rng.integers(2, 11, length - 1), END) for length in LENGTHS]
 
 
-def in_rows(given):
-    return np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in given], np.int32)
+def in_rows(sentences):
+    return np.array([np.pad(sentence, (0, T - len(sentence))) for sentence in sentences], np.int32)
 
 
 def by_words(params, sentence):
@@ -56,27 +56,27 @@ def by_words(params, sentence):
     return np.reshape(ends, (2, 6))
 
 
-def test_packed_sentences_are_as_by_words(given):
+def test_packed_sentences_are_as_by_words(sentences):
     outputs, params = encoder()
-    found = outputs(pack(given, T)[0])
+    found = outputs(pack(sentences, T)[0])
     table = np.asarray(params["embedding"])
-    for i, sentence in enumerate(given):
+    for i, sentence in enumerate(sentences):
         expected = by_words(params, sentence)
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
         np.testing.assert_allclose([found["f"][i], found["g"][i]], expected, atol=2e-6)
         np.testing.assert_allclose(found["output"][i], expected.reshape(-1), atol=2e-6)
         mean = table[:, sentence[:-1]].mean(1) if len(sentence) > 1 else np.zeros((2, 5))
         np.testing.assert_allclose(found["bag"][i], mean.reshape(-1), atol=1e-6)
-    rows = in_rows(given)
+    rows = in_rows(sentences)
     for name, value in outputs(rows).items():
         np.testing.assert_allclose(value, found[name], atol=1e-6, err_msg=name)
-    assert one_a_row(jnp.asarray(rows)).last.tolist() == [3, 9, 24, 28, 37, 53, 58, 65]
+    assert one_per_row(jnp.asarray(rows)).last.tolist() == [3, 9, 24, 28, 37, 53, 58, 65]
     near = encoder(dtype="bfloat16")[0](rows)["f"]
     assert near.dtype == jnp.float32 and not np.array_equal(near, found["f"])
     np.testing.assert_allclose(near, found["f"], atol=0.05)
 
 
-def test_gradient_does_not_depend_on_the_packing(given):
+def test_gradient_does_not_depend_on_the_packing(sentences):
     outputs, params = encoder(unit_norm=False)
 
     def loss(params, x):
@@ -85,21 +85,21 @@ def test_gradient_does_not_depend_on_the_packing(given):
         return value, (found["f"], found["g"])
 
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    tight = pack(given, T)[0]
-    empty = np.zeros((len(given) - len(tight.words), T), np.int32)
+    tight = pack(sentences, T)[0]
+    empty = np.zeros((len(sentences) - len(tight.words), T), np.int32)
     tight = tight._replace(words=np.concatenate([tight.words, empty]))
-    first = np.arange(len(given), dtype=np.int32) * T
-    loose = Packed(in_rows(given), first, first + np.array(LENGTHS, np.int32) - 1)
+    first = np.arange(len(sentences), dtype=np.int32) * T
+    loose = Packed(in_rows(sentences), first, first + np.array(LENGTHS, np.int32) - 1)
     (_, (f, g)), found = gradient(params, tight)
-    for i, sentence in enumerate(given):
+    for i, sentence in enumerate(sentences):
         np.testing.assert_allclose([f[i], g[i]], by_words(params, sentence), atol=2e-6)
     for name, value in gradient(params, loose)[1].items():
         np.testing.assert_allclose(found[name], value, atol=2e-6 * np.abs(value).max())
 
 
-def test_unit_norm(given):
+def test_unit_norm(sentences):
     for train in (True, False):
-        found = encoder(unit_norm=train)[0](in_rows(given), train=train)
+        found = encoder(unit_norm=train)[0](in_rows(sentences), train=train)
         norms = np.linalg.norm([found["f"], found["g"]], axis=2)
         np.testing.assert_allclose(norms, 1, atol=1e-6)
 
@@ -121,19 +121,19 @@ def test_layers_and_first_weights():
 @pytest.mark.parametrize("devices", [1, 3])
 def test_packed_sentences_can_be_read_back(rng, devices):
     for t in (2, 12, 39):
-        given = [np.append(rng.integers(3, 90, n), END) for n in rng.integers(0, t, 40)]
-        parts = pack(given, t, devices)
+        sentences = [np.append(rng.integers(3, 90, n), END) for n in rng.integers(0, t, 40)]
+        parts = pack(sentences, t, devices)
         assert len({part.words.shape for part in parts}) == 1
         read = {}
         for part in parts:
             assert part.words.shape[1] == t
             for i, (first, last) in enumerate(zip(part.first, part.last, strict=True)):
-                assert (first == ELSEWHERE) == (last == ELSEWHERE)
-                if first != ELSEWHERE:
+                assert (first == OTHER_DEVICE) == (last == OTHER_DEVICE)
+                if first != OTHER_DEVICE:
                     assert i not in read and first // t == last // t  # on one device, in one row
                     read[i] = part.words.reshape(-1)[first : last + 1].tolist()
-        assert [read[i] for i in range(40)] == [sentence.tolist() for sentence in given]
-        assert sum((part.words != packing.PADDING).sum() for part in parts) == sum(map(len, given))
+        assert [read[i] for i in range(40)] == [sentence.tolist() for sentence in sentences]
+        assert sum((p.words != packing.PADDING).sum() for p in parts) == sum(map(len, sentences))
 
 
 @pytest.mark.parametrize("devices, share", [(1, 0.85), (8, 0.8)])
@@ -141,12 +141,12 @@ def test_little_is_padding(rng, devices, share):
     work = words = 0
     for _ in range(30):
         lengths = np.clip(np.exp(rng.normal(2.9, 0.7, 400)), 2, 64).astype(int)
-        count = packing.places(lengths if devices == 1 else np.sort(lengths), 64)[2]
-        work += devices * packing.some_more(-(-count // devices)) * 64
+        count = packing.best_fit(lengths if devices == 1 else np.sort(lengths), 64)[2]
+        work += devices * packing.padded_count(-(-count // devices)) * 64
         words += lengths.sum()
     assert words / work > share
     for lengths, rows in (([3, 5, 5, 3, 8], 3), ([8] * 7, 7), ([1] * 16, 2)):
-        assert packing.places(lengths, 8)[2] == rows
+        assert packing.best_fit(lengths, 8)[2] == rows
     # Few shapes are compiled.
-    assert len({packing.some_more(rows) for rows in range(1, 1000)}) < 60
-    assert all(n <= packing.some_more(n) <= max(n + 1, n * 9 / 8) for n in range(1, 1000))
+    assert len({packing.padded_count(rows) for rows in range(1, 1000)}) < 60
+    assert all(n <= packing.padded_count(n) <= max(n + 1, n * 9 / 8) for n in range(1, 1000))

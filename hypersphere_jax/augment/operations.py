@@ -1,0 +1,399 @@
+"""The operations of recipes, on the device: `op(key, image, *, size, **params) -> image`.
+
+Images are float32 [h, w, c] with values in [0, 1], `size` is the side of the final image in pixels.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.ndimage import map_coordinates
+
+SCALE = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+
+
+def units(key, *shape):
+    """Uniform numbers in [0, 1), one draw for each operation: draws are slow to compile."""
+    return jax.random.uniform(key, shape, jnp.float32)
+
+
+def between(unit, low, high):
+    """Spread numbers in [0, 1) over [low, high)."""
+    return low + (high - low) * unit
+
+
+def planes(image):
+    """See [h, w, c] as [c, h, w].
+
+    Three channels are too few to fill a processor's vectors: with the width last, colour operations
+    run three times as fast on CPU. The compiler drops the change back and forth between operations.
+    """
+    return jnp.moveaxis(image, -1, 0)
+
+
+def pixels(planes):
+    """See [c, h, w] as [h, w, c]."""
+    return jnp.moveaxis(planes, 0, -1)
+
+
+def weigh(image, rows, columns):
+    """Weighted sums over the rows and the columns of an image.
+
+    Of [h, w, c] with weights [out_height, h] and [out_width, w] gives [out_height, out_width, c].
+    Two matrix products: under vmap they stay batched products, where a gather would be slow. Full
+    precision, because accelerators by default round the inputs to 8 or 11 bits.
+    """
+    image = jnp.einsum("oh,hwc->cow", rows, image, precision="highest")
+    return pixels(jnp.einsum("cow,pw->cop", image, columns, precision="highest"))
+
+
+# Crops and other operations that move pixels
+
+
+def resized_shape(height: int, width: int, size: int, factor: float) -> tuple[int, int]:
+    """Height and width after `resize`."""
+    shorter = min(height, width)
+    target = round(factor * size) if shorter > size else size
+    return target * height // shorter, target * width // shorter
+
+
+def centre(height: int, width: int, size: int) -> tuple[int, int]:
+    """Top and left of the middle [size, size] of an image, which must not be smaller."""
+    if min(height, width) < size:
+        raise ValueError(f"center_crop to {size} pixels needs a larger image, got {height}x{width}")
+    return round((height - size) / 2), round((width - size) / 2)
+
+
+def largest_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+    """Height and width of the largest box of an image whose width / height is in the range."""
+    return min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
+
+
+def _resize_weights(start, length, in_size, out_size):
+    """Weights [out_size, in_size] of Pillow's bilinear filter over pixels start to start+length.
+
+    When shrinking, the triangle widens to cover the source pixels (antialiasing). Pixels outside
+    the range get no weight, as if the image had been cropped first.
+    """
+    scale = length / out_size
+    middle = start + (jnp.arange(out_size, dtype=jnp.float32)[:, None] + 0.5) * scale
+    pixel = jnp.arange(in_size, dtype=jnp.float32)[None, :] + 0.5
+    weights = jnp.maximum(0.0, 1.0 - jnp.abs(pixel - middle) / jnp.maximum(scale, 1.0))
+    weights = jnp.where((pixel > start) & (pixel < start + length), weights, 0.0)
+    return weights / jnp.sum(weights, axis=1, keepdims=True)
+
+
+def crop_resize(image, box, out_height, out_width):
+    """Crop [h, w, c] to the box and resize to [out_height, out_width, c] as Pillow's BILINEAR does.
+
+    The box is (top, left, height, width) in whole pixels, and may be traced.
+    """
+    top, left, height, width = box
+    rows = _resize_weights(top, height, image.shape[0], out_height)
+    columns = _resize_weights(left, width, image.shape[1], out_width)
+    return weigh(image, rows, columns)
+
+
+def crop_box(key, height, width, scale, ratio):
+    """Draw the box of a random resized crop: the first of ten that fits, else a centred one.
+
+    The area is uniform in `scale` (fractions of the image's), width / height log-uniform in
+    `ratio`. Returns (top, left, height, width) in pixels, int32 scalars.
+    """
+    numbers = units(key, 22)
+    area = height * width * between(numbers[:10], *scale)
+    aspect = jnp.exp(between(numbers[10:20], math.log(ratio[0]), math.log(ratio[1])))
+    heights = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
+    widths = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    any_fits, first = jnp.any(fits), jnp.argmax(fits)
+
+    fallback_height, fallback_width = largest_box(height, width, ratio)
+    box_height = jnp.where(any_fits, heights[first], fallback_height)
+    box_width = jnp.where(any_fits, widths[first], fallback_width)
+    room = jnp.stack([height - box_height, width - box_width])
+    top, left = jnp.where(any_fits, (numbers[20:] * (room + 1)).astype(jnp.int32), room // 2)
+    return top, left, box_height, box_width
+
+
+def random_resized_crop(key, image, *, size, scale=SCALE, ratio=RATIO):
+    """Crop a random box (see `crop_box`) and resize it to [size, size, c]."""
+    box = crop_box(key, *image.shape[:2], scale, ratio)
+    return crop_resize(image, box, size, size)
+
+
+def resize(key, image, *, size, factor=1.0):
+    """Resize so that `center_crop` can follow, keeping the ratio of the sides.
+
+    The shorter side becomes round(factor * size) if it is larger than `size`, else `size`.
+    """
+    height, width = image.shape[:2]
+    shape = resized_shape(height, width, size, factor)
+    if shape == (height, width):
+        return image
+    return crop_resize(image, (0, 0, height, width), *shape)
+
+
+def center_crop(key, image, *, size):
+    """Cut out the middle [size, size, c]."""
+    top, left = centre(*image.shape[:2], size)
+    return image[top : top + size, left : left + size]
+
+
+def random_horizontal_flip(key, image, *, size, p=0.5):
+    """Swap left and right with probability p."""
+    image = planes(image)
+    return pixels(jnp.where(units(key) < p, image[..., ::-1], image))
+
+
+def random_rotation(key, image, *, size):
+    """Turn a square image counterclockwise by 0, 90, 180 or 270 degrees, each as likely."""
+    if image.shape[0] != image.shape[1]:
+        raise ValueError(f"random_rotation needs a square image (crop first), got {image.shape}")
+    quarters = (4 * units(key)).astype(jnp.int32)
+    image = planes(image)
+    image = jnp.where(quarters >= 2, image[..., ::-1, ::-1], image)
+    return pixels(jnp.where(quarters % 2 == 1, jnp.rot90(image, axes=(1, 2)), image))
+
+
+def cutout(key, image, *, size, side=0.5, value=0.0, p=1.0):
+    """With probability p, fill a square with a value: one for all channels, or one for each.
+
+    The side is a fraction of `size`. The centre is uniform over all pixels, so that a part of the
+    square may lie outside (DeVries & Taylor, 2017).
+    """
+    height, width, _ = image.shape
+    numbers = units(key, 3)
+    length = round(side * size)
+
+    def covered(unit, extent):
+        start = (unit * extent).astype(jnp.int32) - length // 2
+        place = jnp.arange(extent)
+        return (place >= start) & (place < start + length)
+
+    rows, columns = covered(numbers[0], height), covered(numbers[1], width)
+    hole = rows[None, :, None] & columns[None, None, :] & (numbers[2] < p)
+    fill = np.broadcast_to(np.asarray(value, np.float32), image.shape[-1:])
+    return pixels(jnp.where(hole, fill[:, None, None], planes(image)))
+
+
+def affine(image, size, degrees, scale, shift):
+    """Turn clockwise, enlarge and shift (down, right: fractions of the side) [h, w, c].
+
+    The frame is taken as the unit square, its centre is fixed, the result is [size, size, c].
+    Bilinear with zeros around the image, as torchvision has it; not antialiased: made for small
+    changes of scale. The edge fades within a pixel: a hard one would let the last bit of rounding
+    decide whether a pixel is drawn.
+    """
+    height, width, _ = image.shape
+    grid = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size - 0.5
+    y, x = jnp.meshgrid(grid, grid, indexing="ij")
+    y, x = (y - shift[0]) / scale, (x - shift[1]) / scale
+    sin, cos = jnp.sin(jnp.deg2rad(degrees)), jnp.cos(jnp.deg2rad(degrees))
+    from_y, from_x = (cos * y - sin * x + 0.5) * height, (sin * y + cos * x + 0.5) * width
+
+    def sample(plane):
+        # Sample points count from pixel edges, map_coordinates from pixel centres.
+        return map_coordinates(plane, (from_y - 0.5, from_x - 0.5), order=1, mode="constant")
+
+    return jax.vmap(sample, in_axes=-1, out_axes=-1)(image)
+
+
+def random_affine(key, image, *, size, degrees, scale, shift):
+    """`affine` with angle in +-degrees, scale in the range, each shift in +-shift of the side."""
+    numbers = units(key, 4)
+    angle, factor = between(numbers[0], -degrees, degrees), between(numbers[1], *scale)
+    return affine(image, size, angle, factor, between(numbers[2:], -shift, shift))
+
+
+# Operations on the values of pixels
+
+
+def rgb(key, image, *, size):
+    """Repeat a single channel three times; three channels pass."""
+    if image.shape[-1] not in (1, 3):
+        raise ValueError(f"rgb needs 1 or 3 channels, got an image of shape {image.shape}")
+    return jnp.broadcast_to(image, (*image.shape[:2], 3))
+
+
+def _channels(image):
+    """The three planes [1, h, w] of an RGB image."""
+    if image.shape[-1] != 3:
+        raise ValueError(f"colours need 3 channels (put 'rgb' first), got shape {image.shape}")
+    image = planes(image)
+    return image[0:1], image[1:2], image[2:3]
+
+
+def grayscale(image):
+    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]."""
+    red, green, blue = _channels(image)
+    return pixels(0.299 * red + 0.587 * green + 0.114 * blue)
+
+
+def _blend(image, base, factor):
+    # Not `factor * image + (1 - factor) * base`: on CPU that takes a jitter five times as long.
+    return jnp.clip(base + factor * (image - base), 0.0, 1.0)
+
+
+def adjust_brightness(image, factor):
+    """Blend with black; a factor of 1 changes nothing, here and in the two that follow."""
+    return pixels(_blend(planes(image), 0.0, factor))
+
+
+def adjust_contrast(image, factor):
+    """Blend with the mean of the grayscale image."""
+    return pixels(_blend(planes(image), jnp.mean(grayscale(image)), factor))
+
+
+def adjust_saturation(image, factor):
+    """Blend each pixel with its own gray."""
+    return pixels(_blend(planes(image), planes(grayscale(image)), factor))
+
+
+def adjust_hue(image, shift):
+    """Shift the hue by a fraction of a full turn at the same HSV saturation and value."""
+    red, green, blue = _channels(image)
+    low = jnp.minimum(jnp.minimum(red, green), blue)
+    chroma = jnp.maximum(jnp.maximum(red, green), blue) - low
+    inverse = 1.0 / jnp.maximum(chroma, 1e-6)  # finite for grays, whose hue does not show
+    # Not `red == max`: a compiler may round the two sides differently, and none would be equal.
+    hue = jnp.where(
+        (red >= green) & (red >= blue),
+        (green - blue) * inverse,
+        jnp.where(green >= blue, 2.0 + (blue - red) * inverse, 4.0 + (red - green) * inverse),
+    )
+    # In sixths of a turn red, green and blue peak at 0, 2 and 4. A channel is full up to 1 from
+    # its peak and gone at 2: back to RGB without branches, and without `mod`, which is slow on CPU.
+    peaks = np.array([0.0, 2.0, 4.0], np.float32)[:, None, None]
+    turn = (hue + 6.0 * shift - peaks) / 6.0
+    distance = 6.0 * jnp.abs(turn - jnp.round(turn))
+    return pixels(low + chroma * jnp.clip(2.0 - distance, 0.0, 1.0))
+
+
+def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1.0):
+    """With probability p, adjust brightness, contrast, saturation and hue in random order.
+
+    Strength b of the first three draws a factor from [max(0, 1 - b), 1 + b]; the hue shifts by up
+    to +-hue, a fraction of a full turn.
+    """
+    numbers = units(key, 9)
+    spread = jnp.array([brightness, contrast, saturation], jnp.float32)
+    factors = between(numbers[:3], jnp.maximum(0.0, 1.0 - spread), 1.0 + spread)
+    shift = between(numbers[3], -hue, hue)
+    adjustments = (
+        lambda image: adjust_brightness(image, factors[0]),
+        lambda image: adjust_contrast(image, factors[1]),
+        lambda image: adjust_saturation(image, factors[2]),
+        lambda image: adjust_hue(image, shift),
+    )
+    order = jnp.argsort(numbers[4:8])
+
+    def adjust(turn, jittered):
+        # Under vmap each turn computes all four and selects. They fuse, so that it takes half the
+        # time of computing the hue once and the others, masked, before and after it.
+        return planes(jax.lax.switch(order[turn], adjustments, pixels(jittered)))
+
+    # A loop, whose result is written to memory: unrolled, the last turns would be computed again
+    # for every use of a pixel in what follows, which makes blur and rotation several times slower.
+    jittered = jax.lax.fori_loop(0, 4, adjust, planes(image))
+    return pixels(jnp.where(numbers[8] < p, jittered, planes(image)))
+
+
+def random_grayscale(key, image, *, size, p):
+    """Replace the three channels by their luma with probability p."""
+    gray = planes(grayscale(image))
+    return pixels(jnp.where(units(key) < p, gray, planes(image)))
+
+
+def random_intensity(key, image, *, size, scale):
+    """Multiply all values by one factor from the range, then clip."""
+    return jnp.clip(image * between(units(key), *scale), 0.0, 1.0)
+
+
+def normalize(key, image, *, size, mean, std):
+    """Subtract the mean and divide by the standard deviation of each channel."""
+    if not len(mean) == len(std) == image.shape[-1]:
+        raise ValueError(f"normalize got mean {mean}, std {std} for an image of {image.shape}")
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (mean, std))
+    return pixels((planes(image) - mean) / std)
+
+
+# Blur
+
+
+def box_kernel(sigma, largest):
+    """Weights [taps] of Pillow's `GaussianBlur(sigma)`: three equal box means, one after another.
+
+    A box of radius r (not a whole number) weighs the pixels up to floor(r) fully and the next ones
+    by the rest of r. Variances add, so that each box has sigma^2 / 3.
+
+    Args:
+      sigma: standard deviation, pixels; may be traced.
+      largest: the largest sigma that may come, a Python number: it sets the number of taps.
+    """
+    variance = sigma**2 / 3
+    # A box of whole radius k has variance k (k + 1) / 3; the largest with less is the full part.
+    full = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
+    missing = (2 * full + 1) * (variance - full * (full + 1) / 3)
+    radius = full + missing / (2 * ((full + 1) ** 2 - variance))
+    reach = math.floor((math.sqrt(4 * largest**2 + 1) - 1) / 2) + 1
+    tap = np.arange(-3 * reach, 3 * reach + 1)
+
+    def box(distance):
+        return jnp.clip(radius + 1 - np.abs(distance), 0.0, 1.0) / (2 * radius + 1)
+
+    twice = box(tap[:, None] - tap)
+    return twice @ (twice @ box(tap))
+
+
+def sampled_kernel(sigma, reach):
+    """Weights [2 reach + 1] of torchvision's `GaussianBlur`: the density at whole pixels."""
+    tap = np.arange(-reach, reach + 1)
+    weights = jnp.exp(-0.5 * (tap / sigma) ** 2)
+    return weights / jnp.sum(weights)
+
+
+def _convolve(image, kernel, edge):
+    """Weigh the neighbourhood of each pixel of [h, w, c] with the kernel along both axes."""
+    reach = kernel.shape[0] // 2
+
+    def band(extent):
+        tap = np.arange(extent + 2 * reach) - np.arange(extent)[:, None]
+        inside = (tap >= 0) & (tap <= 2 * reach)
+        return jnp.where(inside, kernel[np.clip(tap, 0, 2 * reach)], 0.0)
+
+    height, width, _ = image.shape
+    around = ((0, 0), (reach, reach), (reach, reach))
+    padded = pixels(jnp.pad(planes(image), around, mode=edge))
+    return weigh(padded, band(height), band(width))
+
+
+def gaussian_blur(key, image, *, size, sigma=(0.1, 2.0), p=0.5, kernel=None):
+    """With probability p, blur with a standard deviation (pixels) uniform in `sigma`.
+
+    Without `kernel` it is Pillow's `GaussianBlur`, whose "radius" is the standard deviation, with
+    repeated edges: that of MoCo v2. With `kernel`, a fraction of the shorter side, it is
+    torchvision's: a Gaussian cut off at that many pixels (an odd number, at least 3), with
+    reflected edges: SimCLR's takes 0.1.
+    """
+    numbers = units(key, 2)
+    drawn = between(numbers[0], *sigma)
+    if kernel is None:
+        blurred = _convolve(image, box_kernel(drawn, sigma[1]), "edge")
+    else:
+        reach = max(1, math.floor(kernel * min(image.shape[:2]) + 1e-6) // 2)
+        blurred = _convolve(image, sampled_kernel(drawn, reach), "reflect")
+    return pixels(jnp.where(numbers[1] < p, planes(blurred), planes(image)))
+
+
+OPERATIONS: dict[str, Callable] = {
+    op.__name__: op
+    for op in (
+        *(rgb, random_resized_crop, resize, center_crop, random_horizontal_flip, random_rotation),
+        *(random_affine, cutout, color_jitter, random_grayscale, random_intensity),
+        *(gaussian_blur, normalize),
+    )
+}
