@@ -1,9 +1,12 @@
-"""What a run would cost: the measured time of a step, times the steps."""
+"""What a run would cost: the FLOP of a step, counted or its measured time, times the steps."""
 
 import dataclasses
 import functools
+import math
+import os
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +14,6 @@ import numpy as np
 from hypersphere_jax import data, models
 from hypersphere_jax.config import (
     DataConfig,
-    ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
@@ -35,12 +37,17 @@ ABSENT = {
 SENTENCES, VOCABULARY = 52_799_513, 50_001  # of BookCorpus, likewise
 LENGTHS = (4, 8, 12, 16, 20, 24, 34, 64)  # words of sentences: those of novels, roughly
 IMAGENET100 = 126_689  # images of the 100 classes of Table 7
-# On CPU a step takes time in proportion to its pairs; this many are measured at most.
+# FLOP and, on CPU, time of a step of images grow in proportion to its pairs; this many are counted.
 MOST_PAIRS = 32
-# Of all measured steps, as these hardly matter to their time: one is measured for a whole sweep.
+# Of all counted steps, as these hardly matter to them: one is counted for a whole sweep.
 DIM = 128
 EVERY_TERM = ObjectiveConfig(contrastive_weight=1)
 REPEATS = 3
+# FLOP a second that training in float32 is taken to sustain, by what the device's kind contains. Of
+# a CPU: each core. V100: MoCo v2 in 53 hours on 8 (moco_v2_imagenet.py); the others are scaled from
+# it by the bandwidth of their memory, 1.6, 3.35 and 4.8 TB/s against 0.9: not measured.
+CPU_CORE = 50e9
+SUSTAINED = {"V100": 5.5e12, "A100": 10e12, "H100": 20e12, "H200": 29e12}
 
 
 class Cost(NamedTuple):
@@ -50,38 +57,61 @@ class Cost(NamedTuple):
     seconds: float
 
 
-def cost(config: PretrainConfig) -> Cost:
-    """Steps of a run, and the measured seconds of one on this machine's first device."""
+def cost(config: PretrainConfig, measure: bool = False) -> Cost:
+    """Steps of a run, and the seconds of one on this machine's first device.
+
+    Args:
+      config: of the run.
+      measure: run a step and take its time, rather than counting its FLOP.
+    """
     batch = config.optimizer.batch_size
     steps = config.optimizer.epochs * _steps_per_epoch(config)
     # The update of the words is most of a small step of text, and does not grow with the batch.
-    whole = jax.default_backend() != "cpu" or config.model.reads_text
+    whole = config.model.reads_text or (measure and jax.default_backend() != "cpu")
     pairs = batch if whole else min(batch, MOST_PAIRS)
+    model = config.model
     plain = PretrainConfig(
         data=config.data,
-        model=config.model if config.model.reads_text else _with_dim(config.model),
+        model=model if model.reads_text else dataclasses.replace(model, dim=DIM),
         moco=config.moco,
         objective=EVERY_TERM,
-        # Its numbers do not matter to time.
+        # Its numbers do not matter to the cost.
         optimizer=OptimizerConfig(batch_size=pairs, optimizer=config.optimizer.optimizer),
     )
-    return Cost(steps, _seconds(plain) * batch / pairs)
+    seconds = _seconds(plain) if measure else _flop(plain) / _sustained()[1]
+    return Cost(steps, seconds * batch / pairs)
 
 
-def notes() -> list[str]:
-    """What one should know of these numbers."""
-    how = f"s / step: measured on one {jax.devices()[0].device_kind} with random images or words"
-    if jax.default_backend() == "cpu":
-        how += f", {MOST_PAIRS} pairs of images at most, and scaled to the batch"
-    return [
-        f"{how}.",
+def notes(hours: float, measure: bool = False) -> list[str]:
+    """What one should know of these numbers, and of the hours of all runs."""
+    how = [
         "Training alone: reading data, compiling and evaluation come on top. Of data that are not "
-        "here the paper's number is counted.",
+        "here the paper's number is counted."
+    ]
+    if measure:
+        kind = jax.devices()[0].device_kind
+        scaled = f", {MOST_PAIRS} pairs of images at most, and scaled to the batch"
+        with_what = f"with random images or words{scaled if kind == 'cpu' else ''}"
+        return [f"s / step: measured on one {kind} {with_what}.", *how]
+    name, here = _sustained()
+    gpus = [f"{gpu} {hours * here / speed:,.2g}" for gpu, speed in SUSTAINED.items()]
+    speeds = ", ".join(f"{speed / 1e12:g}" for speed in SUSTAINED.values())
+    return [
+        f"s / step: FLOP of its products and convolutions, at {here / 1e12:g} TFLOP/s, taken for "
+        f"{name}, of which small networks reach a part; --measure takes the time of a step here.",
+        f"Hours on one GPU, taken for {speeds} TFLOP/s in float32: {', '.join(gpus)}.",
+        *how,
     ]
 
 
-def _with_dim(model: ModelConfig) -> ModelConfig:
-    return dataclasses.replace(model, dim=DIM)
+def _sustained() -> tuple[str, float]:
+    """This machine's first device, and its FLOP a second."""
+    kind = jax.devices()[0].device_kind
+    if kind == "cpu":
+        cores = os.cpu_count() or 1
+        return f"{cores} CPU cores", cores * CPU_CORE
+    known = [gpu for gpu in SUSTAINED if gpu in kind] or ["A100"]
+    return f"{kind} as {known[0]}", SUSTAINED[known[0]]
 
 
 def _steps_per_epoch(config: PretrainConfig) -> int:
@@ -120,12 +150,46 @@ def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
 
 
 @functools.cache
+def _flop(config: PretrainConfig) -> float:
+    """FLOP of a step, from its program: nothing is computed or compiled."""
+    step, start, given = (_of_text if config.model.reads_text else _of_images)(config, None)
+    key = jax.eval_shape(jax.random.key, 0)
+    return flop(jax.make_jaxpr(step)(jax.eval_shape(start), *given, key).jaxpr)
+
+
+def flop(jaxpr: Any) -> float:
+    """FLOP of a program's matrix products and convolutions, with all turns of its loops.
+
+    (XLA's own `cost_analysis` counts the body of a loop once, and so a recurrent network's words.)
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, equation.params
+        shapes = [variable.aval.shape for variable in equation.invars]
+        size = sum(math.prod(variable.aval.shape) for variable in equation.outvars)
+        if name == "dot_general":
+            (contracted, _), _ = given["dimension_numbers"]
+            total += 2 * size * math.prod(shapes[0][axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel, outputs = shapes[1], given["dimension_numbers"].rhs_spec[0]
+            # Of a dilated image all but one in so many are zeros.
+            taps = math.prod(kernel) / kernel[outputs] / math.prod(given["lhs_dilation"])
+            total += 2 * size * taps
+        inner = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(list(given.values()))]
+        turns = given["length"] if name == "scan" else 1
+        total += turns * sum(flop(each) for each in inner if hasattr(each, "eqns"))
+    return total
+
+
+@functools.cache
 def _seconds(config: PretrainConfig) -> float:
+    """Measured seconds of a step."""
     devices = sharding.local_devices(1)
-    step, state, given = (_of_text if config.model.reads_text else _of_images)(config)
+    make = _of_text if config.model.reads_text else _of_images
+    step, start, given = make(config, sharding.AXIS)
     step = sharding.pmap(step, devices, donate=(0,))
     given = sharding.replicate((*given, jax.random.key(2)), devices)
-    state = sharding.replicate(state, devices)
+    state = sharding.replicate(start(), devices)
     times = []
     for _ in range(1 + REPEATS):  # the first one compiles
         began = time.perf_counter()
@@ -135,8 +199,8 @@ def _seconds(config: PretrainConfig) -> float:
     return min(times[1:])
 
 
-def _of_text(config: PretrainConfig) -> tuple:
-    """Step, state and batch of random words, in sentences of usual lengths."""
+def _of_text(config: PretrainConfig, axis_name: str | None) -> tuple:
+    """Step, its first state and a batch of random words, in sentences of usual lengths."""
     config = dataclasses.replace(
         config, model=dataclasses.replace(config.model, vocabulary=VOCABULARY)
     )
@@ -148,11 +212,11 @@ def _of_text(config: PretrainConfig) -> tuple:
     ]
     (packed,) = pack(sentences, max(LENGTHS))
     nothing = np.zeros(0, np.int32)
-    return *_step_and_state(config, None), (packed, nothing, nothing)
+    return *_step_and_state(config, None, axis_name), (packed, nothing, nothing)
 
 
-def _of_images(config: PretrainConfig) -> tuple:
-    """Step, state and batch of random images."""
+def _of_images(config: PretrainConfig, axis_name: str | None) -> tuple:
+    """Step, its first state and a batch of random images."""
     pairs = config.optimizer.batch_size
     shape = (2 * pairs, *_images(config.data)[1])
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -165,15 +229,23 @@ def _of_images(config: PretrainConfig) -> tuple:
     plain = dataclasses.replace(config, data=few)
     config = resolve.resolve(plain, dataset)
     batch = np.arange(pairs, dtype=np.int32)
-    return *_step_and_state(config, dataset), (images, labels, batch)
+    return *_step_and_state(config, dataset, axis_name), (images, labels, batch)
 
 
-def _step_and_state(config: PretrainConfig, dataset: data.Dataset | None) -> tuple:
-    apply, params, stats = models.create(config.model, jax.random.key(0))
+def _step_and_state(
+    config: PretrainConfig, dataset: data.Dataset | None, axis_name: str | None
+) -> tuple[Callable, Callable]:
+    apply, _, _ = models.abstract(config.model)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
-    state = init_state(params, stats, optimizer)
-    if config.moco.queue_size:
+
+    def start():
+        _, params, stats = models.create(config.model, jax.random.key(0))
+        state = init_state(params, stats, optimizer)
+        if not config.moco.queue_size:
+            return state
         queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
-        state = state._replace(momentum=Momentum(params, stats, queue))
+        return state._replace(momentum=Momentum(params, stats, queue))
+
     source = dataset and dataset.pretrain
-    return make_step_of(config, source, apply, optimizer, 1000, axis_name=sharding.AXIS), state
+    step = make_step_of(config, source, apply, optimizer, 1000, axis_name=axis_name)
+    return step, start

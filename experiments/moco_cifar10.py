@@ -20,7 +20,7 @@ score for CIFAR-10 is published.
 Expected time: the notebook's log shows 20 s an epoch on one V100, 67 minutes in all. Not measured
 here. Estimate: a ResNet-18 takes 1.1 GFLOP for an image of 32 pixels; forward and backward of the
 query and forward of the key are 4 times that, 4.5e16 FLOP for 200 epochs of 50,000 images: 7 to 8
-minutes on a GPU that sustains 100 TFLOP/s in bfloat16. A run on CPU that is small enough stands in
+minutes on a GPU that sustains 100 TFLOP/s in bfloat16. A run on CPU that is small enough is in
 docs/moco.md.
 """
 

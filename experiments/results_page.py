@@ -3,8 +3,8 @@
     python -m experiments.results_page record wang-isola/figure7 laptop
     python -m experiments.results_page
 
-The first keeps the result of an item in docs/results/; the second writes the page from all that is
-kept there. So the page holds what the commands print, and a test makes it again.
+The first keeps a result in docs/results/; the second writes the page from all that are kept there.
+So the page holds what the commands print, and a test makes it again.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.reproduce import FILES, ITEMS, PAPERS, order, place
+from experiments.reproduce import FILES, PAPERS, REPRODUCTIONS, folder, order
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.files import read_json
@@ -28,30 +28,30 @@ MARK = "<!-- from here on written by experiments/results_page.py -->\n"
 
 
 def page() -> str:
-    """The whole page: what stands above the mark, the verdicts, and the items."""
+    """The whole page: what is above the mark, the verdicts, and the results."""
     introduction, _, _ = PAGE.read_text().partition(MARK)
     kept = [
-        (name, scale, folder)
-        for name in sorted(ITEMS, key=order)
-        for scale in ITEMS[name].scales
-        if (folder := _folder(name, scale)).is_dir()
+        (name, scale, path)
+        for name in sorted(REPRODUCTIONS, key=order)
+        for scale in REPRODUCTIONS[name].scales
+        if (path := _kept(name, scale)).is_dir()
     ]
     overview = [["item", "what", "here"], ["---"] * 3]
-    for name, _, folder in kept:
-        shown = read_json(folder / FILES.shown)
-        overview.append([name, shown["title"], shown["verdict"] or "-"])
+    for name, _, path in kept:
+        result = read_json(path / FILES.result)
+        overview.append([name, result["title"], result["verdict"] or "-"])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
 
 def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
-    """Keeps what an item has written.
+    """Keeps what was reproduced.
 
     Raises:
       UserError: when there is nothing, or a part of its runs is missing.
     """
-    source, kept = place(out, item, scale), _folder(item, scale)
-    require((source / FILES.shown).is_file(), f"no result in {source}: reproduce {item} first")
-    part = read_json(source / FILES.shown)["part"]
+    source, kept = folder(out, item, scale), _kept(item, scale)
+    require((source / FILES.result).is_file(), f"no result in {source}: reproduce {item} first")
+    part = read_json(source / FILES.result)["part"]
     require(not part, f"{source}: {part} Do the rest first")
     kept.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -64,23 +64,23 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     return kept
 
 
-def _section(name: str, scale: str, folder: Path) -> str:
-    shown = read_json(folder / FILES.shown)
-    needs = ITEMS[name].scales[scale]
+def _section(name: str, scale: str, path: Path) -> str:
+    result = read_json(path / FILES.result)
+    needs = REPRODUCTIONS[name].scales[scale]
     command = f"python run.py reproduce {name}"
     command += f" --scale {scale}" if needs.stages else ""
     command += " --data-dir DATA" if set(needs.data) - set(EMBEDDED) else ""
-    rows = [shown["columns"], ["---"] * len(shown["columns"])]
-    rows += [[text_of(cell) for cell in row] for row in shown["rows"]]
-    claim, *found = shown["text"]
+    rows = [result["columns"], ["---"] * len(result["columns"])]
+    rows += [[text_of(cell) for cell in row] for row in result["rows"]]
+    claim, *details = result["text"]
     parts = [
-        f"## {PAPERS[name.partition('/')[0]]}: {shown['title']}",
+        f"## {PAPERS[name.partition('/')[0]]}: {result['title']}",
         claim,
         f"```\n{command}\n```",
         _table(rows),
-        *(f"![{caption}](results/{folder.name}/{file})" for file, caption in shown["figures"]),
-        *found,
-        f"**Here:** {shown['verdict']}." if shown["verdict"] else "",
+        *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
+        *details,
+        f"**Here:** {result['verdict']}." if result["verdict"] else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -90,7 +90,7 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def _folder(item: str, scale: str) -> Path:
+def _kept(item: str, scale: str) -> Path:
     return KEPT / f"{item.replace('/', '-')}-{scale}"
 
 

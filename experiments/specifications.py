@@ -6,7 +6,7 @@ Wang & Isola B.1: SGD with momentum 0.9 and weight decay 0.0001, STL-10 for 200 
 times 0.1 at epochs 155, 170 and 185, all else from the row. Its learning rate is the one that the
 run begins with, whatever the batch. Where a run is shorter (finetuning, 12 epochs), decays that lie
 behind its end are left out. NYU-Depth-V2 (B.1), ImageNet-100 (B.2.1), ImageNet (B.2.2) and
-BookCorpus (B.3) stand in nyu_depth.py, moco_imagenet100.py, moco_v2_imagenet.py, quick_thought.py.
+BookCorpus (B.3) are in nyu_depth.py, moco_imagenet100.py, moco_v2_imagenet.py, quick_thought.py.
 """
 
 import dataclasses
@@ -74,19 +74,16 @@ WITHDRAWN = "wang-isola/table8-withdrawn"
 
 
 def specified(row: Row) -> Row:
-    """The row with all settings of this encoder: of a table of the best ones, that in the full one.
-
-    It is the one with the same losses and the same results.
-    """
+    """Of a row of Tables 1 to 3, that of Tables 8 to 10 with the same losses and results."""
     if row.table not in DETAILS:
         return row
     printed = expected(row) | {name: row.values[name] for name in LOSSES if name in row.values}
-    (found,) = (
+    (full,) = (
         other
         for other in rows(DETAILS[row.table])
         if all(other.values[name] == value for name, value in printed.items())
     )
-    return found
+    return full
 
 
 def initial(row: Row) -> Row | None:
@@ -108,7 +105,7 @@ def initial(row: Row) -> Row | None:
     return marked[0]
 
 
-def refusal(row: Row, doubtful: bool = False) -> str | None:
+def refusal(row: Row) -> str | None:
     """Why a row gives no config, or None; see `config_of`."""
     row = specified(row)
     where = f"{row.table}, row {row.number}"
@@ -117,7 +114,7 @@ def refusal(row: Row, doubtful: bool = False) -> str | None:
     if row.table not in BASES:
         return f"{where}: no config; the tables that have some are {', '.join((*DETAILS, *BASES))}"
     note = f" ({row.text['note']})" if row.text.get("note") else ""
-    for cells, what in ((row.lost, "lost"), (() if doubtful else row.suspect, "doubtful")):
+    for cells, what in ((row.lost, "lost"), (row.suspect, "doubtful")):
         settings = [name for name in cells if name in SETTINGS]
         if settings:
             return f"{where}: {what} in the paper's text: {', '.join(settings)}{note}"
@@ -128,28 +125,21 @@ def refusal(row: Row, doubtful: bool = False) -> str | None:
     return None
 
 
-def config_of(
-    row: Row, scale: str = "paper", *, runs_dir: str = "runs", doubtful: bool = False
-) -> PretrainConfig:
+def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> PretrainConfig:
     """The config that trains the encoder of a row.
 
-    Rows that are alike in all settings differ by their seed: 0, 1, … in the order of the table.
+    Rows that are alike in all settings differ by their seed: 0, 1, … in the order of the table. A
+    row of Tables 1 to 3 gives the config of its encoder in Tables 8 to 10.
 
     Args:
-      row: of `rows`. A row of Tables 1 to 3 gives the config of its encoder in Tables 8 to 10.
-      scale: `paper`; for BookCorpus' rows `laptop`: encoders of 100 dimensions, for two epochs; for
-        STL-10's rows, with their losses, dimension and initialization,
-        `laptop`: a small encoder of digits, an eighth of the epochs and a quarter of the batch;
-        `cifar10`: a narrow SmallAlexNet of CIFAR-10 at 16 pixels, a hundredth of the epochs and a
-        sixth of the batch. Batches have at least 2 pairs; the rate is scaled with them.
+      row: of `rows`.
+      scale: of `SCALES`; those smaller than `paper` are for rows of STL-10 and BookCorpus.
       runs_dir: folder of all runs, where also the encoder is that a finetuned one begins from.
-      doubtful: also take settings that may be misread, as they stand.
 
     Raises:
-      UserError: when a setting was lost or (without `doubtful`) may be misread, when it cannot be
-        known which encoder it begins from, or when the table has no configs or no such scale.
+      UserError: for a `refusal`, or when the table has no such scale.
     """
-    reason = refusal(row, doubtful)
+    reason = refusal(row)
     require(reason is None, str(reason))
     require(scale in SCALES, f"scale {scale!r}: must be one of {', '.join(SCALES)}")
     row, start = specified(row), initial(row)
@@ -220,13 +210,14 @@ def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerC
 
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
+    """Of digits, an eighth of the epochs and a quarter of the batch."""
     if config.data.name == "books":
-        return _eight_novels(config)
+        return _laptop_text(config)
     model = ModelConfig("small_cnn", dim=config.model.dim)
     return _smaller(config, "laptop", DataConfig("digits"), model, epochs=8, batch=4)
 
 
-def _eight_novels(config: PretrainConfig) -> PretrainConfig:
+def _laptop_text(config: PretrainConfig) -> PretrainConfig:
     """A twelfth of the dimensions, a sixth of the word embeddings', two epochs of a small corpus.
 
     That is 600 steps where the paper has 132,000, so that the rate is four times the paper's.
@@ -244,6 +235,7 @@ def _eight_novels(config: PretrainConfig) -> PretrainConfig:
 
 
 def _cifar10(config: PretrainConfig) -> PretrainConfig:
+    """Narrow, at 16 pixels, a hundredth of the epochs and a sixth of the batch."""
     model = ModelConfig("small_alexnet", dim=config.model.dim, width=0.125, image_size=16)
     return _smaller(config, "cifar10", DataConfig("cifar10"), model, epochs=100, batch=6)
 
@@ -256,7 +248,7 @@ def _smaller(
     epochs: int,
     batch: int,
 ) -> PretrainConfig:
-    """The run on other data, with its epochs and batch divided by these numbers."""
+    """The run on other data, epochs and batch (2 pairs at least) divided; the rate as the batch."""
     require(
         config.data.name == "stl10",
         f"--scale {scale}: {config.name} is of {config.data.name}, which has no such scale",

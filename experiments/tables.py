@@ -7,6 +7,7 @@ lost when the papers were read. Rows are counted from 1 in the order of the file
 the paper; but 25 rows of Table 8 are gone, the first of them after row 109.
 """
 
+import contextlib
 import csv
 import functools
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class Row(NamedTuple):
 
     table: str
     number: int  # from 1
-    text: Mapping[str, str]  # cells as they stand in the file
+    text: Mapping[str, str]  # cells as they are in the file
     values: Mapping[str, Value]  # the same as numbers, bools and strings; None: an empty cell
     lost: tuple[str, ...]  # columns that were printed and can no longer be read
     suspect: tuple[str, ...]  # columns that may be misread, for the reason in `note`
@@ -81,7 +82,11 @@ def expected(row: Row) -> dict[str, float]:
     Results that were lost, and those that the paper leaves out, are not in it; those in
     `row.suspect` are.
     """
-    return {name: value for name, value in row.values.items() if _is_result(name, value)}
+    return {
+        name: value
+        for name, value in row.values.items()
+        if value is not None and (name.startswith(("cv_", "val_")) or name.endswith("top1"))
+    }
 
 
 def _row(table: str, number: int, text: dict[str, str]) -> Row:
@@ -98,12 +103,6 @@ def _value(cell: str) -> Value:
     if cell in words:
         return words[cell]
     for number in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return number(cell)
-        except ValueError:
-            pass
     return cell
-
-
-def _is_result(name: str, value: Value) -> bool:
-    return value is not None and (name.startswith(("cv_", "val_")) or name.endswith("top1"))

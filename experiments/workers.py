@@ -5,23 +5,18 @@ import os
 import re
 import signal
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypersphere_jax.config import Stopped, require
-from hypersphere_jax.train.signals import StopSignals
+from hypersphere_jax.train.processes import StopSignals
 
 POLL = 0.5  # seconds between two looks at whether a signal came
-
-
-class _Worker(NamedTuple):
-    process: multiprocessing.Process
-    connection: Connection
-    place: int  # which share of the cores it has
+DIED = "its process died, as when the system ends it for want of memory"
 
 
 def each(
@@ -33,6 +28,8 @@ def each(
 ) -> Iterator[tuple[Any, Any]]:
     """Each task with what `function(task, command)` returned, in the order in which they end.
 
+    Of a task whose process died, that is `DIED`.
+
     Args:
       function: of a module, so that another process can import it.
       tasks: what it is called with.
@@ -41,78 +38,65 @@ def each(
       logs: folder for what the processes print, a file each; None: they print here.
 
     Raises:
-      Stopped: on a signal to this process or one of the others, once all have saved what they were
-        at.
+      Stopped: on a signal to this process or one of the others, once all have saved their state.
       UserError: for more jobs than there are cores, or GPUs.
-      OSError: of a process, such as a full disk.
     """
-    _places(jobs)  # a mistake is told also where there is nothing to do
+    places = _places(jobs)  # invalid input is refused also where there is nothing to do
     if jobs == 1:
         for task in tasks:
             yield task, function(task, command)
         return
-    jobs = min(jobs, len(tasks))
-    waiting, busy = deque(tasks), {}
-    places = _places(jobs)
-    free, idle = list(range(jobs)), []
-    asked = False  # whether the processes were asked to stop: once, as twice means at once
-    with StopSignals() as stop:
+    # An executor of one process each: where that dies, the others go on.
+    executors: dict[int, ProcessPoolExecutor] = {}
+    waiting, free, busy = deque(tasks), list(range(jobs)), {}
+    with StopSignals(command) as stop:
+        terminated = False  # once: a second signal would end a process before it has saved
         try:
             while busy or (waiting and not stop.asked):
-                while waiting and not stop.asked and (idle or free):
-                    worker = idle.pop() if idle else _start(function, free.pop(), places, logs)
-                    task = waiting.popleft()
-                    worker.connection.send((task, command))
-                    busy[worker.connection] = worker, task
-                if stop.asked and not asked:
-                    asked = True
-                    for worker, _ in busy.values():
-                        worker.process.terminate()
-                for connection in wait(list(busy), POLL):
-                    worker, task = busy.pop(connection)
+                while waiting and free and not stop.asked:
+                    number, task = free.pop(), waiting.popleft()
+                    if number not in executors:
+                        executors[number] = _executor(number, places[number], logs)
+                    future = executors[number].submit(function, task, command)
+                    busy[future] = number, task
+                if stop.asked and not terminated:
+                    terminated = True
+                    _terminate()
+                for future in wait(busy, POLL, FIRST_COMPLETED).done:
+                    number, task = busy.pop(future)
+                    free.append(number)
                     try:
-                        kind, value = connection.recv()
-                    except (EOFError, ConnectionError):
-                        worker.process.join()
-                        free.append(worker.place)
-                        if not stop.asked:
-                            yield task, _death(worker.process.exitcode)
-                        continue
-                    if kind == "error":
-                        raise RuntimeError(f"in a process of its own:\n{value}")
-                    if kind == "system":
-                        raise value
-                    if kind == "stopped":  # perhaps by a signal to that process alone
+                        outcome = future.result()
+                    except BrokenProcessPool:
+                        executors.pop(number).shutdown()
+                        outcome = DIED
+                    except (Stopped, KeyboardInterrupt):  # perhaps by a signal to it alone
                         stop.asked = True
-                    if kind == "done":
-                        idle.append(worker)
-                        yield task, value
+                    if not stop.asked:
+                        yield task, outcome
         finally:
-            working = [worker for worker, _ in busy.values()]
-            for worker in (*idle, *working):
-                worker.connection.close()  # those that have nothing to do end by it
-            for worker in () if asked else working:
-                worker.process.terminate()
-            for worker in (*idle, *working):
-                worker.process.join()
+            if busy and not terminated:
+                _terminate()
+            for executor in executors.values():
+                executor.shutdown()
     if stop.asked:
-        raise Stopped(f"stopped; what was saved is kept, to go on: {command}")
+        raise stop.stopped("after saving")
 
 
-def _start(function: Callable, place: int, places: list[dict], logs: Path | None) -> _Worker:
+def _executor(number: int, place: dict, logs: Path | None) -> ProcessPoolExecutor:
+    log = None if logs is None else logs / f"process{number + 1}.log"
     # A fork would copy JAX's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    log = None if logs is None else str(logs / f"process{place + 1}.log")
-    arguments = (function, theirs, places[place], log)
-    process = context.Process(target=_work, args=arguments, daemon=True)
-    process.start()
-    theirs.close()  # so that its end is heard here
-    return _Worker(process, mine, place)
+    return ProcessPoolExecutor(1, context, initializer=_begin, initargs=(place, log))
 
 
-def _work(function: Callable, connection: Connection, place: dict, log: str | None) -> None:
-    """What a process does: tasks as they come, until none does."""
+def _terminate() -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+def _begin(place: dict, log: Path | None) -> None:
+    """Sets up a process."""
     os.setsid()  # Ctrl-C is for the process above, which passes it on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if place["cores"]:
@@ -120,32 +104,14 @@ def _work(function: Callable, connection: Connection, place: dict, log: str | No
     if place["gpu"] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place["gpu"]
     if log is not None:
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "a") as file:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
             os.dup2(file.fileno(), sys.stdout.fileno())
             os.dup2(file.fileno(), sys.stderr.fileno())
-    while True:
-        try:
-            task, command = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send(("done", function(task, command)))
-        except (Stopped, KeyboardInterrupt):
-            connection.send(("stopped", None))
-            return
-        except OSError as error:
-            connection.send(("system", error))
-            return
-        except BaseException:
-            connection.send(("error", traceback.format_exc()))
-            return
 
 
 def _places(jobs: int) -> list[dict]:
     """The cores and the GPU of each process."""
-    if jobs < 1:
-        return []
     gpus = _gpus()
     require(
         not gpus or jobs <= len(gpus),
@@ -167,11 +133,3 @@ def _gpus() -> list[str]:
         return [name for name in names if name and not name.startswith("-")]
     numbers = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
     return sorted((match.group(1) for match in numbers if match), key=int)
-
-
-def _death(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        reason = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-        return f"its process was killed by {name}{reason}"
-    return f"its process ended with status {code}"

@@ -61,6 +61,17 @@ def test_table_is_plain_text_in_a_file(capsys):
     assert report.with_error(2.0, None) == "2.0000"
 
 
+def test_table_of_a_narrow_terminal_has_a_line_a_row(monkeypatch, capsys):
+    """Long texts are cut off there, names and numbers are not."""
+    monkeypatch.setattr(report.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [["name_" * 5, "many words " * 20, 1234567]] * 2
+    report.print_table(["run", "loss", "steps"], rows)
+    _, _, *lines = capsys.readouterr().out.splitlines()
+    assert [len(line) <= 60 and "name_" * 5 in line and "…" in line for line in lines[:2]]
+    assert all("1234567" in line for line in lines[:2]) and not "".join(lines[2:]).strip()
+
+
 def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"a picture")
@@ -78,7 +89,7 @@ def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
     assert "http" not in path.read_text() and "url(" not in path.read_text()
     assert not tags & {"script", "b", "i", "link"}
     said = {"Run <b>1</b>", blocks[1][1], "<script>alert(1)</script>", "97.25"}
-    assert said | {"model", "[1, 2]", "<i>", blocks[5][1]} <= set(text)
+    assert said | {"model.layers", "[1, 2]", "<i>", blocks[5][1]} <= set(text)
     # It is replaced whole or not at all.
     with pytest.raises(FileNotFoundError):
         report.write_page(path, "new", [("figure", tmp_path / "missing.png", "none")])
@@ -92,8 +103,8 @@ def test_run_report_shows_the_run(tmp_path, curves):
     _, text, pictures = parsed(report.run_report(run))
     assert pictures == [b"curves", b"metrics"]
     assert [record["step"] for record in curves[0][run.name]] == [0, 10, 20, 30, 40]
-    assert {run.name, "97.25", "C=0.0001", "-3.875", "init_from", "day 0"} <= set(text)
-    assert any("step 40, loss 0.2000" in said for said in text)
+    assert {run.name, "97.25", "C=0.0001", "-3.875", "config.model.init_from", "day 0"} <= set(text)
+    assert any("step=40, loss=0.2" in said for said in text)
     # What to type next: the last session's command continues the run.
     assert text[-1].splitlines()[::3] == [f"python run.py probe '{run}'", "python last"]
     (run / "metrics.jsonl").write_text(  # as a kill leaves it

@@ -1,17 +1,19 @@
 """The paper of the balanced contrastive loss: its tables, figures and theorems."""
 
-from experiments.balanced import augmentations, grids, seeds, similarities, subsets, theorems
-from experiments.items import Item
+from experiments.balanced import (
+    alpha_lambda,
+    augmentations,
+    long_tailed,
+    seeds,
+    similarities,
+    theorems,
+)
 
-ITEMS: dict[str, Item] = {
-    name: item
-    for module in (augmentations, grids, seeds, similarities, subsets, theorems)
-    for name, item in module.ITEMS.items()
-}
+MODULES = (augmentations, alpha_lambda, seeds, similarities, long_tailed, theorems)
 
 # What the paper has besides, and where it is.
-ELSEWHERE = {
+OTHERS = {
     "balanced/figure1": "an illustration of the framework",
     "balanced/figure2": "an illustration of the approximation",
-    "balanced/table2": "which part of SimCLR stands for which of the derivation",
+    "balanced/table2": "which part of SimCLR corresponds to which of the derivation",
 }

@@ -9,11 +9,10 @@ import numpy as np
 
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, by, rank_correlation, with_interval
+from experiments.plots import comparisons
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, by, rank_correlation, values, with_interval
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 
 # As the figure names them: its base, without one step, or with one more.
 RECIPES = {
@@ -33,35 +32,29 @@ def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[P
         data = dataclasses.replace(setting.base.data, recipe=recipe)
         changed = Setting(
             dataclasses.replace(setting.base, data=data),
-            setting.measures._replace(prototype=True),
+            setting.evaluation._replace(prototype=True),
         )
         about = {"augmentation": label}
         planned.append(settings.run(changed, context, recipe, SIMCLR, about, seed))
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Bias and accuracy of each augmentation."""
     columns = ["augmentation", "seeds", "prototype representation bias", "linear (%)"]
+    score = "backbone_linear"
     lines, points, means = [], {}, {}
     for label, group in by(rows, "augmentation").items():
-        biases = [row["prototype_bias"] for row in group]
-        accuracies = [row["backbone_linear"] for row in group]
+        biases, accuracies = values(group, "prototype_bias"), values(group, score)
         means[label] = float(np.mean(biases)), float(np.mean(accuracies))
         bias = f"{np.mean(biases):.4f} ({', '.join(f'{value:.4f}' for value in biases)})"
         lines.append([label, len(group), bias, with_interval(accuracies)])
-        points[label] = [
-            plots.Point(
-                row["prototype_bias"],
-                row["backbone_linear"],
-                row["backbone_linear_low"],
-                row["backbone_linear_high"],
-            )
-            for row in group
-        ]
-    path = context.folder / "figure.png"
-    plots.scatter(
-        points, path, x="prototype representation bias", y="linear accuracy before the head (%)"
+        points[label] = [comparisons.point(row, "prototype_bias", score) for row in group]
+    comparisons.scatter(
+        points,
+        context.figure,
+        x="prototype representation bias",
+        y="linear accuracy before the head (%)",
     )
     text = [
         "The paper's claim: self-supervised learning takes the mean output of an image's views "
@@ -72,7 +65,7 @@ def show(context: Context, rows: Rows) -> Shown:
         "The bias is that of Eq. (51), over the training images: the distance between the outputs "
         "of an image and of another one of its class, both under the same random transformation.",
     ]
-    if context.scale == "laptop":
+    if context.laptop:
         text.append(
             "Ours: a narrow network, a fifth of CIFAR-10's images at 16 pixels, "
             f"{settings.COLORS.base.optimizer.epochs} epochs. The blur has the paper's radius in "
@@ -81,7 +74,7 @@ def show(context: Context, rows: Rows) -> Shown:
         )
     title = "Prototype representation bias against accuracy (Figure 3)"
     caption = "Each point is an encoder; bars: 95% interval of the accuracy over test images"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(means))
+    return Result(title, columns, lines, [(context.figure, caption)], text, _verdict(means))
 
 
 def _verdict(means: Mapping[str, tuple[float, float]]) -> str:
@@ -103,17 +96,11 @@ def _verdict(means: Mapping[str, tuple[float, float]]) -> str:
     )
 
 
-ITEMS = {
-    "balanced/figure3": Item(
+REPRODUCTIONS = {
+    "balanced/figure3": Reproduction(
         "prototype representation bias of five augmentations",
-        {
-            "laptop": Scale(
-                ("cifar10",), 0.2, (functools.partial(plan, settings.COLORS, range(2)),)
-            ),
-            "paper": Scale(
-                ("imagenet2012",), 87_000, (functools.partial(plan, settings.IMAGENET, range(1)),)
-            ),
-        },
-        show,
+        result,
+        laptop=scale("cifar10", 0.2, functools.partial(plan, settings.COLORS, range(2))),
+        paper=scale("imagenet2012", 87_000, functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

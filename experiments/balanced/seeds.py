@@ -4,11 +4,10 @@ import functools
 import itertools
 from collections.abc import Mapping
 
-from experiments.balanced import grids, settings
+from experiments.balanced import alpha_lambda, settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, by, difference, with_interval
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, by, difference, values, with_interval
 from experiments.specifications import formula
 from experiments.sweeps import Planned
 
@@ -27,16 +26,16 @@ def plan(setting: Setting, best: Best, context: Context, rows: Rows) -> list[Pla
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Mean of each loss with the interval over seeds."""
-    laptop = context.scale == "laptop"
+    laptop = context.laptop
     columns = ["data", "loss", "seeds", "linear (%)", "k-NN (%)"]
     columns += ["linear before the head (%)"] if laptop else []
     lines = []
     for (data, loss), group in by(rows, "data", "loss").items():
         layer, k = ("output" if laptop else "backbone"), NEIGHBOURS.get(data, 1)
         scores = [f"{layer}_linear", f"{layer}_knn{k}"] + ["backbone_linear"] * laptop
-        cells = [with_interval([row[score] for row in group]) for score in scores]
+        cells = [with_interval(values(group, score)) for score in scores]
         lines.append([data, loss, len(group), *cells])
     text = [
         "The paper's claim: with the best alpha and lambda of its grid, the balanced contrastive "
@@ -54,43 +53,36 @@ def show(context: Context, rows: Rows) -> Shown:
     title = "Standard evaluation of the losses (Table 3)"
     layers = {"on the output": "output_linear"} if laptop else {}
     verdict = _verdict(rows, layers | {"before the head": "backbone_linear"})
-    return Shown(title, columns, lines, [], text, verdict)
+    return Result(title, columns, lines, [], text, verdict)
 
 
 def _verdict(rows: Rows, layers: Mapping[str, str]) -> str:
     """How far the balanced contrastive loss is from NT-Xent, on each layer."""
     parts = []
     kinds = by(rows, "data", "kind")
-    for data, (where, score) in itertools.product(by(rows, "data"), layers.items()):
+    for data, (layer, score) in itertools.product(by(rows, "data"), layers.items()):
         ours, simclr = (
-            [row[score] for row in kinds.get((data, kind), [])]
-            for kind in (settings.BALANCED, "nt_xent")
+            values(kinds.get((data, kind), []), score) for kind in (settings.BALANCED, "nt_xent")
         )
-        found = difference(ours, simclr)
-        if found is not None:
-            shows = ("shows" if found.value > 0 else "the other way") if found.sure else "not told"
-            parts.append(f"{data}, {where}: balanced contrastive against NT-Xent {found}: {shows}")
+        gain = difference(ours, simclr)
+        if gain is not None:
+            shows = "shows" if gain.value > 0 else "the other way"
+            shows = shows if gain.significant else "not told"
+            parts.append(f"{data}, {layer}: balanced contrastive against NT-Xent {gain}: {shows}")
     return "; ".join(parts)
 
 
-def _stage(setting: Setting, figure: str):
-    return functools.partial(plan, setting, grids.BEST[figure])
+def _stage(setting: Setting, figure: str) -> functools.partial:
+    return functools.partial(plan, setting, alpha_lambda.BEST[figure])
 
 
-ITEMS = {
-    "balanced/table3": Item(
+_IMAGENET = _stage(settings.IMAGENET, alpha_lambda.FIGURE4)
+_CIFAR10 = _stage(settings.CIFAR10, alpha_lambda.FIGURE5)
+REPRODUCTIONS = {
+    "balanced/table3": Reproduction(
         "standard evaluation of the losses, five seeds",
-        {
-            "laptop": Scale(("digits",), 0.06, (_stage(settings.DIGITS, grids.FIGURE4),)),
-            "paper": Scale(
-                ("imagenet2012", "cifar10"),
-                260_000,
-                (
-                    _stage(settings.IMAGENET, grids.FIGURE4),
-                    _stage(settings.CIFAR10, grids.FIGURE5),
-                ),
-            ),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.06, _stage(settings.DIGITS, alpha_lambda.FIGURE4)),
+        paper=scale("imagenet2012, cifar10", 260_000, _IMAGENET, _CIFAR10),
     )
 }

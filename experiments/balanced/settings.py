@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments import items
-from experiments.items import Context
-from experiments.measures import Measures
+from experiments.evaluation import Evaluation
+from experiments.reproduction import Context
+from experiments.reproduction import run as planned_run
 from experiments.sweeps import Planned
 from hypersphere_jax.config import (
     DataConfig,
@@ -30,10 +30,10 @@ SIMCLR = ObjectiveConfig(loss="nt_xent", loss_tau=0.5)
 
 
 class Setting(NamedTuple):
-    """What is trained but for its loss, and what is measured of it."""
+    """What is trained but for its loss, and what is evaluated of it."""
 
     base: PretrainConfig
-    measures: Measures
+    evaluation: Evaluation
 
 
 _IMAGENET = PretrainConfig(
@@ -53,7 +53,7 @@ _IMAGENET = PretrainConfig(
 )
 IMAGENET = Setting(
     _IMAGENET,
-    Measures(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,)),
+    Evaluation(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,)),
 )
 CIFAR10 = Setting(
     dataclasses.replace(
@@ -63,12 +63,12 @@ CIFAR10 = Setting(
         model=ModelConfig("resnet18", dim=2048, head="balanced", image_size=32),
         optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=200),
     ),
-    Measures(layers=("backbone",), protocol="balanced", folds=None, neighbours=(1,)),
+    Evaluation(layers=("backbone",), protocol="balanced", folds=None, neighbours=(1,)),
 )
 
 # The laptop's scale. Digits: a small network, 20 epochs of 10 steps. Before the head nearly every
 # encoder of digits has 97% and more: its output tells them apart.
-_BOTH_LAYERS = Measures(layers=("output", "backbone"), folds=None, neighbours=(1,))
+_BOTH_LAYERS = Evaluation(layers=("output", "backbone"), folds=None, neighbours=(1,))
 DIGITS = Setting(
     PretrainConfig(
         name="balanced_digits",
@@ -102,11 +102,6 @@ SUBSETS = COLORS._replace(
 )
 
 
-def of_grid(loss: str, alpha: float, lam: float) -> ObjectiveConfig:
-    """The balanced contrastive loss, Eq. (17), or the generalized NT-Xent."""
-    return ObjectiveConfig(loss=loss, loss_alpha=float(alpha), loss_lam=float(lam))
-
-
 def run(
     setting: Setting,
     context: Context,
@@ -122,13 +117,13 @@ def run(
         objective=objective,
         seed=seed,
     )
-    return items.run(config, context, setting.measures, about)
+    return planned_run(config, context, setting.evaluation, about)
 
 
 def run_of_grid(
     setting: Setting, context: Context, loss: str, alpha: int, lam: int, seed: int = 0
 ) -> Planned:
-    """A run with a loss that has alpha and lambda."""
+    """A run with the balanced contrastive loss, Eq. (17), or the generalized NT-Xent."""
+    objective = ObjectiveConfig(loss=loss, loss_alpha=float(alpha), loss_lam=float(lam))
     about = {"alpha": alpha, "lam": lam}
-    name = f"{loss}_alpha{alpha}_lam{lam}"
-    return run(setting, context, name, of_grid(loss, alpha, lam), about, seed)
+    return run(setting, context, f"{loss}_alpha{alpha}_lam{lam}", objective, about, seed)

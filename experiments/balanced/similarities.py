@@ -7,9 +7,8 @@ import itertools
 from experiments import tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, difference, with_interval
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, difference, done, values, with_interval
 from experiments.sweeps import Planned
 
 TABLE = "balanced/table1"
@@ -35,31 +34,29 @@ def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[P
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Accuracy with each similarity."""
-    laptop = context.scale == "laptop"
-    layers = ["backbone", "output"] if laptop else ["backbone"]
+    layers = ["backbone", "output"] if context.laptop else ["backbone"]
     columns = ["similarity", "normalized", "seeds", "failed", "linear (%)"]
-    columns += ["on the output (%)"] if laptop else []
+    columns += ["on the output (%)"] if context.laptop else []
     columns += ["paper (%)"]
     lines, accuracies = [], {}
     for label in SIMILARITIES:
-        mine = [row for row in rows if row["similarity"] == label]
-        if not mine:
+        group = [row for row in rows if row["similarity"] == label]
+        if not group:
             continue
-        done = [row for row in mine if row["status"] == "done"]
-        scores = [[row[f"{layer}_linear"] for row in done] for layer in layers]
+        scores = [values(done(group), f"{layer}_linear") for layer in layers]
         accuracies[label] = scores[-1]
         normalized = "yes" if label == "cosine" else "no"
-        cells = [with_interval(values) if values else None for values in scores]
-        counts = [len(done), len(mine) - len(done)]
-        lines.append([label, normalized, *counts, *cells, mine[0]["paper_top1"]])
+        cells = [with_interval(column) if column else None for column in scores]
+        counts = [len(done(group)), len(group) - len(done(group))]
+        lines.append([label, normalized, *counts, *cells, group[0]["paper_top1"]])
     text = [
         "The paper's claim: it is crucial that outputs are normalized before they are compared. "
         "Without that, NT-Xent (tau 0.5) with the plain inner product learns next to nothing on "
         "ImageNet (chance is 0.1%), and with minus the squared distance little.",
     ]
-    if laptop:
+    if context.laptop:
         text.append(
             "Ours are small encoders of digits, with ten classes: before the head a linear "
             "classifier does well on any network here, also a random one, so that the output, "
@@ -67,31 +64,25 @@ def show(context: Context, rows: Rows) -> Shown:
             "Student's t."
         )
     title = "Similarities, with and without normalization (Table 1)"
-    return Shown(title, columns, lines, [], text, _verdict(accuracies, layers[-1]))
+    return Result(title, columns, lines, [], text, _verdict(accuracies, layers[-1]))
 
 
 def _verdict(accuracies: dict[str, list[float]], layer: str) -> str:
     """How far the others are from cosine similarity; runs that failed are not among them."""
     parts = []
     for label in SIMILARITIES:
-        found = difference(accuracies.get("cosine", []), accuracies.get(label, []))
-        if label != "cosine" and found is not None:
-            shows = "shows" if found.low > 0 else "does not show for certain"
-            parts.append(f"cosine against {label} on the {layer}: {found}: {shows}")
+        gain = difference(accuracies.get("cosine", []), accuracies.get(label, []))
+        if label != "cosine" and gain is not None:
+            shows = "shows" if gain.low > 0 else "does not show for certain"
+            parts.append(f"cosine against {label} on the {layer}: {gain}: {shows}")
     return "; ".join(parts)
 
 
-ITEMS = {
-    TABLE: Item(
+REPRODUCTIONS = {
+    TABLE: Reproduction(
         "similarities with and without normalization",
-        {
-            "laptop": Scale(
-                ("digits",), 0.05, (functools.partial(plan, settings.DIGITS, range(5)),)
-            ),
-            "paper": Scale(
-                ("imagenet2012",), 52_000, (functools.partial(plan, settings.IMAGENET, range(1)),)
-            ),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.05, functools.partial(plan, settings.DIGITS, range(5))),
+        paper=scale("imagenet2012", 52_000, functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

@@ -3,16 +3,17 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.balanced import grids, seeds, settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown
-from hypersphere_jax import bounds, data, plots
+from experiments.balanced import alpha_lambda, seeds, settings
+from experiments.balanced.bound_figure import bound_figure
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, by
+from hypersphere_jax import data, theory
 from hypersphere_jax.config import ObjectiveConfig, require
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.evaluate.features import pair_features
@@ -25,31 +26,25 @@ ROUNDING = 1e-5  # of float32 sums, divided by nu
 DRAWN = 4  # encoders whose anchors are drawn
 ABOUT = ("loss", "alpha", "lambda", "seed")
 CELLS = ("holds (%)", "left", "right", "mean gap", "least gap", "largest gap")
-BEST = (settings.BALANCED, *map(float, grids.BEST[grids.FIGURE4][settings.BALANCED]))
+BEST = (settings.BALANCED, *alpha_lambda.BEST[alpha_lambda.FIGURE4][settings.BALANCED])
 
 
-class Seen(NamedTuple):
-    """An encoder, and its features of as many test images of each class.
+class EncoderFeatures(NamedTuple):
+    """An encoder, and its features of as many test images of each class."""
 
-    Attributes:
-      run: its name.
-      loss: name of what it was trained with, whose `alpha` and `lam` follow.
-      seed: of the training.
-      anchors: `[n, d]`, one view of each image.
-      views: `[VIEWS, n, d]`, others of the same images.
-      labels: `[n]`, from 0.
-      classes: their number.
-    """
-
-    run: str
-    loss: str
+    loss: str  # that it was trained with, whose alpha and lambda follow
     alpha: float
     lam: float
     seed: int
-    anchors: np.ndarray
-    views: np.ndarray
-    labels: np.ndarray
+    anchors: np.ndarray  # [n, d], one view of each image
+    views: np.ndarray  # [VIEWS, n, d], others of the same images
+    labels: np.ndarray  # [n], from 0
     classes: int
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        return f"{self.loss}, alpha {self.alpha:g}, lambda {self.lam:g}, seed {self.seed}"
 
 
 class Sides(NamedTuple):
@@ -69,12 +64,15 @@ class Sides(NamedTuple):
         return self.left <= self.right + ROUNDING
 
 
-def encoders(context: Context, rows: Rows) -> Iterator[Seen]:
+Found = list[tuple[EncoderFeatures, Sides]]
+
+
+def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
     """The encoders that are done, one at a time."""
-    done = dict.fromkeys(row["run"] for row in rows if row["status"] == "done")
-    require(bool(done), "none of the encoders is done: nothing to check the theorem on")
+    runs = by(rows, "run")
+    require(bool(runs), "none of the encoders is done: nothing to check the theorem on")
     devices = sharding.local_devices(1)
-    for run in done:
+    for run in runs:
         encoder = run_folder.load_encoder(context.runs_dir / run)
         # All encoders are one program, which is compiled once only if it is kept.
         sharding.keep_compiled(encoder.config.runtime.cache_dir)
@@ -83,12 +81,9 @@ def encoders(context: Context, rows: Rows) -> Iterator[Seen]:
         each = min(int(sizes.min()), IMAGES[context.scale])
         images = uniform(test, 0, each * len(known))
         pairs = [pair_features(encoder, images, devices, seed) for seed in range(VIEWS // 2 + 1)]
-        alpha, lam = strengths(encoder.config.objective)
-        yield Seen(
-            run,
+        yield EncoderFeatures(
             encoder.config.objective.loss,
-            alpha,
-            lam,
+            *strengths(encoder.config.objective),
             encoder.config.seed,
             pairs[-1][0],
             np.stack([view for pair in pairs[:-1] for view in pair]),
@@ -105,82 +100,82 @@ def strengths(objective: ObjectiveConfig) -> tuple[float, float]:
     return given["alpha"], given["lam"]
 
 
-def attracting(context: Context, rows: Rows) -> Shown:
+def attracting(context: Context, rows: Rows) -> Result:
     """Theorem 4.4: the view's similarity to the mean of views, and its mean similarity to them."""
-    compute = jax.jit(bounds.attracting_bound)
-    table, found = [], []
-    for seen in encoders(context, rows):
-        left, right, assumed = map(np.asarray, compute(seen.anchors, seen.views))
+    compute = jax.jit(theory.attracting_bound)
+    table, found, assumptions = [], [], []
+    for one in encoders(context, rows):
+        left, right, assumed = map(np.asarray, compute(one.anchors, one.views))
         sides = Sides(left, right)
-        norm = np.linalg.norm(seen.views.mean(axis=0), axis=1)
-        more = [_mean(norm), _percent(assumed)]
-        table.append([*_about(seen), *_cells(sides), *more])
-        # Without Assumption 4.3 the theorem says nothing.
-        agree = (sides.holds == assumed) | (np.abs(sides.gap) < ROUNDING)
-        found.append((seen, sides, assumed, bool(agree.all())))
-    figure = _picture(context, [each[:2] for each in found])
-    anchors = sum(len(sides.left) for _, sides, *_ in found)
-    within = np.concatenate([sides.holds[assumed] for _, sides, assumed, _ in found])
-    outside = anchors - len(within)
-    exactly = all(agrees for *_, agrees in found)
-    least, largest, which = _least_and_largest([each[:2] for each in found])
-    images = len(found[0][1].left)
+        norm = np.linalg.norm(one.views.mean(axis=0), axis=1)
+        table.append([*_about(one), *_cells(sides), _mean(norm), _percent(assumed)])
+        found.append((one, sides))
+        assumptions.append(assumed)
+    _draw(context.figure, found)
+    holds, assumed = (
+        np.concatenate([sides.holds for _, sides in found]),
+        np.concatenate(assumptions),
+    )
+    gaps = np.concatenate([sides.gap for _, sides in found])
+    within = holds[assumed]
+    # Without Assumption 4.3 the theorem says nothing.
+    exactly = bool(((holds == assumed) | (np.abs(gaps) < ROUNDING)).all())
+    least, largest, which = _least_and_largest(found)
     text = [
         "The theorem: to pull a view of an image towards the mean of all its views (their "
         "prototype), it is enough to pull it towards single other views, as a loss of pairs does. "
         "For features f of unit norm, and s the cosine, -s(f, E f') <= -E s(f, f'): what is meant "
         "to be small, on the left, lies below what the loss makes small. Assumption 4.3 is part of "
         "it: the view and the mean are at no obtuse angle.",
-        f"Computed on {images} test images, as many of each class: one random view of each is f, "
-        f"{VIEWS} others are f', and the expectation is the mean over these, of which the theorem "
-        "holds as of any distribution.",
+        f"Computed on {len(found[0][1].left)} test images, as many of each class: one random view "
+        f"of each is f, {VIEWS} others are f', and the expectation is the mean over these, of "
+        "which the theorem holds as of any distribution.",
         f"The bound holds for {_percent(within):.2f}% of the {len(within)} anchors of "
-        f"{len(found)} encoder(s) for which Assumption 4.3 holds; of the other ones, {outside}, "
+        f"{len(found)} encoder(s) for which Assumption 4.3 holds; of the other ones, "
+        f"{len(holds) - len(within)}, "
         "the theorem says nothing. With m the mean of the views the sides are -f.m / |m| and "
         "-f.m, so that without the assumption the bound fails unless |m| = 1: here it "
         f"{'holds exactly' if exactly else 'does NOT hold exactly'} where the assumption does."
-        + _failing([each[:2] for each in found]),
+        + _failing(found),
         f"The gap is f.m (1/|m| - 1): it closes as the views of an image come together. On "
         f"average over anchors it is {least:.4f} to {largest:.4f} by encoder, {which}",
     ]
     columns = [*ABOUT, *CELLS, "norm of m", "Assumption 4.3 (%)"]
     verdict = (
         f"the bound holds for {_percent(within):.2f}% of the anchors that Assumption 4.3 holds for "
-        f"({_percent([len(within) / anchors]):.2f}% of all), over {len(found)} encoder(s); mean "
+        f"({_percent(assumed):.2f}% of all), over {len(found)} encoder(s); mean "
         f"gap {least:.4f} to {largest:.4f}"
     )
     title = "Theorem 4.4: upper bound of the attracting component"
     caption = "Both sides of (8) of each anchor, and the gap of each encoder"
-    return Shown(title, columns, table, [(figure, caption)], text, verdict)
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict)
 
 
-def repelling(context: Context, rows: Rows) -> Shown:
+def repelling(context: Context, rows: Rows) -> Result:
     """Theorem 4.6: similarity to the nearest other class, and the log-mean-exp over all images."""
-    table, found, swept, chosen = [], [], [], None
-    for seen in encoders(context, rows):
-        sides, bracket, nu = _repelling(seen, seen.alpha)
-        table.append([*_about(seen), *_repelled(seen, seen.alpha, sides, bracket, nu)])
-        found.append((seen, sides, bracket))
-        best = (seen.loss, seen.alpha, seen.lam) == BEST
-        if chosen is None or (best and (chosen.loss, chosen.alpha, chosen.lam) != BEST):
-            chosen = seen
-    for alpha in ALPHAS:
-        sides, bracket, nu = _repelling(chosen, alpha)
-        table.append([*_about(chosen), *_repelled(chosen, alpha, sides, bracket, nu)])
-        swept.append((alpha, sides, math.log(chosen.classes) / alpha / nu))
+    table, found, brackets, chosen = [], [], [], None
+    for one in encoders(context, rows):
+        sides, bracket, line = _repelling(one, one.alpha)
+        table.append(line)
+        found.append((one, sides))
+        brackets.append(bracket)
+        if chosen is None or (one[:3] == BEST and chosen[:3] != BEST):
+            chosen = one
+    swept = [_repelling(chosen, alpha) for alpha in ALPHAS]
+    table += [line for *_, line in swept]
     sweep = {
         "alpha": np.array(ALPHAS),
-        "left": np.array([_mean(sides.left) for _, sides, _ in swept]),
-        "right": np.array([_mean(sides.right) for _, sides, _ in swept]),
-        "slack": np.array([_mean(slack) for *_, slack in swept]),
+        "left": np.array([_mean(sides.left) for sides, *_ in swept]),
+        "right": np.array([_mean(sides.right) for sides, *_ in swept]),
+        "slack": np.array([line[-1] for *_, line in swept]),
     }
-    figure = _picture(context, [each[:2] for each in found], sweep)
-    holds = np.concatenate([sides.holds for _, sides, _ in found])
-    allowed = np.concatenate([bracket >= 0 for *_, bracket in found])
+    _draw(context.figure, found, sweep)
+    holds = np.concatenate([sides.holds for _, sides in found])
+    allowed = np.concatenate(brackets) >= 0
     broken = int((~holds & allowed).sum())
-    void = np.concatenate([sides.right >= 1 for _, sides, _ in found])
-    least, largest, which = _least_and_largest([each[:2] for each in found])
-    classes, n = found[0][0].classes, len(found[0][1].left)
+    void = np.concatenate([sides.right >= 1 for _, sides in found])
+    least, largest, which = _least_and_largest(found)
+    classes, n = chosen.classes, len(found[0][1].left)
     gap = sweep["right"] - sweep["left"]
     text = [
         "The theorem: to push a view of an image away from the classes that are not its own, it is "
@@ -192,7 +187,7 @@ def repelling(context: Context, rows: Rows) -> Shown:
         f"Computed on {n} test images, as many of each of {classes} classes (Assumption 4.5): one "
         f"random view of each is f, f' is view number j of any image, and E the mean over {VIEWS} "
         "values of j. Alpha of the bound is that of the encoder's own loss, in all rows but the "
-        f"last {len(ALPHAS)}, which are one encoder ({_name(chosen)}) over alpha.",
+        f"last {len(ALPHAS)}, which are one encoder ({chosen.name}) over alpha.",
         "The proof has a gap: where an anchor points away from every other class, it divides a "
         "negative number by nu <= 1 and calls the result larger (step (iv) of Case 1, (38)). So "
         "the theorem is proved only where the bracket, the right side times nu, is not negative. "
@@ -204,12 +199,12 @@ def repelling(context: Context, rows: Rows) -> Shown:
         "bracket / nu.",
         f"The bound holds for {_percent(holds):.2f}% of the {len(holds)} anchors of {len(found)} "
         f"encoder(s); the bracket is not negative for {_percent(allowed):.2f}%."
-        + _failing([each[:2] for each in found])
+        + _failing(found)
         + (
-            " Wherever it is not negative, the bound holds."
-            if not broken
-            else f" For {broken} anchors the bound fails although the bracket is not negative: "
-            "that must not be."
+            f" For {broken} anchors the bound fails although the bracket is not negative: that "
+            "must not be."
+            if broken
+            else " Wherever it is not negative, the bound holds."
         ),
         f"How tight it is: on average over anchors the gap is {least:.3f} to {largest:.3f} by "
         f"encoder, {which} Two cosines differ by 2 at most, and a right side of 1 or more, as "
@@ -229,80 +224,59 @@ def repelling(context: Context, rows: Rows) -> Shown:
     )
     title = "Theorem 4.6: upper bound of the repelling component"
     caption = "Both sides of (10) of each anchor, the gap of each encoder, and one over alpha"
-    return Shown(title, columns, table, [(figure, caption)], text, verdict)
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict)
 
 
-def _about(seen: Seen) -> list:
-    return [seen.loss, seen.alpha, seen.lam, seen.seed]
+def _about(one: EncoderFeatures) -> list:
+    return [one.loss, one.alpha, one.lam, one.seed]
 
 
 def _cells(sides: Sides) -> list[float]:
     gap = sides.gap
-    return [
-        _percent(sides.holds),
-        _mean(sides.left),
-        _mean(sides.right),
-        _mean(gap),
-        float(gap.min()),
-        float(gap.max()),
-    ]
+    ends = [float(gap.min()), float(gap.max())]
+    return [_percent(sides.holds), *map(_mean, (sides.left, sides.right, gap)), *ends]
 
 
 @functools.partial(jax.jit, static_argnames="classes")
 def _bound(anchors, labels, views, alpha, classes):
-    return bounds.repelling_bound(anchors, labels, views, labels, alpha, classes)
+    return theory.repelling_bound(anchors, labels, views, labels, alpha, classes)
 
 
-def _repelling(seen: Seen, alpha: float) -> tuple[Sides, np.ndarray, np.ndarray]:
-    """Both sides, bracket and nu of one encoder, whose labels are even by construction."""
-    found = _bound(seen.anchors, seen.labels, seen.views, alpha, seen.classes)
-    left, right, bracket, nu = map(np.asarray, found)
-    return Sides(left, right), bracket, nu
+def _repelling(one: EncoderFeatures, alpha: float) -> tuple[Sides, np.ndarray, list]:
+    """Both sides, the bracket, and the line of the table of one encoder."""
+    bound = _bound(one.anchors, one.labels, one.views, alpha, one.classes)
+    left, right, bracket, nu = map(np.asarray, bound)
+    sides, slack = Sides(left, right), _mean(math.log(one.classes) / alpha / nu)
+    more = [_mean(nu), _percent(bracket >= 0), slack]
+    return sides, bracket, [*_about(one), alpha, *_cells(sides), *more]
 
 
-def _repelled(
-    seen: Seen, alpha: float, sides: Sides, bracket: np.ndarray, nu: np.ndarray
-) -> list[float]:
-    slack = _mean(math.log(seen.classes) / alpha / nu)
-    return [alpha, *_cells(sides), _mean(nu), _percent(bracket >= 0), slack]
-
-
-def _picture(context: Context, found: list[tuple[Seen, Sides]], sweep: dict | None = None):
+def _draw(path: Path, found: Found, sweep: dict | None = None) -> None:
     """Anchors of a few encoders, from the first to the last, and the gaps of all."""
     places = np.unique(np.linspace(0, len(found) - 1, DRAWN).round().astype(int))
-    anchors = {_name(found[i][0]): found[i][1] for i in places}
+    anchors = {found[i][0].name: found[i][1] for i in places}
+    keys = ("loss", "alpha", "lam", "seed", "mean", "least", "largest")
     gaps = [
-        {
-            "loss": seen.loss,
-            "alpha": seen.alpha,
-            "lam": seen.lam,
-            "mean": _mean(sides.gap),
-            "least": float(sides.gap.min()),
-            "largest": float(sides.gap.max()),
-        }
-        for seen, sides in found
+        dict(zip(keys, (*_about(one), *_cells(sides)[-3:]), strict=True)) for one, sides in found
     ]
-    path = context.folder / "figure.png"
-    plots.bound_sheet(anchors, gaps, path, sweep)
-    return path
+    bound_figure(anchors, gaps, path, sweep)
 
 
-def _name(seen: Seen) -> str:
-    return f"{seen.loss}, alpha {seen.alpha:g}, lambda {seen.lam:g}, seed {seen.seed}"
-
-
-def _least_and_largest(found: list[tuple[Seen, Sides]]) -> tuple[float, float, str]:
+def _least_and_largest(found: Found) -> tuple[float, float, str]:
     """Mean gaps of two encoders, and which these are."""
-    ordered = sorted(((_mean(sides.gap), _name(seen)) for seen, sides in found))
+    ordered = sorted((_mean(sides.gap), one.name) for one, sides in found)
     (least, nearest), (largest, farthest) = ordered[0], ordered[-1]
     which = f"the least with {nearest}, the largest with {farthest}."
     return least, largest, which
 
 
-def _failing(found: list[tuple[Seen, Sides]]) -> str:
+def _failing(found: Found) -> str:
     """With which encoders a bound fails, and how often; nothing where it always holds."""
-    failing = [(_name(seen), int((~sides.holds).sum()), len(sides.left)) for seen, sides in found]
-    listed = "; ".join(f"{name} ({count} of {n} anchors)" for name, count, n in failing if count)
+    listed = "; ".join(
+        f"{one.name} ({(~sides.holds).sum()} of {len(sides.left)} anchors)"
+        for one, sides in found
+        if not sides.holds.all()
+    )
     return f" It fails with {listed}." if listed else ""
 
 
@@ -314,17 +288,17 @@ def _percent(values: np.ndarray) -> float:
     return 100 * _mean(values)
 
 
-def _item(theorem: str, title: str, show: Callable[[Context, Rows], Shown]) -> dict[str, Item]:
-    laptop = functools.partial(grids.plan, settings.DIGITS)
-    paper = functools.partial(seeds.plan, settings.IMAGENET, grids.BEST[grids.FIGURE4])
-    scales = {
-        "laptop": Scale(("digits",), 0.2, (laptop,)),
-        "paper": Scale(("imagenet2012",), 260_000, (paper,)),
-    }
-    return {f"balanced/{theorem}": Item(title, scales, show)}
+def _theorem(title: str, result: Callable[[Context, Rows], Result]) -> Reproduction:
+    best = alpha_lambda.BEST[alpha_lambda.FIGURE4]
+    grid = functools.partial(alpha_lambda.plan, settings.DIGITS)
+    chosen = functools.partial(seeds.plan, settings.IMAGENET, best)
+    scales = scale("digits", 0.2, grid), scale("imagenet2012", 260_000, chosen)
+    return Reproduction(title, result, *scales)
 
 
-ITEMS = {
-    **_item("theorem4.4", "the bound of the attracting component, on encoders", attracting),
-    **_item("theorem4.6", "the bound of the repelling component, on encoders", repelling),
+REPRODUCTIONS = {
+    "balanced/theorem4.4": _theorem(
+        "the bound of the attracting component, on encoders", attracting
+    ),
+    "balanced/theorem4.6": _theorem("the bound of the repelling component, on encoders", repelling),
 }

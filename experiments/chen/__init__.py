@@ -1,16 +1,11 @@
 """Chen, Luo & Li, *Intriguing Properties of Contrastive Losses*: its tables and figures."""
 
-from experiments.chen import competing_bits, grid, losses, projections, saturation
-from experiments.items import Item
+from experiments.chen import competing_bits, loss_tables, projections, saturation, tau_lambda
 
-ITEMS: dict[str, Item] = {
-    name: item
-    for module in (losses, grid, projections, saturation, competing_bits)
-    for name, item in module.ITEMS.items()
-}
+MODULES = (loss_tables, tau_lambda, projections, saturation, competing_bits)
 
 # What the appendix has besides, and where it is.
-ELSEWHERE = {
+OTHERS = {
     "chen/figureA1": "an illustration of the three priors: `generalized_contrastive_loss`",
     "chen/algorithm1": "the sliced Wasserstein distance: `sliced_wasserstein_loss`",
 }

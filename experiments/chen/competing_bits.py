@@ -8,23 +8,22 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
-from experiments import items
 from experiments.chen import settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, by
+from experiments.plots import comparisons
+from experiments.reproduction import Context, Reproduction, run, scale
+from experiments.result import Result, Rows, by
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 from hypersphere_jax.config import MocoConfig, ObjectiveConfig
 
-# What the paper varies; its own values stand in its picture only.
+# What the paper varies; its own values are in its picture only.
 BITS = {"paper": (0, 2, 4, 6, 8, 10, 12, 15), "laptop": (0, 2, 4, 6, 8, 12)}
 BATCHES = {"paper": (256, 512, 1024), "laptop": (64, 256)}  # beside 128
 QUEUE = {"paper": 4096, "laptop": 1024}
 CHANCE = 10.0  # percent, of ten classes
+SCORE = "backbone_linear"
 
 
-def curves(scale: str) -> dict[str, dict]:
+def _encoders(scale: str) -> dict[str, dict]:
     """What is trained with each number of bits: changes to an encoder, by label."""
     moco = ObjectiveConfig(
         contrastive_weight=1, contrastive_tau=0.2, align_weight=0, uniform_weight=0
@@ -45,12 +44,11 @@ def curves(scale: str) -> dict[str, dict]:
 
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
-    laptop = context.scale == "laptop"
-    base = settings.LAPTOP if laptop else settings.RESNET18
-    measures = settings.LAPTOP_MEASURES if laptop else settings.MEASURES
+    base = settings.LAPTOP if context.laptop else settings.RESNET18
+    evaluation = settings.LAPTOP_EVALUATION if context.laptop else settings.EVALUATION
     planned = []
     for (label, change), bits in itertools.product(
-        curves(context.scale).items(), BITS[context.scale]
+        _encoders(context.scale).items(), BITS[context.scale]
     ):
         batch = change.get("batch", base.optimizer.batch_size)
         config = dataclasses.replace(
@@ -61,29 +59,24 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             moco=change.get("moco", base.moco),
             optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
         )
-        planned.append(items.run(config, context, measures, {"label": label, "bits": bits}))
+        planned.append(run(config, context, evaluation, {"label": label, "bits": bits}))
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Accuracy over bits, a curve for each loss, batch size and queue."""
-    bits, score = BITS[context.scale], "backbone_linear"
+    bits = BITS[context.scale]
     columns = ["encoder", *(f"{k} bits (%)" for k in bits)]
-    lines, lined, accuracies = [], {}, {}
+    table, curves, accuracies = [], {}, {}
     for label, group in by(rows, "label").items():
-        found = {row["bits"]: row for row in group}
-        accuracies[label] = {k: row[score] for k, row in found.items()}
-        cells = [f"{found[k][score]:.1f}" if k in found else None for k in bits]
-        lines.append([label, *cells])
-        lined[label] = [
-            plots.Point(k, row[score], row[f"{score}_low"], row[f"{score}_high"])
-            for k, row in sorted(found.items())
-        ]
-    path = context.folder / "figure.png"
-    images = "digits" if context.scale == "laptop" else "CIFAR-10"
-    plots.curves(
-        {f"{images} with random bits": lined},
-        path,
+        scores = {row["bits"]: row[SCORE] for row in group}
+        accuracies[label] = scores
+        table.append([label, *(f"{scores[k]:.1f}" if k in scores else None for k in bits)])
+        curves[label] = sorted(comparisons.point(row, "bits", SCORE) for row in group)
+    images = "digits" if context.laptop else "CIFAR-10"
+    comparisons.curves(
+        {f"{images} with random bits": curves},
+        context.figure,
         x="random bits added to each image",
         y="linear accuracy before the head (%)",
         levels={"chance": CHANCE},
@@ -99,22 +92,22 @@ def show(context: Context, rows: Rows) -> Shown:
         "several have the same number, so that they carry fewer. Test images have random bits of "
         "their own.",
     ]
-    if context.scale == "laptop":
+    if context.laptop:
         text.append(
             "Ours are small encoders of digits: 1,400 images, 20 epochs; batches of 128 where "
             "nothing else is said."
         )
     caption = "Linear accuracy over random bits; shaded: 95% interval over test images"
     title = f"Random bits beside the image (Figure E.1; {images})"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(accuracies))
+    return Result(title, columns, table, [(context.figure, caption)], text, _verdict(accuracies))
 
 
 def _verdict(accuracies: Mapping[str, Mapping[int, float]]) -> str:
     """How many encoders fall below half of their accuracy, and which of them keeps the most."""
     ends = {
-        label: (found[0], found[max(found)], max(found))
-        for label, found in accuracies.items()
-        if min(found) == 0 < max(found)
+        label: (scores[0], scores[max(scores)], max(scores))
+        for label, scores in accuracies.items()
+        if min(scores) == 0 < max(scores)
     }
     if not ends:
         return ""
@@ -131,13 +124,11 @@ def _verdict(accuracies: Mapping[str, Mapping[int, float]]) -> str:
     )
 
 
-ITEMS = {
-    "chen/figureE1": Item(
+REPRODUCTIONS = {
+    "chen/figureE1": Reproduction(
         "accuracy of images with random bits in extra channels",
-        {
-            "laptop": Scale(("digits",), 0.3, (_plan,)),
-            "paper": Scale(("cifar10",), 23_000, (_plan,)),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.3, _plan),
+        paper=scale("cifar10", 23_000, _plan),
     )
 }

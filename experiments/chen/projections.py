@@ -2,19 +2,23 @@
 
 import dataclasses
 import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from experiments import items
+import numpy as np
+from matplotlib.figure import Figure
+
 from experiments.chen import settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, by
+from experiments.reproduction import Context, Reproduction, run, scale
+from experiments.result import Result, Rows, by
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 from hypersphere_jax.config import MetricsConfig
 from hypersphere_jax.evaluate.metrics_verb import measure
+from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 # More and more of the term that spreads the outputs, by its weight and by the temperature. The
-# paper's own values stand in its picture only.
+# paper's own values are in its picture only.
 ENCODERS = {
     "SWD (uniform hypersphere)": {
         f"lambda {lam:g}": settings.swd("hypersphere", lam) for lam in (0.05, 0.5, 5.0)
@@ -30,29 +34,28 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
         for label, objective in members.items():
             about = {"group": group, "label": label}
             name = f"{settings.slug(group)}_{settings.slug(label)}"
-            if context.scale == "laptop":
+            if context.laptop:
                 planned.append(settings.small(context, name, objective, about))
                 continue
             config = dataclasses.replace(settings.CIFAR10, name=f"chen_{name}", objective=objective)
-            planned.append(items.run(config, context, settings.MEASURES, about))
+            planned.append(run(config, context, settings.EVALUATION, about))
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """How far the projections are from those of uniform features, and their histograms."""
     columns = ["loss", "setting", "distance from uniform (KS)", "squared distance (SWD)"]
     columns += ["L_uniform", "optimum"]
     lines, histograms, distances, width = [], {}, {}, 0.0
     for (group, label), (row,) in by(rows, "group", "label").items():
-        found = measure(MetricsConfig(str(context.runs_dir / row["run"]), parts=("projections",)))
-        distance, width = found["projection_ks_sphere"], found["projection_half_width"]
-        numbers = [found[name] for name in ("sliced_wasserstein", "uniform", "uniform_optimum")]
-        lines.append([group, label, f"{distance:.4f}", f"{numbers[0]:.4f}", *numbers[1:]])
+        metrics = measure(MetricsConfig(str(context.runs_dir / row["run"]), parts=("projections",)))
+        distance, width = metrics["projection_ks_sphere"], metrics["projection_half_width"]
+        numbers = [f"{distance:.4f}", f"{metrics['sliced_wasserstein']:.4f}"]
+        lines.append([group, label, *numbers, metrics["uniform"], metrics["uniform_optimum"]])
         distances.setdefault(group, []).append(distance)
-        counts = [one["counts"] for one in found["projections"][:DIRECTIONS]]
-        histograms.setdefault(group, {})[label] = counts
-    path = context.folder / "figure.png"
-    plots.projection_sheet(histograms, width, path)
+        counts = [one["counts"] for one in metrics["projections"][:DIRECTIONS]]
+        histograms[f"{group}\n{label}"] = counts
+    draw_histograms(histograms, width, context.figure)
     text = [
         "The paper's claim: along random directions, outputs that are spread evenly over the "
         "sphere look like a normal distribution. They come nearer to it as the weight lambda of "
@@ -66,31 +69,61 @@ def show(context: Context, rows: Rows) -> Shown:
         "the term that spreads the outputs has more and more weight"
     )
     title = "Outputs along random directions (Figure B.1)"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(distances))
+    return Result(title, columns, lines, [(context.figure, caption)], text, _verdict(distances))
+
+
+def draw_histograms(
+    encoders: Mapping[str, Sequence[Sequence[int]]], half_width: float, path: Path | None
+) -> Figure:
+    """A row of small histograms for each encoder, a column for each direction.
+
+    Args:
+      encoders: name -> counts in equal bins `[directions, bins]`.
+      half_width: bins reach from minus this to this, in standard deviations of uniform features.
+      path: of the picture.
+    """
+    columns = max(map(len, encoders.values()))
+    size = (1.6 * columns + 1.6, 1.25 * len(encoders) + 0.6)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    grid = figure.subplots(len(encoders), columns, sharex=True, squeeze=False)
+    x = np.linspace(-half_width, half_width, 201)
+    normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    for row, (name, counts) in zip(grid, encoders.items(), strict=True):
+        for axes, histogram in zip(row, np.array(counts, float), strict=False):
+            edges = np.linspace(-half_width, half_width, len(histogram) + 1)
+            density = histogram / histogram.sum() / (edges[1] - edges[0])
+            axes.stairs(density, edges, fill=True, color=COLORS[0], alpha=0.6, label="features")
+            axes.plot(x, normal, "--", color=COLORS[1], lw=1.2, label="normal distribution")
+            axes.set_ylim(0, 1.15 * max(normal.max(), np.quantile(density, 0.98)))
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center")
+    for axes in grid.flat:
+        axes.set_yticks([])
+    figure.supxlabel("projection on a random direction, in standard deviations of uniform features")
+    handles = grid[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
+    return saved(figure, path)
 
 
 def _verdict(distances: dict[str, list[float]]) -> str:
-    found = []
+    parts = []
     for group, values in distances.items():
         if len(values) < len(ENCODERS[group]):
             continue
         falls = all(a > b for a, b in itertools.pairwise(values))
         numbers = ", ".join(f"{value:.3f}" for value in values)
         first, *_, last = ENCODERS[group]
-        found.append(
+        parts.append(
             f"{group}: the distance {'falls' if falls else 'does not fall throughout'} from "
             f"{first} to {last} ({numbers}): {'shows' if falls else 'does not show'}"
         )
-    return "; ".join(found)
+    return "; ".join(parts)
 
 
-ITEMS = {
-    "chen/figureB1": Item(
+REPRODUCTIONS = {
+    "chen/figureB1": Reproduction(
         "distribution of outputs along random directions",
-        {
-            "laptop": Scale(("digits",), 0.03, (_plan,)),
-            "paper": Scale(("cifar10",), 1_300, (_plan,)),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.03, _plan),
+        paper=scale("cifar10", 1_300, _plan),
     )
 }

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from experiments import items
 from experiments.chen import settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Measures, Rows
-from experiments.shown import Shown, by
+from experiments.evaluation import Evaluation
+from experiments.plots import comparisons
+from experiments.reproduction import Context, Reproduction, run, scale
+from experiments.result import Result, Rows, by
 from experiments.sweeps import Planned
-from hypersphere_jax import plots, theory
+from hypersphere_jax import theory
 from hypersphere_jax.config import DataConfig, ObjectiveConfig
 from hypersphere_jax.losses import prior_matching_loss
 
@@ -31,7 +31,7 @@ LOSSES = {
     },
     SWD: ObjectiveConfig(loss="prior_matching", prior="hypersphere", loss_factor=settings.FACTOR),
 }
-# Temperatures, batches and bits of the paper stand in its picture only.
+# Temperatures, batches and bits of the paper are in its picture only.
 BITS = {"paper": (1, 2, 3, 4, 6, 8, 10, 12, 14, 16), "laptop": (1, 2, 4, 6, 8, 12, 16)}
 BATCHES = {"paper": (128, 512, 2048), "laptop": (64, 256)}
 FEW = 8  # bits at most, of "a few"
@@ -41,7 +41,7 @@ DRAWS = 20  # of uniform points, for what their distance to others of their kind
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
     base = settings.RESNET18
-    if context.scale == "laptop":  # 50,000 images of 8 pixels, once
+    if context.laptop:  # 50,000 images of 8 pixels, once
         base = settings.LAPTOP
         base = dataclasses.replace(
             base,
@@ -60,7 +60,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
         )
         about = {"name": name, "bits": bits}
-        planned.append(items.run(config, context, Measures(logged=True), about))
+        planned.append(run(config, context, Evaluation(logged=True), about))
     return planned
 
 
@@ -90,24 +90,23 @@ def reference(name: str, n: int, d: int) -> tuple[float, float]:
     return kappa + math.log(n - 1), uniform + math.log(n - 1)
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """The loss over bits, and with how many of them it is nearly what it can be."""
     bits = BITS[context.scale]
     columns = ["loss", "pairs", *(f"{k} bits" if k > 1 else "1 bit" for k in bits)]
     columns += [f"bits to {NEARLY:.0%}"]
     lines, panels, enough = [], {}, {}
     for (name, batch), group in by(rows, "name", "batch").items():
-        found = {row["bits"]: gained(row) for row in group}
-        enough[name, batch] = saturated(found)
-        numbers = [f"{found[k]:.3f}" if k in found else None for k in bits]
+        gains = {row["bits"]: gained(row) for row in group}
+        enough[name, batch] = saturated(gains)
+        numbers = [f"{gains[k]:.3f}" if k in gains else None for k in bits]
         lines.append([name, batch, *numbers, enough[name, batch]])
         panel = panels.setdefault("SWD" if name == SWD else "LogSumExp", {})
-        label = f"{name}, batches of {batch}"
-        panel[label] = [plots.Point(k, found[k]) for k in sorted(found)]
-    path = context.folder / "figure.png"
-    plots.curves(
+        points = [comparisons.Point(*pair) for pair in sorted(gains.items())]
+        panel[f"{name}, batches of {batch}"] = points
+    comparisons.curves(
         panels,
-        path,
+        context.figure,
         x="bits of entropy in the images",
         y="gained: 0 one point, 1 uniform outputs",
         levels={"uniform outputs": 1.0},
@@ -123,7 +122,7 @@ def show(context: Context, rows: Rows) -> Shown:
         "spread more evenly than random points are.",
         f"The last column: the fewest bits with {NEARLY:.0%} of what the most bits gain.",
     ]
-    if context.scale == "laptop":
+    if context.laptop:
         text.append(
             "Ours: a small network and outputs of 32 dimensions; 50,000 images of 8 pixels, once; "
             "LARS."
@@ -131,35 +130,32 @@ def show(context: Context, rows: Rows) -> Shown:
     caption = "The distribution term at the end of training on images of k random bits"
     title = "The distribution term saturates with a few bits (Figure C.1)"
     complete = len(by(rows, "run")) == len(LOSSES) * len(bits) * len(BATCHES[context.scale])
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(enough, complete))
+    verdict = _verdict(enough) if complete else ""
+    return Result(title, columns, lines, [(context.figure, caption)], text, verdict)
 
 
-def saturated(found: Mapping[int, float]) -> int:
+def saturated(gains: Mapping[int, float]) -> int:
     """The fewest bits that gain nearly what the most of them do."""
-    most = max(found)
-    return min(k for k, value in found.items() if k == most or value >= NEARLY * found[most])
+    most = max(gains)
+    return min(k for k, value in gains.items() if k == most or value >= NEARLY * gains[most])
 
 
-def _verdict(enough: Mapping[tuple[str, int], int], complete: bool) -> str:
+def _verdict(enough: Mapping[tuple[str, int], int]) -> str:
     """Which losses are saturated by a few bits."""
-    if not complete:
-        return ""
-    found: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for (name, batch), k in enough.items():
-        found.setdefault(name, []).append(f"{k} bits (batches of {batch})")
-    few = [name for name in found if all(k <= FEW for (n, _), k in enough.items() if n == name)]
-    numbers = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items())
-    shows = f"shows for {len(few)} of {len(found)} losses, if a few are {FEW} bits at most"
+        parts.setdefault(name, []).append(f"{k} bits (batches of {batch})")
+    few = [name for name in parts if all(k <= FEW for (n, _), k in enough.items() if n == name)]
+    numbers = "; ".join(f"{name}: {', '.join(each)}" for name, each in parts.items())
+    shows = f"shows for {len(few)} of {len(parts)} losses, if a few are {FEW} bits at most"
     return f"saturation {shows}; {NEARLY:.0%} is reached by {numbers}"
 
 
-ITEMS = {
-    "chen/figureC1": Item(
+REPRODUCTIONS = {
+    "chen/figureC1": Reproduction(
         "distribution losses of images that carry k random bits",
-        {
-            "laptop": Scale(("random_bits",), 0.2, (_plan,)),
-            "paper": Scale(("random_bits",), 33_000, (_plan,)),
-        },
-        show,
+        result,
+        laptop=scale("random_bits", 0.2, _plan),
+        paper=scale("random_bits", 33_000, _plan),
     )
 }

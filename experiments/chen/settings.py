@@ -17,9 +17,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import items
-from experiments.items import Context
-from experiments.measures import Measures
+from experiments.evaluation import Evaluation
+from experiments.reproduction import Context, run
 from experiments.sweeps import Planned
 from experiments.tables import Row
 from hypersphere_jax.config import (
@@ -32,7 +31,7 @@ from hypersphere_jax.config import (
 )
 
 FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
-MEASURES = Measures(layers=("backbone",), protocol="simclr", folds=None)
+EVALUATION = Evaluation(layers=("backbone",), protocol="simclr", folds=None)
 
 
 def nt_xent(tau: float) -> ObjectiveConfig:
@@ -125,7 +124,7 @@ LAPTOP = PretrainConfig(
     runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
 )
 # Before the head nearly every encoder of digits has 97% and more: its output tells them apart.
-LAPTOP_MEASURES = Measures(layers=("output", "backbone"), folds=None)
+LAPTOP_EVALUATION = Evaluation(layers=("output", "backbone"), folds=None)
 
 
 def config_of(row: Row) -> PretrainConfig:
@@ -148,7 +147,7 @@ def small(
 ) -> Planned:
     """An encoder of digits."""
     config = dataclasses.replace(LAPTOP, name=f"chen_{name}", objective=objective, seed=seed)
-    return items.run(config, context, LAPTOP_MEASURES, about)
+    return run(config, context, LAPTOP_EVALUATION, about)
 
 
 def slug(name: str) -> str:

@@ -1,16 +1,19 @@
-"""Wang & Isola (2020): its tables, figures and theorems, as items of `python run.py reproduce`."""
+"""Wang & Isola (2020): its tables, figures and theorems."""
 
-from experiments.items import Item
-from experiments.wang_isola import best, circle, plane, sentences, theory, trajectories, weights
+from experiments.wang_isola import (
+    best_encoders,
+    circle,
+    plane,
+    sentences,
+    theory_figures,
+    trajectories,
+    weights,
+)
 
-ITEMS: dict[str, Item] = {
-    name: item
-    for module in (best, circle, plane, sentences, theory, trajectories, weights)
-    for name, item in module.ITEMS.items()
-}
+MODULES = (best_encoders, circle, plane, sentences, theory_figures, trajectories, weights)
 
 # What the paper has besides, and where it is.
-ELSEWHERE = {
+OTHERS = {
     "wang-isola/figure1": "an illustration of alignment and uniformity",
     "wang-isola/figure2": "an illustration of linear separability",
     "wang-isola/figure6": "code of the two losses: `align_loss`, `uniform_loss`",

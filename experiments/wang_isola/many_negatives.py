@@ -1,17 +1,19 @@
 """Theorem 1 of Wang & Isola, measured: the contrastive loss with more and more negatives."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.shown import Shown
-from hypersphere_jax import data, info_nce_loss, plots, theory
+from experiments.result import Result
+from hypersphere_jax import data, info_nce_loss, theory
 from hypersphere_jax.config import DataConfig
+from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TAU = 0.5
 SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
@@ -22,40 +24,44 @@ PER_CLASS = 5  # digits of each class that make the second distribution
 DIGIT_DIM = 8
 DRAWS = 2048  # at most, for each M
 CHUNK = 2**18  # negatives at once
+# Deviation of: (what is measured, power of M of the first order, title and label of its panel).
+KINDS = {
+    "rms": (
+        "one draw (root mean square)",
+        -0.5,
+        "one draw of M negatives",
+        "root mean square deviation (nats)",
+    ),
+    "bias": ("expectation", -1.0, "expectation over draws", "absolute deviation (nats)"),
+}
 
 
 class Features(NamedTuple):
-    """Features of which the limit of the loss is known, one query at a time.
+    """Features of which the limit of the loss is known, one query at a time."""
 
-    Attributes:
-      names: one a kind of positives.
-      draw: (generator, draws, M) -> `Draws`.
-      rms_constant: of the first order of one draw's deviation, rms_constant / sqrt(M).
-      bias_constant: of that of the expectation, bias_constant / M, for each kind of positives.
-    """
-
-    names: tuple[str, ...]
-    draw: Callable
-    rms_constant: float
-    bias_constant: list[float]
+    names: tuple[str, ...]  # one a kind of positives
+    draw: Callable  # (generator, draws, M) -> `Draws`
+    rms_constant: float  # one draw's deviation is of first order rms_constant / sqrt(M)
+    bias_constant: list[float]  # and the expectation's bias_constant / M, for each kind
 
 
 class Draws(NamedTuple):
-    """Queries with positives and negatives, and what is known of each query.
+    """Queries with positives and negatives, and what is known of each query."""
 
-    Attributes:
-      queries: `[draws, d]`.
-      keys: `[draws, kinds, d]`, positives of each kind.
-      negatives: `[draws, M, d]`.
-      mean: `[draws]`, E exp(x . x- / tau) of each query.
-      limit: `[draws, kinds]`, -x . y / tau + log of that mean: Eq. (2) before its mean over x.
-    """
+    queries: np.ndarray  # [draws, d]
+    keys: np.ndarray  # [draws, kinds, d]: positives of each kind
+    negatives: np.ndarray  # [draws, M, d]
+    mean: np.ndarray  # [draws]: E exp(x . x- / tau)
+    limit: np.ndarray  # [draws, kinds]: -x . y / tau + log mean, Eq. (2) before its mean over x
 
-    queries: np.ndarray
-    keys: np.ndarray
-    negatives: np.ndarray
-    mean: np.ndarray
-    limit: np.ndarray
+
+class Deviations(NamedTuple):
+    """Deviations from the limit for each M, `[k]`, with standard errors."""
+
+    rms: np.ndarray
+    rms_error: np.ndarray
+    bias: np.ndarray
+    bias_error: np.ndarray
 
 
 def uniform_features(tau: float = TAU, dim: int = DIM, angle: float = ANGLE) -> Features:
@@ -75,14 +81,10 @@ def uniform_features(tau: float = TAU, dim: int = DIM, angle: float = ANGLE) -> 
         limit = np.tile(math.log(mean) - cosines / tau, (draws, 1))
         return Draws(x, keys.astype(np.float32), points[:, 1:], np.full(draws, mean), limit)
 
+    name = f"uniform on the sphere in R^{dim}"
+    biases = [math.exp(c / tau) / mean - spread / 2 for c in cosines]
     return Features(
-        names=(
-            f"uniform on the sphere in R^{dim}, aligned",
-            f"uniform on the sphere in R^{dim}, positives at {angle:g}°",
-        ),
-        draw=draw,
-        rms_constant=math.sqrt(spread),
-        bias_constant=[math.exp(c / tau) / mean - spread / 2 for c in cosines],
+        (f"{name}, aligned", f"{name}, positives at {angle:g}°"), draw, math.sqrt(spread), biases
     )
 
 
@@ -123,12 +125,8 @@ def population(name: str, x: np.ndarray, y: np.ndarray, tau: float = TAU) -> Fea
         negatives = x[rng.integers(len(x), size=(draws, m))]
         return Draws(x[chosen], y[chosen, None], negatives, mean[chosen], limit[chosen, None])
 
-    return Features(
-        names=(name,),
-        draw=draw,
-        rms_constant=math.sqrt(spread.mean()),
-        bias_constant=[float((np.exp(aligned) / mean - spread / 2).mean())],
-    )
+    bias = float((np.exp(aligned) / mean - spread / 2).mean())
+    return Features((name,), draw, math.sqrt(spread.mean()), [bias])
 
 
 @jax.jit
@@ -150,16 +148,6 @@ def _losses(
     return jax.vmap(one)(x, keys, negatives, mean)
 
 
-class Deviations(NamedTuple):
-    """Deviations from the limit for each M, `[k]`, with standard errors."""
-
-    sizes: list[int]
-    rms: np.ndarray
-    rms_error: np.ndarray
-    bias: np.ndarray
-    bias_error: np.ndarray
-
-
 def deviations(
     features: Features,
     sizes: Sequence[int],
@@ -168,19 +156,12 @@ def deviations(
     seed: int,
     tau: float = TAU,
 ) -> list[Deviations]:
-    """Measure how far `info_nce_loss - log M` lies from its limit, for each kind of positives.
+    """How far `info_nce_loss - log M` lies from its limit, for each kind of positives.
 
-    Each draw has a query and M negatives of its own.
-
-    Args:
-      features: what is drawn.
-      sizes: numbers M of negatives, squares.
-      draws: at most so many draws for each M.
-      negatives: at most so many negatives in all draws of one M, but 16 draws at least.
-      seed: of the draws.
-      tau: temperature, that of `features`.
+    Each draw has a query and M (a square) negatives of its own; for each M there are at most so
+    many draws, and negatives in all, but 16 draws at least. tau is that of the features.
     """
-    found = []
+    measured = []
     for m in sizes:
         rng = np.random.default_rng((seed, m))
         count = max(16, min(draws, negatives // m))
@@ -197,16 +178,13 @@ def deviations(
         rms = np.sqrt((values**2).mean(axis=0))
         rest = values - first_order
         rms_error = (values**2).std(axis=0) / scale / (2 * rms)
-        found.append((rms, rms_error, rest.mean(axis=0), rest.std(axis=0) / scale))
-    columns = np.array(found).transpose(2, 1, 0)  # [kinds, 4, k]
-    return [Deviations(list(sizes), *kind) for kind in columns]
+        measured.append((rms, rms_error, rest.mean(axis=0), rest.std(axis=0) / scale))
+    columns = np.array(measured).transpose(2, 1, 0)  # [kinds, 4, k]
+    return [Deviations(*kind) for kind in columns]
 
 
 def power_law(sizes: Sequence[int], values: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """Slope of log |values| over log sizes, by weighted least squares, and its standard error.
-
-    The error grows with the scatter where that is larger than the errors given.
-    """
+    """Slope of log |values| over log sizes by weighted least squares, and its standard error."""
     x, y = np.log(np.asarray(sizes, float)), np.log(np.abs(values))
     weights = (np.abs(values) / errors) ** 2
     centred = x - np.average(x, weights=weights)
@@ -218,51 +196,31 @@ def power_law(sizes: Sequence[int], values: np.ndarray, errors: np.ndarray) -> t
 
 
 def theorem1(
-    folder: Path,
+    path: Path | None,
     seed: int = 0,
     sizes: Sequence[int] = SIZES,
     draws: int = DRAWS,
     negatives: int = 2**24,
-) -> Shown:
-    """Theorem 1: how fast the normalized contrastive loss goes to its limit.
-
-    Args:
-      folder: where figure.png goes.
-      seed: of all draws.
-      sizes: numbers M of negatives, squares; slopes are fitted from M = 256.
-      draws: at most so many draws of the negatives for each M.
-      negatives: at most so many negatives drawn for each M.
-    """
-    series, rows, slopes = [], [], {"rms": [], "bias": []}
+) -> Result:
+    """Theorem 1: how fast the normalized contrastive loss goes to its limit; see `deviations`."""
     x, y = digit_pairs(seed)
     digits = population(f"{len(x)} digits in R^{DIGIT_DIM}, positives moved by a pixel", x, y)
+    fitted = np.flatnonzero(np.array(sizes) >= FIT_FROM)
+    series, rows, slopes = {}, [], {key: [] for key in KINDS}
     for features in (uniform_features(), digits):
         measured = deviations(features, sizes, draws, negatives, seed)
-        for name, constant, item in zip(
-            features.names, features.bias_constant, measured, strict=True
-        ):
-            constants = {"rms": features.rms_constant, "bias": constant}
-            keys = {f"{key}_constant": value for key, value in constants.items()}
-            series.append({"name": name, **item._asdict(), **keys})
-            fitted = [index for index, m in enumerate(sizes) if m >= FIT_FROM]
-            for key, label, expected in (
-                ("rms", "one draw (root mean square)", -0.5),
-                ("bias", "expectation", -1.0),
-            ):
-                values, errors = getattr(item, key), getattr(item, f"{key}_error")
+        for name, bias, one in zip(features.names, features.bias_constant, measured, strict=True):
+            constants = {"rms": features.rms_constant, "bias": bias}
+            series[name] = one, constants
+            for key, (label, power, *_) in KINDS.items():
+                values, errors = getattr(one, key), getattr(one, f"{key}_error")
                 slope, error = power_law([sizes[i] for i in fitted], values[fitted], errors[fitted])
-                slopes[key].append((slope, error))
-                theory_value = constants[key] * sizes[-1] ** expected
-                rows.append(
-                    [name, label, slope, error, expected, values[-1], errors[-1], theory_value]
-                )
-    path = Path(folder) / "figure.png"
-    plots.limit_deviations(series, path)
-
-    def between(key):
-        values = [slope for slope, _ in slopes[key]]
-        return f"{min(values):.3f} to {max(values):.3f}"
-
+                slopes[key].append(slope)
+                first_order = constants[key] * sizes[-1] ** power
+                rows.append([name, label, slope, error, power, values[-1], errors[-1], first_order])
+    draw_deviations(sizes, series, path)
+    ranges = {key: f"{min(found):.3f} to {max(found):.3f}" for key, found in slopes.items()}
+    limit = float(theory.contrastive_limit(x, y, TAU))
     text = [
         "The paper: as the number M of negatives grows, the contrastive loss less log M converges "
         "to Eq. (2), and the absolute deviation decays in O(M^-1/2) (result 3). An older revision "
@@ -271,20 +229,19 @@ def theorem1(
         f"{sizes[-1]}. Uniform features have the limit -s/tau + log 0F1(; d/2; 1/(4 tau^2)) for "
         f"positives with inner product s. The {len(x)} digits, in their first {DIGIT_DIM} singular "
         "directions and normalized, are a population: each negative is any of them, and the limit "
-        "is the same mean over them, theory.contrastive_limit = "
-        f"{float(theory.contrastive_limit(x, y, TAU)):.6f}. Slopes are fitted on logarithmic axes "
-        f"from M = {FIT_FROM}, by weighted least squares.",
+        f"is the same mean over them, theory.contrastive_limit = {limit:.6f}. Slopes are fitted on "
+        f"logarithmic axes from M = {FIT_FROM}, by weighted least squares.",
         "With one draw of a query and its negatives, the deviation is random. Its root mean square "
-        f"falls with slopes of {between('rms')}. The proof bounds the mean absolute deviation of "
+        f"falls with slopes of {ranges['rms']}. The proof bounds the mean absolute deviation of "
         "single draws, which is of the same order, by M^-1/2; the older revision's M^-2/3 would be "
         "too fast for it.",
         "The theorem itself speaks of the expectation over draws, for which O(M^-1/2) is an upper "
-        f"bound and not the rate. It falls with slopes of {between('bias')}; one expects 1/M: the "
+        f"bound and not the rate. It falls with slopes of {ranges['bias']}; one expects 1/M: the "
         "first order of the random part averages out, and what is left are the positive's own "
-        "term in the sum and the bias of the log of a mean, both of order 1/M.",
-        "So that the expectation can be seen at all below the noise of draws, each draw's first "
-        "order, the relative error of its mean potential, is subtracted; its own expectation is "
-        "exactly zero. The last column has the first order in closed form at the largest M.",
+        "term in the sum and the bias of the log of a mean, both of order 1/M. (So that it can be "
+        "seen below the noise of draws, each draw's first order, the relative error of its mean "
+        "potential, is subtracted, whose own expectation is zero.)",
+        "The last column has the first order in closed form at the largest M.",
     ]
     columns = [
         *("features", "deviation of", "slope", "its error", "expected"),
@@ -296,10 +253,38 @@ def theorem1(
         "right: the expectation."
     )
     title = "Theorem 1: deviation of the normalized contrastive loss from its limit"
-    draws = all(abs(slope + 0.5) < 0.1 for slope, _ in slopes["rms"])
-    faster = all(slope < -0.5 for slope, _ in slopes["bias"])
+    close = all(abs(slope + 0.5) < 0.1 for slope in slopes["rms"])
+    faster = all(slope < -0.5 for slope in slopes["bias"])
     verdict = (
-        f"single draws {'have' if draws else 'do NOT have'} slope -1/2 within 0.1; the expectation "
+        f"single draws {'have' if close else 'do NOT have'} slope -1/2 within 0.1; the expectation "
         f"{'falls faster than the bound' if faster else 'does NOT keep the bound'}"
     )
-    return Shown(title, columns, rows, [(path, caption)], text, verdict)
+    return Result(title, columns, rows, [(path, caption)], text, verdict)
+
+
+def draw_deviations(
+    sizes: Sequence[int],
+    series: Mapping[str, tuple[Deviations, Mapping[str, float]]],
+    path: Path | None,
+) -> Figure:
+    """Deviations against M with two standard errors; dashed: their first order, by its constant."""
+    figure = Figure(figsize=(11, 4.8), dpi=DPI, layout="constrained")
+    for axes, (key, (_, power, title, label)) in zip(
+        figure.subplots(1, 2), KINDS.items(), strict=True
+    ):
+        for (name, (measured, constants)), color, marker in zip(
+            series.items(), COLORS, "osD^v", strict=False
+        ):
+            values, errors = np.abs(getattr(measured, key)), 2 * getattr(measured, f"{key}_error")
+            style = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
+            axes.errorbar(sizes, values, errors, capsize=3, label=name, **style)
+            first_order = abs(constants[key]) * np.array(sizes, float) ** power
+            axes.plot(sizes, first_order, color=color, linestyle="--", linewidth=1)
+        slope = {-0.5: "−1/2", -1.0: "−1"}[power]
+        axes.plot([], [], color="gray", linestyle="--", label=f"first order, slope {slope}")
+        axes.set(yscale="log", title=title, ylabel=label, xlabel="number M of negatives")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return saved(figure, path)

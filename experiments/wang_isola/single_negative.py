@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from scipy import special
 
-from experiments.shown import Shown
-from hypersphere_jax import info_nce_loss, plots
+from experiments.result import Result
+from hypersphere_jax import info_nce_loss
+from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TAU = 0.5
 TAUS = (0.1, 0.5, 1.0)
@@ -26,10 +29,7 @@ def single_negative(cosines: np.ndarray, positive: float, tau: float) -> np.ndar
 def uniform_single(dim: int, tau: float, positive: float = 1.0) -> float:
     """The loss of uniform features with one negative, by quadrature over the negative's angle.
 
-    Args:
-      dim: of the space that holds the sphere, >= 2.
-      tau: temperature.
-      positive: cosine of positives; 1: aligned, the constant of Theorem 2.
+    `positive` is the cosine of positives; 1, aligned, gives the constant of Theorem 2.
     """
     angles = (np.arange(20_000) + 0.5) * np.pi / 20_000
     weights = np.sin(angles) ** (dim - 2)
@@ -71,14 +71,9 @@ def all_pairs_loss(x: jax.Array, y: jax.Array, negatives: jax.Array, tau: float)
 
 @jax.jit
 def free_descent(angles: jax.Array, tau: float) -> tuple[jax.Array, jax.Array]:
-    """Gradient descent of points on the circle on the aligned loss with one negative.
+    """Gradient descent of points on the circle, `[starts, n]` angles, on the aligned loss.
 
-    Args:
-      angles: `[starts, n]`.
-      tau: temperature.
-
-    Returns:
-      The last angles `[starts, n]`, and the loss before each step `[STEPS, starts]`.
+    Gives the last angles, and the loss before each step `[STEPS, starts]`.
     """
 
     def loss(angles):
@@ -104,13 +99,8 @@ def _von_mises_points(kappa: float) -> np.ndarray:
     return np.interp((np.arange(POINTS) + 0.5) / POINTS, mass / mass[-1], grid)
 
 
-def theorem2(folder: Path, seed: int = 0) -> Shown:
-    """Theorem 2: with a single negative, which features have the least contrastive loss.
-
-    Args:
-      folder: where figure.png goes.
-      seed: of random points and starts.
-    """
+def theorem2(path: Path | None, seed: int = 0) -> Result:
+    """Theorem 2: with a single negative, which features have the least contrastive loss."""
     rng = np.random.default_rng(seed)
     rows = []
 
@@ -153,16 +143,16 @@ def theorem2(folder: Path, seed: int = 0) -> Shown:
     best = int(np.argmin(ends))
     name = f"aligned, {FREE_POINTS} free points, best of {STARTS} descents"
     add(TAU, 2, name, _circle(moved[best]), float(ends[best]))
-    least = min(range(1, 40), key=lambda n: spaced_single(n, TAU))
-    path = Path(folder) / "figure.png"
-    _draw_theorem2(path, losses - constant, spaced_single(least, TAU) - constant)
+    fewest = min(range(1, 40), key=lambda n: spaced_single(n, TAU))
+    least = spaced_single(fewest, TAU) - constant
+    draw_single_negative(losses.T - constant, least, path)
 
     below = [row for row in rows if row[5] < -1e-9]
-    worst = {
-        tau: min(spaced_single(n, tau) for n in range(1, 80)) / uniform_single(2, tau) - 1
+    gains = {
+        tau: 1 - min(spaced_single(n, tau) for n in range(1, 80)) / uniform_single(2, tau)
         for tau in TAUS
     }
-    first_negative = {tau: int(np.argmax(waves(tau)[1:100] < -1e-12)) + 1 for tau in TAUS}
+    negative = {tau: int(np.argmax(waves(tau)[1:100] < -1e-12)) + 1 for tau in TAUS}
     text = [
         "The paper: if perfectly aligned and uniform encoders exist, they are the exact minimizers "
         "of the contrastive loss for M = 1. The constant that it gives for their loss is an "
@@ -175,18 +165,18 @@ def theorem2(folder: Path, seed: int = 0) -> Shown:
         f"{spaced_single(4, 1.0):.6f}, and uniform features {uniform_single(2, 1.0):.6f}.",
         f"Gradient descent finds this by itself: {FREE_POINTS} free points from random starts end "
         f"{min(ends) - constant:.2e} to {max(ends) - constant:.2e} from the constant "
-        f"{constant:.6f} at tau = {TAU:g}; the best equally spaced set, {least} points, is at "
-        f"{spaced_single(least, TAU) - constant:.2e}.",
+        f"{constant:.6f} at tau = {TAU:g}; the best equally spaced set, {fewest} points, is at "
+        f"{least:.2e}.",
         "The reason: uniform features are the minimizers only if all waves cos(k angle) in the "
         "loss of two points, log(1 + exp((cos(angle) - 1) / tau)), have coefficients of at least "
         "zero. The first negative one is k = "
-        + ", ".join(f"{k} at tau = {tau:g}" for tau, k in first_negative.items())
+        + ", ".join(f"{k} at tau = {tau:g}" for tau, k in negative.items())
         + ". The proof takes the derivative of that loss by the squared distance as completely "
         "monotone; the n-th derivative printed there leaves out inner derivatives, and the third "
         "derivative of it has the other sign for points that lie close.",
         "In practice the difference is small: against the constant, the best equally spaced points "
         "gain "
-        + ", ".join(f"{-100 * gain:.2f}% at tau = {tau:g}" for tau, gain in worst.items())
+        + ", ".join(f"{100 * gain:.2f}% at tau = {tau:g}" for tau, gain in gains.items())
         + ". Alignment stays exact: for any features, aligned positives cost least.",
     ]
     columns = ["tau", "d", "features", "loss", "exact", "above aligned + uniform"]
@@ -197,27 +187,49 @@ def theorem2(folder: Path, seed: int = 0) -> Shown:
         "is a random start."
     )
     title = "Theorem 2: the contrastive loss with a single negative"
-    gain = max(-value for value in worst.values())
     verdict = (
         "holds nearly, not exactly: aligned features at a few equally spaced points lie up to "
-        f"{100 * gain:.1f}% of the loss below aligned and uniform ones"
+        f"{100 * max(gains.values()):.1f}% of the loss below aligned and uniform ones"
         if below
         else "none of the features here lie below aligned and uniform ones"
     )
-    return Shown(title, columns, rows, [(path, caption)], text, verdict)
+    return Result(title, columns, rows, [(path, caption)], text, verdict)
 
 
-def _draw_theorem2(path: Path, above: np.ndarray, least: float) -> None:
+def draw_single_negative(descents: np.ndarray, least: float, path: Path | None) -> Figure:
+    """The loss with one negative, above that of aligned and uniform features.
+
+    Four panels: positives at an angle; von Mises-Fisher features; n equally spaced points, the
+    least of which is given; and `descents` `[starts, steps]` of free points.
+    """
+    figure = Figure(figsize=(11, 8), dpi=DPI, layout="constrained")
+    (aligned, uniform), (points, free) = figure.subplots(2, 2)
     degrees, kappas, numbers = np.linspace(0, 180, 91), np.geomspace(0.1, 100, 61), range(1, 17)
-    angles, concentrations, spaced = {}, {}, {}
-    for tau in TAUS:
-        constant = uniform_single(2, tau)
-        cosines = np.cos(np.radians(degrees))
-        values = np.array([uniform_single(2, tau, cosine) for cosine in cosines])
-        angles[tau] = degrees, values - constant
-        values = np.array([von_mises_single(kappa, tau) for kappa in kappas])
-        concentrations[tau] = kappas, values - constant
-        values = np.array([spaced_single(n, tau) for n in numbers])
-        spaced[tau] = np.array(numbers), values - constant
-    descent = {"tau": TAU, "steps": np.arange(len(above)), "above": above.T, "least": least}
-    plots.single_negative_sheet(angles, concentrations, spaced, descent, path)
+    for tau, color, marker in zip(TAUS, COLORS, "osD", strict=False):
+        constant, style = uniform_single(2, tau), {"color": color, "label": f"τ = {tau:g}"}
+        losses = [uniform_single(2, tau, cosine) for cosine in np.cos(np.radians(degrees))]
+        aligned.plot(degrees, np.array(losses) - constant, **style)
+        losses = [von_mises_single(kappa, tau) for kappa in kappas]
+        uniform.plot(kappas, np.array(losses) - constant, **style)
+        losses = [spaced_single(n, tau) for n in numbers]
+        style |= {"marker": marker, "markersize": 4, "linewidth": 0.8}
+        points.plot(numbers, np.array(losses) - constant, **style)
+    aligned.set(title="less aligned, uniform", xlabel="angle between positives (degrees)")
+    aligned.set_xticks(range(0, 181, 30))
+    uniform.set(title="aligned, less uniform: von Mises-Fisher", xscale="log")
+    uniform.set_xlabel("concentration κ")
+    points.set(title="aligned, at n equally spaced points", xlabel="number of points n")
+    points.set(xticks=numbers, ylim=(-5e-3, 3))
+    points.set_yscale("symlog", linthresh=1e-4)
+    points.yaxis.set_minor_locator(NullLocator())
+    free.plot(descents.T)
+    free.axhline(least, color="black", linestyle=":", label="best of equally spaced points")
+    title = f"aligned, free points under gradient descent, τ = {TAU:g}"
+    free.set(title=title, xlabel="step", ylim=(1.6 * least, -4 * least))
+    free.ticklabel_format(axis="y", style="sci", scilimits=(-3, -3), useMathText=True)
+    for axes in figure.axes:
+        axes.axhline(0, color="gray", linestyle="--", linewidth=1)
+        axes.set_ylabel("loss above aligned + uniform (nats)")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return saved(figure, path)

@@ -1,14 +1,19 @@
 """Figure 8 of Wang & Isola: an encoder with too high a temperature, finetuned in three ways."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 
-from experiments import items, tables
-from experiments.items import Context, Item, Scale
-from experiments.measures import Measures, Rows
-from experiments.shown import Shown
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import tables
+from experiments.evaluation import Evaluation
+from experiments.reproduction import Context, Reproduction, planned_row, run, scale
+from experiments.result import Result, Rows, by, interval, values
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TABLE = "wang-isola/table8"
 # The paper: what starts from row 278. Its text says tau = 2.5, and the rows that Table 8 marks as
@@ -22,13 +27,13 @@ OBJECTIVES = {
     "uniform only": ObjectiveConfig(align_weight=0, uniform_weight=1),
     "align + uniform": ObjectiveConfig(align_weight=1, uniform_weight=1),
 }
-# Steps between two checkpoints that are measured; in the paper's runs, an epoch.
+# Steps between two checkpoints that are evaluated; in the paper's runs, an epoch.
 EVERY, PAPER_EVERY = 65, 136
-ALONG = Measures(folds=None, all_steps=True)
+ALONG = Evaluation(folds=None, all_steps=True)
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    start = items.planned_row(tables.row_of(TABLE, START), context, Measures(), scale="cifar10")
+    start = planned_row(tables.row_of(TABLE, START), context, Evaluation(), scale="cifar10")
     planned = [start]
     for name, objective in OBJECTIVES.items():
         config = dataclasses.replace(
@@ -37,71 +42,84 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
             objective=objective,
             optimizer=dataclasses.replace(start.config.optimizer, epochs=1),
         )
-        about = items.described(config) | {"panel": name}
-        planned.append(_along(config, name, EVERY, about))
+        planned.append(run(_along(config, name, EVERY), context, ALONG, {"panel": name}))
     return planned
 
 
 def _paper(context: Context, rows: Rows) -> list[Planned]:
-    start = items.planned_row(tables.row_of(TABLE, PAPER_START), context, Measures())
-    planned = [start]
+    planned = [planned_row(tables.row_of(TABLE, PAPER_START), context, Evaluation())]
     for name, number in PAPER.items():
-        one = items.planned_row(tables.row_of(TABLE, number), context, ALONG)
-        # Under a name of their own: in Table 8 the same runs keep fewer checkpoints.
-        planned.append(_along(one.config, name, PAPER_EVERY, {**one.about, "panel": name}))
+        one = planned_row(tables.row_of(TABLE, number), context, ALONG)
+        config, about = _along(one.config, name, PAPER_EVERY), {**one.about, "panel": name}
+        planned.append(one._replace(config=config, about=about))
     return planned
 
 
-def _along(config: PretrainConfig, name: str, every: int, about: dict) -> Planned:
-    """A run whose checkpoints are measured, so many steps apart."""
+def _along(config: PretrainConfig, name: str, every: int) -> PretrainConfig:
+    """With checkpoints so many steps apart, and a name of its own: in Table 8 it keeps fewer."""
     runtime = dataclasses.replace(
         config.runtime, checkpoint_every_steps=every, keep_every_steps=every
     )
     name = f"figure8_{name.replace(' + ', '_').replace(' ', '_')}"
-    return Planned(dataclasses.replace(config, name=name, runtime=runtime), about, ALONG)
+    return dataclasses.replace(config, name=name, runtime=runtime)
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Metrics and accuracy before and after, and the trajectories as a picture."""
-    panels: dict[str, Rows] = {}
-    for row in rows:
-        if row.get("panel") and row["status"] == "done":
-            panels.setdefault(row["panel"], []).append(row)
+    panels = by([row for row in rows if row.get("panel")], "panel")
     require(bool(panels), "none of the finetuned encoders is done: nothing to draw")
     columns = ["finetuned by", "steps", "L_align", "L_uniform", "linear (%)", "95% interval"]
-    if context.scale == "paper":
-        columns.append("paper (%)")
+    columns += [] if context.laptop else ["paper (%)"]
     table = []
-    for name, checkpoints in panels.items():
-        for row in (checkpoints[0], checkpoints[-1]):
-            low, high = row["output_linear_low"], row["output_linear_high"]
-            line = [name, row["step"], row["align"], row["uniform"], row["output_linear"]]
-            table.append([*line, f"{low:.2f} to {high:.2f}"])
-            if context.scale == "paper":
-                begun = tables.row_of(TABLE, PAPER_START).values["val_output_linear"]
-                ended = row.get("paper_val_output_linear")
-                table[-1].append(ended if row is checkpoints[-1] else begun)
-    path = context.folder / "figure.png"
-    plots.trajectories(panels, path, "finetuning step")
     text = [
         "The paper's claim: with alignment alone, or uniformity alone, the metric that is "
         "optimized improves, while the other one and the accuracy get worse; with both, accuracy "
         "rises steadily."
     ]
+    begun = tables.row_of(TABLE, PAPER_START).values["val_output_linear"]
     for name, checkpoints in panels.items():
-        accuracies = [row["output_linear"] for row in checkpoints]
-        text.append(f"{name}: accuracy {', '.join(f'{value:.2f}' for value in accuracies)}%.")
+        ends = checkpoints[0], checkpoints[-1]
+        for row, paper in zip(ends, (begun, ends[1].get("paper_val_output_linear")), strict=True):
+            line = [row[key] for key in ("step", "align", "uniform", "output_linear")]
+            line += [interval(row, "output_linear"), *([] if context.laptop else [paper])]
+            table.append([name, *line])
+        accuracies = ", ".join(f"{value:.2f}" for value in values(checkpoints, "output_linear"))
+        text.append(f"{name}: accuracy {accuracies}%.")
+    draw_trajectories(panels, context.figure)
     caption = (
         "Checkpoints of three encoders, finetuned from one that was trained with the contrastive "
         "loss at a high tau"
     )
     title = "Finetuning trajectories from a suboptimal temperature (Figure 8)"
-    return Shown(title, columns, table, [(path, caption)], text, _verdict(panels))
+    return Result(title, columns, table, [(context.figure, caption)], text, _verdict(panels))
 
 
-def _verdict(panels: dict[str, Rows]) -> str:
+def draw_trajectories(panels: Mapping[str, Rows], path: Path | None) -> Figure:
+    """Metrics and accuracy of a run's checkpoints, a column a run."""
+    figure = Figure(figsize=(4 * len(panels), 6), dpi=DPI, layout="constrained")
+    grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
+    for (above, below), (title, rows) in zip(grid.T, panels.items(), strict=True):
+        steps, ends = values(rows, "step"), [f"output_linear_{end}" for end in ("low", "high")]
+        above.plot(steps, values(rows, "output_linear"), "o-", color=COLORS[0])
+        low, high = (values(rows, end) for end in ends)
+        above.fill_between(steps, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
+        label = r"$\mathcal{L}_{\mathrm{align}}$"
+        below.plot(steps, values(rows, "align"), "s-", color=COLORS[1], label=label)
+        label = r"$\exp\,\mathcal{L}_{\mathrm{uniform}}$"
+        below.plot(steps, np.exp(values(rows, "uniform")), "^-", color=COLORS[2], label=label)
+        above.set_title(title)
+        below.set_xlabel("finetuning step")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+    grid[0, 0].set_ylabel("linear accuracy on the output (%),\n95% interval shaded")
+    grid[1, 0].set_ylabel("metric (lower is better)")
+    grid[1, 0].legend(frameon=False)
+    return saved(figure, path)
+
+
+def _verdict(panels: Mapping[str, Rows]) -> str:
     """What becomes of the accuracy, where the intervals of beginning and end lie apart."""
-    found = []
+    parts = []
     for name, checkpoints in panels.items():
         first, last = checkpoints[0], checkpoints[-1]
         change = last["output_linear"] - first["output_linear"]
@@ -110,17 +128,15 @@ def _verdict(panels: dict[str, Rows]) -> str:
             or last["output_linear_high"] < first["output_linear_low"]
         )
         word = ("better" if change > 0 else "worse") if apart else "not clearly changed"
-        found.append(f"{name}: {word} ({change:+.2f} points)")
-    return f"{'; '.join(found)}; one encoder each"
+        parts.append(f"{name}: {word} ({change:+.2f} points)")
+    return f"{'; '.join(parts)}; one encoder each"
 
 
-ITEMS = {
-    "wang-isola/figure8": Item(
+REPRODUCTIONS = {
+    "wang-isola/figure8": Reproduction(
         "finetuning by alignment, uniformity, or both",
-        {
-            "laptop": Scale(("cifar10",), 0.3, (_laptop,)),
-            "paper": Scale(("stl10",), 500, (_paper,)),
-        },
-        show,
+        result,
+        laptop=scale("cifar10", 0.3, _laptop),
+        paper=scale("stl10", 500, _paper),
     )
 }

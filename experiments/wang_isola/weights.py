@@ -1,17 +1,21 @@
 """Figure 7 of Wang & Isola: what the weights of alignment and uniformity do to an encoder."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from experiments import items, tables
-from experiments.items import Context, Item, Scale
-from experiments.measures import Measures, Rows
-from experiments.shown import Shown
+from experiments import tables
+from experiments.evaluation import Evaluation
+from experiments.reproduction import Context, Reproduction, planned_row, run, scale
+from experiments.result import Result, Rows, by, values
 from experiments.specifications import config_of, refusal
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 from hypersphere_jax.config import ObjectiveConfig
+from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TABLE = "wang-isola/table8"
 # Weights of alignment and uniformity, the larger one 1, from alignment alone to uniformity alone.
@@ -21,6 +25,7 @@ WEIGHTS = (
     *((weight, 1) for weight in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 64, 0)),
 )
 SEEDS = (0, 1)
+Groups = Mapping[tuple[float, float], Rows]  # the seeds of each pair of weights
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
@@ -33,8 +38,7 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
                 seed=seed,
                 objective=ObjectiveConfig(align_weight=align, uniform_weight=uniform),
             )
-            about = items.described(config) | _weights(config.objective)
-            planned.append(Planned(items.located(config, context), about, Measures()))
+            planned.append(run(config, context, Evaluation(), _weights(config.objective)))
     return planned
 
 
@@ -44,78 +48,88 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
     best = tables.row_of(TABLE, 174).values
     same = ("contrastive_weight", "init", "epochs", "batch_size", "dim")
     for row in tables.rows(TABLE):
-        values = row.values
-        alike = all(values[name] == best[name] for name in same)
-        options = values["align_alpha"] in (2, None) and values["uniform_t"] in (2, None)
-        if refusal(row) is None and alike and options:
-            one = items.planned_row(row, context, Measures())
-            weights = _weights(one.config.objective)
-            planned.append(one._replace(about={**one.about, **weights}))
+        alike = all(row.values[name] == best[name] for name in same)
+        options = [row.values[name] in (2, None) for name in ("align_alpha", "uniform_t")]
+        if refusal(row) is None and alike and all(options):
+            one = planned_row(row, context, Evaluation())
+            planned.append(one._replace(about={**one.about, **_weights(one.config.objective)}))
     return planned
 
 
 def _weights(objective: ObjectiveConfig) -> dict[str, float]:
-    names = ("align_weight", "uniform_weight")
-    return {name: getattr(objective, name) for name in names}
+    return {name: getattr(objective, name) for name in ("align_weight", "uniform_weight")}
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Metrics and accuracy of each pair of weights, the mean over seeds."""
-    groups: dict[tuple[float, float], Rows] = {}
-    for row in sorted(rows, key=_share):
-        if row["status"] == "done":
-            groups.setdefault((row["align_weight"], row["uniform_weight"]), []).append(row)
+    groups = by(sorted(rows, key=_share), "align_weight", "uniform_weight")
     columns = ["align : uniform", "L_align", "exp L_uniform", "linear (%)", "95% interval", "seeds"]
-    columns += ["paper (%)"] if context.scale == "paper" else []
+    columns += [] if context.laptop else ["paper (%)"]
     table = []
     for weights, group in groups.items():
-        accuracies = [row["output_linear"] for row in group]
         line = [
             _label(weights),
-            float(np.mean([row["align"] for row in group])),
-            float(np.mean(np.exp([row["uniform"] for row in group]))),
-            round(float(np.mean(accuracies)), 2),
+            float(np.mean(values(group, "align"))),
+            float(np.mean(np.exp(values(group, "uniform")))),
+            round(float(np.mean(values(group, "output_linear"))), 2),
             "{:.2f} to {:.2f}".format(*_interval(group)),
             len(group),
         ]
-        if context.scale == "paper":
-            line.append(group[0].get("paper_val_output_linear"))
-        table.append(line)
-    path = context.folder / "figure.png"
-    plots.weights_curves([_label(weights) for weights in groups], list(groups.values()), path)
+        theirs = [] if context.laptop else [group[0].get("paper_val_output_linear")]
+        table.append([*line, *theirs])
+    draw_weights(groups, context.figure)
     text = [
         "The paper's claim: accuracy is an inverted U over the weights, so both properties are "
         "needed; with too much alignment all images become one point (exp L_uniform = 1), and "
         "while neither weight is more than 4 times the other, accuracy is good and does not "
-        "depend on them."
-    ]
-    text.append(
+        "depend on them.",
         "Accuracies are means over seeds. Their intervals are those of the bootstrap over test "
-        "images, averaged over the seeds."
-    )
-    return Shown(
-        "Weights of alignment and uniformity (Figure 7)",
-        columns,
-        table,
-        [(path, "From alignment alone (left) to uniformity alone (right), alpha 2, t 2")],
-        text,
-        _verdict(groups),
-    )
+        "images, averaged over the seeds.",
+    ]
+    caption = "From alignment alone (left) to uniformity alone (right), alpha 2, t 2"
+    title = "Weights of alignment and uniformity (Figure 7)"
+    return Result(title, columns, table, [(context.figure, caption)], text, _verdict(groups))
+
+
+def draw_weights(groups: Groups, path: Path | None) -> Figure:
+    """Metrics and accuracy over the weights: lines through the means, points are the encoders."""
+    figure = Figure(figsize=(9, 6), dpi=DPI, layout="constrained")
+    accuracy, metrics = figure.subplots(2, 1, sharex=True)
+    rows = list(groups.values())
+    label = "linear accuracy on the output (%)"
+    _draw(accuracy, rows, lambda row: row["output_linear"], COLORS[0], "o", label)
+    accuracy.set_ylabel(label)
+    label = r"$\mathcal{L}_{\mathrm{align}}$"
+    _draw(metrics, rows, lambda row: row["align"], COLORS[1], "s", label)
+    label = r"$\exp\,\mathcal{L}_{\mathrm{uniform}}$"
+    _draw(metrics, rows, lambda row: np.exp(row["uniform"]), COLORS[2], "^", label)
+    metrics.set_ylabel("metric (lower is better)")
+    metrics.legend(frameon=False)
+    metrics.set_xticks(range(len(rows)), map(_label, groups), rotation=45, ha="right")
+    metrics.set_xlabel("weight of alignment : weight of uniformity")
+    for axes in (accuracy, metrics):
+        axes.grid(alpha=0.3)
+    return saved(figure, path)
+
+
+def _draw(
+    axes: Axes, groups: list[Rows], value: Callable, color: str, marker: str, label: str
+) -> None:
+    for place, group in enumerate(groups):
+        points = [value(row) for row in group]
+        axes.plot([place] * len(group), points, marker, color=color, alpha=0.5, markersize=4)
+    means = [np.mean([value(row) for row in group]) for group in groups]
+    axes.plot(range(len(means)), means, "-", color=color, marker=marker, label=label)
 
 
 def _interval(group: Rows) -> tuple[float, float]:
-    return tuple(
-        float(np.mean([row[f"output_linear_{end}"] for row in group])) for end in ("low", "high")
-    )
+    return tuple(float(np.mean(values(group, f"output_linear_{end}"))) for end in ("low", "high"))
 
 
-def _verdict(groups: dict[tuple[float, float], Rows]) -> str:
+def _verdict(groups: Groups) -> str:
     if len(groups) < 3:
         return ""
-    means = {
-        weights: np.mean([row["output_linear"] for row in group])
-        for weights, group in groups.items()
-    }
+    means = {weights: np.mean(values(rows, "output_linear")) for weights, rows in groups.items()}
     first, *_, last = groups
     best = max(means, key=means.get)
     shows = all(_interval(groups[end])[1] < _interval(groups[best])[0] for end in (first, last))
@@ -131,13 +145,11 @@ def _label(weights: tuple[float, float]) -> str:
     return " : ".join(f"{weight:.3g}" for weight in weights)
 
 
-ITEMS = {
-    "wang-isola/figure7": Item(
+REPRODUCTIONS = {
+    "wang-isola/figure7": Reproduction(
         "effect of the weights of alignment and uniformity",
-        {
-            "laptop": Scale(("digits",), 0.3, (_laptop,)),
-            "paper": Scale(("stl10",), 25_000, (_paper,)),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.3, _laptop),
+        paper=scale("stl10", 25_000, _paper),
     )
 }

@@ -16,7 +16,7 @@ from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
 logger = logging.getLogger("hypersphere_jax")
 
-# Projections that are drawn, and how many stand in a row.
+# Projections that are drawn, and how many are in a row.
 DIRECTIONS, COLUMNS = 8, 4
 # More classes than this are drawn as a line without names.
 NAMED_CLASSES = 24
@@ -39,7 +39,7 @@ def draw_metrics(result: Mapping[str, Any], path: Path) -> Path | None:
 
 
 def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) -> Figure:
-    """Those parts of a result of `metrics` that one looks at, each where the result has it.
+    """The parts of a result of `metrics` that are pictures, each where the result has it.
 
     Above: distances within positive pairs (Wang & Isola, Figure 3), uniformity of each class, and
     singular values. Below: features along random directions (Chen et al., Figure B.1), with the

@@ -1,13 +1,20 @@
-"""Where an item's runs and pictures go, what an item plans, and what it gives to be drawn."""
+"""Where the runs and pictures go, what a reproduction plans, and what it gives to be drawn."""
 
 import pytest
 
-from experiments.items import Context
-from experiments.reproduce import ITEMS
-from hypersphere_jax import plots
+from experiments.balanced import theorems
+from experiments.plots import comparisons
+from experiments.reproduce import REPRODUCTIONS
+from experiments.reproduction import Context
+from experiments.wang_isola import many_negatives, plane, single_negative
 
-DRAWINGS = "metrics_planes weights_curves trajectories circle_figure heat_maps"
-DRAWINGS += " limit_deviations single_negative_sheet bound_sheet"
+DRAWINGS = {
+    comparisons: "heat_maps",
+    many_negatives: "draw_deviations",
+    plane: "metric_planes",
+    single_negative: "draw_single_negative",
+    theorems: "bound_figure",
+}
 
 
 @pytest.fixture
@@ -17,11 +24,13 @@ def context(tmp_path):
 
 @pytest.fixture
 def plan(context):
-    """`plan(item, scale, row=...)`: the runs of all stages of an item, before any is done."""
+    """`plan(item, scale, row=...)`: the runs of all stages, before any is done."""
 
     def planned(item, scale="laptop", **more):
         where = context._replace(scale=scale, **more)
-        return [one for stage in ITEMS[item].scales[scale].stages for one in stage(where, [])]
+        return [
+            one for stage in REPRODUCTIONS[item].scales[scale].stages for one in stage(where, [])
+        ]
 
     return planned
 
@@ -29,8 +38,8 @@ def plan(context):
 @pytest.fixture
 def drawn(monkeypatch):
     """What is given to each drawing; nothing is drawn."""
-    found = {}
-    for name in DRAWINGS.split():
-        keep = lambda *given, name=name, **_: found.update({name: given})  # noqa: E731
-        monkeypatch.setattr(plots, name, keep)
-    return found
+    given = {}
+    for module, name in DRAWINGS.items():
+        keep = lambda *values, name=name, **_: given.update({name: values})  # noqa: E731
+        monkeypatch.setattr(module, name, keep)
+    return given

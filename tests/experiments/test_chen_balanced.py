@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from item_rows import configs, done
+from run_rows import configs, done
 
 from experiments import tables
 from experiments.balanced import augmentations
-from experiments.chen import competing_bits, grid, settings
+from experiments.chen import competing_bits, settings, tau_lambda
 from hypersphere_jax import data
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.train.optimizers import make_schedule
@@ -40,7 +40,7 @@ def test_chen_tables_train_what_the_paper_says(plan):
             assert [rule.batch_size, rule.epochs, one.about["paper_top1"]] == printed
             found = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
             assert (*found, loss.align_scaling) == PRINTED[row.values["loss"]]
-            assert one.measures.layers == ("backbone",) and one.measures.protocol == "simclr"
+            assert one.evaluation.layers == ("backbone",) and one.evaluation.protocol == "simclr"
     # 0.075 times the square root of the batch, at its peak after ten epochs.
     rule = settings.config_of(tables.row_of("chen/tableD1", 16)).optimizer
     schedule = make_schedule(rule, rule.epochs)  # a step an epoch
@@ -72,20 +72,20 @@ def test_bits(plan):
 
 def test_the_grid(context, drawn):
     """Scores that are best along d lambda = tau, and along its opposite."""
-    best = grid.best_weights(grid.printed())
+    best = tau_lambda.best_weights(tau_lambda.printed())
     assert best[0.2] == 0.002 and best[2.0] in (0.5, 1.0)
 
     def shown(loss):
-        pairs = itertools.product(grid.TAUS, grid.LAMBDAS)
+        pairs = itertools.product(tau_lambda.TAUS, tau_lambda.LAMBDAS)
         rows = [done(tau=t, lam=w, output_linear=90 - loss(t, w)) for t, w in pairs]
-        return grid.show(context, rows)
+        return tau_lambda.result(context, rows)
 
     assert "correlation -0.9" in shown(lambda tau, lam: abs(np.log(tau * lam / 0.005))).verdict
     found = shown(lambda tau, lam: abs(np.log(32 * lam / tau)))
     assert found.rows[0][:3] == ["0.05", "0.001", "0.6"] and "correlation 0.95" in found.verdict
     ours, _ = drawn["heat_maps"][0].values()
-    assert ours.ridge == [(tau / 32, tau) for tau in grid.TAUS]
-    assert ours.scores[1, 2] == 90 - abs(np.log(32 * grid.LAMBDAS[2] / grid.TAUS[1]))
+    assert ours.ridge == [(tau / 32, tau) for tau in tau_lambda.TAUS]
+    assert ours.scores[1, 2] == 90 - abs(np.log(32 * tau_lambda.LAMBDAS[2] / tau_lambda.TAUS[1]))
 
 
 def test_balanced_grids_train_what_the_paper_says(plan):
@@ -95,13 +95,13 @@ def test_balanced_grids_train_what_the_paper_says(plan):
         ("balanced/figure5", "resnet18", 200, "balanced", 1),
     ):
         planned = plan(item, "paper")
-        for config, measures in ((one.config, one.measures) for one in planned):
+        for config, how in ((one.config, one.evaluation) for one in planned):
             rule, model = config.optimizer, config.model
             assert (rule.optimizer, rule.learning_rate, rule.scaling) == ("sgd", 0.1, "none")
             assert (rule.epochs, rule.batch_size, rule.schedule) == (epochs, 512, "cosine")
             assert (rule.momentum, rule.weight_decay) == (0.9, 1e-4)
             assert (model.name, model.head, model.dim) == (network, "balanced", 2048)
-            found = (measures.protocol, measures.neighbours, measures.layers)
+            found = (how.protocol, how.neighbours, how.layers)
             assert found == (protocol, (k,), ("backbone",))
         losses = [config.objective for config in configs(planned)]
         found = {(loss.loss, loss.loss_alpha, loss.loss_lam) for loss in losses}
@@ -124,7 +124,7 @@ def test_five_seeds_of_the_best(plan):
 def test_other_balanced_items_train_what_the_paper_says(plan):
     five = plan("balanced/figure3", "paper")
     assert [one.config.data.recipe for one in five] == list(augmentations.RECIPES.values())
-    assert all(one.measures.prototype for one in five)
+    assert all(one.evaluation.prototype for one in five)
     found = [c.objective.similarity for c in configs(plan("balanced/table1", "paper"))]
     assert found == [None, "dot", "neg_euclidean"]
     planned = plan("balanced/table4", "paper")

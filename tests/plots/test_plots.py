@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.plots import circle, comparisons, planes
+from experiments.wang_isola import trajectories, weights
 from hypersphere_jax import plots
 from hypersphere_jax.plots.common import ALIGN_LABEL, UNIFORM_LABEL
 
@@ -18,21 +20,20 @@ def test_densities_are_loops_over_points(rng):
     angles, grid = rng.uniform(-np.pi, np.pi, 30), np.linspace(-4, 4, 7)
     for kappa in (0.3, 4.0, 100.0):
         kernels = np.exp(kappa * np.cos(grid[:, None] - angles)) / (2 * np.pi * np.i0(kappa))
-        found = plots.vmf_kde(angles, grid, kappa)
+        found = circle.vmf_kde(angles, grid, kappa)
         np.testing.assert_allclose(found, kernels.mean(axis=1), rtol=1e-10)
-        assert plots.vmf_kde(angles, CIRCLE, kappa).mean() * 2 * np.pi == pytest.approx(1, rel=1e-9)
+        assert circle.vmf_kde(angles, CIRCLE, kappa).mean() * 2 * np.pi == pytest.approx(
+            1, rel=1e-9
+        )
     # At large kappa a Gaussian in the angle, where exp(kappa) has long overflowed.
     gaussian = np.sqrt(1e8 / (2 * np.pi)) * np.exp(-1e8 * 2e-4**2 / 2)
-    assert plots.vmf_kde(np.zeros(1), np.array([2e-4]), 1e8) == pytest.approx(gaussian, rel=1e-6)
-    many = rng.normal(size=10_000)  # of several chunks, the last one short
-    parts = [plots.vmf_kde(part, grid, 30.0) for part in many.reshape(10, 1000)]
-    np.testing.assert_allclose(plots.vmf_kde(many, grid, 30.0), np.mean(parts, axis=0))
+    assert circle.vmf_kde(np.zeros(1), np.array([2e-4]), 1e8) == pytest.approx(gaussian, rel=1e-6)
     points, grid, width = rng.normal(size=(20, 2)), np.linspace(-2, 2, 5), 0.4
     kernels = [
         [np.exp(-((points - [x, y]) ** 2).sum(1) / 2 / width**2) for x in grid] for y in grid
     ]
     expected = np.mean(kernels, axis=-1) / (2 * np.pi * width**2)
-    np.testing.assert_allclose(plots.gaussian_kde_2d(points, grid, width), expected)
+    np.testing.assert_allclose(circle.gaussian_kde_2d(points, grid, width), expected)
 
 
 def test_training_curves_show_the_records(tmp_path):
@@ -51,43 +52,36 @@ def test_training_curves_show_the_records(tmp_path):
     assert evaluated.lines[0].get_xydata().tolist() == [[30, 50]] and path.is_file()
 
 
-def test_plane_places_and_colours_the_encoders():
-    numbers = (("poor", 0.9, -1.0, 60.0), ("good", 0.2, -3.5, 90.0), ("diverged", NAN, NAN, 10.0))
-    names = ("name", "align", "uniform", "top1")
-    encoders = [dict(zip(names, of, strict=True)) for of in numbers]
-    axes = plots.alignment_uniformity_plane(encoders, -3.87).axes[0]
-    dots = axes.collections[0]
-    assert dots.get_offsets().tolist() == [[0.2, -3.5], [0.9, -1.0]]
-    (good_red, _, good_blue, _), (poor_red, _, poor_blue, _) = dots.get_facecolor()
-    assert good_blue > good_red and poor_blue < poor_red
-    assert ys(axes)[0] == [-3.87, -3.87]
-    places = {text.get_text(): text.get_position() for text in axes.texts}
-    assert len(places) == 2 and places["good"][1] < places["poor"][1]  # beside its own point
-
-
-def test_sweeps_show_their_encoders():
+def test_a_sweep_shows_its_encoders():
     names = ("align", "uniform", "output_linear", "output_linear_low", "output_linear_high", "step")
     numbers = ((0.1, -3.0, 90.0, 88.0, 93.0, 5), (0.5, -1.0, 40.0, 38.0, 43.0, 5))
     rows = [dict(zip(names, of, strict=True)) for of in numbers]
+    rows[0]["name"] = "good"
     for lower_is_better, best in ((False, [0.1, -3.0]), (True, [0.5, -1.0])):  # drawn last, in blue
-        figure = plots.metrics_planes({"a": rows}, lower_is_better=lower_is_better)
+        figure = planes.metric_planes(
+            {"a": rows}, None, "output_linear", "score", lower_is_better, optimum=-3.87
+        )
         dots = figure.axes[0].collections[0]
         figure.draw_without_rendering()
         red, _, blue, _ = dots.get_facecolor()[-1]
         assert dots.get_offsets()[-1].tolist() == best and blue > red
-    accuracy, metrics = plots.weights_curves(["1 : 0", "0 : 1"], [rows, rows[:1]]).axes
+        assert ys(figure.axes[0])[0] == [-3.87, -3.87]
+        assert {text.get_text(): text.xy for text in figure.axes[0].texts}["good"] == (0.1, -3.0)
+    groups = {(1, 0): rows, (0, 1): rows[:1]}
+    accuracy, metrics = weights.draw_weights(groups, None).axes
     assert ys(accuracy)[-1] == [65, 90]
     for expected in ([0.3, 0.1], [(np.exp(-3) + np.exp(-1)) / 2, np.exp(-3)]):
         assert pytest.approx(expected) in ys(metrics)
-    above, below = plots.trajectories({"a": rows}).axes
+    above, below = trajectories.draw_trajectories({"a": rows}, None).axes
     assert above.lines[0].get_xydata().tolist() == [[5, 90], [5, 40]]
     assert ys(below) == [[0.1, 0.5], pytest.approx([np.exp(-3), np.exp(-1)])]
 
 
 def test_heat_maps_have_numbers_a_ridge_and_the_best_framed():
     scores = np.array([[1.0, 2.0], [NAN, 9.0]])
-    grid = plots.Grid((0.1, 1.0), (0.01, 0.1), scores, [(0.01, 0.1), (1.0, 1.0)])
-    axes = plots.heat_maps({"t": grid}, row="tau", column="lambda", score="%", ridge="r").axes[0]
+    grid = comparisons.Grid((0.1, 1.0), (0.01, 0.1), scores, [(0.01, 0.1), (1.0, 1.0)])
+    names = {"row": "tau", "column": "lambda", "score": "%", "ridge": "r"}
+    axes = comparisons.heat_maps({"t": grid}, None, **names).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("lambda", "tau")
     found = {text.get_position(): text.get_text() for text in axes.texts}
     assert found == {(0, 0): "1.0", (1, 0): "2.0", (1, 1): "9.0"}

@@ -4,15 +4,12 @@ import itertools
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
-from experiments import items, tables
+from experiments import tables
 from experiments.chen import settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, rank_correlation
+from experiments.plots import comparisons
+from experiments.reproduction import Context, Reproduction, run, scale
+from experiments.result import Result, Rows, done, rank_correlation
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 
 FIGURE = "chen/figureB2"
 # At the laptop's scale: 5 of its 8 temperatures and 6 of its 12 weights.
@@ -44,50 +41,48 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
     for row in tables.rows(FIGURE):
         about = {"tau": row.values["tau"], "lam": row.values["lambda"], "row": row.number}
         about |= {"paper_top1": row.values["top1"]}
-        planned.append(items.run(settings.config_of(row), context, settings.MEASURES, about))
+        planned.append(run(settings.config_of(row), context, settings.EVALUATION, about))
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Both grids, and where along each row the best weight lies."""
-    laptop = context.scale == "laptop"
-    score = "output_linear" if laptop else "backbone_linear"
-    dim = (settings.LAPTOP if laptop else settings.BASES[FIGURE]).model.dim
-    ours = {(row["tau"], row["lam"]): row[score] for row in rows if row["status"] == "done"}
+    score = "output_linear" if context.laptop else "backbone_linear"
+    dim = (settings.LAPTOP if context.laptop else settings.BASES[FIGURE]).model.dim
+    ours = {(row["tau"], row["lam"]): row[score] for row in done(rows)}
     theirs = printed()
     columns = ["tau", "best lambda", "d lambda / tau", "linear (%)"]
     columns += ["paper: best lambda", "64 lambda / tau", "paper: linear (%)"]
     best, paper_best = best_weights(ours), best_weights(theirs)
-    lines = []
+    table = []
     for tau, lam in best.items():
         other = paper_best[tau]
-        found = [f"{tau:g}", f"{lam:g}", f"{dim * lam / tau:.1f}", ours[tau, lam]]
-        lines.append([*found, f"{other:g}", f"{64 * other / tau:.1f}", theirs[tau, other]])
-    path = context.folder / "figure.png"
-    plots.heat_maps(
+        line = [f"{tau:g}", f"{lam:g}", f"{dim * lam / tau:.1f}", ours[tau, lam]]
+        table.append([*line, f"{other:g}", f"{64 * other / tau:.1f}", theirs[tau, other]])
+    comparisons.heat_maps(
         {
-            f"ours: {'digits' if laptop else 'CIFAR-10'}, d = {dim}": _grid(ours, dim),
+            f"ours: {'digits' if context.laptop else 'CIFAR-10'}, d = {dim}": _grid(ours, dim),
             "the paper: CIFAR-10, d = 64": _grid(theirs, 64),
         },
-        path,
+        context.figure,
         row="temperature tau",
         column="weight lambda of the distribution term",
         score="linear accuracy (%)",
         ridge="d lambda = tau: NT-Xent",
     )
     text = [
-        "The paper's claim: temperature and weight of the term that spreads the outputs can stand "
-        "in for each other: a higher temperature takes from that term what a larger weight gives "
+        "The paper's claim: temperature and weight of the term that spreads the outputs can take "
+        "each other's place: a higher temperature takes from that term what a larger weight gives "
         "back (the paper calls them inversely correlated), so that one may fix one of them and "
         "tune the other. So good settings form a ridge, from low temperature and small weight to "
         "high temperature and large weight. (One sentence of the paper says that a higher "
         "temperature is like a larger weight; its grid says the opposite.)",
         "In the scaling of the paper's numbers the alignment is divided by the dimension d of the "
         "output: along d lambda = tau (dashed) the loss is NT-Xent itself. How far from that line "
-        f"the best weight lies: in the paper's grid at {_range(paper_best, 64)} times the weight "
-        f"of NT-Xent, in ours at {_range(best, dim)} times, the temperatures from low to high.",
+        f"the best weight lies: in the paper's grid at {_factors(paper_best, 64)} times the weight "
+        f"of NT-Xent, in ours at {_factors(best, dim)} times, the temperatures from low to high.",
     ]
-    if laptop:
+    if context.laptop:
         text.append(
             "Ours are small encoders of digits, one seed each, evaluated on their output; the "
             "interval of an accuracy is about 2 points to either side. At the lowest temperature "
@@ -95,7 +90,8 @@ def show(context: Context, rows: Rows) -> Shown:
         )
     title = "Temperature and weight of decoupled NT-Xent (Figure B.2)"
     caption = "Linear accuracy; the best cell is framed, grey cells are lost or not trained"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(best, ours, theirs))
+    verdict = _verdict(best, ours, theirs)
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict)
 
 
 def best_weights(scores: Scores) -> dict[float, float]:
@@ -107,11 +103,10 @@ def best_weights(scores: Scores) -> dict[float, float]:
     }
 
 
-def _grid(scores: Scores, dim: int) -> plots.Grid:
+def _grid(scores: Scores, dim: int) -> comparisons.Grid:
     taus, lams = (sorted({key[axis] for key in scores}) for axis in (0, 1))
-    table = np.array([[scores.get((tau, lam), np.nan) for lam in lams] for tau in taus])
     ridge = [(tau / dim, tau) for tau in taus] if min(len(taus), len(lams)) > 1 else []
-    return plots.Grid(taus, lams, table, ridge)
+    return comparisons.grid_of(scores, taus, lams, ridge)
 
 
 def _verdict(best: Mapping[float, float], ours: Scores, theirs: Scores) -> str:
@@ -128,17 +123,15 @@ def _verdict(best: Mapping[float, float], ours: Scores, theirs: Scores) -> str:
     )
 
 
-def _range(best: Mapping[float, float], dim: int) -> str:
+def _factors(best: Mapping[float, float], dim: int) -> str:
     return ", ".join(f"{dim * lam / tau:.2g}" for tau, lam in best.items())
 
 
-ITEMS = {
-    FIGURE: Item(
+REPRODUCTIONS = {
+    FIGURE: Reproduction(
         "temperature against weight of the distribution term",
-        {
-            "laptop": Scale(("digits",), 0.17, (_laptop,)),
-            "paper": Scale(("cifar10",), 18_000, (_paper,)),
-        },
-        show,
+        result,
+        laptop=scale("digits", 0.17, _laptop),
+        paper=scale("cifar10", 18_000, _paper),
     )
 }

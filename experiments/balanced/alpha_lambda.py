@@ -3,15 +3,12 @@
 import functools
 import itertools
 
-import numpy as np
-
 from experiments.balanced import settings
 from experiments.balanced.settings import BALANCED, GENERALIZED, Setting
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, between, by
+from experiments.plots import comparisons
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, by, interval
 from experiments.sweeps import Planned
-from hypersphere_jax import plots
 
 GRID = (1, 2, 4, 8)
 FIGURE4, FIGURE5 = "balanced/figure4", "balanced/figure5"
@@ -42,38 +39,31 @@ def plan(setting: Setting, context: Context, rows: Rows) -> list[Planned]:
     ]
 
 
-def show(figure: str, context: Context, rows: Rows) -> Shown:
+def result(figure: str, context: Context, rows: Rows) -> Result:
     """Both grids, by a linear classifier and by nearest neighbours, and the best settings."""
-    laptop = context.scale == "laptop"
-    layer, k = (
-        ("output" if laptop else "backbone"),
-        (200 if figure == FIGURE4 and not laptop else 1),
-    )
+    layer = "output" if context.laptop else "backbone"
+    k = 200 if figure == FIGURE4 and not context.laptop else 1
     score, nearest = f"{layer}_linear", f"{layer}_knn{k}"
     columns = ["loss", "best alpha, lambda", "linear (%)", "95% interval", "at lambda = 1 (%)"]
     columns += [f"best by {k}-NN", f"{k}-NN (%)", "paper: best (linear)"]
-    lines, grids, found = [], {}, {}
+    lines, grids, bests = [], {}, {}
     for loss, group in by(rows, "kind").items():
         scores = {(row["alpha"], row["lam"]): row for row in group}
         best, near = (max(scores, key=lambda at: scores[at][name]) for name in (score, nearest))
         plain = [row[score] for (_, lam), row in scores.items() if lam == 1]
         row, theirs = scores[best], BEST[figure].get(loss)
-        line = [NAMES[loss], _pair(best), row[score], between(row, score)]
+        line = [NAMES[loss], _pair(best), row[score], interval(row, score)]
         line += [max(plain, default=None), _pair(near), scores[near][nearest]]
         lines.append([*line, theirs and _pair(theirs)])
-        found[loss] = best, scores
+        bests[loss] = best, scores
         for name, what in ((score, "linear"), (nearest, f"{k}-NN")):
-            table = [
-                [scores[at][name] if (at := (alpha, lam)) in scores else np.nan for lam in GRID]
-                for alpha in GRID
-            ]
-            grids[f"{NAMES[loss]}, {what}"] = plots.Grid(GRID, GRID, np.array(table))
-    path = context.folder / "figure.png"
-    plots.heat_maps(
-        grids, path, row="alpha (1 / temperature)", column="lambda", score="accuracy (%)"
+            accuracies = {at: row[name] for at, row in scores.items()}
+            grids[f"{NAMES[loss]}, {what}"] = comparisons.grid_of(accuracies, GRID, GRID)
+    comparisons.heat_maps(
+        grids, context.figure, row="alpha (1 / temperature)", column="lambda", score="accuracy (%)"
     )
-    text = [CLAIMS[figure], "The grids stand in the paper as pictures."]
-    if laptop:
+    text = [CLAIMS[figure], "The paper has the grids as pictures."]
+    if context.laptop:
         text.append(
             "Ours are small encoders of digits, one seed each, evaluated on their output by the "
             "classifier of the other items of digits (Adam, 100 epochs) and by the nearest "
@@ -82,17 +72,18 @@ def show(figure: str, context: Context, rows: Rows) -> Shown:
         )
     title = f"Accuracy over alpha and lambda (Figure {figure[-1]})"
     caption = "Accuracy of each setting; the best one is framed"
-    return Shown(title, columns, lines, [(path, caption)], text, _verdict(found, score))
+    verdict = _verdict(bests, score)
+    return Result(title, columns, lines, [(context.figure, caption)], text, verdict)
 
 
 def _pair(setting: tuple[float, float]) -> str:
     return f"{setting[0]:g}, {setting[1]:g}"
 
 
-def _verdict(found: dict, score: str) -> str:
+def _verdict(bests: dict, score: str) -> str:
     """Where the best setting is, and whether its interval leaves lambda = 1 out."""
     parts = []
-    for loss, (best, scores) in found.items():
+    for loss, (best, scores) in bests.items():
         if len(scores) < len(GRID) ** 2:
             return ""
         plain = max(row[score] for (_, lam), row in scores.items() if lam == 1)
@@ -107,24 +98,16 @@ def _verdict(found: dict, score: str) -> str:
     return "; ".join(parts)
 
 
-def _item(figure: str, title: str, scales: dict[str, Scale]) -> Item:
-    return Item(title, scales, functools.partial(show, figure))
-
-
-ITEMS = {
-    FIGURE4: _item(
-        FIGURE4,
+REPRODUCTIONS = {
+    FIGURE4: Reproduction(
         "alpha against lambda in two losses, on ImageNet",
-        {
-            "laptop": Scale(("digits",), 0.15, (functools.partial(plan, settings.DIGITS),)),
-            "paper": Scale(
-                ("imagenet2012",), 560_000, (functools.partial(plan, settings.IMAGENET),)
-            ),
-        },
+        functools.partial(result, FIGURE4),
+        laptop=scale("digits", 0.15, functools.partial(plan, settings.DIGITS)),
+        paper=scale("imagenet2012", 560_000, functools.partial(plan, settings.IMAGENET)),
     ),
-    FIGURE5: _item(
-        FIGURE5,
+    FIGURE5: Reproduction(
         "alpha against lambda in two losses, on CIFAR-10",
-        {"paper": Scale(("cifar10",), 5_900, (functools.partial(plan, settings.CIFAR10),))},
+        functools.partial(result, FIGURE5),
+        paper=scale("cifar10", 5_900, functools.partial(plan, settings.CIFAR10)),
     ),
 }

@@ -1,8 +1,4 @@
-"""What needs no training in Wang & Isola: Figures 4, 10 and 11, Theorems 1 and 2.
-
-Each function computes, draws `figure.png` into its folder, and returns what is to be shown; the
-same seed gives the same numbers.
-"""
+"""What needs no training in Wang & Isola: Figures 4, 10 and 11, and the theorems."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,17 +7,18 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from scipy import special
 
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown
+from experiments.plots.circle import potential_figure
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows
 from experiments.wang_isola import circle
 from experiments.wang_isola.many_negatives import theorem1
 from experiments.wang_isola.single_negative import theorem2
-from hypersphere_jax import plots, theory, uniform_loss
-
-__all__ = ["figure4", "figure10", "figure11", "theorem1", "theorem2"]
+from hypersphere_jax import theory, uniform_loss
+from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
 T = 2.0  # of the potential in Figure 4
 POINTS = 10_000  # of each of its panels, as in the paper
@@ -39,17 +36,11 @@ TABLE_DIMS = (2, 128, 4096)
 
 
 class CircleDistribution(NamedTuple):
-    """A distribution of angles whose trigonometric moments are known.
-
-    Attributes:
-      name: for people.
-      sample: (generator, n) -> angles [n].
-      moment: k -> the absolute value of E exp(i k angle), for integers k >= 0.
-    """
+    """A distribution of angles whose trigonometric moments are known."""
 
     name: str
-    sample: Callable[[np.random.Generator, int], np.ndarray]
-    moment: Callable[[np.ndarray], np.ndarray]
+    sample: Callable[[np.random.Generator, int], np.ndarray]  # (generator, n) -> angles [n]
+    moment: Callable[[np.ndarray], np.ndarray]  # integers k >= 0 -> |E exp(i k angle)|
 
 
 def von_mises_mixture(name: str, kappa: float, modes: int = 1) -> CircleDistribution:
@@ -114,22 +105,16 @@ def _waves(t: float) -> int:
     return int(4 * t) + 60
 
 
-def figure4(
-    folder: Path,
-    seed: int = 0,
-    encoders: Sequence[tuple[str, np.ndarray]] = (),
-    points: int = POINTS,
-) -> Shown:
-    """Figure 4: the mean pairwise potential G_2 of points on the circle.
+def figure4(context: Context, rows: Rows) -> Result:
+    """Figure 4: the mean pairwise potential G_2 of points on the circle."""
+    loaded = circle.encoders(context, rows)
+    return potentials(context.figure, [(one["name"], one["features"]) for one in loaded])
 
-    Args:
-      folder: where figure.png goes.
-      seed: of the samples.
-      encoders: name and unit features `[n, 2]`, each, as further panels.
-      points: number of points drawn from each distribution.
-    """
-    rng = np.random.default_rng(seed)
-    samples = [(kind.name, _unit(kind.sample(rng, points))) for kind in DISTRIBUTIONS]
+
+def potentials(path: Path | None, encoders: Sequence[tuple[str, np.ndarray]] = ()) -> Result:
+    """Potentials of points of known distributions, and of encoders: name, features `[n, 2]`."""
+    rng = np.random.default_rng(0)
+    samples = [(kind.name, _unit(kind.sample(rng, POINTS))) for kind in DISTRIBUTIONS]
     exact = [expected_potential(kind.moment) for kind in DISTRIBUTIONS] + [None] * len(encoders)
     panels, rows = [], []
     for (name, features), value in zip([*samples, *encoders], exact, strict=True):
@@ -139,17 +124,17 @@ def figure4(
         error = potential_error(features)
         difference = None if value is None else measured - value
         rows.append([name, math.log(measured), measured, error, value, difference])
-    path = Path(folder) / "figure.png"
-    plots.potential_sheet(panels, path, T)
+    potential_figure(panels, path, T)
 
-    near = [abs(row[5]) < 3 * row[3] + 1e-5 for row in rows[: len(DISTRIBUTIONS)]]
+    known = rows[: len(DISTRIBUTIONS)]
+    near = [abs(row[5]) < 3 * row[3] + 1e-5 for row in known]
     named = {row[0]: row[2] for row in rows}
     clusters, broad = (named[name] for name in ("three vMF, κ = 10", "vMF, κ = 1"))
     text = [
         f"The paper draws {POINTS} points on the circle for each of several distributions and for "
         "the encoders of its Figure 3, and finds that their average pairwise Gaussian potential "
         "G_2 agrees with what one calls uniform: lower is more uniform. Which distributions it "
-        "drew stands in the titles of its plots, which its text does not give: these here are "
+        "drew is in the titles of its plots, which its text does not give: these here are "
         "chosen to go from uniform to a single point, and no value can be compared with the "
         "paper's.",
         f"The potential is exp(L_uniform) at t = {T:g}, over all pairs of different points: "
@@ -166,18 +151,18 @@ def figure4(
         "around the whole circle more than gaps between clusters.",
     ]
     caption = (
-        f"{points} points on the circle from named distributions, and encoders if there are any, "
+        f"{POINTS} points on the circle from named distributions, and encoders if there are any, "
         "with their mean pairwise potential. The exact parameters of the paper's plots are not in "
         "its text; these are of our choice."
     )
     columns = ["points", "L_uniform", "measured", "standard error", "exact", "difference"]
     title = "Figure 4: average pairwise G_2 potential as a measure of uniformity"
-    least = rows[0][2] == min(row[2] for row in rows[: len(DISTRIBUTIONS)])
+    least = rows[0][2] == min(row[2] for row in known)
     verdict = (
         f"{sum(near)} of {len(near)} potentials are the exact ones within three standard errors; "
         f"uniform points {'have' if least else 'do NOT have'} the least"
     )
-    return Shown(title, columns, rows, [(path, caption)], text, verdict)
+    return Result(title, columns, rows, [(path, caption)], text, verdict)
 
 
 def _unit(angles: np.ndarray) -> np.ndarray:
@@ -193,20 +178,32 @@ def hypergeometric(alpha: float, z: float) -> float:
     return math.exp(theory.uniformity_optimum(2 * alpha, t) + 2 * t)
 
 
-def figure10(folder: Path, seed: int = 0) -> Shown:
-    """Figure 10: 0F1(; alpha; z) against alpha, which converges to 1. Nothing here is random."""
-    del seed
+def figure10(path: Path | None) -> Result:
+    """Figure 10: 0F1(; alpha; z) against alpha, which converges to 1."""
     alphas = np.geomspace(0.5, 512, 161)
     curves = {z: np.array([hypergeometric(alpha, z) for alpha in alphas]) for z in Z}
-    path = Path(folder) / "figure.png"
-    plots.hypergeometric_curves(alphas, curves, path)
+    figure = Figure(figsize=(7, 4.5), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for (z, values), color in zip(curves.items(), COLORS, strict=False):
+        axes.plot(alphas, values, color=color, label=f"z = {z:g}")
+    axes.axhline(1, color="gray", linestyle="--", linewidth=1, label="limit 1")
+    axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$", xlim=(alphas[0], alphas[-1]))
+    axes.set_ylabel(r"${}_0F_1(;\alpha;z)$")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    saved(figure, path)
+
     rows = []
     for z in Z:
         for alpha in TABLE_ALPHAS:
             ours, scipy = hypergeometric(alpha, z), float(special.hyp0f1(alpha, z))
             rows.append([z, alpha, scipy, ours, ours - scipy, ours - 1, z / alpha])
     worst = max(abs(row[4]) / row[2] for row in rows)
-    last = [row for row in rows if row[1] == TABLE_ALPHAS[-1]]
+    last = [row[5] for row in rows if row[1] == TABLE_ALPHAS[-1]]
     falls = all((np.diff(values) < 0).all() for values in curves.values())
     text = [
         "The paper: for z > 0, as alpha grows larger, 0F1(; alpha; z) converges to 1. This is why "
@@ -215,23 +212,33 @@ def figure10(folder: Path, seed: int = 0) -> Shown:
         f"Computed at {len(alphas)} values of alpha from 0.5 to 512 for {len(Z)} values of z. Over "
         f"the table, our values differ from SciPy's by at most {worst:.1e} of their size.",
         f"The curves {'all fall' if falls else 'do NOT all fall'} with alpha. At alpha = 512 they "
-        f"are above 1 by {min(row[5] for row in last):.4f} to {max(row[5] for row in last):.4f}: "
-        "the first term of the series, z / alpha (last column), which is the rate of convergence.",
+        f"are above 1 by {min(last):.4f} to {max(last):.4f}: the first term of the series, "
+        "z / alpha (last column), which is the rate of convergence.",
     ]
     columns = ["z", "alpha", "0F1 by SciPy", "ours", "difference", "above 1", "z / alpha"]
     caption = "0F1(; alpha; z) against alpha for several z, on logarithmic axes. Dashed: the limit."
     title = "Figure 10: asymptotic behaviour of 0F1(; alpha; z)"
-    ends = max(row[5] for row in last)
-    verdict = f"{'falls' if falls else 'does NOT fall'} towards 1: {ends:.4f} above it at most"
-    return Shown(title, columns, rows, [(path, caption)], text, verdict)
+    verdict = f"{'falls' if falls else 'does NOT fall'} towards 1: {max(last):.4f} above it at most"
+    return Result(title, columns, rows, [(path, caption)], text, verdict)
 
 
-def figure11(folder: Path, seed: int = 0) -> Shown:
-    """Figure 11: the least uniformity against the dimension. Nothing here is random."""
-    del seed
+def figure11(path: Path | None) -> Result:
+    """Figure 11: the least uniformity against the dimension."""
     curves = {t: np.array([theory.uniformity_optimum(int(dim), t) for dim in DIMS]) for t in SCALES}
-    path = Path(folder) / "figure.png"
-    plots.optimum_curves(DIMS, curves, path)
+    figure = Figure(figsize=(8, 4.8), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for (t, values), color in zip(curves.items(), COLORS, strict=False):
+        axes.plot(DIMS, values, color=color, marker=".", label=f"t = {t:g}")
+        axes.axhline(-2 * t, color=color, linestyle="--", linewidth=1)
+    axes.plot([], [], color="gray", linestyle="--", linewidth=1, label="limit −2t")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(DIMS, [f"{dim:g}" for dim in DIMS], rotation=45)
+    axes.set_xlabel("feature dimension m  (features on the sphere in $R^m$)")
+    axes.set_ylabel(f"optimal {UNIFORM_LABEL}")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper")
+    saved(figure, path)
+
     rows = []
     for t in SCALES:
         for dim in TABLE_DIMS:
@@ -259,29 +266,20 @@ def figure11(folder: Path, seed: int = 0) -> Shown:
         f"{'strictly decreases' if falls else 'does NOT decrease'}; "
         f"{of_two[4096][6]:.4f} above -4 in 4,096 dimensions at t = 2"
     )
-    return Shown(title, columns, rows, [(path, caption)], text, verdict)
+    return Result(title, columns, rows, [(path, caption)], text, verdict)
 
 
-def _with_encoders(context: Context, rows: Rows) -> Shown:
-    found = circle.encoders(context, rows)
-    return figure4(
-        context.folder, encoders=[(encoder["name"], encoder["features"]) for encoder in found]
-    )
+def _computed(title: str, compute: Callable[[Path], Result]) -> Reproduction:
+    """Without encoders, the same at both scales."""
+    none = scale("", 0.02)
+    return Reproduction(title, lambda context, rows: compute(context.figure), none, none)
 
 
-def _computed(title: str, compute: Callable[[Path], Shown]) -> Item:
-    """An item without encoders, the same at both scales."""
-    needs = Scale((), 0.02)
-    return Item(
-        title, {"paper": needs, "laptop": needs}, lambda context, rows: compute(context.folder)
-    )
-
-
-ITEMS = {
-    "wang-isola/figure4": Item(
+REPRODUCTIONS = {
+    "wang-isola/figure4": Reproduction(
         "average pairwise potential of points on the circle",
-        circle.ITEMS["wang-isola/figure3"].scales,
-        _with_encoders,
+        figure4,
+        **circle.REPRODUCTIONS["wang-isola/figure3"].scales,
     ),
     "wang-isola/figure10": _computed("0F1(; alpha; z) goes to 1", figure10),
     "wang-isola/figure11": _computed("the optimal uniformity over the dimension", figure11),

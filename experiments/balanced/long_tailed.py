@@ -7,9 +7,8 @@ import itertools
 from experiments import tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, by, difference, with_interval
+from experiments.reproduction import Context, Reproduction, scale
+from experiments.result import Result, Rows, by, difference, values, with_interval
 from experiments.sweeps import Planned
 from hypersphere_jax.data.subsets import long_tailed_counts
 
@@ -31,15 +30,14 @@ def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[P
     return planned
 
 
-def show(context: Context, rows: Rows) -> Shown:
+def result(context: Context, rows: Rows) -> Result:
     """Accuracy with each class distribution."""
     columns = ["classes", "seeds", "linear (%)", "k-NN (%)", "paper: linear (%)"]
-    k = "knn1" if context.scale == "laptop" else "knn200"
+    nearest = "backbone_knn1" if context.laptop else "backbone_knn200"
     lines, accuracies = [], {}
     for label, group in by(rows, "classes").items():
-        accuracies[label] = [row["backbone_linear"] for row in group]
-        nearest = [row[f"backbone_{k}"] for row in group]
-        cells = [with_interval(accuracies[label]), with_interval(nearest)]
+        accuracies[label] = values(group, "backbone_linear")
+        cells = [with_interval(column) for column in (accuracies[label], values(group, nearest))]
         lines.append([label, len(group), *cells, group[0]["paper_top1"]])
     text = [
         "The paper's claim: its bound assumes that all classes are equally frequent, and indeed an "
@@ -49,7 +47,7 @@ def show(context: Context, rows: Rows) -> Shown:
         "The linear classifier is trained on the same subset as the encoder, so that a part of the "
         "difference is the classifier's.",
     ]
-    if context.scale == "laptop":
+    if context.laptop:
         base = settings.SUBSETS.base
         text.append(
             "Ours: CIFAR-10's ten classes with the same distribution, 1,280 to 5 images, "
@@ -58,28 +56,22 @@ def show(context: Context, rows: Rows) -> Shown:
             "±: half of the 95% interval over seeds (each with a draw of its own), by Student's t."
         )
     title = "Balanced against long-tailed training data (Table 4)"
-    return Shown(title, columns, lines, [], text, _verdict(accuracies))
+    return Result(title, columns, lines, [], text, _verdict(accuracies))
 
 
 def _verdict(accuracies: dict[str, list[float]]) -> str:
-    found = difference(*(accuracies.get(label, []) for label in SUBSETS))
-    if found is None:
+    gain = difference(*(accuracies.get(label, []) for label in SUBSETS))
+    if gain is None:
         return ""
-    shows = "shows" if found.low > 0 else "does not show"
-    return f"balanced against long-tailed data {found}; the paper: +7.17: the claim {shows}"
+    shows = "shows" if gain.low > 0 else "does not show"
+    return f"balanced against long-tailed data {gain}; the paper: +7.17: the claim {shows}"
 
 
-ITEMS = {
-    TABLE: Item(
+REPRODUCTIONS = {
+    TABLE: Reproduction(
         "balanced against long-tailed training data",
-        {
-            "laptop": Scale(
-                ("cifar10",), 0.2, (functools.partial(plan, settings.SUBSETS, range(3)),)
-            ),
-            "paper": Scale(
-                ("imagenet2012",), 3_200, (functools.partial(plan, settings.IMAGENET, range(1)),)
-            ),
-        },
-        show,
+        result,
+        laptop=scale("cifar10", 0.2, functools.partial(plan, settings.SUBSETS, range(3))),
+        paper=scale("imagenet2012", 3_200, functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

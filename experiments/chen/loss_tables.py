@@ -5,16 +5,15 @@ import itertools
 
 import numpy as np
 
-from experiments import items, tables
+from experiments import tables
 from experiments.chen import settings
-from experiments.items import Context, Item, Scale
-from experiments.measures import Rows
-from experiments.shown import Shown, between, by, difference, with_interval
+from experiments.reproduction import Context, Reproduction, Scale, run, scale
+from experiments.result import Result, Rows, by, difference, done, interval, values, with_interval
 from experiments.sweeps import Planned
 
 TABLE_D1 = "chen/tableD1"
 SEEDS = range(8)
-EPOCHS, BATCH = (100, 200, 400, 800), 128  # of the numbers that stand beside the laptop's
+EPOCHS, BATCH = (100, 200, 400, 800), 128  # of the paper's numbers beside the laptop's
 CLAIM = (
     "The paper's claim: what matters is that there is a term which aligns the views of an image "
     "and one that spreads the outputs over a distribution of high entropy, and not which: "
@@ -24,14 +23,14 @@ CLAIM = (
 )
 
 
-def _rows_of(table: str, context: Context, rows: Rows) -> list[Planned]:
+def _paper(table: str, context: Context, rows: Rows) -> list[Planned]:
     """The encoders of a table's rows, or of the one that was asked for."""
     chosen = tables.rows(table) if context.row is None else [tables.row_of(table, context.row)]
     planned = []
     for row in chosen:
         about = {"table": row.table, "row": row.number, "name": row.values["loss"]}
         about |= {f"paper_{name}": value for name, value in tables.expected(row).items()}
-        planned.append(items.run(settings.config_of(row), context, settings.MEASURES, about))
+        planned.append(run(settings.config_of(row), context, settings.EVALUATION, about))
     return planned
 
 
@@ -44,25 +43,20 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
     ]
 
 
-def show(table: str, title: str, context: Context, rows: Rows) -> Shown:
+def result(table: str, title: str, context: Context, rows: Rows) -> Result:
     """Each loss: paper and ours."""
     title = f"{title} (Table {table[-2]}.{table[-1]})"
-    if context.scale == "laptop":
-        return _show_laptop(title.replace(" on CIFAR-10", ""), rows)
-    return _show_rows(title, rows)
-
-
-def _show_rows(title: str, rows: Rows) -> Shown:
+    if context.laptop:
+        return _laptop_result(title.replace(" on CIFAR-10", ""), rows)
     columns = ["row", "loss", "pairs", "epochs", "paper (%)", "ours (%)", "95% interval"]
     lines = []
-    for row in rows:
-        if row["status"] == "done":
-            about = [row[name] for name in ("row", "name", "batch", "epochs", "paper_top1")]
-            lines.append([*about, row["backbone_linear"], between(row, "backbone_linear")])
-    return Shown(title, columns, lines, [], [CLAIM])
+    for row in done(rows):
+        about = [row[name] for name in ("row", "name", "batch", "epochs", "paper_top1")]
+        lines.append([*about, row["backbone_linear"], interval(row, "backbone_linear")])
+    return Result(title, columns, lines, [], [CLAIM])
 
 
-def _show_laptop(title: str, rows: Rows) -> Shown:
+def _laptop_result(title: str, rows: Rows) -> Result:
     printed = {
         (row.values["loss"], row.values["epochs"]): row.values["top1"]
         for row in tables.rows(TABLE_D1)
@@ -72,8 +66,8 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
     columns += [f"paper: {', '.join(map(str, EPOCHS))} epochs"]
     lines, accuracies, before = [], {}, {}
     for name, group in by(rows, "name").items():
-        accuracies[name] = [row["output_linear"] for row in group]
-        before[name] = [row["backbone_linear"] for row in group]
+        accuracies[name] = values(group, "output_linear")
+        before[name] = values(group, "backbone_linear")
         ours = [len(group), with_interval(accuracies[name]), with_interval(before[name])]
         theirs = ", ".join(f"{printed[name, epochs]:.1f}" for epochs in EPOCHS)
         lines.append([name, _settings(name), *ours, theirs])
@@ -85,8 +79,8 @@ def _show_laptop(title: str, rows: Rows) -> Shown:
         "output is evaluated, too. The paper's numbers are of other data: compare the differences "
         "between losses.",
     ]
-    apart = float(np.ptp([np.mean(values) for values in before.values()] or [0]))
-    return Shown(title, columns, lines, [], text, _verdict(accuracies, apart, printed))
+    apart = float(np.ptp([np.mean(scores) for scores in before.values()] or [0]))
+    return Result(title, columns, lines, [], text, _verdict(accuracies, apart, printed))
 
 
 def _settings(name: str) -> str:
@@ -103,42 +97,29 @@ def _verdict(accuracies: dict[str, list[float]], before: float, printed: dict) -
         return ""
     ordered = sorted(accuracies, key=lambda name: np.mean(accuracies[name]))
     worst, *_, best = ordered
-    found = difference(accuracies[best], accuracies[worst])
+    gain = difference(accuracies[best], accuracies[worst])
     spread = {
         epochs: np.ptp([printed[name, epochs] for name in settings.LOSSES]) for epochs in EPOCHS
     }
     theirs = ", ".join(f"{value:.1f} after {epochs} epochs" for epochs, value in spread.items())
     first = sorted(settings.LOSSES, key=lambda name: printed[name, EPOCHS[0]])
     return (
-        f"best ({best}) against worst ({worst}) of the five on the output: {found}, which does not "
+        f"best ({best}) against worst ({worst}) of the five on the output: {gain}, which does not "
         f"count that these two were picked; before the head the five are {before:.2f} points "
         f"apart, in the paper {theirs}; the last two are {' and '.join(ordered[:2])}, in the paper "
         f"after {EPOCHS[0]} epochs {' and '.join(first[:2])}"
     )
 
 
-def _item(table: str, title: str, data: str, hours: float, laptop: bool) -> Item:
-    scales = {"paper": Scale((data,), hours, (functools.partial(_rows_of, table),))}
-    if laptop:
-        scales = {"laptop": Scale(("digits",), 0.1, (_laptop,)), **scales}
-    shown = functools.partial(show, table, title)
-    return Item(title[0].lower() + title[1:], scales, shown, by_row=("paper",))
+def _table(number: str, where: str, data: str, hours: float, laptop: Scale | None = None) -> dict:
+    table, title = f"chen/table{number}", f"five contrastive losses on {where}"
+    paper = scale(data, hours, functools.partial(_paper, table))
+    compute = functools.partial(result, table, title[0].upper() + title[1:])
+    return {table: Reproduction(title, compute, laptop, paper, by_row=("paper",))}
 
 
-ITEMS = {
-    TABLE_D1: _item(TABLE_D1, "Five contrastive losses on CIFAR-10", "cifar10", 65_000, True),
-    "chen/tableD2": _item(
-        "chen/tableD2",
-        "Five contrastive losses on ImageNet, with a head of two layers",
-        "imagenet2012",
-        4_000_000,
-        False,
-    ),
-    "chen/tableD3": _item(
-        "chen/tableD3",
-        "Five contrastive losses on ImageNet, with a head of three layers",
-        "imagenet2012",
-        4_000_000,
-        False,
-    ),
+REPRODUCTIONS: dict[str, Reproduction] = {
+    **_table("D1", "CIFAR-10", "cifar10", 65_000, scale("digits", 0.1, _laptop)),
+    **_table("D2", "ImageNet, with a head of two layers", "imagenet2012", 4_000_000),
+    **_table("D3", "ImageNet, with a head of three layers", "imagenet2012", 4_000_000),
 }

@@ -1,0 +1,147 @@
+"""A reproduction of a table, figure or theorem: the runs that it needs, and its result."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments import specifications
+from experiments.evaluation import Evaluation
+from experiments.result import Result, Rows
+from experiments.sweeps import Planned
+from experiments.tables import Row, expected
+from hypersphere_jax import data
+from hypersphere_jax.config import PretrainConfig
+
+TEXT = ("books", "sentiment")  # data sets that are text, each in a folder of its name
+
+
+class Context(NamedTuple):
+    """Where and how a table or figure is reproduced."""
+
+    scale: str  # `paper`, or `laptop`: the same claims with small encoders and images
+    runs_dir: Path  # of the encoders, which all reproductions of one scale share
+    folder: Path  # of this table, its pictures and page
+    data_dir: str | None = None  # see `folder_of`; None: TensorFlow Datasets' folder
+    row: int | None = None  # of the paper's table, the one to train; None: all that are needed
+
+    @property
+    def laptop(self) -> bool:
+        """Whether the scale is a laptop's."""
+        return self.scale == "laptop"
+
+    @property
+    def figure(self) -> Path:
+        """The picture."""
+        return self.folder / "figure.png"
+
+
+# From the rows so far to the runs of a stage. Later stages may depend on what earlier ones gave.
+Stage = Callable[[Context, Rows], list[Planned]]
+
+
+class Scale(NamedTuple):
+    """What a reproduction needs at a scale."""
+
+    data: tuple[str, ...]  # names of the data sets
+    hours: float  # on 2 CPU cores; at the paper's scale an estimate
+    stages: tuple[Stage, ...] = ()  # of runs; empty where nothing is trained
+
+
+def scale(data: str, hours: float, *stages: Stage) -> Scale:
+    """A scale with data sets such as "books, sentiment"."""
+    return Scale(tuple(filter(None, data.split(", "))), hours, stages)
+
+
+class Reproduction(NamedTuple):
+    """A table, figure or theorem of a paper."""
+
+    title: str
+    result: Callable[[Context, Rows], Result]  # of the rows of all stages; also draws the pictures
+    laptop: Scale | None = None
+    paper: Scale | None = None
+    by_row: tuple[str, ...] = ()  # scales at which a single row of the table can be asked for
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """The scales that there are, by name."""
+        both = {"laptop": self.laptop, "paper": self.paper}
+        return {name: scale for name, scale in both.items() if scale is not None}
+
+
+def folder_of(name: str, data_dir: str | None) -> str | None:
+    """Where a data set is: the folder of that name in data_dir if it has the data, or data_dir."""
+    if data_dir is None or name in data.EMBEDDED:
+        return None
+    inside = Path(data_dir) / name
+    images = any((inside / f"train{ending}").exists() for ending in ("", ".zip"))
+    text = name in TEXT and inside.is_dir()
+    return str(inside) if images or text else data_dir
+
+
+def planned_row(
+    row: Row,
+    context: Context,
+    evaluation: Evaluation,
+    scale: str | None = None,
+    seed: int | None = None,
+) -> Planned:
+    """The run of a row of a table, with what the paper printed of it as `paper_…`.
+
+    The scale (of `specifications.SCALES`) is by default the context's, the seed the row's own.
+    """
+    config = specifications.config_of(row, scale or context.scale, runs_dir=str(context.runs_dir))
+    if seed is not None:
+        config = dataclasses.replace(config, name=f"{config.name}_seed{seed}", seed=seed)
+    row = specifications.specified(row)
+    about = {"table": row.table, "row": row.number}
+    about |= {f"paper_{name}": value for name, value in expected(row).items()}
+    about |= {"paper_diverged": True} if row.values.get("nan_occurred") else {}
+    if evaluation.tasks:
+        evaluation = evaluation._replace(tasks_dir=folder_of("sentiment", context.data_dir))
+    return run(config, context, evaluation, about)
+
+
+def run(
+    config: PretrainConfig, context: Context, evaluation: Evaluation, about: Mapping[str, Any]
+) -> Planned:
+    """A run in the context's folders, with the columns that tell it from the others."""
+    moved = dataclasses.replace(config.data, data_dir=folder_of(config.data.name, context.data_dir))
+    config = dataclasses.replace(config, runs_dir=str(context.runs_dir), data=moved)
+    return Planned(config, settings(config) | dict(about), evaluation)
+
+
+def settings(config: PretrainConfig) -> dict:
+    """Columns that tell what is trained."""
+    rule = config.optimizer
+    return {
+        "data": config.data.name,
+        "loss": specifications.formula(config.objective)
+        + ("" if config.model.unit_norm else ", no unit norm"),
+        "kind": kind(config),
+        "dim": config.model.dim,
+        "batch": rule.batch_size,
+        "epochs": rule.epochs,
+        "seed": config.seed,
+    }
+
+
+def kind(config: PretrainConfig) -> str:
+    """Which losses take part, such as `align+uniform`, or `nt_xent`."""
+    loss, names = config.objective, ("contrastive", "align", "uniform", "supervised")
+    if loss.loss != "weighted":
+        return loss.loss + ("+supervised" if loss.supervised_weight else "")
+    return "+".join(name for name in names if getattr(loss, f"{name}_weight"))
+
+
+def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planned]:
+    """The runs whose name fits one of the patterns, and those of the plan that they begin from."""
+    chosen = [
+        one
+        for one in planned
+        if any(fnmatch.fnmatch(one.config.name, each) for each in patterns or ("*",))
+    ]
+    names = {one.config.name for one in chosen}
+    names |= {Path(one.config.init_from).name for one in chosen if one.config.init_from}
+    return [one for one in planned if one.config.name in names]
