@@ -2,8 +2,6 @@
 
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +12,7 @@ import numpy as np
 import PIL
 
 from benchmarks.augment_pillow import PILLOW, pillow_views
-from benchmarks.timing import take_turns
+from benchmarks.timing import Times, median, protocol, ratio, take_turns
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
 from hypersphere_jax.config import UserError
 from hypersphere_jax.files import write_json
@@ -40,9 +38,9 @@ def augment(
     """Time a recipe against the same one in Pillow and NumPy, and see whether memory grows.
 
     Two views of each image; all numbers are of one view. Images are random, uint8, as large as the
-    views. All forms take turns in every round, ours with
-    each operation left out among them; ratios are medians over the rounds. On an accelerator the
-    processor's time says nothing of it, so there the times are the clock's.
+    views. All forms take turns in every round, ours with each operation left out among them; ratios
+    are medians over the rounds. On an accelerator the processor's time says nothing of it, so there
+    the times are the clock's.
 
     Args:
         recipe: Name of the recipe.
@@ -59,59 +57,38 @@ def augment(
         raise UserError(f"--recipe {recipe}: {', '.join(foreign)} is not written in Pillow")
     if min(sizes, default=0) < 8 or min(images, rounds, epoch) < 1:
         raise UserError("--sizes must be at least 8, --images, --rounds and --epoch at least 1")
-    protocol = {
-        "command": shlex.join(["python", *sys.argv]),
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "jax": jax.__version__,
-        "pillow": PIL.__version__,
-        "recipe": recipe,
-        "images": images,
-        "rounds": rounds,
-        "epoch": epoch,
-    }
-    records = []
+    shaping = {"recipe": recipe, "images": images, "rounds": rounds, "epoch": epoch}
+    results = protocol(pillow=PIL.__version__, **shaping, records=[])
     for size in sizes:
-        records.append(measure(RECIPES[recipe], size, images, rounds, epoch))
-        write_json(out / "augment.json", protocol | {"records": records})
-    for record in records:
-        _print(
-            record, f"\n{recipe}, {record['size']} pixels, {images} images, {protocol['device']}"
-        )
+        record = measure(RECIPES[recipe], size, images, rounds, epoch)
+        results["records"].append(record)
+        write_json(out / "augment.json", results)
+        _print(record, f"\n{recipe}, {size} pixels, {images} images, {results['device']}")
     print(f"{NOTE}\nwritten: {out / 'augment.json'}")
 
 
 def measure(recipe: Recipe, size: int, images: int, rounds: int, epoch: int) -> dict:
     """Speed of a recipe's train part and of Pillow's, the share of each operation, and memory."""
     batch = np.random.default_rng(0).integers(0, 256, (images, size, size, 3), np.uint8)
-    ours = _ours(recipe, size, batch)
-    memory = memory_over(ours, math.ceil(epoch / images))
-    left_out = {
-        name: Recipe(tuple(step for step in recipe.train if step[0] != name), ())
-        for name, _ in recipe.train
-        if name != "rgb"  # which passes images in colour
-    }
-    calls = {OURS: ours} | {name: _ours(less, size, batch) for name, less in left_out.items()}
+    calls = {OURS: _ours(recipe, size, batch)}
+    memory = memory_over(calls[OURS], math.ceil(epoch / images))
+    names = [name for name, _ in recipe.train if name != "rgb"]  # which passes images in colour
+    for left_out in names:
+        less = Recipe(tuple(step for step in recipe.train if step[0] != left_out), ())
+        calls[left_out] = _ours(less, size, batch)
     rng = np.random.default_rng(1)
-
-    def pillow():
-        return [pillow_views(rng, recipe.train, size, batch) for _ in range(2)]
-
-    calls[PILLOWS] = pillow
+    calls[PILLOWS] = lambda: [pillow_views(rng, recipe.train, size, batch) for _ in range(2)]
     on_cpu = jax.default_backend() == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
     spent, walls = processor_rounds(calls, rounds, clock)
+    both, views = (OURS, PILLOWS), 2 * images
     return {
         "size": size,
         "clock": "processor" if on_cpu else "wall",
-        "us": {
-            form: 1e6 * float(np.median(spent[form])) / (2 * images) for form in (OURS, PILLOWS)
-        },
-        "views_per_s": {
-            form: 2 * images / float(np.median(walls[form])) for form in (OURS, PILLOWS)
-        },
-        "ratio": float(np.median(spent[PILLOWS] / spent[OURS])),
-        "share": {name: 1 - float(np.median(spent[name] / spent[OURS])) for name in left_out},
+        "us": {form: 1e6 * median(spent[form]) / views for form in both},
+        "views_per_s": {form: views / median(walls[form]) for form in both},
+        "ratio": ratio(spent, PILLOWS, OURS),
+        "share": {name: 1 - ratio(spent, name, OURS) for name in names},
         "seconds": {form: seconds.tolist() for form, seconds in spent.items()},
         "wall_seconds": {form: seconds.tolist() for form, seconds in walls.items()},
         **memory,
@@ -126,7 +103,7 @@ def _ours(recipe: Recipe, size: int, batch: np.ndarray) -> Callable:
 
 def processor_rounds(
     calls: Mapping[str, Callable], rounds: int, clock: Callable[[], float]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[Times, Times]:
     """Seconds of a call of each form in each round: by the clock given, and by the wall's."""
     repeats, spent = {}, {form: [] for form in calls}
     for form, call in calls.items():
@@ -142,10 +119,8 @@ def processor_rounds(
         spent[form].append((clock() - began) / repeats[form])
 
     walls = take_turns({form: partial(repeated, form) for form in calls}, rounds)
-    return (
-        {form: np.array(seconds[1:]) for form, seconds in spent.items()},
-        {form: seconds / repeats[form] for form, seconds in walls.items()},
-    )
+    walls = {form: seconds / repeats[form] for form, seconds in walls.items()}
+    return {form: np.array(seconds[1:]) for form, seconds in spent.items()}, walls
 
 
 def memory_over(call: Callable, calls: int) -> dict:
@@ -154,43 +129,38 @@ def memory_over(call: Callable, calls: int) -> dict:
     And after half of them: at first the allocator may still take what it then keeps.
     """
     call()
-    found = {"calls": calls, "before_mb": _held()}
+    held = {"calls": calls, "before_mb": _held()}
     for number in range(calls):
         call()
         if number == (calls - 1) // 2:
-            found["half_mb"] = _held()
-    return found | {"after_mb": _held()}
+            held["half_mb"] = _held()
+    return held | {"after_mb": _held()}
 
 
 def _held() -> dict:
-    statm = Path("/proc/self/statm")
-    resident = None
-    if statm.exists():
-        resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    device = jax.devices()[0].memory_stats() or {}
-    in_use, peak = (device.get(key) for key in ("bytes_in_use", "peak_bytes_in_use"))
-    return {
-        "resident": resident,
-        "device": in_use and in_use / 1e6,
-        "device_peak": peak and peak / 1e6,
+    statm, device = Path("/proc/self/statm"), jax.devices()[0].memory_stats() or {}
+    pages = int(statm.read_text().split()[1]) if statm.exists() else None
+    held = {
+        "resident": pages and pages * os.sysconf("SC_PAGE_SIZE"),
+        "device": device.get("bytes_in_use"),
+        "device_peak": device.get("peak_bytes_in_use"),
     }
+    return {what: size and size / 1e6 for what, size in held.items()}
 
 
 def _print(record: Mapping, title: str) -> None:
     time_of = "us of a core" if record["clock"] == "processor" else "us"
     rows = [
-        [form, us, record["views_per_s"][form], 1e6 / us, ratio]
-        for form, ratio in ((OURS, 1.0), (PILLOWS, record["ratio"]))
-        for us in [record["us"][form]]
+        [form, record["us"][form], record["views_per_s"][form], 1e6 / record["us"][form], times]
+        for form, times in ((OURS, 1.0), (PILLOWS, record["ratio"]))
     ]
-    print_table(
-        ["form", f"{time_of} a view", "views/s", "views/s of a core", "× ours"], rows, title=title
-    )
+    columns = ["form", f"{time_of} a view", "views/s", "views/s of a core", "× ours"]
+    print_table(columns, rows, title=title)
     shares = sorted(record["share"].items(), key=lambda item: -item[1])
     print_table(["operation", "share"], [[name, f"{share:.0%}"] for name, share in shares])
     held = [
         [what, *(record[when][what] for when in ("before_mb", "half_mb", "after_mb"))]
-        for what in ("resident", "device", "device_peak")
-        if record["after_mb"][what] is not None
+        for what, after in record["after_mb"].items()
+        if after is not None
     ]
     print_table(["memory", "MB before", "after half", f"after {record['calls']} batches"], held)

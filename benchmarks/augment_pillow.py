@@ -98,17 +98,8 @@ def normalize(rng, image, *, size, mean, std):
     return (values - np.array(mean, np.float32)) / np.array(std, np.float32)
 
 
-PILLOW: dict[str, Callable] = {
-    op.__name__: op
-    for op in (
-        rgb,
-        random_resized_crop,
-        random_horizontal_flip,
-        random_rotation,
-        color_jitter,
-        random_grayscale,
-        gaussian_blur,
-        cutout,
-        normalize,
-    )
-}
+OPERATIONS: tuple[Callable, ...] = (
+    *(rgb, random_resized_crop, random_horizontal_flip, random_rotation, color_jitter),
+    *(random_grayscale, gaussian_blur, cutout, normalize),
+)
+PILLOW = {operation.__name__: operation for operation in OPERATIONS}

@@ -1,5 +1,6 @@
 """What a compiled program sends between devices, counted in its text."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -24,33 +25,26 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 class Traffic(NamedTuple):
-    """The collectives of one kind, in one run of a program.
-
-    Attributes:
-      count: how often a device takes part in one.
-      received: bytes that each device receives, and sends.
-    """
+    """Collectives of one kind in a program: those of a device, and the bytes that it receives."""
 
     count: int
     received: int
 
 
 def traffic(text: str, devices: int, branch: Callable = min) -> dict[str, Traffic]:
-    """The collectives of a compiled program, as often as its loops run them.
+    """What goes through each kind of collective of `compiled.as_text()`, with its loops' turns.
 
-    Args:
-      text: of the program of one device, `compiled.as_text()`.
-      devices: all of which take part in each collective.
-      branch: `min` or `max`: of a conditional's branches, the one that receives least or most.
-
-    Returns:
-      What goes through each kind of collective that the program has.
-
-    Raises:
-      ValueError: for a loop of unknown length with a collective in it, or one that is split into
-        its start and its end, whose results have other shapes.
+    `branch`, `min` or `max`: of a conditional's branches, the one that receives least or most.
+    ValueError for a loop of unknown length with a collective in it, or one that is split into its
+    start and its end, whose results have other shapes.
     """
-    entry, computations = _computations(text)
+    entry, computations = "", {}
+    for line in text.splitlines():
+        if begins := _COMPUTATION.match(line):
+            lines = computations[begins[2]] = []
+            entry = begins[2] if begins[1] else entry
+        elif line.startswith(" ") and computations:
+            lines.append(line)
 
     def received(counts: Counter) -> float:
         return sum(RECEIVED[kind](devices) * size * times for (kind, size), times in counts.items())
@@ -59,17 +53,13 @@ def traffic(text: str, devices: int, branch: Callable = min) -> dict[str, Traffi
         """How often a computation runs each kind of collective with results of each size."""
         counts: Counter = Counter()
         for line in computations[name]:
-            found = _COLLECTIVE.match(line)
-            if found:
-                shape, kind, split = found.groups()
+            if collective := _COLLECTIVE.match(line):
+                shape, kind, split = collective.groups()
                 if split:
                     raise ValueError(f"{kind} is split: {line.strip()[:200]}")
                 counts[kind, _bytes(shape)] += 1
-            called = [
-                run(computation)
-                for names in _CALLED.findall(line)
-                for computation in re.findall(r"%([\w.-]+)", names)
-            ]
+            names = " ".join(_CALLED.findall(line))
+            called = [run(computation) for computation in re.findall(r"%([\w.-]+)", names)]
             if " conditional(" in line:
                 called = [branch(called, key=received)]
             times = 1
@@ -83,32 +73,16 @@ def traffic(text: str, devices: int, branch: Callable = min) -> dict[str, Traffi
         return counts
 
     counts = run(entry)
-    return {
-        kind: Traffic(of_kind.total(), round(received(of_kind)))
-        for kind in RECEIVED
-        if (of_kind := Counter({key: n for key, n in counts.items() if key[0] == kind}))
+    of_kinds = {
+        kind: Counter({k: n for k, n in counts.items() if k[0] == kind}) for kind in RECEIVED
     }
-
-
-def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
-    """The name of the first to run, and the lines of each."""
-    entry, computations = "", {}
-    for line in text.splitlines():
-        begins = _COMPUTATION.match(line)
-        if begins:
-            lines = computations[begins[2]] = []
-            entry = begins[2] if begins[1] else entry
-        elif line.startswith(" ") and computations:
-            lines.append(line)
-    return entry, computations
+    return {kind: Traffic(of.total(), round(received(of))) for kind, of in of_kinds.items() if of}
 
 
 def _bytes(shape: str) -> int:
     """Of an array such as `f32[32,128]{1,0}`, or a tuple of them."""
     total = 0
     for name, bits, sizes in _ARRAY.findall(shape):
-        elements = 1
-        for size in filter(None, sizes.split(",")):
-            elements *= int(size)
+        elements = math.prod(int(size) for size in sizes.split(",") if size)
         total += elements * (8 if name == "pred" else int(bits)) // 8
     return total

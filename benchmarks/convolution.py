@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from benchmarks.timing import take_turns
+from benchmarks.timing import device_kind, median, product, ratio, take_turns
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.report import print_table
 
@@ -42,28 +41,23 @@ def layers(batch_size: int = 128, rounds: int = 5) -> None:
         batch_size: Images in a batch.
         rounds: Rounds that count, after one that compiles.
     """
-    forms = {"product": _product()}
+    multiply, product_flops = product()
+    forms = {"product": multiply}
     for name, layer in LAYERS.items():
         forms[f"{name}, ours"] = _form(convolution, batch_size, *layer)
         forms[f"{name}, XLA's"] = _form(jax.lax.conv_general_dilated, batch_size, *layer)
     times = take_turns(forms, rounds)
-    peak = 2 * 2048**3 / np.median(times["product"])
+    peak = product_flops / median(times["product"])
     rows = []
     for name, (side, inputs, outputs, stride, kernel) in LAYERS.items():
-        ours, xlas = times[f"{name}, ours"], times[f"{name}, XLA's"]
+        ours, xlas = f"{name}, ours", f"{name}, XLA's"
         # Three products: the value, and the gradients of the kernel and of the input.
         flops = 3 * 2 * kernel**2 * inputs * outputs * batch_size * (-(-side // stride)) ** 2
-        rows.append(
-            [
-                name,
-                round(1e3 * float(np.median(xlas)), 1),
-                round(1e3 * float(np.median(ours)), 1),
-                f"{np.median(xlas / ours):.2f}",
-                f"{flops / np.median(ours) / peak:.0%}",
-            ]
-        )
+        ms = [round(1e3 * median(times[form]), 1) for form in (xlas, ours)]
+        share = flops / median(times[ours]) / peak
+        rows.append([name, *ms, f"{ratio(times, xlas, ours):.2f}", f"{share:.0%}"])
     columns = ["layer", "XLA's ms", "ours ms", "XLA's / ours", "ours of peak"]
-    title = f"{batch_size} images, {jax.devices()[0].device_kind}, product {peak / 1e9:.0f} GFLOP/s"
+    title = f"{batch_size} images, {device_kind()}, product {peak / 1e9:.0f} GFLOP/s"
     print_table(columns, rows, title=title)
 
 
@@ -79,9 +73,3 @@ def _form(
 
     compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
     return lambda: jax.block_until_ready(compiled(x, kernel))
-
-
-def _product() -> Callable:
-    a = jax.random.normal(jax.random.key(0), (2048, 2048))
-    multiply = jax.jit(lambda a: a @ a)
-    return lambda: jax.block_until_ready(multiply(a))

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.timing import take_turns
-from hypersphere_jax import augment, data, models
+from benchmarks.timing import device_kind, median, take_turns
+from hypersphere_jax import data, models
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -22,7 +22,7 @@ from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.report import print_table
 from hypersphere_jax.train import resolve, sharding
 from hypersphere_jax.train.optimizers import make_optimizer
-from hypersphere_jax.train.step import init_state, make_objective, make_step
+from hypersphere_jax.train.step import init_state, make_step_of
 
 WARM_UP = 3  # steps that compile, and fill what is read ahead
 
@@ -71,20 +71,15 @@ def pipelines(
         rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
     columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
     title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.name}"
-    print_table(columns, rows, title=f"{title}, {devices[0].device_kind}")
+    print_table(columns, rows, title=f"{title}, {device_kind()}")
 
 
 def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Callable:
+    """A step on a batch, from the first state each time."""
     apply, params, stats = models.create(config.model, jax.random.key(0))
     optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
-    transform = augment.make_augment(
-        config.data.recipe,
-        config.model.image_size,
-        cropped=dataset.pretrain.image_shape is None,
-        extra_channels=config.data.extra_channels,
-    )
-    objective = make_objective(config.objective)
-    step = make_step(apply, objective, optimizer, transform, axis_name=sharding.AXIS)
+    of = {"axis_name": sharding.AXIS}
+    step = make_step_of(config, dataset.pretrain, apply, optimizer, 1000, **of)
     mapped = sharding.pmap(step, devices)
     state = sharding.replicate(init_state(params, stats, optimizer), devices)
     key = sharding.replicate(jax.random.key(0), devices)
@@ -112,4 +107,4 @@ def _gather(
     images, labels, indices = next(device_batches(config, dataset, sampler, range(1), devices))
     gather = jax.jit(lambda images, labels, indices: (images[0][indices[0]], labels[0][indices[0]]))
     form = lambda: jax.block_until_ready(gather(images, labels, indices))  # noqa: E731
-    return float(np.median(take_turns({"gather": form}, 20)["gather"]))
+    return median(take_turns({"gather": form}, 20)["gather"])

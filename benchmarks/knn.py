@@ -4,7 +4,6 @@
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,15 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.loss_forms import dot, resident_peak
-from benchmarks.timing import take_turns
+from benchmarks.probe import features
+from benchmarks.timing import child, device_kind, median, ratio, resident_peak, take_turns
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate.knn import knn_probe
 from hypersphere_jax.report import print_table
 
-ROOT = Path(__file__).parent.parent
 PRODUCT, SCIKIT_LEARN = "product", "scikit-learn"
-CLASSES = 10
+NAMES, CLASSES = ("train_x", "train_y", "test_x", "test_y"), 10  # of what `knn_probe` takes
 LIMIT = """
 limit: 2 n m d flops, at the measured speed of the matrix product of blocks [b, d] x [d, b].
 share: of that speed. All else (reading, scaling, sorting, votes) comes on top.
@@ -43,7 +41,7 @@ def neighbours(
     """Time k-NN, and measure its share of the matrix product's speed and its peak memory.
 
     A product of blocks takes turns with each search, so that ratios hold on a busy machine too. The
-    features are random, around the centres of ten classes.
+    features are random, as those of `bench probe`, of ten classes.
 
     Args:
         queries: Rows that ask, n.
@@ -53,75 +51,45 @@ def neighbours(
         metric: cosine or euclidean.
         rounds: Rounds that count, after one that compiles.
         block: Rows b of both sides of the plain product.
-        compare: Queries for scikit-learn's brute force, which the same ones of ours stand against;
-            0 leaves it out.
+        compare: Queries for scikit-learn's brute force, and for ours beside it; 0 leaves it out.
         memory: Measure the peak memory of each k, alone in a process of its own.
     """
     if min(queries, bank, dim, block, rounds, *k) < 1 or compare < 0:
         raise UserError("--queries, --bank, --dim, --k, --rounds and --block must be at least 1")
     compare = min(compare, queries)
     with tempfile.TemporaryDirectory() as folder:
-        arrays = features(bank, queries, dim)
+        arrays = dict(zip(NAMES, features(bank, queries, dim, CLASSES, signal=0.4), strict=True))
         for name, array in arrays.items():
             np.save(Path(folder, f"{name}.npy"), array)
         # Memory before anything is timed: the machine is to itself then.
-        peaks = [peak_memory(folder, one, metric) if memory else {} for one in k]
+        peaks = [child("benchmarks.knn", folder, one, metric) if memory else {} for one in k]
+    for peak in peaks:
+        if "failure" in peak:
+            raise UserError(f"the process that measures memory failed: {peak['failure']}")
     multiply, product_flops = _product(arrays, block)
-    forms = {PRODUCT: multiply} | {f"k = {one}": _search(arrays, one, metric) for one in k}
-    if compare:
-        few = arrays | {name: arrays[name][:compare] for name in ("test_x", "test_y")}
-        forms |= {f"few, k = {one}": _search(few, one, metric) for one in k}
-        forms |= {f"{SCIKIT_LEARN}, k = {one}": _scikit_learn(few, one, metric) for one in k}
+    few = arrays | {name: arrays[name][:compare] for name in ("test_x", "test_y")}
+    forms = {PRODUCT: multiply}
+    for one in k:
+        forms[f"k = {one}"] = _search(arrays, one, metric)
+        if compare:
+            forms[f"few, k = {one}"] = _search(few, one, metric)
+            forms[f"{SCIKIT_LEARN}, k = {one}"] = _scikit_learn(few, one, metric)
     times = take_turns(forms, rounds)
-    speed = product_flops / times[PRODUCT]
+    speed = product_flops / median(times[PRODUCT])
+    work = 2 * queries * bank * dim / product_flops  # products of blocks
     rows = []
     for one, peak in zip(k, peaks, strict=True):
-        seconds = times[f"k = {one}"]
-        limit = 2 * queries * bank * dim / speed
-        ratio = None
-        if compare:
-            ratio = np.median(times[f"{SCIKIT_LEARN}, k = {one}"] / times[f"few, k = {one}"])
-        rows.append(
-            [
-                *(one, float(np.median(seconds)), float(np.median(limit))),
-                round(100 * float(np.median(limit / seconds))),
-                None if ratio is None else float(ratio),
-                *(peak.get("peak_mb"), peak.get("base_mb")),
-            ]
-        )
+        ours, theirs = f"few, k = {one}", f"{SCIKIT_LEARN}, k = {one}"
+        share = round(100 * work * ratio(times, PRODUCT, f"k = {one}"))
+        slower = ratio(times, theirs, ours) if compare else None
+        seconds = median(times[f"k = {one}"]), work * median(times[PRODUCT])
+        rows.append([one, *seconds, share, slower, peak.get("peak_mb"), peak.get("base_mb")])
     columns = ["k", "s", "limit s", "share (%)", "scikit-learn takes ×", "peak MB", "base MB"]
-    kind = jax.devices()[0].device_kind
-    title = f"{metric}, n = {queries:,}, m = {bank:,}, d = {dim}, {kind}"
-    print_table(columns, rows, title=f"{title}, {np.median(speed) / 1e9:.0f} GFLOP/s")
+    title = f"{metric}, n = {queries:,}, m = {bank:,}, d = {dim}, {device_kind()}"
+    print_table(columns, rows, title=f"{title}, {speed / 1e9:.0f} GFLOP/s")
     print(LIMIT)
     if compare:
-        print(
-            f"scikit-learn takes: KNeighborsClassifier, brute force, for {compare} of the queries."
-        )
-
-
-def features(bank: int, queries: int, dim: int) -> dict[str, np.ndarray]:
-    """Arguments of `knn_probe`: classes that overlap, float32."""
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((CLASSES, dim), dtype=np.float32) / 8
-    arrays = {}
-    for name, n in (("train", bank), ("test", queries)):
-        labels = rng.integers(CLASSES, size=n)
-        x = rng.standard_normal((n, dim), dtype=np.float32)
-        for begin in range(0, n, 1000):  # in place: a second array of this size counts as memory
-            x[begin : begin + 1000] += centres[labels[begin : begin + 1000]]
-        arrays |= {f"{name}_x": x, f"{name}_y": labels}
-    return arrays
-
-
-def peak_memory(folder: str, k: int, metric: str) -> dict[str, float]:
-    """Peak of a process that searches once, and of the same process before; MB of 10^6 bytes."""
-    command = [sys.executable, "-m", "benchmarks.knn", folder, str(k), metric]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
-        raise UserError(f"the process that measures memory failed: {lines[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        print(f"scikit-learn takes: KNeighborsClassifier, brute force, for {compare} queries.")
 
 
 def _search(arrays: dict[str, np.ndarray], k: int, metric: str) -> Callable[[], dict]:
@@ -139,7 +107,7 @@ def _scikit_learn(arrays: dict[str, np.ndarray], k: int, metric: str) -> Callabl
 def _product(arrays: dict[str, np.ndarray], rows: int) -> tuple[Callable[[], None], int]:
     """A few products of blocks, long enough to tell the speed, and their flops."""
     a, b = jax.device_put((arrays["test_x"][:rows], arrays["train_x"][:rows]))
-    multiply = jax.jit(lambda a, b: dot(a, b.T))
+    multiply = jax.jit(lambda a, b: jax.numpy.matmul(a, b.T, precision="highest"))
     flops = 2 * len(a) * len(b) * a.shape[1]
     times = min(max(1, round(4e11 / flops)), 20)
 
@@ -151,12 +119,11 @@ def _product(arrays: dict[str, np.ndarray], rows: int) -> tuple[Callable[[], Non
 
 
 def _work(folder: str, k: str, metric: str) -> None:
-    names = ("train_x", "train_y", "test_x", "test_y")
-    arrays = {name: np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in names}
+    arrays = {name: np.load(Path(folder, f"{name}.npy"), mmap_mode="r") for name in NAMES}
     jax.block_until_ready(jax.numpy.zeros(1))
     base = resident_peak()
     _search(arrays, int(k), metric)()
-    print(json.dumps({"peak_mb": resident_peak() / 1e6, "base_mb": base / 1e6}))
+    print(json.dumps({"peak_mb": resident_peak(), "base_mb": base}))
 
 
 if __name__ == "__main__":

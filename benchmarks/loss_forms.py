@@ -1,7 +1,7 @@
 """The losses in all their forms, and the process that measures the memory of one of them.
 
-`python -m benchmarks.loss_forms LOSS FORM N D CALLS` prints the peak of its own memory. So this
-module imports only what the forms need: all else would count as their memory.
+`python -m benchmarks.loss_forms LOSS FORM N D` prints the peaks of its own memory before and after.
+So this module imports only what the forms need: all else would count as their memory.
 """
 
 import dataclasses
@@ -9,13 +9,13 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import hypersphere_jax
+from benchmarks.timing import resident_peak
 
 OURS, DENSE, TORCH = "hypersphere_jax", "dense JAX", "PyTorch"
 TAU = 0.5
@@ -145,37 +145,22 @@ class Loss:
 # Of symmetric logits half is enough. Uniformity needs one pass: its sum scales all gradients alike.
 # NT-Xent is of 2n points, so that its products are four times as large; its points are of unit norm
 # already, and "dot" is the computation of the other forms.
-at_tau = functools.partial(functools.partial, tau=TAU)
-nt_xent = at_tau(hypersphere_jax.nt_xent_loss, similarity="dot")
+contrastive = functools.partial(hypersphere_jax.contrastive_loss, tau=TAU)
+dcl = functools.partial(hypersphere_jax.dcl_loss, tau=TAU)
+nt_xent = functools.partial(hypersphere_jax.nt_xent_loss, similarity="dot", tau=TAU)
+balanced = hypersphere_jax.balanced_contrastive_loss
+info_nce = functools.partial(hypersphere_jax.info_nce_loss, tau=TAU)
 LOSSES = {
     "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, torch_uniform, 1, 1, 1.5, 1.5),
-    "contrastive": Loss(
-        at_tau(hypersphere_jax.contrastive_loss), dense_contrastive, torch_contrastive, 2, 2, 4, 3
-    ),
-    "dcl": Loss(at_tau(hypersphere_jax.dcl_loss), dense_dcl, torch_dcl, 2, 2, 4, 3),
+    "contrastive": Loss(contrastive, dense_contrastive, torch_contrastive, 2, 2, 4, 3),
+    "dcl": Loss(dcl, dense_dcl, torch_dcl, 2, 2, 4, 3),
     "nt_xent": Loss(nt_xent, dense_nt_xent, torch_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
-    "balanced": Loss(
-        hypersphere_jax.balanced_contrastive_loss,
-        dense_balanced,
-        torch_balanced,
-        2,
-        2,
-        4 * 2,
-        4 * 1.5,
-    ),
-    "info_nce": Loss(
-        at_tau(hypersphere_jax.info_nce_loss), dense_info_nce, torch_info_nce, 3, 1, 3, 2
-    ),
+    "balanced": Loss(balanced, dense_balanced, torch_balanced, 2, 2, 4 * 2, 4 * 1.5),
+    "info_nce": Loss(info_nce, dense_info_nce, torch_info_nce, 3, 1, 3, 2),
     # Two projections and a gradient. Sorting, which no product counts, takes most of its time.
     "sliced_wasserstein": Loss(
-        our_sliced_wasserstein,
-        dense_sliced_wasserstein,
-        torch_sliced_wasserstein,
-        2,
-        1,
-        3,
-        3,
-        projects=True,
+        *(our_sliced_wasserstein, dense_sliced_wasserstein, torch_sliced_wasserstein),
+        *(2, 1, 3, 3, True),
     ),
 }
 
@@ -215,40 +200,22 @@ def _torch_form(loss: Loss, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]
     return run
 
 
-def _work(name: str, form: str, n: str, dim: str, calls: str) -> None:
-    arrays = unit_vectors(LOSSES[name].inputs, int(n), int(dim))
-    call = make_form(LOSSES[name], form, arrays)
-    for _ in range(int(calls)):
-        call()
-    found = {"resident_mb": resident_peak() / 1e6}
-    device_peak = _device_peak(form)
-    if device_peak is not None:
-        found["device_mb"] = device_peak / 1e6
-    print(json.dumps(found))
+def _work(name: str, form: str, n: str, dim: str) -> None:
+    call = make_form(LOSSES[name], form, unit_vectors(LOSSES[name].inputs, int(n), int(dim)))
+    base = _device_peak(form) or resident_peak()
+    call()
+    peak = _device_peak(form) or resident_peak()
+    print(json.dumps({"peak_mb": peak, "base_mb": base, "resident_mb": resident_peak()}))
 
 
-def resident_peak() -> int:
-    """Bytes of memory this process has held at most."""
-    # Linux hands getrusage's number of the parent, which is larger, on to the child.
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _device_peak(form: str) -> int | None:
-    """Bytes of the accelerator's memory this process has used at most; None on CPU."""
+def _device_peak(form: str) -> float | None:
+    """MB of the accelerator's memory that this process has used at most; None on CPU."""
     if form == TORCH:
         import torch
 
-        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        return torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else None
     stats = jax.devices()[0].memory_stats()
-    return stats["peak_bytes_in_use"] if stats else None
+    return stats["peak_bytes_in_use"] / 1e6 if stats else None
 
 
 if __name__ == "__main__":

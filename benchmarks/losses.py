@@ -2,12 +2,7 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
-import shlex
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +11,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, dot, make_form, unit_vectors
-from benchmarks.timing import take_turns
+from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, make_form, unit_vectors
+from benchmarks.timing import child, median, product, protocol, ratio, take_turns
 from hypersphere_jax import plots
 from hypersphere_jax.config import UserError
-from hypersphere_jax.files import whole_file, write_json
+from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
 
-ROOT = Path(__file__).parent.parent
 PRODUCT = "product"
 SLOW_S = 20.0  # a form with slower calls gets one round
 LIMIT = """
@@ -55,10 +49,10 @@ def scaling(
 ) -> None:
     """Time value and gradient of the losses from small n to large, and measure their peak memory.
 
-    Beside the library's form stand the dense form in JAX and, where torch is installed, PyTorch's.
+    Beside the library's form: the dense form in JAX and, where torch is installed, PyTorch's.
     All forms and a plain float32 matrix product, whose speed is the peak, take turns in every
     round; ratios are medians over the rounds. A form of more than 20 s a call gets one round. On
-    two cores all default sizes take hours: results, tables and pictures are in OUT after each size.
+    two cores all default sizes take hours: results and pictures are in OUT after each size.
 
     Args:
         sizes: Points n (pairs, or queries and as many negatives).
@@ -67,7 +61,7 @@ def scaling(
         rounds: Rounds that count, after one that compiles.
         dense_limit: The largest n of the dense forms and PyTorch, whose memory grows as n^2.
         memory: Measure the peak memory of each form, alone in a process of its own.
-        out: Folder of the results: losses.json, losses.md and a picture of each loss.
+        out: Folder of the results: losses.json and a picture of each loss.
     """
     unknown = set(losses) - set(LOSSES)
     if unknown:
@@ -82,29 +76,30 @@ def scaling(
     torch = importlib.util.find_spec("torch") is not None
     if not torch:
         print("PyTorch is not installed: its forms are left out")
-    protocol = {
-        "command": shlex.join(["python", *sys.argv]),
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "jax": jax.__version__,
-        "torch": importlib.metadata.version("torch") if torch else None,
-        "d": dim,
-        "rounds": rounds,
-        "dense_limit": dense_limit,
-        "product_side": 2048 if jax.default_backend() == "cpu" else 8192,
-    }
-    product = _product(protocol["product_side"])
-    records: dict[str, list[dict]] = {name: [] for name in losses}
-    for name, found in records.items():
+    side = 2048 if jax.default_backend() == "cpu" else 8192
+    multiply = product(side)
+    results = protocol(
+        torch=importlib.metadata.version("torch") if torch else None,
+        d=dim,
+        rounds=rounds,
+        dense_limit=dense_limit,
+        product_side=side,
+    )
+    records = results["records"] = []
+    for name in losses:
+        title = f"{name}, value and gradient, d = {dim}, {results['device']}"
+        of_loss = []
         for n in sizes:
             began = time.perf_counter()
             forms = [OURS, *([DENSE, TORCH] if torch else [DENSE])] if n <= dense_limit else [OURS]
-            found += measure(name, n, dim, forms, rounds, memory, product)
-            _write(out, protocol, records)
-            now = [record for record in found if record["n"] == n]
-            said = ", ".join(f"{r['form']} {_ms(r)}" for r in now)
+            new = measure(name, n, dim, forms, rounds, memory, multiply)
+            of_loss += new
+            records += new
+            write_json(out / "losses.json", results)
+            plots.loss_scaling(title, of_loss, out / f"{name}.png")
+            said = ", ".join(f"{r['form']} {_ms(r)}" for r in new)
             print(f"{name}, n = {n}: {said} ({time.perf_counter() - began:.0f} s)", flush=True)
-        print_table(list(COLUMNS.values()), _rows(found), title=f"\n{_title(name, protocol)}")
+        print_table(list(COLUMNS.values()), list(map(_row, of_loss)), title=f"\n{title}")
     print(f"{LIMIT}\nwritten: {out}")
 
 
@@ -113,7 +108,9 @@ def measure(
 ) -> list[dict]:
     """One record a form; a form whose process dies is not timed, and its record says why."""
     # Memory first: what dies of it dies alone.
-    peaks = {form: peak_memory(name, form, n, dim) if memory else {} for form in forms}
+    # In MB of 10^6 bytes, of the accelerator where there is one (`resident_mb` is then the host's).
+    of = [child("benchmarks.loss_forms", name, form, n, dim) if memory else {} for form in forms]
+    peaks = dict(zip(forms, of, strict=True))
     arrays = unit_vectors(LOSSES[name].inputs, n, dim)
     alive = [form for form in forms if "failure" not in peaks[form]]
     calls = {form: make_form(LOSSES[name], form, arrays) for form in alive}
@@ -127,18 +124,13 @@ def measure(
 def summary(
     loss: Loss, form: str, n: int, dim: int, seconds: Mapping[str, np.ndarray], product_flops: float
 ) -> dict:
-    """What the rounds say of one form; rounds that only one of two forms had compare nothing."""
-
-    def ratio(one: str, other: str) -> float:
-        shared = min(len(seconds[one]), len(seconds[other]))
-        return float(np.median(seconds[one][:shared] / seconds[other][:shared]))
-
+    """What the rounds say of one form."""
     flops, limit_flops = loss.flops(form, n, dim), loss.flops(OURS, n, dim)
     return {
-        "ms": 1e3 * float(np.median(seconds[form])),
-        "ratio": ratio(form, OURS) if OURS in seconds else None,
-        "share": flops / product_flops * ratio(PRODUCT, form),
-        "limit_ms": 1e3 * limit_flops / product_flops * float(np.median(seconds[PRODUCT])),
+        "ms": 1e3 * median(seconds[form]),
+        "ratio": ratio(seconds, form, OURS) if OURS in seconds else None,
+        "share": flops / product_flops * ratio(seconds, PRODUCT, form),
+        "limit_ms": 1e3 * limit_flops / product_flops * median(seconds[PRODUCT]),
         "seconds": seconds[form].tolist(),
         "product_seconds": seconds[PRODUCT].tolist(),
     }
@@ -154,80 +146,14 @@ def adaptive_rounds(calls: dict[str, Callable], rounds: int) -> dict[str, np.nda
     return seconds
 
 
-def _product(side: int) -> tuple[Callable, int]:
-    a, b = jax.random.normal(jax.random.key(0), (2, side, side))
-    multiply = jax.jit(dot)
-    return lambda: jax.block_until_ready(multiply(a, b)), 2 * side**3
-
-
-def peak_memory(name: str, form: str, n: int, dim: int) -> dict:
-    """Peak of a process that calls the form once, and of one that stops before; or why one died.
-
-    In MB of 10^6 bytes, of the accelerator where there is one (`resident_mb` is then the host's).
-    """
-    peak, base = (_worker(name, form, n, dim, calls) for calls in (1, 0))
-    for found in (peak, base):
-        if "failure" in found:
-            return found
-    kind = "device_mb" if "device_mb" in peak else "resident_mb"
-    return {"peak_mb": peak[kind], "base_mb": base[kind], **peak}
-
-
-def _worker(*arguments: object) -> dict:
-    command = [sys.executable, "-m", "benchmarks.loss_forms", *map(str, arguments)]
-    unfiltered = os.environ | {"JAX_TRACEBACK_FILTERING": "off"}  # so that the error comes last
-    done = subprocess.run(command, cwd=ROOT, env=unfiltered, capture_output=True, text=True)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode < 0:
-        return {"failure": f"killed: {signal.Signals(-done.returncode).name}"}
-    if any(sign in done.stderr for sign in ("RESOURCE_EXHAUSTED", "out of memory", "t allocate")):
-        return {"failure": "out of memory"}
-    return {"failure": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-
-
 def _ms(record: Mapping) -> str:
     return f"{record['ms']:.4g} ms" if "ms" in record else f"- ({record['failure']})"
 
 
-def _rows(records: Sequence[Mapping]) -> list[list]:
-    """A table: a line holds 100 characters, so a failure is cut short; the JSON has all of it."""
-    rows = []
-    for record in records:
-        note = "1 round" if len(record.get("seconds", ())) == 1 else ""
-        note = textwrap.shorten(record.get("failure", note), 24, placeholder="…")
-        share = round(100 * record["share"]) if "share" in record else None
-        shown = record | {"note": note, "share": share}
-        rows.append([shown.get(key) for key in COLUMNS])
-    return rows
-
-
-def _title(name: str, protocol: Mapping) -> str:
-    return f"{name}, value and gradient, d = {protocol['d']}, {protocol['device']}"
-
-
-def _write(out: Path, protocol: dict, records: Mapping[str, Sequence[Mapping]]) -> None:
-    every = [record for found in records.values() for record in found]
-    write_json(out / "losses.json", protocol | {"records": every})
-    lines = [", ".join(f"{key} {value}" for key, value in protocol.items()), "", LIMIT]
-    for name, found in records.items():
-        if not found:
-            continue
-        title = _title(name, protocol)
-        lines += ["", f"## {title}", "", *_markdown(_rows(found))]
-        plots.loss_scaling(title, found, out / f"{name}.png")
-    with whole_file(out / "losses.md") as file:
-        file.write(("\n".join(lines) + "\n").encode())
-
-
-def _markdown(rows: Sequence[Sequence]) -> list[str]:
-    def line(cells):
-        return f"| {' | '.join(cells)} |"
-
-    def text(value):
-        if isinstance(value, float):
-            return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
-        return "-" if value is None else str(value).replace("|", "/")
-
-    head = [line(COLUMNS.values()), line(["---:"] * len(COLUMNS))]
-    return head + [line(map(text, row)) for row in rows]
+def _row(record: Mapping) -> list:
+    """Of a table of 100 characters, so a failure is cut short; the JSON has all of it."""
+    note = "1 round" if len(record.get("seconds", ())) == 1 else ""
+    note = textwrap.shorten(record.get("failure", note), 24, placeholder="…")
+    share = round(100 * record["share"]) if "share" in record else None
+    shown = {**record, "note": note, "share": share}
+    return [shown.get(key) for key in COLUMNS]

@@ -1,13 +1,10 @@
 """The linear probe: seconds of its parts, against scikit-learn at the same L2."""
 
-import resource
-import sys
 import warnings
 
-import jax
 import numpy as np
 
-from benchmarks.timing import take_turns
+from benchmarks.timing import device_kind, median, ratio, resident_peak, take_turns
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.linear import linear_probe
@@ -47,14 +44,13 @@ def probe(
             "--sklearn-rows at most --n"
         )
     train_x, train_y, test_x, test_y = features(n, n_test, dim, classes, signal)
-    base = _peak_gb()
+    base = resident_peak()
     result = linear_probe(
         *(train_x, train_y, test_x, test_y), num_classes=classes, grid=l2, folds=folds
     )
-    peak = _peak_gb()
+    peak = resident_peak()
     seconds = result["seconds"] | {"all": sum(result["seconds"].values())}
-    device = jax.local_devices()[0].device_kind
-    title = f"{n:,} x {dim:,} features, {classes} classes, {len(l2)} values of L2, {device}"
+    title = f"{n:,} x {dim:,} features, {classes} classes, {len(l2)} values of L2, {device_kind()}"
     print_table(list(seconds), [list(seconds.values())], title=f"{title}: seconds")
     print_table(
         ["l2", "valid top-1"],
@@ -64,7 +60,8 @@ def probe(
     print(
         f"chosen: {result['chosen']['l2']:g}; test top-1 {result['top1']:.2f}% ({low:.2f} to "
         f"{high:.2f}); {result['steps']} steps of the last fit, gradient "
-        f"{result['gradient_norm']:.2g}; peak {peak:.2f} GB, of which {base:.2f} GB before"
+        f"{result['gradient_norm']:.2g}; peak {peak / 1e3:.2f} GB, of which {base / 1e3:.2f} GB "
+        "before"
     )
     if sklearn_rows:
         arrays = train_x[:sklearn_rows], train_y[:sklearn_rows], test_x, test_y
@@ -94,25 +91,20 @@ def _compare(train_x, train_y, test_x, test_y, classes: int, l2: float, rounds: 
 
     scale = logistic.scaling(train_x).scale
     model = LogisticRegression(C=1 / (l2 * scale**2 * len(train_x)), max_iter=1000)
-    found = {}
+    scores = {}
 
     def ours():
         arrays = train_x, train_y, test_x, test_y
-        found["ours"] = linear_probe(*arrays, num_classes=classes, grid=[l2])["top1"]
+        scores["ours"] = linear_probe(*arrays, num_classes=classes, grid=[l2])["top1"]
 
     def scikit_learn():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            found["scikit-learn"] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
+            scores["scikit-learn"] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
 
-    seconds = take_turns({"ours": ours, "scikit-learn": scikit_learn}, rounds)
-    ratio = np.median(seconds["scikit-learn"] / seconds["ours"])
-    rows = [[form, float(np.median(seconds[form])), found[form]] for form in seconds]
+    times = take_turns({"ours": ours, "scikit-learn": scikit_learn}, rounds)
+    rows = [[form, median(seconds), scores[form]] for form, seconds in times.items()]
     title = f"fit and test at L2 = {l2:g} on {len(train_x):,} rows"
     print_table(["form", "s", "test top-1"], rows, title=f"\n{title}")
-    print(f"scikit-learn takes {ratio:.2f} times our time, {model.n_iter_.max()} steps")
-
-
-def _peak_gb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e9 if sys.platform == "darwin" else peak / 1e6  # bytes there, kB on Linux
+    slower = ratio(times, "scikit-learn", "ours")
+    print(f"scikit-learn takes {slower:.2f} times our time, {model.n_iter_.max()} steps")

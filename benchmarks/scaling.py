@@ -6,9 +6,6 @@ virtual CPU devices; nothing is run, so a laptop compiles for hundreds.
 
 import functools
 import json
-import os
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.collectives import RECEIVED, traffic
+from benchmarks.timing import child, protocol
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
 from hypersphere_jax.files import write_json
-from hypersphere_jax.moco import queue_init
+from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.report import print_table
-from hypersphere_jax.shuffle import shuffle
 from hypersphere_jax.train import sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.train.step import (
@@ -35,8 +32,8 @@ from hypersphere_jax.train.step import (
     make_step,
 )
 
-ROOT = Path(__file__).parent.parent
 FORMS = {"gathered": False, "ring": True}
+OPTIMIZER = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
 STEP, MOCO = "step", "MoCo step"
 # What is sent of a key's sample when it goes to another device: "resident" data's number.
 SENT = {"images": False, "numbers": True}
@@ -45,20 +42,13 @@ AT_PEAK = 0.4  # of a chip's peak that convolutions are assumed to reach
 
 
 class Link(NamedTuple):
-    """Nominal figures of an interconnect and the chips on it, in one direction.
+    """Nominal figures of an interconnect and the chips on it, in one direction."""
 
-    Attributes:
-      devices: the most devices that it joins.
-      bytes_s: into a device, from all others.
-      neighbour_bytes_s: into a device, from one other.
-      chip: whose peak is `peak_flops_s`, in bfloat16 without sparsity.
-    """
-
-    devices: int
-    bytes_s: float
-    neighbour_bytes_s: float
+    devices: int  # that it joins at most
+    bytes_s: float  # into a device, from all others
+    neighbour_bytes_s: float  # into a device, from one other
     chip: str
-    peak_flops_s: float
+    peak_flops_s: float  # of the chip, in bfloat16 without sparsity
 
 
 LINKS = {
@@ -98,21 +88,18 @@ def scaling(
     """
     if min(devices, default=0) < 1 or batch_per_device < 2:
         raise UserError("--devices must be at least 1, --batch-per-device at least 2")
-    options = {
-        "batch_per_device": batch_per_device,
-        "dim": dim,
-        "model": model,
-        "image_size": image_size,
-        "step": step,
-    }
-    command = shlex.join(["python", *sys.argv])
-    results: dict[str, Any] = {"command": command, "jax": jax.__version__, **options, "records": []}
+    shaping = {"batch_per_device": batch_per_device, "dim": dim, "model": model}
+    shaping |= {"image_size": image_size, "step": step}
+    records: list[dict] = []
     for count in devices:
         began = time.perf_counter()
-        results["records"] += _worker({"devices": count, **options})
-        write_json(out / "scaling.json", results)
+        options = json.dumps({"devices": count, **shaping})
+        compiled = child("benchmarks.scaling", options, JAX_PLATFORMS="cpu")
+        if "failure" in compiled:
+            raise UserError(f"compiling for {count} devices failed: {compiled['failure']}")
+        records += compiled
+        write_json(out / "scaling.json", protocol(**shaping, records=records))
         print(f"{count} devices: {time.perf_counter() - began:.0f} s", flush=True)
-    records = results["records"]
     for what in dict.fromkeys(record["what"] for record in records):
         _print_counts(what, [record for record in records if record["what"] == what])
     if step:
@@ -124,58 +111,45 @@ def compiled_records(
     devices: int, batch_per_device: int, dim: int, model: str, image_size: int, step: bool
 ) -> list[dict]:
     """One record for each program and form; this process must have that many devices."""
-    programs: dict[str, Callable] = {
-        "align+uniform": _align_uniform_loss,
-        "contrastive": contrastive_loss,
-    }
-    features = jax.ShapeDtypeStruct((batch_per_device, dim), jnp.float32)
+    losses = {"align+uniform": _align_uniform_loss, "contrastive": contrastive_loss}
+    features = (jax.ShapeDtypeStruct((batch_per_device, dim), jnp.float32),) * 2
+    images = jax.ShapeDtypeStruct((batch_per_device, image_size, image_size, 3), jnp.uint8)
+    integers = jax.ShapeDtypeStruct((batch_per_device,), jnp.int32)
+    batch = images, integers, integers, jax.eval_shape(jax.random.key, 0)
     records = []
     for form, ring in FORMS.items():
-        for what, loss in programs.items():
+        for what, loss in losses.items():
             of_one = functools.partial(loss, axis_name=sharding.AXIS, ring=ring)
             program = jax.value_and_grad(of_one, argnums=(0, 1))
-            found = compiled_record(program, (features, features), devices)
-            records.append({"what": what, "form": form, **found})
+            record = compiled_record(program, features, devices)
+            records.append({"what": what, "form": form, **record})
         if step:
-            program, arguments = _step(batch_per_device, dim, model, image_size, ring)
-            found = compiled_record(program, arguments, devices, donate=(0,))
-            parameters = sum(leaf.size for leaf in jax.tree.leaves(arguments[0].params))
-            records.append({"what": STEP, "form": form, "parameters": parameters, **found})
+            program, state = _step(dim, model, image_size, ring)
+            record = compiled_record(program, (state, *batch), devices, donate=(0,))
+            parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+            records.append({"what": STEP, "form": form, "parameters": parameters, **record})
     for form, resident in SENT.items() if step else ():
-        shuffled = devices > 1
-        found = compiled_record(
-            *_moco_step(batch_per_device, dim, model, image_size, resident, shuffled),
-            devices,
-            donate=(0,),
-        )
-        records.append({"what": MOCO, "form": form, **found})
+        program, state = _moco_step(dim, model, image_size, resident, shuffled=devices > 1)
+        record = compiled_record(program, (state, *batch), devices, donate=(0,))
+        records.append({"what": MOCO, "form": form, **record})
     return records
 
 
 def compiled_record(
     program: Callable, arguments: Sequence[Any], devices: int, donate: Sequence[int] = ()
 ) -> dict:
-    """Traffic and memory of a per-device program, compiled for the first devices and not run.
+    """Traffic, memory and FLOP of a device, of a program compiled for many and not run.
 
-    Args:
-      program: a function of one device, which knows the axis by its name.
-      arguments: their shapes on one device.
-      devices: how many.
-      donate: arguments whose memory the results take over.
-
-    Returns:
-      The number of devices; for each kind of collective its count and the bytes that a device
-      receives; the bytes a device holds as arguments, results besides those in place of donated
-      arguments, and temporaries; and the floating point operations of a device.
+    `program` knows the axis by its name, `arguments` are the shapes on one device. Results in place
+    of donated arguments do not count.
     """
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype), arguments)
     lowered = sharding.pmap(program, sharding.local_devices(devices), donate).lower(*many)
     compiled = lowered.compile()
-    memory = compiled.memory_analysis()
-    found = traffic(compiled.as_text(), devices)
+    memory, sent = compiled.memory_analysis(), traffic(compiled.as_text(), devices)
     return {
         "devices": devices,
-        "collectives": {kind: through._asdict() for kind, through in found.items()},
+        "collectives": {kind: through._asdict() for kind, through in sent.items()},
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes - memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
@@ -204,41 +178,34 @@ def _align_uniform_loss(x: jax.Array, y: jax.Array, *, axis_name: str, ring: boo
     return align_loss(x, y, axis_name=axis_name) + sum(apart) / 2
 
 
-def _step(
-    batch_per_device: int, dim: int, model: str, image_size: int, ring: bool
-) -> tuple[Callable, tuple]:
-    """The step of training on batches that stream, and the shapes of its arguments."""
-    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3)
-    apply, params, stats = models.abstract(config)
-    optimizer = _optimizer()
+def _step(dim: int, model: str, image_size: int, ring: bool) -> tuple[Callable, Any]:
+    """The step of training on batches that stream, and the shapes of its state."""
+    apply, params, stats = models.abstract(
+        ModelConfig(model, dim=dim, image_size=image_size, channels=3)
+    )
 
     def objective(view1, view2, labels, axis_name, key):
         del labels, key
         x, y = view1["output"], view2["output"]
         return _align_uniform_loss(x, y, axis_name=axis_name, ring=ring), {}
 
-    program = make_step(
-        apply,
-        objective,
-        optimizer,
-        augment.make_augment("stl10", image_size),
-        axis_name=sharding.AXIS,
-    )
-    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
-    return program, (state, *_batch(batch_per_device, image_size))
+    transform = augment.make_augment("stl10", image_size)
+    program = make_step(apply, objective, OPTIMIZER, transform, axis_name=sharding.AXIS)
+    start = functools.partial(init_state, optimizer=OPTIMIZER)
+    return program, jax.eval_shape(start, params, stats)
 
 
 def _moco_step(
-    batch_per_device: int, dim: int, model: str, image_size: int, resident: bool, shuffled: bool
-) -> tuple[Callable, tuple]:
-    """The step with a queue and the batch norm of each device, and its arguments' shapes."""
-    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
-    apply, params, stats = models.abstract(config)
-    optimizer = _optimizer()
+    dim: int, model: str, image_size: int, resident: bool, shuffled: bool
+) -> tuple[Callable, Any]:
+    """The step with a queue and the batch norm of each device, and the shapes of its state."""
+    apply, params, stats = models.abstract(
+        ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
+    )
     program = make_moco_step(
         apply,
         make_queue_objective(ObjectiveConfig()),
-        optimizer,
+        OPTIMIZER,
         augment.make_augment("moco", image_size),
         axis_name=sharding.AXIS,
         separate=functools.partial(shuffle, axis_name=sharding.AXIS) if shuffled else None,
@@ -247,30 +214,19 @@ def _moco_step(
 
     def start(params, stats):
         momentum = Momentum(params, stats, queue_init(jax.random.key(0), QUEUE, dim))
-        return init_state(params, stats, optimizer)._replace(momentum=momentum)
+        return init_state(params, stats, OPTIMIZER)._replace(momentum=momentum)
 
-    return program, (jax.eval_shape(start, params, stats), *_batch(batch_per_device, image_size))
-
-
-def _optimizer() -> Any:
-    return make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
-
-
-def _batch(batch_per_device: int, image_size: int) -> tuple:
-    """Shapes of images, labels, indices and key."""
-    images = jax.ShapeDtypeStruct((batch_per_device, image_size, image_size, 3), jnp.uint8)
-    integers = jax.ShapeDtypeStruct((batch_per_device,), jnp.int32)
-    return images, integers, integers, jax.eval_shape(jax.random.key, 0)
+    return program, jax.eval_shape(start, params, stats)
 
 
 def _print_counts(what: str, records: Sequence[Mapping]) -> None:
     kinds = sorted({kind for record in records for kind in record["collectives"]})
     rows = []
     for record in sorted(records, key=lambda record: record["form"]):
-        found = record["collectives"]
-        through = [found[kind]["received"] / 1e6 if kind in found else None for kind in kinds]
+        sent = record["collectives"]
+        through = [sent[kind]["received"] / 1e6 if kind in sent else None for kind in kinds]
         held = [record[f"{part}_bytes"] / 1e6 for part in ("argument", "output", "temporary")]
-        number = sum(collective["count"] for collective in found.values())
+        number = sum(collective["count"] for collective in sent.values())
         rows.append([record["form"], record["devices"], number, *through, *held])
     columns = ["form", "devices", "collectives", *kinds, "arguments", "results", "temporaries"]
     title = f"\n{what}: MB (10^6 bytes) that each device receives by each collective, and holds"
@@ -293,25 +249,7 @@ def _print_predictions(records: Sequence[Mapping]) -> None:
     print_table(columns, rows, title=title)
 
 
-def _worker(options: Mapping) -> list[dict]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scaling", json.dumps(options)],
-        cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
-        raise UserError(f"compiling for {options['devices']} devices failed: {why}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _work(options: str) -> None:
-    settings = json.loads(options)
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
     sharding.use_virtual_cpu_devices(settings["devices"])
     print(json.dumps(compiled_records(**settings)))
-
-
-if __name__ == "__main__":
-    _work(*sys.argv[1:])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.timing import take_turns
+from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig
 from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
@@ -15,6 +15,7 @@ from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.train.step import init_state, make_sentence_objective, make_sentence_step
 
 LONGEST, TAU = 64, 0.1
+OURS = "step, sentences packed in rows"
 
 
 def text(
@@ -26,9 +27,9 @@ def text(
 ) -> None:
     """Time the contrastive step of both sentence encoders, with Adam, on one device.
 
-    All forms take turns in every round, so that a machine whose speed drifts slows all alike; the
-    ratios are medians over the rounds. Words are random, sentences as long as those of novels.
-    PyTorch's GRU runs on its packed sequences, and on sequences padded to the longest.
+    All forms take turns in every round; the ratios are medians over the rounds. Words are random,
+    sentences as long as those of novels. PyTorch's GRU runs on its packed sequences, and on
+    sequences padded to the longest.
 
     Args:
         dim: Dimensions of each encoder's output.
@@ -46,31 +47,19 @@ def text(
         for words in np.split(draws, np.cumsum(lengths)[:-1])
     ]
     config = ModelConfig("sentence_gru", dim=dim, embedding=embedding, vocabulary=vocabulary)
-    run, padding = _our_step(config, sentences)
-    forms = {"step, sentences packed in rows": run, **_torch_steps(config, sentences)}
-    times = take_turns(forms, rounds)
-    base = next(iter(times.values()))
+    forms = {OURS: _our_step(config, sentences), **_torch_steps(config, sentences)}
     count = int(lengths.sum())
-    rows = [
-        [
-            name,
-            round(1e3 * float(np.median(seconds)), 1),
-            round(count / float(np.median(seconds))),
-            float(np.median(seconds / base)),
-        ]
-        for name, seconds in times.items()
-    ]
-    title = f"{batch_size} sentences, {count:,} words, {jax.devices()[0].device_kind}"
+    rows = rows_of(take_turns(forms, rounds), count, OURS)
+    title = f"{batch_size} sentences, {count:,} words, {device_kind()}"
     print_table(["form", "ms", "words/s", "times ours"], rows, title=title)
-    print(f"\npadding: {padding:.1%} of the packed rows, {_padded_to_longest(lengths):.1%} if each")
+    padding = np.mean(pack(sentences, LONGEST)[0].words == PADDING)
+    longest = 1 - count / (batch_size * lengths.max())
+    print(f"\npadding: {padding:.1%} of the packed rows, {longest:.1%} if each")
     print("sentence were padded to the longest of the batch")
 
 
-def _padded_to_longest(lengths: np.ndarray) -> float:
-    return 1 - lengths.sum() / (len(lengths) * lengths.max())
-
-
-def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> tuple[Callable, float]:
+def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> Callable:
+    """With the packing of the sentences, which the loop does at each step."""
     from experiments.quick_thought import OPTIMIZER
 
     apply, params, stats = models.create(config, jax.random.key(0))
@@ -78,21 +67,10 @@ def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> tuple[Callabl
     objective = make_sentence_objective(
         ObjectiveConfig(contrastive_weight=1, contrastive_tau=TAU, align_weight=0, uniform_weight=0)
     )
-    devices = sharding.local_devices(1)
     step = make_sentence_step(apply, objective, optimizer, axis_name=sharding.AXIS)
-    mapped = sharding.pmap(step, devices, donate=(0,))
-    state = sharding.replicate(init_state(params, stats, optimizer), devices)
-
-    nothing = np.zeros(0, np.int32)
-    rest = sharding.replicate((nothing, nothing, jax.random.key(0)), devices)
-
-    def run():
-        nonlocal state
-        (packed,) = pack(sentences, LONGEST)
-        state, metrics = mapped(state, sharding.replicate(packed, devices), *rest)
-        jax.block_until_ready(metrics)
-
-    return run, float(np.mean(pack(sentences, LONGEST)[0].words == PADDING))
+    rest = np.zeros(0, np.int32), np.zeros(0, np.int32), jax.random.key(0)
+    state = init_state(params, stats, optimizer)
+    return stepping(step, state, lambda: (*pack(sentences, LONGEST), *rest))
 
 
 def _torch_steps(config: ModelConfig, sentences: list[np.ndarray]) -> dict[str, Callable]:

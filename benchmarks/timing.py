@@ -1,12 +1,24 @@
-"""Timing that can be trusted on a machine whose speed drifts."""
+"""What all benchmarks share: forms that take turns, ratios, steps, child processes, peak memory."""
 
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
+ROOT = Path(__file__).parent.parent
+Times = dict[str, np.ndarray]
 
-def take_turns(forms: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
+
+def take_turns(forms: Mapping[str, Callable[[], object]], rounds: int) -> Times:
     """Seconds of each form in each round, after one round that compiles and does not count.
 
     All forms take turns in every round, so that a slow moment slows all alike: compare them by the
@@ -23,3 +35,92 @@ def take_turns(forms: dict[str, Callable[[], object]], rounds: int) -> dict[str,
             if number:
                 times[name].append(time.perf_counter() - began)
     return {name: np.array(seconds) for name, seconds in times.items()}
+
+
+def median(seconds: np.ndarray) -> float:
+    return float(np.median(seconds))
+
+
+def ratio(times: Mapping[str, np.ndarray], one: str, other: str) -> float:
+    """Median over the rounds that both have."""
+    shared = min(len(times[one]), len(times[other]))
+    return median(times[one][:shared] / times[other][:shared])
+
+
+def rows_of(times: Times, count: int, base: str) -> list[list]:
+    """Of each form: name, ms, how many of `count` a second, and its time over that of `base`."""
+    rows = []
+    for form, seconds in times.items():
+        speed = count / median(seconds)
+        shown = round(speed, 1) if speed < 1000 else round(speed)
+        rows.append([form, round(1e3 * median(seconds), 1), shown, ratio(times, form, base)])
+    return rows
+
+
+def product(side: int = 2048) -> tuple[Callable[[], object], int]:
+    """A float32 matrix product, whose speed is the peak that shares are of, and its FLOP."""
+    a, b = jax.random.normal(jax.random.key(0), (2, side, side))
+    multiply = jax.jit(lambda a, b: jax.numpy.matmul(a, b, precision="highest"))
+    return lambda: jax.block_until_ready(multiply(a, b)), 2 * side**3
+
+
+def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:
+    """Steps of one device from state to state, on the arguments given, or made at each step."""
+    from hypersphere_jax.train import sharding
+
+    devices = sharding.local_devices(1)
+    mapped = sharding.pmap(step, devices, donate=(0,))
+    state = sharding.replicate(state, devices)
+    fixed = None if callable(given) else sharding.replicate(given, devices)
+
+    def run():
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = mapped(state, *(fixed or sharding.replicate(given(), devices)))
+        jax.block_until_ready(metrics)
+
+    return run
+
+
+def device_kind() -> str:
+    return jax.devices()[0].device_kind
+
+
+def protocol(**settings: Any) -> dict[str, Any]:
+    """What a file of results begins with."""
+    command = shlex.join(["python", *sys.argv])
+    machine = {"device": device_kind(), "cores": os.cpu_count(), "jax": jax.__version__}
+    return {"command": command, **machine, **settings}
+
+
+def child(module: str, *arguments: object, **environment: str) -> Any:
+    """What a process of `python -m module arguments` prints as JSON; or why it died."""
+    # Unfiltered, so that the error is the last line.
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_TRACEBACK_FILTERING": "off"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    if done.returncode < 0:
+        return {"failure": f"killed: {signal.Signals(-done.returncode).name}"}
+    if any(sign in done.stderr for sign in ("RESOURCE_EXHAUSTED", "out of memory", "t allocate")):
+        return {"failure": "out of memory"}
+    return {"failure": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+
+
+def resident_peak() -> float:
+    """MB (of 10^6 bytes) of memory that this process has held at most."""
+    # Linux hands getrusage's number of the parent, which is larger, on to the child.
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1]) / 1e6
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (peak if sys.platform == "darwin" else 1024 * peak) / 1e6

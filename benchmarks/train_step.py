@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks.timing import take_turns
+from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
 from hypersphere_jax.report import print_table
@@ -14,12 +14,14 @@ from hypersphere_jax.train import sharding
 from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.train.step import init_state, make_objective, make_step
 
+BARE = "step, no augmentation"
+
 
 def step(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:
     """Time the align+uniform step of SmallAlexNet (one device), part by part.
 
-    All forms take turns in every round, so that a machine whose speed drifts slows all alike; the
-    ratios are medians over the rounds. Images are random: their values do not matter to speed.
+    All forms take turns in every round; the ratios are medians over the rounds. Images are random:
+    their values do not matter to speed.
 
     Args:
         batch_size: Positive pairs in a step.
@@ -31,74 +33,37 @@ def step(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds:
         0, 256, (4 * batch_size, image_size, image_size, 3), dtype=np.uint8
     )
     config = ModelConfig("small_alexnet", dim=128, width=width, image_size=image_size, channels=3)
+    views = jax.jit(functools.partial(augment.two_views, augment.make_augment("stl10", image_size)))
+    batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
     forms = {
         "step, stl10 recipe": _our_step(config, images, batch_size, "stl10"),
-        "step, no augmentation": _our_step(config, images, batch_size, "none"),
-        "augmentation alone": _views(config, images, batch_size),
+        BARE: _our_step(config, images, batch_size, "none"),
+        "augmentation alone": lambda: jax.block_until_ready(views(*batch)),
+        **_torch_step(config, images, batch_size),
     }
-    torch_step = _torch_step(config, images, batch_size)
-    if torch_step is not None:
-        forms["PyTorch step, no augmentation"] = torch_step
-    times = take_turns(forms, rounds)
-    base = times["step, no augmentation"]
-    rows = [
-        [
-            name,
-            round(1e3 * float(np.median(seconds)), 1),
-            round(batch_size / float(np.median(seconds)), 1),
-            float(np.median(seconds / base)),
-        ]
-        for name, seconds in times.items()
-    ]
-    title = (
-        f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {jax.devices()[0].device_kind}"
-    )
+    rows = rows_of(take_turns(forms, rounds), batch_size, BARE)
+    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {device_kind()}"
     print_table(["form", "ms", "pairs/s", "of the bare step"], rows, title=title)
 
 
 def _our_step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Callable:
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
-    devices = sharding.local_devices(1)
-    mapped = sharding.pmap(
-        make_step(
-            apply,
-            make_objective(ObjectiveConfig()),
-            optimizer,
-            augment.make_augment(recipe, config.image_size),
-            axis_name=sharding.AXIS,
-        ),
-        devices,
-        donate=(0,),
-    )
-    state = sharding.replicate(init_state(params, stats, optimizer), devices)
-    labels = np.zeros(len(images), np.int32)
-    fixed = sharding.replicate(
-        (images, labels, np.arange(batch_size, dtype=np.int32), jax.random.key(0)), devices
-    )
-
-    def run():
-        nonlocal state
-        state, metrics = mapped(state, *fixed)
-        jax.block_until_ready(metrics)
-
-    return run
+    transform = augment.make_augment(recipe, config.image_size)
+    objective = make_objective(ObjectiveConfig())
+    step = make_step(apply, objective, optimizer, transform, axis_name=sharding.AXIS)
+    labels, indices = np.zeros(len(images), np.int32), np.arange(batch_size, dtype=np.int32)
+    fixed = images, labels, indices, jax.random.key(0)
+    return stepping(step, init_state(params, stats, optimizer), fixed)
 
 
-def _views(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable:
-    transform = augment.make_augment("stl10", config.image_size)
-    views = jax.jit(functools.partial(augment.two_views, transform))
-    batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
-    return lambda: jax.block_until_ready(views(*batch))
-
-
-def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:
-    """The same network, loss and optimizer in PyTorch as its users write them; None without it."""
+def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> dict[str, Callable]:
+    """The same network, loss and optimizer in PyTorch as its users write them, where it is."""
     try:
         import torch
     except ImportError:
         print("PyTorch is not installed: its step is left out")
-        return None
+        return {}
     from torch import nn
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,4 +99,4 @@ def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Cal
         optimizer.step()
         loss.item()
 
-    return run
+    return {"PyTorch step, no augmentation": run}

@@ -1,12 +1,10 @@
 """Steps of encoders trained in one program by `vmap`, against the same ones one after another."""
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
 import numpy as np
 
-from benchmarks.timing import take_turns
+from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.report import print_table
@@ -14,6 +12,8 @@ from hypersphere_jax.train import sharding
 from hypersphere_jax.train.loop import Job, make_run, open_job
 from hypersphere_jax.train.step import make_step_of
 from hypersphere_jax.train.vmapped import make_vmapped_step, scalars_of, stacked
+
+SINGLE, VMAPPED = "one after another", "vmapped"
 
 
 def vmapped(
@@ -28,8 +28,7 @@ def vmapped(
 ) -> None:
     """Time steps of encoders that differ in seed and learning rate, on one device.
 
-    Both forms take turns in every round, so that a machine whose speed drifts slows both alike;
-    ratios are medians over the rounds.
+    Both forms take turns in every round; ratios are medians over the rounds.
 
     Args:
         encoders: How many of them, in turn.
@@ -48,22 +47,18 @@ def vmapped(
         )
         dataset = data.load(base.data)
         jobs = [_job(base, dataset, batch_size, seed) for seed in range(count)]
+        images = dataset.pretrain.images, dataset.pretrain.labels
+        # Programs of their own, as a run's hyper-parameters are constants of its program.
+        single = [stepping(*_single(job, images), steps) for job in jobs]
         forms = {
-            "one after another": _one_after_another(jobs, dataset, steps),
-            "vmapped": _vmapped(jobs, dataset, steps),
+            SINGLE: lambda runs=single: [run() for run in runs],
+            VMAPPED: stepping(*_vmapped(jobs, images), steps),
         }
         times = take_turns(forms, rounds)
-        single, joint = times["one after another"] / steps, times["vmapped"] / steps
-        rows.append(
-            [
-                count,
-                round(1e3 * float(np.median(single)), 1),
-                round(1e3 * float(np.median(joint)), 1),
-                float(np.median(single / joint)),
-            ]
-        )
-    title = f"{model} on {name}, {batch_size} pairs each, {jax.devices()[0].device_kind}"
+        ms = [round(1e3 * median(times[form]) / steps, 1) for form in forms]
+        rows.append([count, *ms, ratio(times, SINGLE, VMAPPED)])
     columns = ["encoders", "one after another (ms a step of all)", "vmapped (ms)", "times as fast"]
+    title = f"{model} on {name}, {batch_size} pairs each, {device_kind()}"
     print_table(columns, rows, title=title)
 
 
@@ -73,49 +68,19 @@ def _job(base: PretrainConfig, dataset: data.Dataset, batch_size: int, seed: int
     return open_job(config, lambda _: dataset)
 
 
-def _one_after_another(jobs: list[Job], dataset: data.Dataset, steps: int) -> Callable:
-    # Programs of their own, as a run's hyper-parameters are constants of its program.
-    rounds = [_stepping(_single(job), dataset, steps) for job in jobs]
-
-    def run_all():
-        for one in rounds:
-            one()
-
-    return run_all
-
-
-def _single(job: Job) -> tuple:
+def _single(job: Job, images: tuple) -> tuple:
+    """Step, state and fixed arguments of one run."""
     run, source = make_run(job), job.dataset.pretrain
     total, axis = run.recorder.total, {"axis_name": sharding.AXIS}
     step = make_step_of(job.config, source, run.apply, run.optimizer, total, **axis)
-    return step, run.state, run.sampler(0), (run.key,)
+    return step, run.state, (*images, run.sampler(0), run.key)
 
 
-def _vmapped(jobs: list[Job], dataset: data.Dataset, steps: int) -> Callable:
+def _vmapped(jobs: list[Job], images: tuple) -> tuple:
+    """The same of all runs."""
     runs = [make_run(job) for job in jobs]
-    first, config = runs[0], jobs[0].config
-    step = make_vmapped_step(config, dataset.pretrain, first.apply, first.recorder.total)
-    fixed = stacked(
-        [(run.key, scalars_of(job.config)) for run, job in zip(runs, jobs, strict=True)]
-    )
-    state = stacked([run.state for run in runs])
+    first, job = runs[0], jobs[0]
+    step = make_vmapped_step(job.config, job.dataset.pretrain, first.apply, first.recorder.total)
+    fixed = [(run.key, scalars_of(job.config)) for run, job in zip(runs, jobs, strict=True)]
     indices = np.stack([run.sampler(0) for run in runs])
-    return _stepping((step, state, indices, fixed), dataset, steps)
-
-
-def _stepping(program: tuple, dataset: data.Dataset, steps: int) -> Callable:
-    step, state, indices, fixed = program
-    devices = sharding.local_devices(1)
-    mapped = sharding.pmap(step, devices, donate=(0,))
-    state = sharding.replicate(state, devices)
-    images = dataset.pretrain.images, dataset.pretrain.labels
-    batch = sharding.replicate((*images, indices), devices)
-    fixed = sharding.replicate(fixed, devices)
-
-    def run():
-        nonlocal state
-        for _ in range(steps):
-            state, metrics = mapped(state, *batch, *fixed)
-        jax.block_until_ready(metrics)
-
-    return run
+    return step, stacked([run.state for run in runs]), (*images, indices, *stacked(fixed))
