@@ -10,6 +10,7 @@ import fcntl
 import os
 import resource
 import shutil
+import tempfile
 from pathlib import Path
 
 # Small products gain nothing from threads, which would spin and count as processor time.
@@ -24,7 +25,8 @@ import pytest  # noqa: E402
 import run_states  # noqa: E402
 import tiny_runs  # noqa: E402
 
-from hypersphere_jax.train import checkpoint, loop, sharding  # noqa: E402
+from hypersphere_jax import cli  # noqa: E402
+from hypersphere_jax.train import loop, sharding  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -35,9 +37,12 @@ assert jax.device_count() == 8
 
 
 def pytest_configure(config):
-    """What is kept for the next run is beside pytest's own cache (`--cache-clear` empties both)."""
+    """Compiled programs are kept for the next run (`--cache-clear` drops them), nothing else is."""
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
-    os.environ["HOME"] = str(config.cache.mkdir("home"))  # decoded images, prepared text
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process above them
+        home = tempfile.TemporaryDirectory(prefix="home-of-tests-")
+        config.add_cleanup(home.cleanup)
+        os.environ["HOME"] = home.name
 
 
 def pytest_ignore_collect(collection_path):
@@ -79,8 +84,8 @@ def few_programs():
 
 @pytest.fixture(scope="session", autouse=True)
 def no_late_callbacks():
-    """Of Orbax's failed reads, which the package drops: pytest has its own hook for such errors."""
-    checkpoint._ignore_late_callbacks()
+    """Of Orbax's failed reads, as on the command line: pytest has its own hook for such errors."""
+    cli.silence_orbax()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import json
 import re
 
 import jax
@@ -10,7 +11,8 @@ import pytest
 from processes import ROOT
 
 import hypersphere_jax
-from hypersphere_jax import bounds, theory
+from experiments import quickstart
+from hypersphere_jax import theory
 
 PAGE = (ROOT / "docs" / "losses.md").read_text()
 
@@ -47,12 +49,11 @@ def test_every_loss_stands_in_the_table():
 def test_every_function_of_theory_stands_in_its_table():
     public = {
         name
-        for module in (theory, bounds)
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and not name.startswith("_")
+        for name, function in inspect.getmembers(theory, inspect.isfunction)
+        if function.__module__ == theory.__name__ and not name.startswith("_")
     }
     rows = re.findall(r"^\| (`.*?) \|", PAGE.split("## Theory")[1], re.MULTILINE)
-    assert public == set(re.findall(r"`(?:bounds\.)?(\w+)", " ".join(rows)))
+    assert public == set(re.findall(r"`(\w+)", " ".join(rows)))
 
 
 def test_identities_name_their_tests():
@@ -66,3 +67,41 @@ def test_identities_name_their_tests():
     assert named <= set.union(*tests.values())
     left_out = tests["test_loss_identities.py"] - named
     assert not {name for name in left_out if not name.endswith("_over_devices")}
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def section_of(anchor):
+    """The part of docs/results.md under a heading, by the anchor that GitHub gives it."""
+    for part in (ROOT / "docs" / "results.md").read_text().split("\n## ")[1:]:
+        heading = part.split("\n")[0].lower()
+        if re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") == anchor:
+            return part
+    raise AssertionError(anchor)
+
+
+def test_readme_says_what_was_recorded():
+    """The quickstart's table is that of the record; headline numbers are those of the results."""
+    assert len(README.splitlines()) <= 120
+    record = json.loads((ROOT / "docs/results/quickstart/quickstart.json").read_text())
+    table = README.split("<!-- quickstart -->\n```\n")[1].split("\n```")[0].splitlines()
+    cells = [re.split(r" {2,}", line.strip()) for line in table]
+    assert cells[0] == quickstart.COLUMNS and cells[2:] == quickstart.rows_of(record["scores"])
+    choice = json.loads((ROOT / "docs/results/quickstart/choice.json").read_text())["linear"]
+    for name, (*_, rate) in quickstart.RUNS.items():
+        assert f"{rate:g}" == max(choice[name], key=choice[name].get)
+    headlines = re.findall(r"\(docs/results\.md#([\w-]+)\)\) \| (.*) \|", README)
+    assert len(headlines) == 3
+    for anchor, here in headlines:
+        for number in re.findall(r"[-+]?\d+\.\d+", here):
+            assert number in section_of(anchor), (anchor, number)
+
+
+def test_pages_name_files_that_exist():
+    modules = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")}
+    named = re.findall(r"`([a-z_/0-9]+\.py)`", (ROOT / "docs" / "code.md").read_text())
+    assert not [n for n in named if not any(f"/{module}".endswith(f"/{n}") for module in modules)]
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), (page.name, link)

@@ -32,7 +32,9 @@ def queue(folder, name="queue", **changes) -> C.PretrainConfig:
         "objective": C.ObjectiveConfig(contrastive_weight=0.5),
         "moco": C.MocoConfig(queue_size=130, ema_decay=0.9),
         "optimizer": C.OptimizerConfig(epochs=5, batch_size=104),
-        "runtime": C.RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=4),
+        "runtime": C.RuntimeConfig(
+            devices=2, log_every_steps=1, checkpoint_every_steps=2, keep_last=2, keep_every_steps=4
+        ),
     }
     return short(folder, name, **(parts | changes))
 

@@ -15,7 +15,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.evaluate import knn, linear, online
+from hypersphere_jax.evaluate import features, knn, linear, online
 from hypersphere_jax.train import loop, run_folder
 
 SUPERVISED = C.ObjectiveConfig(supervised_weight=1)
@@ -66,7 +66,7 @@ def expected(folder, step, objective=None):
     z, v1, v2 = (np.asarray(out["output"], float) for out in (found, *pair))
     distances = np.linalg.norm(v1 - v2, axis=1)
     return {
-        "knn_top1": knn.knn_probe(*split, num_classes=10)["top1"],
+        "knn_top1": knn.knn_probe(*split, num_classes=10, k=5)["top1"],
         "linear_top1": linear.linear_probe(*split, num_classes=10)["top1"],
         "align": (distances**objective.align_alpha).mean(),
         "uniform": np.log(np.exp(-objective.uniform_t * pdist(z, "sqeuclidean")).mean()),
@@ -122,6 +122,7 @@ def test_which_images(tmp_path, monkeypatch):
         bank, queries, dataset = parts(tmp_path, split, folds=folds, objective=objective)
         assert pixels(queries) <= pixels(dataset.test) - pixels(dataset.train)
         assert pixels(bank) <= pixels(dataset.train)
+        assert max(abs(len(half) - 100) for half in (bank, queries)) < 5
     # What takes no labels may be of the training images, as may all of a run without labels.
     for split, evaluators, objective in (
         (None, ("align_uniform",), SUPERVISED),
@@ -144,7 +145,7 @@ def test_which_images(tmp_path, monkeypatch):
 
 def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
     """Of the first half, the queries still begin where they do."""
-    read = online.feed.in_order
+    read = features.eval_batches
 
     def unreadable(*given):
         for batch in read(*given):
@@ -152,19 +153,19 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
             yield batch._replace(indices=np.where(bad, -1, batch.indices))
 
     seen = []
-    monkeypatch.setattr(online.feed, "in_order", unreadable)
-    monkeypatch.setitem(online.EVALUATORS, "knn", lambda held: seen.append(held) or {})
+    monkeypatch.setattr(features, "eval_batches", unreadable)
+    monkeypatch.setitem(online.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
     knn = C.EvaluateConfig(1, ("knn",), 200)
-    task = loop._task(tiny_runs.short(tmp_path, evaluate=knn))
-    apply, params, stats = models.create(task.config.model, jax.random.key(0))
-    online.make_evaluation(task.config, task.dataset, apply, task.devices)(params, stats)
-    bank, queries = online._parts(task.config, task.dataset)
+    config, dataset, _, devices, _ = loop.open_job(tiny_runs.short(tmp_path, evaluate=knn))
+    apply, params, stats = models.create(config.model, jax.random.key(0))
+    online.make_evaluation(config, dataset, apply, devices)(params, stats)
+    bank, queries = online._parts(config, dataset)
     known = np.delete(np.concatenate([bank.labels, queries.labels]), [3, 5])
     assert seen[0].bank == len(bank) - 2 and np.array_equal(seen[0].labels, known)
-    assert {len(features) for features in seen[0].features.values()} == {len(known)}
+    assert {len(x) for x in seen[0].features.values()} == {len(known)}
 
 
-def test_accuracy_of_a_classifier_is_of_the_second_half_alone(tmp_path):
+def test_accuracy_of_a_classifier_is_of_the_second_half_alone():
     logits, labels = np.eye(4)[[0, 1, 2, 3] * 2], np.array([3, 3, 3, 0, 0, 1, 3, 3])
-    held = online.Held(short(tmp_path), {"logits": logits}, {}, labels, num_classes=4, bank=4)
-    assert online.EVALUATORS["classifier"](held) == {"classifier_top1": 75.0}
+    inputs = online.EvaluatorInputs({"logits": logits}, [], labels, 4, 4, "output", None)
+    assert online.EVALUATORS["classifier"](inputs) == {"classifier_top1": 75.0}

@@ -16,15 +16,15 @@ import tiny_runs
 from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
-from experiments.measures import Measures
+from experiments.evaluation import Evaluation
 from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.batches import packed
-from hypersphere_jax.data.sampling import Consecutive
+from hypersphere_jax.data.sampling import Consecutive, make_sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
-from hypersphere_jax.packing import ELSEWHERE, PADDING
+from hypersphere_jax.packing import OTHER_DEVICE, PADDING
 from hypersphere_jax.train import (
     checkpoint,
     loop,
@@ -33,7 +33,7 @@ from hypersphere_jax.train import (
     sharding,
 )
 from hypersphere_jax.train.metrics_log import read_metrics
-from hypersphere_jax.train.signals import StopSignals
+from hypersphere_jax.train.processes import StopSignals
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
@@ -73,11 +73,12 @@ def test_metrics_of_a_run(short_run):
     assert len(list(short_run.glob("events.out.tfevents.*"))) == 1  # TensorBoard's
 
 
-def test_seed_gives_the_initial_weights_the_order_and_the_augmentation(tmp_path):
+def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
     def drawn(seed):
-        run = begun(tmp_path, seed=seed)
+        run = loop.make_run(loop.open_job(tiny_runs.queue(tmp_path, seed=seed)))
         kernel = run.state.params["conv1"]["layer"]["kernel"]
-        return np.asarray(kernel), run.sampler(0), jax.random.key_data(run.key)
+        queue, key = run.state.momentum.queue.keys, jax.random.key_data(run.key)
+        return np.asarray(kernel), np.asarray(queue), run.sampler(0), key
 
     for one, same, other in zip(*map(drawn, (1, 1, 2)), strict=True):
         assert np.array_equal(one, same) and np.mean(one == other) < 0.1
@@ -191,7 +192,7 @@ def measured(text_run, texts, tmp_path_factory):
     """A copy of the run to evaluate, and its rows of a sweep that measures it."""
     folder = shutil.copytree(text_run, tmp_path_factory.mktemp("measured") / "text")
     tasks = (str(texts / "labelled" / "topics"),)
-    measures = Measures(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
+    measures = Evaluation(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
     one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
@@ -211,7 +212,10 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
     first, second = ([batch[0] for batch in batches] for batches in epochs)
     assert first != second and first != sorted(first)
     assert Consecutive(documents, 8, seed=3)(17).tolist() == epochs[1][6].tolist()
-    assert [Consecutive(documents, 8, seed=4)(step)[0] for step in range(11)] != first
+    source = SimpleNamespace(documents=documents)
+    for seed, alike in ((3, True), (4, False)):
+        order = make_sampler(source, 8, seed)
+        assert ([order(step)[0] for step in range(11)] == first) == alike
     with pytest.raises(C.UserError, match=r"--batch-size 51 is more than .*document \(50\)"):
         Consecutive(documents, 51, seed=0)
 
@@ -236,7 +240,7 @@ def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_pa
 def test_what_the_devices_get(books):
     words, first, last = packed(books.train, np.arange(30, 54), sharding.local_devices(4))
     for place in range(24):
-        (device,) = np.flatnonzero(first[:, place] != ELSEWHERE)
+        (device,) = np.flatnonzero(first[:, place] != OTHER_DEVICE)
         whole = slice(first[device, place], last[device, place] + 1)
         its = books.train[30 + place]["image"]
         np.testing.assert_array_equal(words[device].ravel()[whole], its[its != PADDING])

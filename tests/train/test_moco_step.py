@@ -18,9 +18,8 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.moco import queue_init
-from hypersphere_jax.shuffle import shuffle
-from hypersphere_jax.train import loop, run_folder, sharding
+from hypersphere_jax.moco import queue_init, shuffle
+from hypersphere_jax.train import checkpoint, loop, run_folder, sharding
 from hypersphere_jax.train.objectives import make_queue_objective
 from hypersphere_jax.train.step import Momentum, init_state, make_moco_step, make_step_of
 
@@ -137,6 +136,7 @@ def test_images_that_stream_and_averaged_statistics(alone):
 
 
 def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
+    assert checkpoint.steps(queue_run / "checkpoints") == [0, 4, 8, 10]  # two, and each fourth
     first, last = state_of(queue_run, 0), state_of(queue_run)
     start, end = first["momentum"], last["momentum"]
     jax.tree.map(np.testing.assert_array_equal, start.params, first["params"])  # a copy

@@ -18,7 +18,7 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import config as C
 from hypersphere_jax import models
 from hypersphere_jax.models.norm import BatchNorm
-from hypersphere_jax.packing import ELSEWHERE, Packed
+from hypersphere_jax.packing import OTHER_DEVICE, Packed
 from hypersphere_jax.train import loop
 from hypersphere_jax.train import step as train_step
 from hypersphere_jax.train.metrics_log import read_metrics
@@ -150,7 +150,7 @@ def test_step_of_sentences():
     words = np.array([[5, 6, 1, 0], [7, 1, 0, 0], [8, 9, 3, 1], [4, 1, 0, 0]])
     last = np.array([2, 1, 3, 1])  # the places of 1, the end
     has = np.array([[0, 3], [1, 2]])  # of two devices
-    parts = np.full((2, 4), ELSEWHERE)
+    parts = np.full((2, 4), OTHER_DEVICE)
     for device, rows_here in enumerate(has):
         parts[device, rows_here] = [last[row] + 4 * i for i, row in enumerate(rows_here)]
     many, one = Packed(words[has], parts, parts), Packed(words, *[last + 4 * np.arange(4)] * 2)

@@ -15,6 +15,8 @@ import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
 from hypersphere_jax import config as C
+from hypersphere_jax import data
+from hypersphere_jax.data import subsets
 from hypersphere_jax.train import checkpoint, loop, run_folder, vmapped
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
@@ -52,6 +54,10 @@ def evaluation():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "make_evaluation", lambda *_: evaluate)
+        # As if a few had labels: all are trained on.
+        train, test, pretrain, recipe = data._open(C.DataConfig())
+        some = subsets.Subset(train, np.arange(300), "with labels")
+        patch.setattr(data, "_open", lambda _: (some, test, pretrain, recipe))
         yield
 
 
@@ -96,7 +102,7 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", optimizer=rule), made])
     assert_close_run(a, alone / "a")
     assert isinstance(lost, C.Diverged)
-    assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.found
+    assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.reason
     assert all(np.isfinite(record["loss"]) for record in timeless(tmp_path / "wild"))
     with pytest.raises(C.Diverged, match=r"diverged: .* step 0 is kept in"):
         loop.train(config(tmp_path, "alone", "b", optimizer=rule))
