@@ -7,6 +7,7 @@ import json
 import re
 
 import jax
+import numpy as np
 import pytest
 from processes import ROOT
 
@@ -79,6 +80,15 @@ def section_of(anchor):
         if re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") == anchor:
             return part
     raise AssertionError(anchor)
+
+
+def test_readme_snippets_run(rng):
+    labels = np.arange(60) % 10
+    x = np.eye(10, dtype=np.float32)[labels] + 0.1 * rng.standard_normal((60, 10), np.float32)
+    names = {"train_x": x[:40], "train_y": labels[:40], "test_x": x[40:], "test_y": labels[40:]}
+    for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+        exec(compile(code, "README.md", "exec"), names)
+    assert names["linear"] == names["nearest"] == 100 and np.isfinite(names["loss"])
 
 
 def test_readme_says_what_was_recorded():

@@ -139,7 +139,6 @@ def test_errors_of_both_encoders(rng):
     errors = [metrics.uniformity(x, 2.0).standard_error for x in (f, g)]
     names = (f"uniform_{which}standard_error" for which in ("f_", "g_", ""))
     np.testing.assert_allclose([found[n] for n in names], [*errors, sum(errors)], rtol=1e-4)
-    # Both have their optimum, and their sum twice of it.
     inputs = metrics_verb.MetricsInputs(f, None, text=(g, np.array([0, 23])))
     found = metrics_verb._summary(MetricsConfig("run", t=3.0), inputs, jax.devices()[:1])
     assert found["uniform_optimum"] == 2 * theory.uniformity_optimum(4, 3.0)

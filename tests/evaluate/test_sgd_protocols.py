@@ -85,16 +85,14 @@ def test_steps_are_those_of_a_loop(rng, name):
 
 
 def test_protocols_are_those_of_the_papers():
-    about = {
-        name: (p.optimizer, p.epochs, p.batch_size, p.grid[0], p.grid[-1], len(p.grid))
-        for name, p in PROTOCOLS.items()
-    }
+    # Of eight cells, the first and the last.
+    about = {k: (p.optimizer, p.epochs, p.batch_size, *p.grid[::7]) for k, p in PROTOCOLS.items()}
     assert about == {
-        "stl10": ("adam", 100, 128, (1e-3, 0.0), (1e-2, 1e-3), 8),
-        "moco": ("sgd", 100, 256, (30, 0.0), (1, 1e-5), 8),
-        "moco_imagenet100": ("sgd", 60, 256, (10, 0.0), (1, 1e-5), 8),
-        "simclr": ("lars", 90, 4096, (1.6, 0.0), (25.6, 1e-5), 8),
-        "balanced": ("sgd", 90, 256, (30, 0.0), (1, 1e-5), 8),
+        "stl10": ("adam", 100, 128, (1e-3, 0.0), (1e-2, 1e-3)),
+        "moco": ("sgd", 100, 256, (30, 0.0), (1, 1e-5)),
+        "moco_imagenet100": ("sgd", 60, 256, (10, 0.0), (1, 1e-5)),
+        "simclr": ("lars", 90, 4096, (1.6, 0.0), (25.6, 1e-5)),
+        "balanced": ("sgd", 90, 256, (30, 0.0), (1, 1e-5)),
     }
 
 

@@ -25,10 +25,11 @@ PRINTED = {
 
 
 def test_chen_tables_train_what_the_paper_says(plan):
-    for table, dim, head, count in (
-        ("chen/tableD1", 64, "simclr2", 80),
-        ("chen/tableD2", 128, "simclr2", 60),
-        ("chen/tableD3", 128, "simclr3", 60),
+    imagenet = "simclr_imagenet", 224, 1e-6
+    for table, dim, head, count, *images in (
+        ("chen/tableD1", 64, "simclr2", 80, "simclr_cifar", 32, 1e-4),
+        ("chen/tableD2", 128, "simclr2", 60, *imagenet),
+        ("chen/tableD3", 128, "simclr3", 60, *imagenet),
     ):
         planned = plan(table, "paper")
         assert len({config.name for config in configs(planned)}) == len(planned) == count
@@ -36,6 +37,7 @@ def test_chen_tables_train_what_the_paper_says(plan):
             model, rule, loss = one.config.model, one.config.optimizer, one.config.objective
             assert (model.name, model.dim, model.head) == ("resnet50", dim, head)
             assert (rule.optimizer, rule.scaling) == ("lars", "sqrt")
+            assert [one.config.data.recipe, model.image_size, rule.weight_decay] == images
             printed = [row.values[name] for name in ("batch_size", "epochs", "top1")]
             assert [rule.batch_size, rule.epochs, one.about["paper_top1"]] == printed
             found = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
@@ -56,6 +58,9 @@ def test_figure_b2_trains_the_grid(plan):
         found = {(loss.loss_tau, loss.loss_lam) for loss in losses}
         rows = {(row.values["tau"], row.values["lambda"]) for row in tables.rows("chen/figureB2")}
         assert len(found) == number and found <= rows
+    rule = settings.BASES["chen/figureB2"].optimizer
+    assert (rule.epochs, rule.batch_size, rule.learning_rate) == (200, 128, 1.2)
+    assert {c.optimizer for c in configs(plan("chen/figureB2", "paper"))} == {rule}
 
 
 def test_bits(plan):
@@ -90,9 +95,9 @@ def test_the_grid(context, drawn):
 
 def test_balanced_grids_train_what_the_paper_says(plan):
     powers, names = (1, 2, 4, 8), ("balanced_contrastive", "generalized_nt_xent")
-    for item, network, epochs, protocol, k in (
-        ("balanced/figure4", "resnet50", 100, "simclr", 200),
-        ("balanced/figure5", "resnet18", 200, "balanced", 1),
+    for item, network, epochs, protocol, k, *images in (
+        ("balanced/figure4", "resnet50", 100, "simclr", 200, "balanced_imagenet", 224),
+        ("balanced/figure5", "resnet18", 200, "balanced", 1, "balanced_cifar", 32),
     ):
         planned = plan(item, "paper")
         for config, how in ((one.config, one.evaluation) for one in planned):
@@ -101,6 +106,7 @@ def test_balanced_grids_train_what_the_paper_says(plan):
             assert (rule.epochs, rule.batch_size, rule.schedule) == (epochs, 512, "cosine")
             assert (rule.momentum, rule.weight_decay) == (0.9, 1e-4)
             assert (model.name, model.head, model.dim) == (network, "balanced", 2048)
+            assert [config.data.recipe, model.image_size] == images
             found = (how.protocol, how.neighbours, how.layers)
             assert found == (protocol, (k,), ("backbone",))
         losses = [config.objective for config in configs(planned)]

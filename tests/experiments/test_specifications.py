@@ -3,12 +3,15 @@
 Numbers here are typed from the papers' text, not from the files of `paper_tables/`.
 """
 
+from pathlib import Path
+
 import pytest
 
 import experiments
 from experiments.specifications import BASES, DETAILS, config_of, formula, initial, refusal
 from experiments.tables import TABLES, expected, row_of, rows
 from hypersphere_jax.config import PretrainConfig, UserError, from_dict, to_dict
+from hypersphere_jax.data.image_files import read_classes
 from hypersphere_jax.train.optimizers import make_schedule
 
 STL10, NYU, IMAGENET100, BOOKS = (f"wang-isola/table{number}" for number in (8, 9, 10, 11))
@@ -34,12 +37,12 @@ ROWS = """
 10 | 72.32 91.86   | 7 align (alpha 2) + uniform (t 7)      | 240 128 0.03 128 | 1 16384
 11 | 77.23 83.07   | contrastive (tau 1)                    | 1 400 0.0005 1200
 """
-# Data, recipe, network, and the epochs at which the rate falls to a tenth (B.1, B.2.1).
+# Data, recipe, network, side of images, epochs at which the rate falls to a tenth (B.1, B.2.1).
 COMMON = {
-    STL10: ("stl10", "stl10", "small_alexnet", (155, 170, 185)),
-    NYU: ("nyu_depth_v2", "nyu_depth", "small_alexnet", (310, 340, 370)),
-    IMAGENET100: ("imagenet2012", "moco", "resnet50", (120, 160, 200)),
-    BOOKS: ("books", None, "sentence_gru", ()),
+    STL10: ("stl10", "stl10", "small_alexnet", 64, (155, 170, 185)),
+    NYU: ("nyu_depth_v2", "nyu_depth", "small_alexnet", 64, (310, 340, 370)),
+    IMAGENET100: ("imagenet2012", "moco", "resnet50", 224, (120, 160, 200)),
+    BOOKS: ("books", None, "sentence_gru", None, ()),
 }
 # Rows that give no config, as the paper's text lost or garbled a setting.
 NO_UNIFORM = {*range(110, 142), 155, 157, 160, 167, 168, 170, 171, 172, 173}
@@ -63,6 +66,14 @@ quick_thought/align_uniform | 400 1 0.0005 0 0 0.999 sentence_gru 1200 | 0.9 0.1
 quick_thought/unnormalized | 400 1 0.0005 0 0 0.999 sentence_gru 1200 | contrastive (tau 1)
 """
 DROPS = {"moco_imagenet100": (120, 160, 200), "moco_v2_imagenet": (120, 160), "quick_thought": ()}
+# Recipe, side of images, and the learning rate at the beginning and after half of the run.
+BEGINNINGS = {
+    "moco_cifar10": ("balanced_cifar", 32, 0.06, 0.03),
+    "moco_imagenet100": ("moco", 224, 0.03, 0.003),
+    "moco_v2_imagenet": ("moco_v2", 224, 0.03, 0.03),
+    "nyu_depth": ("nyu_depth", 64, 0.06, 0.06),
+    "quick_thought": (None, None, 5e-4, 5e-4),
+}
 
 
 def found(table, results):
@@ -91,7 +102,8 @@ def test_rows_are_the_papers():
         assert printed == [*map(float, settings.split())], line
         assert formula(objective) == losses and rule.scaling == "none", line
         *names, drops = COMMON[table]
-        assert [config.data.name, config.data.recipe, config.model.name] == names
+        model, data = config.model, config.data
+        assert [data.name, data.recipe, model.name, model.image_size] == names
         assert decays(config) == dict.fromkeys(drops if rule.epochs > 12 else (), 0.1), line
         sgd = (rule.optimizer, rule.momentum, rule.weight_decay) == ("sgd", 0.9, 1e-4)
         assert sgd == (table != BOOKS) and moco.ema_decay == 0.999, line
@@ -142,6 +154,8 @@ def test_laptop_keeps_what_the_row_is_about():
     assert laptop.objective == paper.objective and laptop.model.dim == paper.model.dim
     assert laptop.name != paper.name and laptop.data.name == "digits"
     assert laptop.init_from == f"runs/{config_of(initial(row), 'laptop').name}"
+    for scale in ("laptop", "cifar10"):
+        assert config_of(found(STL10, (81.48, 82.88)), scale).model.dim == 1024
     for number, scale, *settings in (
         (row.number, "laptop", 1, 64, 0.03),
         (row.number, "cifar10", 1, 42, 0.12 * 42 / 256),
@@ -167,9 +181,15 @@ def test_experiments_are_the_papers():
         assert losses == (formula(loss) if "(" in losses else terms), name
         assert "(" in losses or (loss.align_alpha, loss.contrastive_weight) == (2, 0), name
         assert loss.uniform_intra_batch and model.unit_norm == (name[-12:] != "unnormalized"), name
+        schedule = make_schedule(rule, 2 * rule.epochs)
+        rates = [pytest.approx(float(schedule(step))) for step in (0, rule.epochs)]
+        assert BEGINNINGS[file] == (config.data.recipe, model.image_size, *rates), name
         assert file not in DROPS or decays(config) == dict.fromkeys(DROPS[file], 0.1), name
         if file == "quick_thought":
             assert (rule.optimizer, rule.clip_norm, model.embedding) == ("adam", 0.5, 620), name
         else:
             head = "moco_v2" if file == "moco_v2_imagenet" else "linear"
             assert (rule.optimizer, rule.momentum, model.head) == ("sgd", 0.9, head), name
+        if file == "moco_imagenet100":  # Table 7
+            classes = read_classes(Path(config.data.classes))
+            assert (len({*classes}), *classes[::99]) == (100, "n02869837", "n02090622"), name

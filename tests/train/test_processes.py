@@ -31,7 +31,8 @@ SHORT = f"{TINY} --epochs 2 --batch-size 220 --log-every-steps 2 --checkpoint-ev
 def begin(options, folder, driver="", **more):
     """`run.py pretrain` after the lines of a driver, whose own arguments are read from `DRIVE`."""
     lines = f"""import json, os, signal, sys, time, run
-from hypersphere_jax.train import checkpoint, processes, recorder
+from jax._src import distributed
+from hypersphere_jax.train import checkpoint, processes, recorder, sharding
 {driver}
 sys.exit(run.main(['pretrain', *sys.argv[1:]]))"""
     return subprocess.Popen(
@@ -100,7 +101,6 @@ QUEUE += " --eval-every-epochs 1 --eval-images 200 --evaluators align_uniform"
 # `DRIVE` says at which step this process gets a signal, or, for -1, raises an error.
 PROCESS = """
 at, number = json.loads(os.environ["DRIVE"])
-processes.HEARTBEAT_SECONDS = 10
 read = recorder.Recorder.read
 def read_then(self):
     steps = [step for step, _ in self._unread]
@@ -109,8 +109,22 @@ def read_then(self):
         raise processes.UserError("no room")
     if at in steps and number:
         os.kill(os.getpid(), number)
+    if number and max(steps, default=0) >= at:
         time.sleep(5)  # JAX looks for signals once a second
 recorder.Recorder.read = read_then
+# Gloo gives up where one waits for the other for 30 seconds: none does while the other compiles.
+pmap, compiled = sharding.pmap, []
+def compiling_together(*given, **options):
+    mapped = pmap(*given, **options)
+    def call(*arrays):
+        if mapped not in compiled:
+            mapped.lower(*arrays).compile()
+            compiled.append(mapped)
+            client = distributed.global_state.client
+            client.wait_at_barrier(f"compiled {len(compiled)}", 3_600_000)
+        return mapped(*arrays)
+    return call
+sharding.pmap = compiling_together
 """
 
 
@@ -122,8 +136,7 @@ def run_two(folder, options="", at=0, signals=(0, 0)):
     both = []
     for i in range(2):
         named = f"--coordinator {address} --num-processes 2 --process-index {i}"
-        # Both compile, and soon: Gloo gives up where one waits for the other for 30 seconds.
-        more = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+        more = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # both compile, and soon
         more |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "DRIVE": json.dumps([at, signals[i]])}
         both.append(begin(f"{QUEUE} --devices 2 {named} {options}", folder, PROCESS, **more))
     with concurrent.futures.ThreadPoolExecutor(2) as threads:  # neither ends before the other
@@ -161,12 +174,9 @@ def test_processes_that_differ_are_refused(monkeypatch):
     gathered = iter([np.array([len(text) for text in others]), others])
 
     def gather(mine):
-        told = next(gathered)
-        return (
-            told
-            if told is not others
-            else np.stack([np.frombuffer(text.ljust(mine.size), np.uint8) for text in others])
-        )
+        if (told := next(gathered)) is not others:
+            return told
+        return np.stack([np.frombuffer(text.ljust(mine.size), np.uint8) for text in others])
 
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
     monkeypatch.setattr(processes, "several", lambda: True)
