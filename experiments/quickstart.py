@@ -45,8 +45,8 @@ SUPERVISED = ObjectiveConfig(supervised_weight=1, align_weight=0, uniform_weight
 RATES = (0.03, 0.06, 0.12, 0.24, 0.48)  # that are tried
 # Run: (objective, dimension, epochs of 5 steps, learning rate).
 RUNS = {
-    "contrastive": (CONTRASTIVE, 32, 50, 0.12),
-    "align_uniform": (ALIGN_UNIFORM, 32, 50, 0.12),
+    "contrastive": (CONTRASTIVE, 32, 50, 0.24),
+    "align_uniform": (ALIGN_UNIFORM, 32, 50, 0.06),
 }
 # Those of the picture, one seed each. On the circle a high rate draws all features to one point
 # before they have spread.

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from hypersphere_jax import cli
 from hypersphere_jax.config import Stopped, require
 from hypersphere_jax.train.processes import StopSignals
 
@@ -97,6 +98,7 @@ def _terminate() -> None:
 
 def _begin(place: dict, log: Path | None) -> None:
     """Sets up a process."""
+    cli.silence_orbax()
     os.setsid()  # Ctrl-C is for the process above, which passes it on
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if place["cores"]:

@@ -145,6 +145,9 @@ def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
 
     assert tried(5000.0, 6000.0) == [5000, 6000]
     assert tried(5000.0, 6000.0, 7000.0) == [7000]
+    with pytest.MonkeyPatch.context() as patch:  # on other images they are
+        patch.setattr(data.Dataset, "digest", lambda _: "other")
+        assert tried(5000.0, 6000.0) == [5000, 6000]
     # Of equal rates the smallest.
     assert finetune.best_rate((0.2, 0.05, 0.1), (80.0, 80.0, 79.0)) == 0.05
     assert finetune.best_rate((0.2, 0.05, 0.1), (80.5, 80.0, 80.5)) == 0.1

@@ -38,7 +38,7 @@ def device_batches(
     devices: Sequence[jax.Device],
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """`(images, labels, indices)` of each step, as the steps of `train_step` take them.
+    """`(images, labels, indices)` of each step, as the steps of `train/step.py` take them.
 
     Args:
       config: of the run, with all sizes filled in.

@@ -106,7 +106,10 @@ class ImageFiles:
         ):
             if bad:
                 text = f"{self.origin}: {what} ({len(bad)}): {some(bad)}"
-                require(on_bad == "skip", f"{text}; mend them, or go on: --bad-images skip")
+                require(
+                    on_bad == "skip",
+                    f"{text}; repair or remove them, or skip them: --bad-images skip",
+                )
                 logger.warning("%s", text)
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ class BadImages:
         for index, why in reasons.items():
             require(
                 self._on_bad == "skip",
-                f"{why}; mend or remove that image, or leave such images out: --bad-images skip",
+                f"{why}; repair or remove that image, or leave such images out: --bad-images skip",
             )
             if index not in self.reasons:
                 self.reasons[index] = why

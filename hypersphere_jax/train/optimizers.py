@@ -1,6 +1,6 @@
 """Optimizers and learning rate schedules of the papers, made of optax.
 
-Which flags give which paper's settings stands in docs/optimizers.md.
+docs/optimizers.md says which flags give which paper's settings.
 """
 
 import dataclasses

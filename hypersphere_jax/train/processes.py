@@ -44,8 +44,9 @@ def initialize(runtime: RuntimeConfig) -> None:
     print("waiting for the other processes to start", file=sys.stderr)
     named = runtime.coordinator is not None
     main = threading.current_thread() is threading.main_thread()
-    # Ctrl-C ends the process: Python's handler would not run while native code waits.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if main else None
+    # They end the process: Python's handlers would not run while native code waits.
+    stops = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
     try:
         jax.distributed.initialize(
             runtime.coordinator,
@@ -65,8 +66,9 @@ def initialize(runtime: RuntimeConfig) -> None:
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
     finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if number == signal.SIGINT or not several():  # JAX has a handler of SIGTERM now
+                signal.signal(number, handler)
 
 
 def several() -> bool:
@@ -156,8 +158,9 @@ def fail_together() -> Iterator[None]:
     except BaseException as error:
         if several():
             atexit.register(_exit)
-            if isinstance(error, jax.errors.JaxRuntimeError):
-                line = str(error).splitlines()[0]
+            memory = "RESOURCE_EXHAUSTED" in str(error)
+            if isinstance(error, jax.errors.JaxRuntimeError) and not memory:
+                line = (str(error).splitlines() or ["JAX failed"])[0]
                 raise UserError(
                     f"{line}: has another process ended? To continue, run the same command in all"
                 ) from error

@@ -119,7 +119,7 @@ def open_folder(
         "command": command,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
-        "device": {"kind": kind, "count": len(devices), "hosts": jax.process_count()},
+        "device": {"kind": kind, "count": len(devices), "processes": jax.process_count()},
     }
     record["sessions"].append(session | ({} if imported is None else {"imported": imported}))
     write_json(file, record)

@@ -22,7 +22,6 @@ from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.train import checkpoint, run_folder, sharding
 from hypersphere_jax.train.loop import (
     Job,
-    Run,
     decoding,
     fit,
     make_evaluate,
@@ -245,28 +244,30 @@ def _train(
     evaluate = make_evaluate(job, runs[0].apply)
     diverged: dict[Path, Diverged] = {}
     with contextlib.ExitStack() as stack:
-        starts: dict[int, list[Run]] = {}
-        for run in runs:
-            stack.enter_context(run.recorder.opened(job.devices, job.digest, command))
-            run = run._replace(state=run.recorder.restored(run.state))
-            # A damaged checkpoint may have put one of them back.
-            starts.setdefault(run.recorder.start, []).append(run)
-        while starts:
-            part = starts.pop(min(starts))
+        for recorder in [run.recorder for run in runs]:
+            stack.enter_context(recorder.opened(job.devices, job.digest, command))
+        states = [run.recorder.restored(run.state) for run in runs]
+        runs = [run._replace(state=None) for run in runs]  # memory that the steps need
+        # A damaged checkpoint may have put one of them back.
+        for start in sorted({run.recorder.start for run in runs}):
+            places = [i for i, run in enumerate(runs) if run.recorder.start == start]
+            part = [runs[i] for i in places]
             recorder = VmappedRecorder([run.recorder for run in part])
+            state = sharding.replicate(stacked([states[i] for i in places]), job.devices)
+            for i in places:
+                states[i] = None
             with contextlib.suppress(Diverged):
-                _fit(job, part, recorder, evaluate, stop, compiled)
+                _fit(job, part, recorder, state, evaluate, stop, compiled)
             diverged |= {part[i].recorder.folder: error for i, error in recorder.diverged.items()}
     return [diverged.get(run.recorder.folder, run.recorder.folder) for run in runs]
 
 
-def _fit(job, runs, recorder, evaluate, stop, compiled) -> None:
+def _fit(job, runs, recorder, state, evaluate, stop, compiled) -> None:
     """The loop of runs of which as many steps are done."""
     devices = job.devices
     step = compiled(len(runs))
     fixed = stacked([(run.key, scalars_of(run.recorder.config)) for run in runs])
     fixed = sharding.replicate(fixed, devices)
-    state = sharding.replicate(stacked([run.state for run in runs]), devices)
     batches = vmapped_batches(
         job.config,
         job.dataset,

@@ -44,7 +44,7 @@ def test_folder_of_a_run(short_run, tmp_path):
     filled = {"image_size": 8, "channels": 1, "num_classes": 0, "batch_norm": "sync"}
     assert saved["config"]["model"].items() >= filled.items()
     assert saved["config"]["data"]["recipe"] == "digits"
-    assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "hosts": 1}
+    assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "processes": 1}
     assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.
     folder = shutil.copytree(short_run, tmp_path / "short")

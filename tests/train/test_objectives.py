@@ -113,7 +113,7 @@ def test_devices_have_the_loss_of_one(found):
 
 
 def test_numbers_as_arguments(found):
-    """Of encoders that train together: each has the loss of its own config."""
+    """As of vmapped runs: each has the loss of its own config."""
     numbers = {"loss_factor": 1e3, "supervised_weight": 0.7, "align_alpha": 2.0, "uniform_t": 2.0}
     asked = {
         "decoupled_nt_xent": {"loss_tau": 0.9, "loss_lam": 0.3},

@@ -80,7 +80,7 @@ def by_hand(config, params, gradients):
 
 
 def test_rules(rng):
-    """Of configs, and with numbers that are arguments, as of encoders that train together."""
+    """Of configs, and with scalars that are arguments, as of vmapped runs."""
     params = tree(rng, zero=True)  # weights of norm 0 meet a gradient at the third step
     gradients = [tree(rng, zero=number < 2) for number in range(STEPS)]
     gradients[5:] = [jax.tree.map(lambda g: 0.1 * g, one) for one in gradients[5:]]
