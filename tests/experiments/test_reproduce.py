@@ -171,7 +171,7 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
     monkeypatch.setattr(quickstart, "probe", lambda config: [{"top1": 98.0}, {"top1": 97.0}])
     scores = quickstart._scores(tmp_path, 0)
     (row,) = quickstart.rows_of({"a": [scores, scores | {"knn": 95.0, "align": 0.7}]})
-    spread = "0.60 ± 0.14", "-3.00 ± 0.00", "-3.80", "98.00 ± 0.00", "96.00 ± 1.41"
+    spread = "0.600 ± 0.141", "-3.000 ± 0.000", "-3.800", "98.00 ± 0.00", "96.00 ± 1.41"
     assert row == ["a", *spread] and quickstart.COLUMNS[4:] == ["linear (%)", "5-NN (%)"]
 
 
