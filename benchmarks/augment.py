@@ -57,8 +57,8 @@ def augment(
         raise UserError(f"--recipe {recipe}: {', '.join(foreign)} is not written in Pillow")
     if min(sizes, default=0) < 8 or min(images, rounds, epoch) < 1:
         raise UserError("--sizes must be at least 8, --images, --rounds and --epoch at least 1")
-    shaping = {"recipe": recipe, "images": images, "rounds": rounds, "epoch": epoch}
-    results = protocol(pillow=PIL.__version__, **shaping, records=[])
+    settings = {"recipe": recipe, "images": images, "rounds": rounds, "epoch": epoch}
+    results = protocol(pillow=PIL.__version__, **settings, records=[])
     for size in sizes:
         record = measure(RECIPES[recipe], size, images, rounds, epoch)
         results["records"].append(record)

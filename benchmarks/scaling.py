@@ -88,17 +88,17 @@ def scaling(
     """
     if min(devices, default=0) < 1 or batch_per_device < 2:
         raise UserError("--devices must be at least 1, --batch-per-device at least 2")
-    shaping = {"batch_per_device": batch_per_device, "dim": dim, "model": model}
-    shaping |= {"image_size": image_size, "step": step}
+    settings = {"batch_per_device": batch_per_device, "dim": dim, "model": model}
+    settings |= {"image_size": image_size, "step": step}
     records: list[dict] = []
     for count in devices:
         began = time.perf_counter()
-        options = json.dumps({"devices": count, **shaping})
+        options = json.dumps({"devices": count, **settings})
         compiled = child("benchmarks.scaling", options, JAX_PLATFORMS="cpu")
         if "failure" in compiled:
             raise UserError(f"compiling for {count} devices failed: {compiled['failure']}")
         records += compiled
-        write_json(out / "scaling.json", protocol(**shaping, records=records))
+        write_json(out / "scaling.json", protocol(**settings, records=records))
         print(f"{count} devices: {time.perf_counter() - began:.0f} s", flush=True)
     for what in dict.fromkeys(record["what"] for record in records):
         _print_counts(what, [record for record in records if record["what"] == what])

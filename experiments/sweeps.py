@@ -223,8 +223,8 @@ def _failure(one: Planned) -> Path:
 
 def _key(one: Planned) -> str:
     """Of a config and an evaluation, wherever the data and the run that it begins from are."""
-    shaping = run_folder.shaping(one.config)
+    settings = run_folder.training_config(one.config)
     if one.config.init_from is not None:
-        shaping["init_from"] = Path(one.config.init_from).name
-    content = json.dumps([shaping, one.evaluation._replace(tasks_dir=None)], sort_keys=True)
+        settings["init_from"] = Path(one.config.init_from).name
+    content = json.dumps([settings, one.evaluation._replace(tasks_dir=None)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

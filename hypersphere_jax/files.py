@@ -14,12 +14,12 @@ from hypersphere_jax.config import UserError, require
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, and read, that takes its place when it is complete, or not at all.
 
     Processes that write the same file do not disturb each other: the last one stays.

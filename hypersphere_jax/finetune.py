@@ -65,7 +65,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
       Stopped: as `loop.train`.
     """
     processes.initialize(config.runtime)
-    with processes.fail_together():
+    with processes.exit_on_error():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
@@ -258,7 +258,7 @@ def _valid_top1(
     placed = dataclasses.replace(base, name=str(rate), runs_dir=str(folder))
     run = _with_optimizer(config, placed, whole, rate, FITTING)
     file = run_folder.folder_of(run) / "diverged.json"
-    of = {"config": run_folder.shaping(run), "data_digest": whole.digest()}
+    of = {"config": run_folder.training_config(run), "data_digest": whole.digest()}
     record = read_json(file) if file.is_file() else {}
     if {key: record.get(key) for key in of} != of:
         try:

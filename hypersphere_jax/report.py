@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hypersphere_jax.config import require
-from hypersphere_jax.files import read_json, whole_file
+from hypersphere_jax.files import atomic_write, read_json
 from hypersphere_jax.train.metrics_log import read_metrics
 
 HEADERS = {
@@ -114,7 +114,7 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
     """
     body = "\n".join(RENDERERS[kind](*content) for kind, *content in blocks)
     page = f"{HEAD}{_tag('title', title)}\n{_tag('h1', title)}\n{body}\n</html>\n"
-    with whole_file(Path(path)) as file:
+    with atomic_write(Path(path)) as file:
         file.write(page.encode())
     return Path(path)
 

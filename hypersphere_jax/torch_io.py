@@ -26,7 +26,7 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
-from hypersphere_jax.files import whole_file
+from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import from_torch, shortened, to_torch
 from hypersphere_jax.train import checkpoint, resolve, run_folder, sharding
 
@@ -113,7 +113,7 @@ def export_npz(config: ExportConfig) -> Path:
     """
     encoder = run_folder.load_encoder(run_folder.find(config.run), config.step)
     state = to_torch(encoder.config.model, encoder.params, encoder.stats)
-    with whole_file(config.out) as stream:
+    with atomic_write(config.out) as stream:
         np.savez(stream, **state)
     return config.out
 

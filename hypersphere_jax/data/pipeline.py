@@ -23,7 +23,7 @@ import numpy as np
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
-from hypersphere_jax.files import whole_file
+from hypersphere_jax.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -283,7 +283,7 @@ def _read_cache(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
 def _write_cache(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
     try:
         for path, array in ((_labels_file(file), labels), (file, images)):
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 np.save(stream, array)
         logger.info("decoded images are kept in %s", file)
     except OSError as error:

@@ -20,7 +20,7 @@ from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
-from hypersphere_jax.files import whole_file
+from hypersphere_jax.files import atomic_write
 
 FORMAT = "array_record"
 MODES = {1: "L", 4: "RGBA"}  # Pillow's names by number of channels, other than RGB
@@ -113,7 +113,7 @@ class TfdsSource:
         records = (record for rows in batches for record in self._records.__getitems__(rows))
         labels = [self._label_of(self._parse(record).features.feature) for record in records]
         labels = np.array(labels, np.int32)
-        with contextlib.suppress(OSError), whole_file(file) as stream:
+        with contextlib.suppress(OSError), atomic_write(file) as stream:
             np.save(stream, labels)
         return labels
 

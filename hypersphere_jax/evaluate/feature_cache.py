@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from hypersphere_jax.files import whole_file
+from hypersphere_jax.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -75,7 +75,7 @@ def write(
 def _opened(file: Path | None, stack: contextlib.ExitStack) -> BinaryIO:
     try:
         if file is not None:
-            return stack.enter_context(whole_file(file))
+            return stack.enter_context(atomic_write(file))
     except OSError as error:
         logger.warning("features are not kept for the next time: %s", error)
     return stack.enter_context(tempfile.TemporaryFile())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.files import whole_file, write_json
+from hypersphere_jax.files import atomic_write, write_json
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -65,7 +65,7 @@ def write(path: Path, results: Sequence[Result]) -> None:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
     writer.writerows(rows)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(text.getvalue().encode())
 
 

@@ -58,8 +58,8 @@ def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     # A sum of arrays that are zero but for one device's rows: unlike of `lax.all_gather`'s result,
     # `shard_map` knows of a sum that it is the same on every device.
     spread = jnp.zeros((lax.axis_size(axis_name), *x.shape), x.dtype)
-    everyone = lax.psum(spread.at[lax.axis_index(axis_name)].set(x), axis_name)
-    return everyone.reshape(-1, *x.shape[1:])
+    gathered = lax.psum(spread.at[lax.axis_index(axis_name)].set(x), axis_name)
+    return gathered.reshape(-1, *x.shape[1:])
 
 
 def global_mean(value: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -77,54 +77,64 @@ def global_sum(value: jax.Array, axis_name: AxisName) -> jax.Array:
 
 
 def over_devices(
-    meet: Callable, own: Any, start: tuple[Any, Any], combine: Callable, options: PairOptions
+    pair_sums: Callable,
+    local: Any,
+    local_sums: tuple[Any, Any],
+    combine: Callable,
+    options: PairOptions,
 ) -> tuple[Any, Any]:
-    """What pairs with all devices' points add up to, from `start`, that of this device's own.
+    """Sums over the pairs of this device's points with those of all devices.
 
-    `meet` maps another device's `own` arrays (or those of several, one after the other) to what
-    they give to this device and what this device gives to them, or None; `combine(stacked, axis=0)`
-    adds up.
+    Args:
+      pair_sums: maps other devices' `local` arrays, one device's after the other's, to the sums
+        for this device's points and those for theirs, or None.
+      local: arrays of this device's points, `[n, ...]` each.
+      local_sums: both kinds of sums over the pairs of this device's points among themselves.
+      combine: adds up, as `combine(stacked, axis=0)`.
+      options: of the pairs.
     """
     axis_name = options.axis_name
     if axis_name is None:
-        return start
+        return local_sums
     devices, me = lax.axis_size(axis_name), lax.axis_index(axis_name)
     # Inside `shard_map` a type says what varies over the axis: so does all that devices exchange.
     varying = 0.0 * me
-    own, start = jax.tree.map(lambda array: array + varying, (own, start))
+    local, local_sums = jax.tree.map(lambda array: array + varying, (local, local_sums))
 
     def add(*parts):
         return jax.tree.map(lambda *leaves: combine(jnp.stack(leaves), axis=0), *parts)
 
     if options.ring:
-        return _ring(meet, own, start, add, axis_name)
+        return _ring(pair_sums, local, local_sums, add, axis_name)
 
     def others(array):
-        everyone = lax.all_gather(array, axis_name, tiled=True)
-        return jnp.roll(everyone, -me * len(array), axis=0)[len(array) :]
+        gathered = lax.all_gather(array, axis_name, tiled=True)
+        return jnp.roll(gathered, -me * len(array), axis=0)[len(array) :]
 
-    def bring_home(at_home, given):
-        """Each device's share of what all devices give, from what this one gives to each."""
-        every = jnp.roll(jnp.concatenate([at_home, given]), me * len(at_home), axis=0)
-        every = every.reshape(devices, *at_home.shape)
+    def reduce_scatter(local, given):
+        """Each device's part of the sum over devices of what each gives to all."""
+        every = jnp.roll(jnp.concatenate([local, given]), me * len(local), axis=0)
+        every = every.reshape(devices, *local.shape)
         return combine(lax.all_to_all(every, axis_name, 0, 0), axis=0)
 
     if devices == 1:
-        return start
-    to_me, to_them = meet(jax.tree.map(others, own))
-    return add(start[0], to_me), jax.tree.map(bring_home, start[1], to_them)
+        return local_sums
+    to_me, to_them = pair_sums(jax.tree.map(others, local))
+    return add(local_sums[0], to_me), jax.tree.map(reduce_scatter, local_sums[1], to_them)
 
 
-def _ring(meet: Callable, own: Any, start: tuple, add: Callable, axis_name: AxisName) -> tuple:
-    """Passes arrays, and what they have been given so far, from device to device."""
+def _ring(
+    pair_sums: Callable, local: Any, local_sums: tuple, add: Callable, axis_name: AxisName
+) -> tuple:
+    """Passes arrays, and the sums for them so far, from device to device."""
     devices = lax.axis_size(axis_name)
-    onward = [(i, (i + 1) % devices) for i in range(devices)]
+    ring = [(i, (i + 1) % devices) for i in range(devices)]
 
     def step(_, carry):
-        mine, travelling = carry
-        theirs, visitors = lax.ppermute(travelling, axis_name, onward)
-        to_me, to_them = meet(visitors)
-        return add(mine, to_me), (add(theirs, to_them), visitors)
+        mine, sent = carry
+        theirs, remote = lax.ppermute(sent, axis_name, ring)
+        to_me, to_them = pair_sums(remote)
+        return add(mine, to_me), (add(theirs, to_them), remote)
 
-    mine, (theirs, _) = lax.fori_loop(0, devices - 1, step, (start[0], (start[1], own)))
-    return mine, lax.ppermute(theirs, axis_name, onward)
+    mine, (theirs, _) = lax.fori_loop(0, devices - 1, step, (local_sums[0], (local_sums[1], local)))
+    return mine, lax.ppermute(theirs, axis_name, ring)

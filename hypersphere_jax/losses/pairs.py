@@ -135,11 +135,11 @@ def mean_log_sums_between(
     """
 
     def sums(a, b):
-        def meet(visitors, exclude=0):
-            rows, theirs = log_sums(a, visitors, exclude=exclude, limit=options.between)
+        def pair_sums(remote, exclude=0):
+            rows, theirs = log_sums(a, remote, exclude=exclude, limit=options.between)
             return rows, theirs if columns else None
 
-        both = over_devices(meet, b, meet(b, exclude), jax.nn.logsumexp, options)
+        both = over_devices(pair_sums, b, pair_sums(b, exclude), jax.nn.logsumexp, options)
         return both if columns else both[:1]
 
     def mean(sides, positives):
@@ -155,11 +155,11 @@ def mean_log_sums_between(
         shifts, slopes = zip(*(_slopes(side, positives) for side in sides), strict=True)
         r, c = (*shifts, None)[:2]
 
-        def meet(visitors, exclude=0):
-            of, shifts = visitors
+        def pair_sums(remote, exclude=0):
+            of, shifts = remote
             return weighted_sums(a, of, r, shifts, exclude=exclude, limit=options.between)
 
-        weighted = over_devices(meet, (b, c), meet((b, c), exclude), jnp.sum, options)
+        weighted = over_devices(pair_sums, (b, c), pair_sums((b, c), exclude), jnp.sum, options)
         slope = None if positives is None else sum(slopes)
         count = len(sides) * _count(a, options.axis_name)
         return mean(sides, positives), _over(count, (*weighted, slope))
@@ -203,26 +203,24 @@ def _over(count: float, gradients: Any) -> Any:
 
 def _row_sums(points: Points, exclude: int, options: PairOptions) -> jax.Array:
     """Each point's log-sum-exp over all devices' points."""
-    own, _ = log_sums(points, None, exclude=exclude, limit=options.among)
+    local, _ = log_sums(points, None, exclude=exclude, limit=options.among)
 
-    def meet(visitors):
-        return log_sums(points, visitors, limit=options.between)[0], None
+    def pair_sums(remote):
+        return log_sums(points, remote, limit=options.between)[0], None
 
-    return over_devices(meet, points, (own, None), jax.nn.logsumexp, options)[0]
+    return over_devices(pair_sums, points, (local, None), jax.nn.logsumexp, options)[0]
 
 
 def _weighted_sums_among(
     points: Points, shifts: jax.Array | None, exclude: int, options: PairOptions
 ) -> Points:
     """`weighted_sums` on this device's points by all devices' points."""
-    own, _ = weighted_sums(points, None, shifts, shifts, exclude=exclude, limit=options.among)
+    local, _ = weighted_sums(points, None, shifts, shifts, exclude=exclude, limit=options.among)
 
-    def meet(visitors):
-        return weighted_sums(points, visitors[0], shifts, visitors[1], limit=options.between)[
-            0
-        ], None
+    def pair_sums(remote):
+        return weighted_sums(points, remote[0], shifts, remote[1], limit=options.between)[0], None
 
-    return over_devices(meet, (points, shifts), (own, None), jnp.sum, options)[0]
+    return over_devices(pair_sums, (points, shifts), (local, None), jnp.sum, options)[0]
 
 
 def _differentiable(

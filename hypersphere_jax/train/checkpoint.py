@@ -57,7 +57,7 @@ class Checkpoints:
                 preservation_policy=policies.AnyPreservationPolicy(kept),
                 cleanup_tmp_directories=True,
                 create=False,  # which Orbax refuses to a process by itself
-                multiprocessing_options=_alone(),
+                multiprocessing_options=_single_process(),
             ),
         )
 
@@ -152,7 +152,7 @@ def _newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
 
 def _read(path: Path, like: Tree) -> Tree:
     handler = ocp.CompositeCheckpointHandler(
-        composite_options=ocp.CompositeOptions(multiprocessing_options=_alone())
+        composite_options=ocp.CompositeOptions(multiprocessing_options=_single_process())
     )
     restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
     args = ocp.args.PyTreeRestore(item=like, restore_args=restore_args, partial_restore=True)
@@ -160,7 +160,7 @@ def _read(path: Path, like: Tree) -> Tree:
         contents = json.loads((path / "contents" / "metadata").read_text())
         saved = {key: entry for key, entry in contents.items() if key.split("/")[0] in like}
         _compare(path, saved, _flat(like))
-        with ocp.Checkpointer(handler, multiprocessing_options=_alone()) as reader:
+        with ocp.Checkpointer(handler, multiprocessing_options=_single_process()) as reader:
             tree = reader.restore(path.resolve(), args=ocp.args.Composite(state=args)).state
     except UNREADABLE as error:
         if isinstance(error, OSError) and error.errno in TRANSIENT:
@@ -172,7 +172,7 @@ def _read(path: Path, like: Tree) -> Tree:
     return tree
 
 
-def _alone() -> ocp.options.MultiprocessingOptions:
+def _single_process() -> ocp.options.MultiprocessingOptions:
     """Lets Orbax wait for no other process."""
     here = jax.process_index()
     return ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})

@@ -59,7 +59,7 @@ def train(config: PretrainConfig, command: str = "") -> Path:
       Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
     """
     processes.initialize(config.runtime)
-    with processes.fail_together(), StopSignals(command) as stop:
+    with processes.exit_on_error(), StopSignals(command) as stop:
         return train_job(open_job(config), stop, command)
 
 
@@ -68,9 +68,9 @@ def train_job(job: Job, stop: StopSignals, command: str) -> Path:
     config, dataset, digest, devices, resident = job
     apply, optimizer, sampler, key, state, recorder = make_run(job)
     evaluate = make_evaluate(job, apply)
-    processes.agree(
+    processes.check_equal(
         {
-            "config": run_folder.shaping(config),
+            "config": run_folder.training_config(config),
             "data": digest,
             "devices": len(sharding.local(devices)),
             "resident": resident,
@@ -120,9 +120,9 @@ def fit(
     total, runtime = recorder.total, recorder.config.runtime
     epochs = recorder.config.evaluate.eval_every_epochs or 1
     every = epochs * recorder.steps_per_epoch
-    with recorder.shown(), contextlib.closing(batches):
+    with recorder.progress_bar(), contextlib.closing(batches):
         for done in range(recorder.start, total):
-            if processes.stops(stop.asked, done - recorder.start):
+            if processes.should_stop(stop.asked, done - recorder.start):
                 recorder.save(done, state)
                 recorder.close()
                 raise stop.stopped(f"saved at step {done} of {total} in {recorder.where}")
@@ -134,7 +134,7 @@ def fit(
                 raise
             state, metrics = step(state, batch)
             number, last = done + 1, done + 1 == total
-            recorder.keep(number, metrics)
+            recorder.add_metrics(number, metrics)
             evaluates = evaluate is not None and (number % every == 0 or last)
             if number % runtime.log_every_steps == 0 or last or evaluates:
                 recorder.log(number, state, evaluate if evaluates else None)

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from hypersphere_jax.files import whole_file
+from hypersphere_jax.files import atomic_write
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
@@ -30,7 +30,7 @@ class MetricsWriter:
         from tensorboardX.summary import scalar
 
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
-        with whole_file(folder / "metrics.jsonl") as file:
+        with atomic_write(folder / "metrics.jsonl") as file:
             file.writelines((json.dumps(record) + "\n").encode() for record in kept)
         self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
         self._events = EventsWriter(str(folder / "events"), filename_suffix=f".{os.getpid()}")

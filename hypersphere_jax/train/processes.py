@@ -30,7 +30,7 @@ HEARTBEAT_SECONDS = 30
 # At the end the others wait for what the first one does alone, such as drawing the report.
 SHUTDOWN_SECONDS = 3600
 # The first process's end ends the others: before it they may report an error that all have.
-FAREWELL_SECONDS = 3
+EXIT_DELAY_SECONDS = 3
 
 
 def initialize(runtime: RuntimeConfig) -> None:
@@ -39,14 +39,14 @@ def initialize(runtime: RuntimeConfig) -> None:
     Raises:
       UserError: when no cluster is detected, or JAX is in use already.
     """
-    if not runtime.multi_process or several():
+    if not runtime.multi_process or is_multi_process():
         return
     print("waiting for the other processes to start", file=sys.stderr)
     named = runtime.coordinator is not None
     main = threading.current_thread() is threading.main_thread()
     # They end the process: Python's handlers would not run while native code waits.
-    stops = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in stops}
+    ending = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ending}
     try:
         jax.distributed.initialize(
             runtime.coordinator,
@@ -67,27 +67,29 @@ def initialize(runtime: RuntimeConfig) -> None:
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
     finally:
         for number, handler in before.items():
-            if number == signal.SIGINT or not several():  # JAX has a handler of SIGTERM now
+            if (
+                number == signal.SIGINT or not is_multi_process()
+            ):  # JAX has a handler of SIGTERM now
                 signal.signal(number, handler)
 
 
-def several() -> bool:
+def is_multi_process() -> bool:
     """Whether this process is one of several. Does not start JAX's devices."""
     return jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
     """Whether this process is the one that writes: the run's folder, and what the user reads."""
-    return not several() or jax.process_index() == 0
+    return not is_multi_process() or jax.process_index() == 0
 
 
-def agree(values: dict[str, Any]) -> None:
+def check_equal(values: dict[str, Any]) -> None:
     """Compares what must be the same in all processes (JSON values).
 
     Raises:
       UserError: in all processes, when one differs.
     """
-    if not several():
+    if not is_multi_process():
         return
     text = json.dumps(values).encode()
     size = int(multihost_utils.process_allgather(np.int32(len(text))).max())
@@ -102,7 +104,7 @@ def agree(values: dict[str, Any]) -> None:
         )
 
 
-def stops(asked: bool, count: int) -> bool:
+def should_stop(asked: bool, count: int) -> bool:
     """Whether to stop before the next step: the same answer in all processes, asked before each.
 
     Args:
@@ -110,13 +112,13 @@ def stops(asked: bool, count: int) -> bool:
       count: steps since `train` was called.
     """
     # Of several, JAX catches SIGTERM in any and lets all stop after the same step: 0.2 us a call.
-    return multihost_utils.reached_preemption_sync_point(count) if several() else asked
+    return multihost_utils.reached_preemption_sync_point(count) if is_multi_process() else asked
 
 
 class StopSignals:
     """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once.
 
-    Of several processes JAX catches SIGTERM itself (see `stops`), and SIGINT becomes one.
+    Of several processes JAX catches SIGTERM itself (see `should_stop`), and SIGINT becomes one.
 
     Args:
       command: that continues what is stopped.
@@ -131,7 +133,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
-        if several():
+        if is_multi_process():
             handlers = {signal.SIGINT: lambda *_: os.kill(os.getpid(), signal.SIGTERM)}
         if threading.current_thread() is not threading.main_thread():
             handlers = {}
@@ -149,14 +151,14 @@ class StopSignals:
 
 
 @contextlib.contextmanager
-def fail_together() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """An error inside ends this process without waiting for the others, so that those end too."""
     try:
         yield
     except Stopped:  # as all are
         raise
     except BaseException as error:
-        if several():
+        if is_multi_process():
             atexit.register(_exit)
             memory = "RESOURCE_EXHAUSTED" in str(error)
             if isinstance(error, jax.errors.JaxRuntimeError) and not memory:
@@ -174,5 +176,5 @@ def _exit() -> None:
     for child in multiprocessing.active_children():
         child.kill()
     if is_first():
-        time.sleep(FAREWELL_SECONDS)
+        time.sleep(EXIT_DELAY_SECONDS)
     os._exit(2)

@@ -43,7 +43,7 @@ class Recorder:
         self.meter = Meter(config.optimizer.batch_size, unit)
         self.title, self.where = config.name, str(self.folder)  # for messages
         self._schedule, self._vocabulary = schedule, vocabulary
-        self._unread: list[tuple[int, Any]] = []
+        self._unfetched: list[tuple[int, Any]] = []
         self._metrics: dict[str, float] = {}  # of the newest step that was read
         self._checkpoints: checkpoint.Checkpoints | None = None
         self._log: MetricsWriter | None = None
@@ -86,7 +86,7 @@ class Recorder:
         return state
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
+    def progress_bar(self) -> Iterator[None]:
         """Shows on stderr how far the run is."""
         if not processes.is_first():
             yield
@@ -97,33 +97,33 @@ class Recorder:
         finally:
             self._progress.close()
 
-    def keep(self, step: int, metrics: Any) -> None:
+    def add_metrics(self, step: int, metrics: Any) -> None:
         """Keeps the metrics of a step, on the devices, until they are read."""
         self.meter.step_done()
-        self._unread.append((step, metrics))
+        self._unfetched.append((step, metrics))
 
-    def read(self) -> None:
+    def fetch_metrics(self) -> None:
         """Reads the metrics that are kept.
 
         Raises:
           Diverged: when a loss or a gradient is not finite.
         """
-        for step, metrics in self._unread:
+        for step, metrics in self._unfetched:
             self.check(step, sharding.unreplicate(metrics))
-        self._unread.clear()
+        self._unfetched.clear()
 
     def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
         """Writes a line of metrics, with those of an evaluation of the encoder if there is one."""
-        self.read()
+        self.fetch_metrics()
         figures = self.meter.read()
         if evaluate is not None:
-            figures |= self.evaluated(step, encoder_on_host(state), evaluate)
+            figures |= self.evaluate(step, encoder_on_host(state), evaluate)
             self.meter.read()  # so that its time is not the next steps'
-        self.show(self.write(step, figures))
+        self.update_progress(self.write(step, figures))
 
     def save(self, step: int, state: TrainState) -> None:
         """Saves the state, unless that of this step is."""
-        self.read()
+        self.fetch_metrics()
         if self.saved != step:
             self.save_tree(step, tree_of(sharding.unreplicate(state)))
 
@@ -140,13 +140,13 @@ class Recorder:
     # What is done for one run, of arrays on the host.
 
     def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
-        """Takes in the metrics of a step; raises Diverged as `read` does."""
+        """Takes in the metrics of a step; raises Diverged as `fetch_metrics` does."""
         self._metrics = {name: float(value) for name, value in metrics.items()}
         loss, gradient = self._metrics["loss"], self._metrics["grad_norm"]
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
 
-    def evaluated(self, step: int, encoder: checkpoint.Tree, evaluate: Evaluate) -> dict:
+    def evaluate(self, step: int, encoder: checkpoint.Tree, evaluate: Evaluate) -> dict:
         """The scores of an encoder; raises Diverged for weights or features that are not finite."""
         self._check_finite(step, encoder)
         try:
@@ -164,7 +164,7 @@ class Recorder:
             self._log.write(record)
         return record
 
-    def show(self, record: dict[str, float]) -> None:
+    def update_progress(self, record: dict[str, float]) -> None:
         if self._progress is not None:
             self._progress.update(record)
 

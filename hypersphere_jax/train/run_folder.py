@@ -22,13 +22,13 @@ from hypersphere_jax.config import (
     to_dict,
 )
 from hypersphere_jax.config.base import did_you_mean
-from hypersphere_jax.files import locked, read_json, whole_file, write_json
+from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.train import checkpoint
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 VOCABULARY = "vocabulary.txt"
 # Where a run is kept and how it is carried out: this shapes no number.
-IDENTITY = ("name", "runs_dir", "runtime", "evaluate")
+NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
 # Fields of the runtime in the files of earlier versions.
 RENAMED = {"hosts": "processes", "num_hosts": "num_processes", "host_index": "process_index"}
 
@@ -157,7 +157,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
 
 def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
     """Keeps the words of a run of text, one a line."""
-    with whole_file(folder / VOCABULARY) as file:
+    with atomic_write(folder / VOCABULARY) as file:
         file.write("".join(f"{word}\n" for word in vocabulary).encode())
 
 
@@ -197,9 +197,9 @@ def test_split(dataset: data.Dataset) -> data.Source:
     return dataset.test
 
 
-def shaping(config: PretrainConfig) -> dict[str, Any]:
+def training_config(config: PretrainConfig) -> dict[str, Any]:
     """What of a config shapes the numbers of its run: must not change between two sessions."""
-    kept = {key: value for key, value in to_dict(config).items() if key not in IDENTITY}
+    kept = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
     # Of the data the digest is compared: their place shapes nothing, nor does skipping images that
     # would have ended the run.
     places = {"data_dir": None, "classes": None, "bad_images": None}
@@ -257,7 +257,7 @@ def _check_continues(
 ) -> None:
     """Raises UserError unless the run in a folder may be continued with a config."""
     # Read as a config, that of an older version has the fields that came since.
-    changed = differences(shaping(read_config(folder)), shaping(config))
+    changed = differences(training_config(read_config(folder)), training_config(config))
     first = record["sessions"][0]
     other_data = record["data_digest"] != digest
     begun, local = first["device"]["count"], config.model.batch_norm == "local"

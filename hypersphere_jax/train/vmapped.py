@@ -172,43 +172,43 @@ class VmappedRecorder:
         self.steps_per_epoch, self.meter = first.steps_per_epoch, first.meter
         first.title += f" and {len(runs) - 1} more"
         self._runs, self.diverged = list(runs), dict[int, Diverged]()
-        self._unread: list[tuple[int, Any]] = []
+        self._unfetched: list[tuple[int, Any]] = []
 
     @property
     def where(self) -> str:
         return ", ".join(run.where for _, run in self._going())
 
-    def shown(self) -> contextlib.AbstractContextManager:
-        return self._runs[0].shown()
+    def progress_bar(self) -> contextlib.AbstractContextManager:
+        return self._runs[0].progress_bar()
 
-    def keep(self, step: int, metrics: Any) -> None:
+    def add_metrics(self, step: int, metrics: Any) -> None:
         self.meter.step_done()
-        self._unread.append((step, metrics))
+        self._unfetched.append((step, metrics))
 
-    def read(self) -> None:
-        for step, metrics in self._unread:
+    def fetch_metrics(self) -> None:
+        for step, metrics in self._unfetched:
             values = sharding.unreplicate(metrics)
             self._each(lambda i, run: run.check(step, _part(values, i)))  # noqa: B023
-        self._unread.clear()
+        self._unfetched.clear()
 
     def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
-        self.read()
+        self.fetch_metrics()
         figures, records = self.meter.read(), []
         encoders = None if evaluate is None else encoder_on_host(state)
 
         def one(i, run):
             scores = {}
             if evaluate is not None:
-                scores = run.evaluated(step, _part(encoders, i), evaluate)
+                scores = run.evaluate(step, _part(encoders, i), evaluate)
             records.append(run.write(step, figures | scores))
 
         self._each(one)
         if evaluate is not None:
             self.meter.read()  # so that its time is not the next steps'
-        self._runs[0].show(records[0])
+        self._runs[0].update_progress(records[0])
 
     def save(self, step: int, state: TrainState) -> None:
-        self.read()
+        self.fetch_metrics()
         if any(run.saved != step for _, run in self._going()):
             trees = tree_of(sharding.unreplicate(state))
             self._each(lambda i, run: run.save_tree(step, _part(trees, i)))

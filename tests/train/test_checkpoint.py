@@ -17,7 +17,7 @@ from run_states import assert_same_run, at_line, state_of, timeless
 
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
-from hypersphere_jax.files import read_json, whole_file, write_json
+from hypersphere_jax.files import atomic_write, read_json, write_json
 from hypersphere_jax.train import checkpoint, loop, run_folder
 from hypersphere_jax.train.checkpoint import Checkpoints, restore
 
@@ -219,7 +219,7 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_pa
 def test_what_shapes_a_run():
     """All but where it lies, how it is carried out, and what is evaluated."""
 
-    shape = lambda **of: run_folder.shaping(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
+    shape = lambda **of: run_folder.training_config(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
 
     parts = {"seed", "init_from", "init_step", "data", "model", "objective", "moco", "optimizer"}
     assert shape().keys() == parts
@@ -232,7 +232,7 @@ def test_what_shapes_a_run():
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "made" / "result.json"
     write_json(file, {"a": 1})
-    with pytest.raises(KeyboardInterrupt), whole_file(file) as written:
+    with pytest.raises(KeyboardInterrupt), atomic_write(file) as written:
         written.write(b"half")
         written.flush()
         assert read_json(file) == {"a": 1}

@@ -112,9 +112,9 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
     # All steps since the last reading are read, not the newest alone.
     for step, loss in ((1, 0.5), (2, np.nan), (3, 0.5)):
         metrics = {"loss": np.float32(loss), "grad_norm": np.float32(1)}
-        recorder.keep(step, sharding.replicate(metrics, sharding.local_devices(2)))
+        recorder.add_metrics(step, sharding.replicate(metrics, sharding.local_devices(2)))
     with pytest.raises(C.Diverged, match="at step 2;"):
-        recorder.read()
+        recorder.fetch_metrics()
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):

@@ -169,7 +169,11 @@ def test_two_processes_are_as_one_of_as_many_devices_whatever_happens(tmp_path):
 
 def test_processes_that_differ_are_refused(monkeypatch):
     """Three processes, of which each says in turn what it has."""
-    assert processes.is_first() and processes.stops(True, 1) and not processes.stops(False, 1)
+    assert (
+        processes.is_first()
+        and processes.should_stop(True, 1)
+        and not processes.should_stop(False, 1)
+    )
     others = [json.dumps({"seed": seed}).encode() for seed in (0, 0, 10)]
     gathered = iter([np.array([len(text) for text in others]), others])
 
@@ -179,6 +183,6 @@ def test_processes_that_differ_are_refused(monkeypatch):
         return np.stack([np.frombuffer(text.ljust(mine.size), np.uint8) for text in others])
 
     monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
-    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
     with pytest.raises(UserError, match=r"process 2 differs from process 0 \(seed: 0 -> 10\)"):
-        processes.agree({"seed": 0})
+        processes.check_equal({"seed": 0})
