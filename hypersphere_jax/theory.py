@@ -5,7 +5,7 @@ given, so that the theorems hold of these as of a distribution: nothing is an es
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from hypersphere_jax.losses.common import features, positive
 from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.losses.pairs import mean_log_sum, plain_points
 
-# GPUs would else round the features to 10 bits, which is more than some of the gaps.
+# On GPUs the default rounds the features to 10 bits.
 PRECISION = lax.Precision.HIGHEST
 
 
@@ -97,11 +97,8 @@ def uniformity_lower_bound(d: int, t: float, n: int, include_self: bool = False)
     optimum = uniformity_optimum(d, t)
     if include_self:
         return optimum
-    # Next to the border the fraction is a difference of equal numbers, and its logarithm turns a
-    # rounding error of 1e-14 into -32, which may lie far above -4t and above true values. The
-    # optimum is lowered by more than it can have been rounded, so that a bound remains a bound.
-    rounding = 1e-14 * (10 + t)
-    return max(-4.0 * t, float(uniformity_without_self(optimum - rounding, n)))
+    # Lowered by more than rounding: near -log(n) the fraction is a difference of equal numbers.
+    return max(-4.0 * t, float(uniformity_without_self(optimum - 1e-14 * (10 + t), n)))
 
 
 def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Array:
@@ -125,9 +122,7 @@ def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Arr
     >>> round(float(uniformity_without_self(-1.0, 4)), 4)
     -1.8504
     """
-    if n < 2:
-        raise ValueError(f"uniformity_without_self needs n >= 2, got n={n}")
-    xp = jnp if isinstance(value, jax.Array) else np
+    xp = _at_least_two(n, value)
     with np.errstate(divide="ignore"):
         return xp.log(xp.expm1(xp.maximum(value + math.log(n), 0.0))) - math.log(n - 1)
 
@@ -153,10 +148,7 @@ def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
     >>> round(float(uniformity_with_self(-1.8504, 4)), 4)
     -1.0
     """
-    if n < 2:
-        raise ValueError(f"uniformity_with_self needs n >= 2, got n={n}")
-    xp = jnp if isinstance(value, jax.Array) else np
-    return xp.logaddexp(value + math.log(n - 1), 0.0) - math.log(n)
+    return _at_least_two(n, value).logaddexp(value + math.log(n - 1), 0.0) - math.log(n)
 
 
 def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array:
@@ -278,9 +270,8 @@ def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
 
     .. math:: \frac{1}{n} \sum_i \|f(t_i(x'_i)) - f(t_i(x_i))\|_2
 
-    (The balanced contrastive loss paper, Eq. (51), which estimates its Eq. (16) with one draw of
-    the augmentation and of the class mate for each image. By Jensen's inequality it lies above
-    Eq. (16) in expectation.) The gradient at coincident rows is taken as zero.
+    (Balanced paper, Eq. (51), which estimates its Eq. (16) with one draw of the augmentation and of
+    the other image for each; in expectation it lies above Eq. (16).)
 
     Args:
       x: `[n, d]` features of one augmentation of each image.
@@ -384,15 +375,12 @@ def repelling_bound(
     every image" with j uniform, and X' any of the images, so that E_T' is the mean over j, outside
     the logarithm.
 
-    The theorem is proved only where the bracket, that is the right side times nu, is not negative,
-    a condition that the paper does not state: Case 1 of the proof divides a maximum that is not
-    positive by nu <= 1 and calls the result larger (step (iv), (38)); it is smaller. With three
-    classes or more the bound can fail where an anchor points away from all of them:
-    `tests/test_theory.py` has three classes on the circle. What the proof does show is that the
-    left side is at most the larger of bracket and bracket / nu. The bracket is never below the mean
-    similarity to any class, the anchor's own included, nor below the mean of all plus log(n) /
-    alpha: the bound holds for each anchor that is not at an obtuse angle to the mean of every
-    class, and for all anchors where alpha <= log(n).
+    The proof needs a condition that the paper does not state, that the bracket, the right side
+    times nu, is not negative: step (iv), (38), divides a maximum that is not positive by nu <= 1
+    and calls the result larger. With three classes or more the bound can fail (see
+    `tests/test_theory.py`); the left side is at most the larger of bracket and bracket / nu. The
+    bound holds for all anchors where alpha <= log(n), and for each anchor that is not at an obtuse
+    angle to the mean of every class.
 
     Args:
       anchors: `[n, d]` features f(t(x)), unit norm.
@@ -452,21 +440,24 @@ def _anchors_and_views(anchors: jax.Array, views: jax.Array) -> tuple[jax.Array,
 
 
 def _labels(name: str, labels: jax.Array, n: int, classes: int, even: bool = False) -> jax.Array:
-    """Labels `[n]`, where they are known checked; with `even`, each must occur as often."""
-    if not isinstance(labels, jax.core.Tracer):
-        known = np.asarray(labels)
-        whole = np.issubdtype(known.dtype, np.integer)
-        if not whole or known.min(initial=0) < 0 or known.max(initial=0) >= classes:
-            raise ValueError(f"{name} must be integers from 0 to {classes - 1}, got {labels}")
-        counts = np.bincount(known.ravel(), minlength=classes)
-        if even and counts.min() != counts.max():
-            raise ValueError(
-                f"{name} must have each class as often (Assumption 4.5), got from "
-                f"{counts.min()} to {counts.max()} images a class: take as many of each"
-            )
+    """Labels `[n]`, checked where their values are known; with `even`, also their counts."""
     if jnp.shape(labels) != (n,):
         raise ValueError(f"{name} must be [{n}], got shape {jnp.shape(labels)}")
+    if not isinstance(labels, jax.core.Tracer):
+        known = np.asarray(labels)
+        integers = np.issubdtype(known.dtype, np.integer)
+        if not integers or known.min() < 0 or known.max() >= classes:
+            raise ValueError(f"{name} must be integers from 0 to {classes - 1}, got {labels}")
+        if even and len(set(np.bincount(known, minlength=classes))) > 1:
+            raise ValueError(f"{name} must have equally many of each class (Assumption 4.5)")
     return jnp.asarray(labels)
+
+
+def _at_least_two(n: int, value: Any) -> Any:
+    """The array module of a value; ValueError for fewer than two points."""
+    if n < 2:
+        raise ValueError(f"this estimator of uniformity needs n >= 2, got n={n}")
+    return jnp if isinstance(value, jax.Array) else np
 
 
 def _points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:

@@ -290,7 +290,7 @@ def test_repelling_is_the_formula(rng):
     # As alpha grows the bracket goes to the nearest image of each view.
     nearest = np.einsum("nd,vmd->vnm", parts[0], parts[2]).max(axis=2).mean(axis=0)
     np.testing.assert_allclose(repelling(*parts, 1e6, 3).bracket, nearest, atol=1e-5)
-    with pytest.raises(ValueError, match="from 3 to 5 images a class"):
+    with pytest.raises(ValueError, match="equally many of each class"):
         theory.repelling_bound(*parts[:3], np.repeat([0, 1, 2], [3, 4, 5]), 1.0, 3)
 
 

@@ -4,9 +4,11 @@ from typing import Literal
 
 from hypersphere_jax.config.base import changed, check_range, config, flag_of, refuse, require
 
+# The terms of the loss "weighted".
+WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
 # The settings of each loss, besides the supervised term and the logged metrics.
 SETTINGS = {
-    "weighted": ("contrastive_weight", "contrastive_tau", "align_weight", "uniform_weight"),
+    "weighted": (*WEIGHTS[:3], "contrastive_tau"),
     "nt_xent": ("loss_tau", "similarity"),
     "decoupled_nt_xent": ("loss_tau", "loss_lam", "align_scaling"),
     "generalized_contrastive": ("loss_lam", "prior", "align_scaling"),
@@ -65,12 +67,11 @@ class ObjectiveConfig:
     over the dimensions too and the features are normalized.)"""
 
     def __post_init__(self):
-        weights = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
         factors = ("contrastive_tau", "align_alpha", "uniform_t", "loss_factor")
-        check_range(self, "[0, inf)", *weights, "loss_lam")
+        check_range(self, "[0, inf)", *WEIGHTS, "loss_lam")
         check_range(self, "(0, inf)", *factors, "loss_tau", "loss_alpha")
         require(
-            any(getattr(self, name) for name in weights),
+            any(getattr(self, name) for name in WEIGHTS),
             "all weights of the loss are 0: at least one must be above",
         )
         if self.loss == "weighted":

@@ -11,7 +11,7 @@ import optax
 
 from hypersphere_jax import losses
 from hypersphere_jax.config import ObjectiveConfig
-from hypersphere_jax.config.objective import SETTINGS
+from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.losses import (
     align_loss,
     contrastive_loss,
@@ -169,9 +169,9 @@ def make_sentence_objective(
 def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
     # A term without weight stays out: zero times its infinity would not be zero.
     return sum(
-        value[f"{name}_weight"] * metrics[name]
-        for name in ("contrastive", "align", "uniform", "supervised")
-        if getattr(config, f"{name}_weight")
+        value[name] * metrics[name.removesuffix("_weight")]
+        for name in WEIGHTS
+        if getattr(config, name)
     )
 
 

@@ -74,11 +74,11 @@ class Recorder:
     def restored(self, state: TrainState) -> TrainState:
         """The state of the newest checkpoint, from which the run goes on; else this one, saved."""
         if self._checkpoints is not None:
-            found = self._checkpoints.restore_newest(tree_of(state))
-            if found is None:
+            newest = self._checkpoints.restore_newest(tree_of(state))
+            if newest is None:
                 self._checkpoints.save(0, jax.tree.map(np.array, tree_of(state)))
             else:
-                state = TrainState(**found[1])
+                state = TrainState(**newest[1])
         state = sharding.from_first_process(state)
         self.start = self.saved = int(state.step)
         if self._checkpoints is not None:
@@ -182,9 +182,9 @@ class Recorder:
                     f"parameters or optimizer state that are not finite at step {step}"
                 )
 
-    def _diverged(self, found: str) -> Diverged:
+    def _diverged(self, reason: str) -> Diverged:
         return Diverged(
-            f"the run diverged: {found}; the checkpoint of step {self.saved} is kept in "
+            f"the run diverged: {reason}; the checkpoint of step {self.saved} is kept in "
             f"{self.folder}",
             "choose another --name with a lower --learning-rate or smaller loss weights",
         )

@@ -27,7 +27,7 @@ from hypersphere_jax.train import checkpoint
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 VOCABULARY = "vocabulary.txt"
-# Where a run is kept and how it is carried out: this shapes no number.
+# Where a run is kept and how it is carried out: not part of `training_config`.
 NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
 # Fields of the runtime in the files of earlier versions.
 RENAMED = {"hosts": "processes", "num_hosts": "num_processes", "host_index": "process_index"}
@@ -56,8 +56,8 @@ def find(name: str) -> Path:
       UserError: when there is none, or several.
     """
     folders = find_all(name)
-    several = ", ".join(map(str, folders))
-    require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {several}")
+    names = ", ".join(map(str, folders))
+    require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
     return folders[0]
 
 
@@ -198,10 +198,9 @@ def test_split(dataset: data.Dataset) -> data.Source:
 
 
 def training_config(config: PretrainConfig) -> dict[str, Any]:
-    """What of a config shapes the numbers of its run: must not change between two sessions."""
+    """The part of a config that determines the results: must not change between two sessions."""
     kept = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
-    # Of the data the digest is compared: their place shapes nothing, nor does skipping images that
-    # would have ended the run.
+    # Of the data the digest is compared: they may have moved.
     places = {"data_dir": None, "classes": None, "bad_images": None}
     if "/" in kept["data"]["name"]:
         places["name"] = "a path"
@@ -237,13 +236,13 @@ def initial_encoder(
       UserError: for a run of another encoder, or of other words than the vocabulary.
     """
     folder = find(config.init_from)
-    its = read_config(folder).model
+    encoder = read_config(folder).model
     require(
-        vocabulary is None or (its.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
+        vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
         f"--init-from {config.init_from}: it knows other words than {config.data.name}; "
         "prepare that text as the run's was",
     )
-    classifier = {"num_classes": its.num_classes, "classifier_layer": its.classifier_layer}
+    classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
     source = dataclasses.replace(config.model, **classifier)
     like = dict(zip(("params", "stats"), models.abstract(source)[1:], strict=True))
     _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)

@@ -17,6 +17,7 @@ import numpy as np
 
 from hypersphere_jax import data, models
 from hypersphere_jax.config import Diverged, PretrainConfig, require
+from hypersphere_jax.config.objective import WEIGHTS
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.train import checkpoint, run_folder, sharding
@@ -36,7 +37,6 @@ from hypersphere_jax.train.step import TrainState, init_state, make_step_of
 
 # Of a device's memory, what the step of all encoders may take.
 MEMORY_SHARE = 0.8
-WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
 # Scalar hyper-parameters: they may differ between encoders of one program, as may seed and start.
 SCALARS = {
     "objective": (
@@ -72,8 +72,8 @@ def train_vmapped(
         goes on.
     """
     require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    several = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
-    require(not several, "encoders train in one program on one machine: start one on each")
+    multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
+    require(not multi, "encoders train in one program on one machine: start one on each")
     folders = [run_folder.folder_of(config).resolve() for config in configs]
     for folder in folders:
         require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
@@ -87,8 +87,8 @@ def train_vmapped(
             for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
                 if stop.asked:
                     raise stop.stopped("between two groups of encoders")
-                found = _train([jobs[i] for i in part], command, stop, compiled)
-                outcomes |= dict(zip(part, found, strict=True))
+                trained = _train([jobs[i] for i in part], command, stop, compiled)
+                outcomes |= dict(zip(part, trained, strict=True))
     return [outcomes[i] for i in range(len(configs))]
 
 
@@ -305,13 +305,13 @@ def _parts(n: int, at_most: int | None, limit: float, compiled: Callable) -> int
 def _bytes_needed(compiled: Callable, n: int) -> float:
     """By the step of n encoders on each device, with all that it is given."""
     try:
-        found = compiled(n).memory_analysis()
+        needed = compiled(n).memory_analysis()
     except jax.errors.JaxRuntimeError as error:  # some compilers refuse what does not fit
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return math.inf
-    arguments = found.argument_size_in_bytes - found.alias_size_in_bytes
-    return arguments + found.output_size_in_bytes + found.temp_size_in_bytes
+    arguments = needed.argument_size_in_bytes - needed.alias_size_in_bytes
+    return arguments + needed.output_size_in_bytes + needed.temp_size_in_bytes
 
 
 def _compiled(job: Job, n: int) -> Any:
