@@ -1,6 +1,6 @@
 import sys
 
-from hypersphere_jax.cli import main
+from hypersphere_jax.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -80,17 +80,15 @@ def measure(recipe: Recipe, size: int, images: int, rounds: int, epoch: int) -> 
     calls[PILLOWS] = lambda: [pillow_views(rng, recipe.train, size, batch) for _ in range(2)]
     on_cpu = jax.default_backend() == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
-    spent, walls = processor_rounds(calls, rounds, clock)
+    spent = rounds_of(calls, rounds, clock)
     both, views = (OURS, PILLOWS), 2 * images
     return {
         "size": size,
         "clock": "processor" if on_cpu else "wall",
         "us": {form: 1e6 * median(spent[form]) / views for form in both},
-        "views_per_s": {form: views / median(walls[form]) for form in both},
         "ratio": ratio(spent, PILLOWS, OURS),
         "share": {name: 1 - ratio(spent, name, OURS) for name in names},
         "seconds": {form: seconds.tolist() for form, seconds in spent.items()},
-        "wall_seconds": {form: seconds.tolist() for form, seconds in walls.items()},
         **memory,
     }
 
@@ -101,11 +99,9 @@ def _ours(recipe: Recipe, size: int, batch: np.ndarray) -> Callable:
     return lambda: jax.block_until_ready(views(*arguments))
 
 
-def processor_rounds(
-    calls: Mapping[str, Callable], rounds: int, clock: Callable[[], float]
-) -> tuple[Times, Times]:
-    """Seconds of a call of each form in each round: by the clock given, and by the wall's."""
-    repeats, spent = {}, {form: [] for form in calls}
+def rounds_of(calls: Mapping[str, Callable], rounds: int, clock: Callable[[], float]) -> Times:
+    """Seconds of a call of each form in each round; short calls are repeated within one."""
+    repeats = {}
     for form, call in calls.items():
         call()  # compiles
         began = time.perf_counter()
@@ -113,14 +109,11 @@ def processor_rounds(
         repeats[form] = math.ceil(ROUND_S / (time.perf_counter() - began))
 
     def repeated(form):
-        began = clock()
         for _ in range(repeats[form]):
             calls[form]()
-        spent[form].append((clock() - began) / repeats[form])
 
-    walls = take_turns({form: partial(repeated, form) for form in calls}, rounds)
-    walls = {form: seconds / repeats[form] for form, seconds in walls.items()}
-    return {form: np.array(seconds[1:]) for form, seconds in spent.items()}, walls
+    times = take_turns({form: partial(repeated, form) for form in calls}, rounds, clock)
+    return {form: seconds / repeats[form] for form, seconds in times.items()}
 
 
 def memory_over(call: Callable, calls: int) -> dict:
@@ -149,13 +142,12 @@ def _held() -> dict:
 
 
 def _print(record: Mapping, title: str) -> None:
-    time_of = "us of a core" if record["clock"] == "processor" else "us"
+    of_core = " of a core" if record["clock"] == "processor" else ""
     rows = [
-        [form, record["us"][form], record["views_per_s"][form], 1e6 / record["us"][form], times]
+        [form, record["us"][form], 1e6 / record["us"][form], times]
         for form, times in ((OURS, 1.0), (PILLOWS, record["ratio"]))
     ]
-    columns = ["form", f"{time_of} a view", "views/s", "views/s of a core", "× ours"]
-    print_table(columns, rows, title=title)
+    print_table(["form", f"us{of_core} a view", f"views/s{of_core}", "× ours"], rows, title=title)
     shares = sorted(record["share"].items(), key=lambda item: -item[1])
     print_table(["operation", "share"], [[name, f"{share:.0%}"] for name, share in shares])
     held = [

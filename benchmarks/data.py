@@ -20,9 +20,9 @@ from hypersphere_jax.config import (
 from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import resolve, sharding
-from hypersphere_jax.train.optimizers import make_optimizer
-from hypersphere_jax.train.step import init_state, make_step_of
+from hypersphere_jax.training import resolve, sharding
+from hypersphere_jax.training.optimizers import make_optimizer
+from hypersphere_jax.training.step import init_state, make_step_of
 
 WARM_UP = 3  # steps that compile, and fill what is read ahead
 
@@ -64,9 +64,10 @@ def pipelines(
     rows = []
     for name, runtime in runtimes.items():
         fed = dataclasses.replace(whole, runtime=runtime)
-        batches = device_batches(fed, dataset, sampler, range(WARM_UP + steps), devices)
+        resident, taken = name == "resident", range(WARM_UP + steps)
+        batches = device_batches(fed, dataset, sampler, taken, devices, resident)
         seconds, waits = _loop(run, batches)
-        gather = _gather(fed, dataset, sampler, devices) if name == "resident" else 0.0
+        gather = _gather(fed, dataset, sampler, devices) if resident else 0.0
         share = 100 * (waits + gather) / seconds
         rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
     columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
@@ -104,7 +105,9 @@ def _gather(
     config: PretrainConfig, dataset: data.Dataset, sampler: Sampler, devices: list
 ) -> float:
     """Median seconds of gathering a batch of resident images."""
-    images, labels, indices = next(device_batches(config, dataset, sampler, range(1), devices))
+    images, labels, indices = next(
+        device_batches(config, dataset, sampler, range(1), devices, resident=True)
+    )
     gather = jax.jit(lambda images, labels, indices: (images[0][indices[0]], labels[0][indices[0]]))
     form = lambda: jax.block_until_ready(gather(images, labels, indices))  # noqa: E731
     return median(take_turns({"gather": form}, 20)["gather"])

@@ -7,7 +7,9 @@ So this module imports only what the forms need: all else would count as their m
 import dataclasses
 import functools
 import json
+import math
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 import jax
@@ -20,50 +22,61 @@ from benchmarks.timing import resident_peak
 OURS, DENSE, TORCH = "hypersphere_jax", "dense JAX", "PyTorch"
 TAU = 0.5
 
-# The losses as textbooks have them, with all n x n entries at once. "highest" is float32 itself,
-# as in the library and in PyTorch, also on devices that would round products to fewer bits.
-dot = functools.partial(jnp.matmul, precision="highest")
+
+# The losses as textbooks have them, with all n x n entries at once, in PyTorch or in JAX under
+# PyTorch's names.
+JAX = types.SimpleNamespace(
+    arange=jnp.arange,
+    as_tensor=jnp.asarray,
+    cat=jnp.concatenate,
+    where=jnp.where,
+    log_softmax=jax.nn.log_softmax,
+    logsumexp=jax.nn.logsumexp,
+    sort=lambda array, axis: (jnp.sort(array, axis), None),
+)
 
 
-def dense_uniform(x, t=2.0):
-    n = len(x)
-    norms = jnp.sum(x * x, axis=1)
-    squares = norms[:, None] + norms[None, :] - 2 * dot(x, x.T)
-    off_diagonal = jnp.where(jnp.eye(n, dtype=bool), -jnp.inf, -t * squares)
-    return jax.nn.logsumexp(off_diagonal) - jnp.log(n * (n - 1.0))
+def equal(numbers):
+    """Which pairs of them are equal, as a matrix."""
+    return numbers[:, None] == numbers[None, :]
 
 
-def dense_contrastive(x, y):
-    logits = dot(x, y.T) / TAU
-    both = jax.nn.log_softmax(logits, axis=1) + jax.nn.log_softmax(logits, axis=0)
-    return -jnp.mean(jnp.diagonal(both)) / 2
+def dense_uniform(lib, x, t=2.0):
+    rows, norms = lib.arange(len(x)), (x * x).sum(1)
+    squares = norms[:, None] + norms[None, :] - 2 * x @ x.T
+    others = lib.where(equal(rows), -math.inf, -t * squares)
+    return lib.logsumexp(others.reshape(-1), 0) - math.log(len(x) * (len(x) - 1))
 
 
-def dense_dcl(x, y):
-    logits = dot(x, y.T) / TAU
-    others = jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, logits)
-    both = jax.nn.logsumexp(others, axis=1) + jax.nn.logsumexp(others, axis=0)
-    return jnp.mean(both) / 2 - jnp.mean(jnp.diagonal(logits))
+def dense_contrastive(lib, x, y):
+    logits = x @ y.T / TAU
+    both = lib.log_softmax(logits, 1) + lib.log_softmax(logits, 0)
+    return -both.diagonal().mean() / 2
 
 
-def dense_nt_xent(x, y):
-    z = jnp.concatenate([x, y])
-    logits = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, dot(z, z.T) / TAU)
-    rows = jnp.arange(len(z))
-    return -jnp.mean(jax.nn.log_softmax(logits)[rows, jnp.roll(rows, len(x))])
+def dense_dcl(lib, x, y):
+    rows, logits = lib.arange(len(x)), x @ y.T / TAU
+    others = lib.where(equal(rows), -math.inf, logits)
+    both = lib.logsumexp(others, 1) + lib.logsumexp(others, 0)
+    return both.mean() / 2 - logits.diagonal().mean()
 
 
-def dense_balanced(x, y, alpha=4.0, lam=2.0):
-    z, image = jnp.concatenate([x, y]), jnp.tile(jnp.arange(len(x)), 2)
-    negatives = jnp.where(image[:, None] == image[None, :], -jnp.inf, alpha * dot(z, z.T))
-    repulsion = jnp.mean(jax.nn.logsumexp(negatives, axis=1)) / alpha
-    return lam * repulsion - jnp.mean(jnp.sum(x * y, axis=1))
+def dense_nt_xent(lib, x, y):
+    z, rows = lib.cat([x, y]), lib.arange(2 * len(x))
+    logits = lib.where(equal(rows), -math.inf, z @ z.T / TAU)
+    return -lib.log_softmax(logits, 1)[rows, (rows + len(x)) % len(z)].mean()
 
 
-def dense_info_nce(query, key, negatives):
-    positives = jnp.sum(query * key, axis=1, keepdims=True)
-    logits = jnp.concatenate([positives, dot(query, negatives.T)], axis=1) / TAU
-    return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+def dense_balanced(lib, x, y, alpha=4.0, lam=2.0):
+    z, image = lib.cat([x, y]), lib.arange(2 * len(x)) % len(x)
+    negatives = lib.where(equal(image), -math.inf, alpha * z @ z.T)
+    return lam * lib.logsumexp(negatives, 1).mean() / alpha - (x * y).sum(1).mean()
+
+
+def dense_info_nce(lib, query, key, negatives):
+    positives = (query * key).sum(1)
+    logits = lib.cat([positives[:, None], query @ negatives.T], 1) / TAU
+    return -lib.log_softmax(logits, 1)[:, 0].mean()
 
 
 @functools.cache
@@ -76,52 +89,15 @@ def our_sliced_wasserstein(x, samples):
     return hypersphere_jax.sliced_wasserstein_loss(x, samples, directions(x.shape[1]))
 
 
-def dense_sliced_wasserstein(x, samples):
-    ours, theirs = (jnp.sort(dot(side, directions(x.shape[1])), axis=0) for side in (x, samples))
-    return jnp.mean(jnp.square(ours - theirs))
-
-
-def torch_sliced_wasserstein(torch, x, samples):
-    along = torch.from_numpy(directions(x.shape[1])).to(x.device)
-    ours, theirs = ((side @ along).sort(dim=0).values for side in (x, samples))
-    return (ours - theirs).square().mean()
+def dense_sliced_wasserstein(lib, x, samples):
+    along = lib.as_tensor(directions(x.shape[1]))
+    ours, theirs = (lib.sort(side @ along, 0)[0] for side in (x, samples))
+    return ((ours - theirs) ** 2).mean()
 
 
 def torch_uniform(torch, x, t=2.0):
+    """As users of PyTorch have it."""
     return torch.pdist(x).pow(2).mul(-t).exp().mean().log()
-
-
-def torch_contrastive(torch, x, y):
-    cross_entropy, rows = torch.nn.functional.cross_entropy, torch.arange(len(x), device=x.device)
-    logits = x @ y.T / TAU
-    return (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
-
-
-def torch_dcl(torch, x, y):
-    logits = x @ y.T / TAU
-    others = logits.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), -torch.inf)
-    both = others.logsumexp(1) + others.logsumexp(0)
-    return both.mean() / 2 - logits.diagonal().mean()
-
-
-def torch_balanced(torch, x, y, alpha=4.0, lam=2.0):
-    z, image = torch.cat([x, y]), torch.arange(len(x), device=x.device).tile(2)
-    negatives = (alpha * z @ z.T).masked_fill(image[:, None] == image[None, :], -torch.inf)
-    return lam * negatives.logsumexp(1).mean() / alpha - (x * y).sum(1).mean()
-
-
-def torch_nt_xent(torch, x, y):
-    z = torch.cat([x, y])
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = (z @ z.T / TAU).masked_fill(itself, -torch.inf)
-    positives = torch.arange(len(z), device=z.device).roll(len(x))
-    return torch.nn.functional.cross_entropy(logits, positives)
-
-
-def torch_info_nce(torch, query, key, negatives):
-    logits = torch.cat([(query * key).sum(1, keepdim=True), query @ negatives.T], dim=1) / TAU
-    first = torch.zeros(len(query), dtype=torch.long, device=query.device)
-    return torch.nn.functional.cross_entropy(logits, first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +105,7 @@ class Loss:
     """A loss in its forms, and how many products of 2 n^2 d flops, [n, d] x [d, n], it needs."""
 
     ours: Callable
-    dense: Callable
-    torch: Callable
+    dense: Callable  # (library, *arrays)
     inputs: int  # arrays [n, d]
     learned: int  # how many of these, from the first, have gradients
     linear: float  # products with memory linear in n: softmax logits are computed twice
@@ -151,16 +126,15 @@ nt_xent = functools.partial(hypersphere_jax.nt_xent_loss, similarity="dot", tau=
 balanced = hypersphere_jax.balanced_contrastive_loss
 info_nce = functools.partial(hypersphere_jax.info_nce_loss, tau=TAU)
 LOSSES = {
-    "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, torch_uniform, 1, 1, 1.5, 1.5),
-    "contrastive": Loss(contrastive, dense_contrastive, torch_contrastive, 2, 2, 4, 3),
-    "dcl": Loss(dcl, dense_dcl, torch_dcl, 2, 2, 4, 3),
-    "nt_xent": Loss(nt_xent, dense_nt_xent, torch_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
-    "balanced": Loss(balanced, dense_balanced, torch_balanced, 2, 2, 4 * 2, 4 * 1.5),
-    "info_nce": Loss(info_nce, dense_info_nce, torch_info_nce, 3, 1, 3, 2),
+    "uniform": Loss(hypersphere_jax.uniform_loss, dense_uniform, 1, 1, 1.5, 1.5),
+    "contrastive": Loss(contrastive, dense_contrastive, 2, 2, 4, 3),
+    "dcl": Loss(dcl, dense_dcl, 2, 2, 4, 3),
+    "nt_xent": Loss(nt_xent, dense_nt_xent, 2, 2, 4 * 2, 4 * 1.5),
+    "balanced": Loss(balanced, dense_balanced, 2, 2, 4 * 2, 4 * 1.5),
+    "info_nce": Loss(info_nce, dense_info_nce, 3, 1, 3, 2),
     # Two projections and a gradient. Sorting, which no product counts, takes most of its time.
     "sliced_wasserstein": Loss(
-        *(our_sliced_wasserstein, dense_sliced_wasserstein, torch_sliced_wasserstein),
-        *(2, 1, 3, 3, True),
+        our_sliced_wasserstein, dense_sliced_wasserstein, 2, 1, 3, 3, projects=True
     ),
 }
 
@@ -178,7 +152,9 @@ def make_form(loss: Loss, form: str, arrays: Sequence[np.ndarray]) -> Callable[[
     if form == TORCH:
         return _torch_form(loss, arrays)
     inputs = jax.block_until_ready([jnp.asarray(array) for array in arrays])
-    function = loss.ours if form == OURS else loss.dense
+    function = loss.ours if form == OURS else functools.partial(loss.dense, JAX)
+    # "highest" is float32 itself, as in the library and in PyTorch, on all devices.
+    function = jax.default_matmul_precision("highest")(function)
     compiled = jax.jit(jax.value_and_grad(function, argnums=tuple(range(loss.learned))))
     return lambda: jax.block_until_ready(compiled(*inputs))
 
@@ -189,9 +165,11 @@ def _torch_form(loss: Loss, arrays: Sequence[np.ndarray]) -> Callable[[], tuple]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inputs = [torch.from_numpy(array).to(device) for array in arrays]
     learned = [array.requires_grad_() for array in inputs[: loss.learned]]
+    function = torch_uniform if loss.dense is dense_uniform else loss.dense
 
     def run():
-        value = loss.torch(torch, *inputs)
+        with torch.device(device):
+            value = function(torch, *inputs)
         gradients = torch.autograd.grad(value, learned)
         if device == "cuda":
             torch.cuda.synchronize()

@@ -53,8 +53,7 @@ def probe(
     title = f"{n:,} x {dim:,} features, {classes} classes, {len(l2)} values of L2, {device_kind()}"
     print_table(list(seconds), [list(seconds.values())], title=f"{title}: seconds")
     print_table(
-        ["l2", "valid top-1"],
-        [[f"{cell['l2']:g}", cell["valid_top1"]] for cell in result["grid"]],
+        ["l2", "valid top-1"], [[f"{cell['l2']:g}", cell["valid_top1"]] for cell in result["grid"]]
     )
     low, high = result["top1_interval"]
     print(

@@ -22,9 +22,9 @@ from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
 from hypersphere_jax.files import write_json
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.step import (
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.step import (
     Momentum,
     init_state,
     make_moco_step,
@@ -117,21 +117,22 @@ def compiled_records(
     integers = jax.ShapeDtypeStruct((batch_per_device,), jnp.int32)
     batch = images, integers, integers, jax.eval_shape(jax.random.key, 0)
     records = []
+
+    def add(what: str, form: str, program: Callable, arguments: Sequence, **more) -> None:
+        record = compiled_record(program, arguments, devices, **more)
+        records.append({"what": what, "form": form, **record})
+
     for form, ring in FORMS.items():
         for what, loss in losses.items():
             of_one = functools.partial(loss, axis_name=sharding.AXIS, ring=ring)
-            program = jax.value_and_grad(of_one, argnums=(0, 1))
-            record = compiled_record(program, features, devices)
-            records.append({"what": what, "form": form, **record})
+            add(what, form, jax.value_and_grad(of_one, argnums=(0, 1)), features)
         if step:
             program, state = _step(dim, model, image_size, ring)
-            record = compiled_record(program, (state, *batch), devices, donate=(0,))
-            parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-            records.append({"what": STEP, "form": form, "parameters": parameters, **record})
+            add(STEP, form, program, (state, *batch), donate=(0,))
+            records[-1]["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     for form, resident in SENT.items() if step else ():
         program, state = _moco_step(dim, model, image_size, resident, shuffled=devices > 1)
-        record = compiled_record(program, (state, *batch), devices, donate=(0,))
-        records.append({"what": MOCO, "form": form, **record})
+        add(MOCO, form, program, (state, *batch), donate=(0,))
     return records
 
 
@@ -180,9 +181,8 @@ def _align_uniform_loss(x: jax.Array, y: jax.Array, *, axis_name: str, ring: boo
 
 def _step(dim: int, model: str, image_size: int, ring: bool) -> tuple[Callable, Any]:
     """The step of training on batches that stream, and the shapes of its state."""
-    apply, params, stats = models.abstract(
-        ModelConfig(model, dim=dim, image_size=image_size, channels=3)
-    )
+    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3)
+    apply, params, stats = models.abstract(config)
 
     def objective(view1, view2, labels, axis_name, key):
         del labels, key
@@ -199,18 +199,13 @@ def _moco_step(
     dim: int, model: str, image_size: int, resident: bool, shuffled: bool
 ) -> tuple[Callable, Any]:
     """The step with a queue and the batch norm of each device, and the shapes of its state."""
-    apply, params, stats = models.abstract(
-        ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
-    )
-    program = make_moco_step(
-        apply,
-        make_queue_objective(ObjectiveConfig()),
-        OPTIMIZER,
-        augment.make_augment("moco", image_size),
-        axis_name=sharding.AXIS,
-        separate=functools.partial(shuffle, axis_name=sharding.AXIS) if shuffled else None,
-        resident=resident,
-    )
+    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
+    apply, params, stats = models.abstract(config)
+    transform = augment.make_augment("moco", image_size)
+    objective = make_queue_objective(ObjectiveConfig())
+    deal = functools.partial(shuffle, axis_name=sharding.AXIS) if shuffled else None
+    of = {"axis_name": sharding.AXIS, "separate": deal, "resident": resident}
+    program = make_moco_step(apply, objective, OPTIMIZER, transform, **of)
 
     def start(params, stats):
         momentum = Momentum(params, stats, queue_init(jax.random.key(0), QUEUE, dim))

@@ -10,9 +10,9 @@ from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig
 from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.step import init_state, make_sentence_objective, make_sentence_step
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.step import init_state, make_sentence_objective, make_sentence_step
 
 LONGEST, TAU = 64, 0.1
 OURS = "step, sentences packed in rows"

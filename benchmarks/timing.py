@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -18,22 +20,25 @@ ROOT = Path(__file__).parent.parent
 Times = dict[str, np.ndarray]
 
 
-def take_turns(forms: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+def take_turns(
+    forms: Mapping[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
     """Seconds of each form in each round, after one round that compiles and does not count.
 
     All forms take turns in every round, so that a slow moment slows all alike: compare them by the
-    median of the ratios. Their order changes from round to round, as what runs before a form
-    decides what the caches hold: with the same form always after a large product, a millisecond's
-    work looked up to a tenth slower. A form must wait for its result.
+    median of the ratios. Their order changes, as what runs before a form decides what the caches
+    hold. A form must wait for its result.
     """
     times: dict[str, list[float]] = {name: [] for name in forms}
     rng = np.random.default_rng(0)
     for number in range(rounds + 1):
         for name in rng.permutation(list(forms)):
-            began = time.perf_counter()
+            began = clock()
             forms[name]()
             if number:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return {name: np.array(seconds) for name, seconds in times.items()}
 
 
@@ -66,7 +71,7 @@ def product(side: int = 2048) -> tuple[Callable[[], object], int]:
 
 def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:
     """Steps of one device from state to state, on the arguments given, or made at each step."""
-    from hypersphere_jax.train import sharding
+    from hypersphere_jax.training import sharding
 
     devices = sharding.local_devices(1)
     mapped = sharding.pmap(step, devices, donate=(0,))
@@ -114,13 +119,7 @@ def child(module: str, *arguments: object, **environment: str) -> Any:
 
 def resident_peak() -> float:
     """MB (of 10^6 bytes) of memory that this process has held at most."""
-    # Linux hands getrusage's number of the parent, which is larger, on to the child.
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1]) / 1e6
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (peak if sys.platform == "darwin" else 1024 * peak) / 1e6
+    if status.exists():  # Linux, where getrusage hands the parent's number on to the child
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

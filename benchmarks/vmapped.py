@@ -8,10 +8,10 @@ from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.loop import Job, make_run, open_job
-from hypersphere_jax.train.step import make_step_of
-from hypersphere_jax.train.vmapped import make_vmapped_step, scalars_of, stacked
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.loop import Job, make_run, open_job
+from hypersphere_jax.training.step import make_step_of
+from hypersphere_jax.training.vmapped import make_vmapped_step, scalars_of, stacked
 
 SINGLE, VMAPPED = "one after another", "vmapped"
 

@@ -1,15 +1,8 @@
 """The papers' experiments: configs, and what their results are compared with."""
 
-import difflib
-
-from experiments import (
-    moco_cifar10,
-    moco_imagenet100,
-    moco_v2_imagenet,
-    nyu_depth,
-    quick_thought,
-)
-from hypersphere_jax.config import PretrainConfig, UserError
+from experiments import moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
+from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.config.base import did_you_mean
 
 # What `python run.py pretrain` takes as its first argument: FILE/VARIANT.
 PRETRAIN: dict[str, PretrainConfig] = {
@@ -25,8 +18,6 @@ def find(name: str) -> PretrainConfig:
     Raises:
       UserError: for an unknown name.
     """
-    if name not in PRETRAIN:
-        near = difflib.get_close_matches(name, PRETRAIN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PRETRAIN)}"
-        raise UserError(f"no experiment {name!r}: {hint}")
+    hint = did_you_mean(name, PRETRAIN) or f"; there are {', '.join(PRETRAIN)}"
+    require(name in PRETRAIN, f"no experiment {name!r}{hint}")
     return PRETRAIN[name]

@@ -23,9 +23,9 @@ from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.packing import END, SPECIAL, pack
-from hypersphere_jax.train import resolve, sharding
-from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.step import Momentum, init_state, make_step_of
+from hypersphere_jax.training import resolve, sharding
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.step import Momentum, init_state, make_step_of
 
 # Number and side of the images, where they are not here.
 ABSENT = {
@@ -84,23 +84,25 @@ def cost(config: PretrainConfig, measure: bool = False) -> Cost:
 
 def notes(hours: float, measure: bool = False) -> list[str]:
     """What one should know of these numbers, and of the hours of all runs."""
-    how = [
-        "Training alone: reading data, compiling and evaluation come on top. Of data that are not "
-        "here the paper's number is counted."
-    ]
-    if measure:
-        kind = jax.devices()[0].device_kind
-        scaled = f", {MOST_PAIRS} pairs of images at most, and scaled to the batch"
-        with_what = f"with random images or words{scaled if kind == 'cpu' else ''}"
-        return [f"s / step: measured on one {kind} {with_what}.", *how]
     name, here = _sustained()
-    gpus = [f"{gpu} {hours * here / speed:,.2g}" for gpu, speed in SUSTAINED.items()]
-    speeds = ", ".join(f"{speed / 1e12:g}" for speed in SUSTAINED.values())
+    if measure:
+        lines = [
+            f"s / step: measured on {name} with random images or words; on CPU {MOST_PAIRS} pairs "
+            "of images at most, scaled to the batch."
+        ]
+    else:
+        gpus = [f"{gpu} {hours * here / speed:,.2g}" for gpu, speed in SUSTAINED.items()]
+        speeds = ", ".join(f"{speed / 1e12:g}" for speed in SUSTAINED.values())
+        lines = [
+            f"s / step: FLOP of its products and convolutions, at {here / 1e12:g} TFLOP/s, taken "
+            f"for {name}, of which small networks reach a part; --measure takes the time of a step "
+            "here.",
+            f"Hours on one GPU, taken for {speeds} TFLOP/s in float32: {', '.join(gpus)}.",
+        ]
     return [
-        f"s / step: FLOP of its products and convolutions, at {here / 1e12:g} TFLOP/s, taken for "
-        f"{name}, of which small networks reach a part; --measure takes the time of a step here.",
-        f"Hours on one GPU, taken for {speeds} TFLOP/s in float32: {', '.join(gpus)}.",
-        *how,
+        *lines,
+        "Training alone: reading data, compiling and evaluation come on top. Of data that are not "
+        "here the paper's number is counted.",
     ]
 
 
@@ -118,43 +120,39 @@ def _steps_per_epoch(config: PretrainConfig) -> int:
     batch = config.optimizer.batch_size
     if not config.model.reads_text:
         return max(1, _images(config.data)[0] // batch)
-    source = _corpus(config.data)
-    if source is None:
+    corpus = _source(config.data)
+    if corpus is None:
         return SENTENCES // batch
-    return make_sampler(source, batch, config.seed).steps_per_epoch
+    return make_sampler(corpus, batch, config.seed).steps_per_epoch
 
 
 @functools.cache
-def _corpus(config: DataConfig) -> data.Corpus | None:
-    """The text to train on; None where it is not here."""
+def _source(config: DataConfig) -> Any:
+    """What is trained on; None where the data are not here."""
     try:
         return data.load(config).pretrain
     except UserError:
         return None
 
 
-@functools.cache
 def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
-    """Number and shape of the images to train on."""
-    if config.name == "imagenet2012":
-        count = IMAGENET100 if config.classes else ABSENT[config.name][0]
-        if config.subset != "all":
-            count = long_tailed_counts(1000).sum()
-        return int(count), (224, 224, 3)
-    try:
-        source = data.load(config).pretrain
+    """Number and shape of the images to train on; those of ImageNet differ in size."""
+    source = None if config.name == "imagenet2012" else _source(config)
+    if source is not None:
         return len(source), source.image_shape
-    except UserError:
-        count, side = ABSENT[config.name]
-        return round(count * config.fraction), (side, side, 3 + config.extra_channels)
+    count, side = ABSENT[config.name]
+    count = IMAGENET100 if config.classes else round(count * config.fraction)
+    if config.subset != "all":
+        count = int(long_tailed_counts(1000).sum())
+    return count, (side, side, 3 + config.extra_channels)
 
 
 @functools.cache
 def _flop(config: PretrainConfig) -> float:
     """FLOP of a step, from its program: nothing is computed or compiled."""
-    step, start, given = (_of_text if config.model.reads_text else _of_images)(config, None)
+    step, start, batch = _step(config, None)
     key = jax.eval_shape(jax.random.key, 0)
-    return flop(jax.make_jaxpr(step)(jax.eval_shape(start), *given, key).jaxpr)
+    return flop(jax.make_jaxpr(step)(jax.eval_shape(start), *batch, key).jaxpr)
 
 
 def flop(jaxpr: Any) -> float:
@@ -185,56 +183,41 @@ def flop(jaxpr: Any) -> float:
 def _seconds(config: PretrainConfig) -> float:
     """Measured seconds of a step."""
     devices = sharding.local_devices(1)
-    make = _of_text if config.model.reads_text else _of_images
-    step, start, given = make(config, sharding.AXIS)
+    step, start, batch = _step(config, sharding.AXIS)
     step = sharding.pmap(step, devices, donate=(0,))
-    given = sharding.replicate((*given, jax.random.key(2)), devices)
+    batch = sharding.replicate((*batch, jax.random.key(2)), devices)
     state = sharding.replicate(start(), devices)
     times = []
     for _ in range(1 + REPEATS):  # the first one compiles
         began = time.perf_counter()
-        state, metrics = step(state, *given)
+        state, metrics = step(state, *batch)
         jax.block_until_ready(metrics)
         times.append(time.perf_counter() - began)
     return min(times[1:])
 
 
-def _of_text(config: PretrainConfig, axis_name: str | None) -> tuple:
-    """Step, its first state and a batch of random words, in sentences of usual lengths."""
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, vocabulary=VOCABULARY)
-    )
-    random = np.random.default_rng(0)
-    lengths = [LENGTHS[i % len(LENGTHS)] for i in range(config.optimizer.batch_size)]
-    sentences = [
-        np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
-        for n in lengths
-    ]
-    (packed,) = pack(sentences, max(LENGTHS))
-    nothing = np.zeros(0, np.int32)
-    return *_step_and_state(config, None, axis_name), (packed, nothing, nothing)
-
-
-def _of_images(config: PretrainConfig, axis_name: str | None) -> tuple:
-    """Step, its first state and a batch of random images."""
-    pairs = config.optimizer.batch_size
-    shape = (2 * pairs, *_images(config.data)[1])
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    labels = np.arange(len(images), dtype=np.int32) % 2
-    source = data.Arrays(images, labels, ("a", "b"), "random images")
-    dataset = data.Dataset(
-        source, source, source, config.data.recipe or data.NAMED[config.data.name]
-    )
-    few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
-    plain = dataclasses.replace(config, data=few)
-    config = resolve.resolve(plain, dataset)
-    batch = np.arange(pairs, dtype=np.int32)
-    return *_step_and_state(config, dataset, axis_name), (images, labels, batch)
-
-
-def _step_and_state(
-    config: PretrainConfig, dataset: data.Dataset | None, axis_name: str | None
-) -> tuple[Callable, Callable]:
+def _step(config: PretrainConfig, axis_name: str | None) -> tuple[Callable, Callable, tuple]:
+    """Step, what makes its first state, and a batch of random images or words."""
+    random, pairs = np.random.default_rng(0), config.optimizer.batch_size
+    if config.model.reads_text:
+        source = None
+        model = dataclasses.replace(config.model, vocabulary=VOCABULARY)
+        config = dataclasses.replace(config, model=model)
+        sentences = [
+            np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
+            for n in np.resize(LENGTHS, pairs)
+        ]
+        batch = *pack(sentences, max(LENGTHS)), np.zeros(0, np.int32), np.zeros(0, np.int32)
+    else:
+        shape = (2 * pairs, *_images(config.data)[1])
+        images = random.integers(0, 256, shape, dtype=np.uint8)
+        labels = np.arange(len(images), dtype=np.int32) % 2
+        source = data.Arrays(images, labels, ("a", "b"), "random images")
+        recipe = config.data.recipe or data.NAMED[config.data.name]
+        few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
+        config = dataclasses.replace(config, data=few)
+        config = resolve.resolve(config, data.Dataset(source, source, source, recipe))
+        batch = images, labels, np.arange(pairs, dtype=np.int32)
     apply, _, _ = models.abstract(config.model)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
 
@@ -246,6 +229,4 @@ def _step_and_state(
         queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
         return state._replace(momentum=Momentum(params, stats, queue))
 
-    source = dataset and dataset.pretrain
-    step = make_step_of(config, source, apply, optimizer, 1000, axis_name=axis_name)
-    return step, start
+    return make_step_of(config, source, apply, optimizer, 1000, axis_name=axis_name), start, batch

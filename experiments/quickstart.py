@@ -12,13 +12,14 @@ docs/results/quickstart/, from which the README has its table.
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from experiments.plots.circle import circle_figure
 from experiments.plots.planes import metric_planes
-from hypersphere_jax import data, plots, report
+from experiments.specifications import formula
+from experiments.wang_isola import circle
+from hypersphere_jax import plots, report
 from hypersphere_jax.config import (
     DataConfig,
     MetricsConfig,
@@ -31,40 +32,29 @@ from hypersphere_jax.config import (
     require,
     to_dict,
 )
-from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.evaluate.metrics_verb import measure
-from hypersphere_jax.evaluate.probe_verb import probe
+from hypersphere_jax.evaluate.metrics_verb import run_metrics
+from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.files import write_json
-from hypersphere_jax.train import loop, run_folder, sharding
-from hypersphere_jax.train.metrics_log import read_metrics
-
-CONTRASTIVE = ObjectiveConfig(contrastive_weight=1, align_weight=0, uniform_weight=0)
-ALIGN_UNIFORM = ObjectiveConfig(align_weight=1, uniform_weight=1)
-SUPERVISED = ObjectiveConfig(supervised_weight=1, align_weight=0, uniform_weight=0)
+from hypersphere_jax.training import loop, sharding
+from hypersphere_jax.training.metrics_log import read_metrics
 
 RATES = (0.03, 0.06, 0.12, 0.24, 0.48)  # that are tried
 # Run: (objective, dimension, epochs of 5 steps, learning rate).
 RUNS = {
-    "contrastive": (CONTRASTIVE, 32, 50, 0.24),
-    "align_uniform": (ALIGN_UNIFORM, 32, 50, 0.06),
+    "contrastive": (circle.OBJECTIVES["contrastive"], 32, 50, 0.24),
+    "align_uniform": (ObjectiveConfig(align_weight=1, uniform_weight=1), 32, 50, 0.06),
 }
 # Those of the picture, one seed each. On the circle a high rate draws all features to one point
 # before they have spread.
 CIRCLE_RUNS = {
-    "circle_supervised": (SUPERVISED, 2, 40, 0.12),
-    "circle_contrastive": (CONTRASTIVE, 2, 50, 0.01),
+    "circle_supervised": (circle.OBJECTIVES["supervised"], 2, 40, 0.12),
+    "circle_contrastive": (circle.OBJECTIVES["contrastive"], 2, 50, 0.01),
 }
 # Row of the table: (run, checkpoint); step 0 is the initialization.
 ENCODERS = {
     "random initialization": ("align_uniform", 0),
     "contrastive": ("contrastive", None),
     "align + uniform": ("align_uniform", None),
-}
-# Row of the circle figure: (run, checkpoint).
-CIRCLES = {
-    "Random initialization": ("circle_contrastive", 0),
-    "Supervised predictive learning": ("circle_supervised", None),
-    "Unsupervised contrastive learning": ("circle_contrastive", None),
 }
 CIRCLE_CLASSES = (0, 1, 4, 8)
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
@@ -91,10 +81,7 @@ def main(config: QuickstartConfig, command: str = "") -> None:
     """Trains, evaluates, prints the table, and writes pictures and page."""
     began = time.monotonic()
     sharding.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
-    if config.choose:
-        choose(config, command)
-    else:
-        run(config, command)
+    (choose if config.choose else run)(config, command)
     print(f"all of it took {time.monotonic() - began:.0f} s")
 
 
@@ -149,8 +136,8 @@ def choose(config: QuickstartConfig, command: str) -> None:
                 _config(f"{name}_{rate:g}", (objective, dim, epochs, rate), folder, seed, held_out)
                 for seed in config.seeds
             ]
-            found = [_scores(loop.train(one, command), None) for one in configs]
-            scores[name][f"{rate:g}"] = float(np.mean([one["linear"] for one in found]))
+            linear = [_scores(loop.train(one, command), None)["linear"] for one in configs]
+            scores[name][f"{rate:g}"] = float(np.mean(linear))
     write_json(Path(config.out) / "choice.json", {"seeds": config.seeds, "linear": scores})
     rows = [[name, *of.values(), max(of, key=of.get)] for name, of in scores.items()]
     title = "Linear accuracy (%) on a held-out fifth of the training split, by learning rate"
@@ -163,9 +150,11 @@ def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]])
     encoders = [{"name": name, **seeds[0]} for name, seeds in scores.items()]
     label, optimum = "linear accuracy (%)", encoders[0]["optimum"]
     metric_planes({"digits": encoders}, files["plane"], "linear", label, optimum=optimum)
-    circles = [_circle(name, folders[run], step) for name, (run, step) in CIRCLES.items()]
-    names = data.load(DataConfig()).class_names
-    circle_figure(circles, files["circle"], names, CIRCLE_CLASSES)
+    circles = [
+        circle.features_of(title, folders[f"circle_{name}"], step)
+        for title, (name, step) in circle.ENCODERS.items()
+    ]
+    circle_figure(circles, files["circle"], circles[0]["class_names"], CIRCLE_CLASSES)
     curves = {name: read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])
     return files
@@ -174,11 +163,9 @@ def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]])
 def _page(
     config: QuickstartConfig, folders: dict[str, Path], rows: list[list], figures: dict[str, Path]
 ) -> Path:
-    settings = [[name, *of] for name, of in (RUNS | CIRCLE_RUNS).items()]
-    for row in settings:
-        row[1] = ", ".join(
-            f"{weight:g} {name}" for name, weight in _weights(row[1]).items() if weight
-        )
+    settings = [
+        [name, formula(objective), *of] for name, (objective, *of) in (RUNS | CIRCLE_RUNS).items()
+    ]
     name = "align_uniform"
     mine = "python run.py pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1"
     blocks = [
@@ -217,11 +204,6 @@ def _page(
     return report.write_page(Path(config.out) / "report.html", title, blocks)
 
 
-def _weights(objective: ObjectiveConfig) -> dict[str, float]:
-    names = ("contrastive", "align", "uniform", "supervised")
-    return {name: getattr(objective, f"{name}_weight") for name in names}
-
-
 def _config(
     name: str, of: tuple, runs_dir: str, seed: int, images: DataConfig | None = None
 ) -> PretrainConfig:
@@ -241,22 +223,12 @@ def _config(
 
 def _scores(folder: Path, step: int | None) -> dict[str, float]:
     """Alignment, uniformity, its optimum, linear and k-NN accuracy of a checkpoint."""
-    found = measure(MetricsConfig(str(folder), step=step))
-    linear, knn = probe(ProbeConfig((str(folder),), step=step))
-    scores = {key: found[key] for key in ("align", "uniform")}
-    scores |= {"optimum": found["uniform_optimum"], "linear": linear["top1"], "knn": knn["top1"]}
-    return scores
-
-
-def _circle(name: str, folder: Path, step: int | None) -> dict[str, Any]:
-    """A row of the circle figure: features of the test split, and distances of its pairs."""
-    encoder = run_folder.load_encoder(folder, step)
-    devices = sharding.local_devices()
-    test = data.load(encoder.config.data).test
-    x, y = pair_features(encoder, test, devices)
+    metrics = run_metrics(MetricsConfig(str(folder), step=step))
+    linear, knn = run_probe(ProbeConfig((str(folder),), step=step))
     return {
-        "name": name,
-        "features": split_features(encoder, test, ["output"], devices).features["output"].x,
-        "labels": test.labels,
-        "pair_distances": np.linalg.norm(x - y, axis=1),
+        "align": metrics["align"],
+        "uniform": metrics["uniform"],
+        "optimum": metrics["uniform_optimum"],
+        "linear": linear["top1"],
+        "knn": knn["top1"],
     }

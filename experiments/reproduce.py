@@ -1,22 +1,23 @@
 """The papers' tables and figures, each by one command: `python run.py reproduce ITEM`."""
 
-import difflib
+import fnmatch
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from experiments import balanced, chen, costs, sweeps, wang_isola
-from experiments.reproduction import Context, Reproduction, Scale, folder_of, matching
-from experiments.result import Result, Rows, done
+from experiments.reproduction import Context, Reproduction, Result, Scale, folder_of
+from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from experiments.wang_isola.encoder_tables import BOOKCORPUS
 from hypersphere_jax import data, report
 from hypersphere_jax.config import DataConfig, UserError, require
-from hypersphere_jax.config.base import check_range, config
-from hypersphere_jax.evaluate import results
+from hypersphere_jax.config.base import check_range, config, did_you_mean, refuse
+from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import write_json
 
 # By the first part of the names, in the order of all lists.
@@ -25,24 +26,27 @@ PAPERS = {
     "chen": "Chen, Luo & Li",
     "balanced": "Balanced contrastive loss",
 }
-REPRODUCTIONS: dict[str, Reproduction] = {
+
+
+def _order(name: str) -> list:
+    """By paper, and figure2 before figure10."""
+    paper, _, item = name.partition("/")
+    parts = (int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item))
+    return [list(PAPERS).index(paper), *parts]
+
+
+_OF_PAPERS = {
     name: reproduction
     for paper in (wang_isola, chen, balanced)
     for module in paper.MODULES
     for name, reproduction in module.REPRODUCTIONS.items()
 }
+REPRODUCTIONS: dict[str, Reproduction] = {
+    name: _OF_PAPERS[name] for name in sorted(_OF_PAPERS, key=_order)
+}
 OTHERS = wang_isola.OTHERS | chen.OTHERS | balanced.OTHERS  # name: where it is instead
-
-
-class _Files(NamedTuple):
-    """What is written of a reproduction, beside its page."""
-
-    rows: str = "results.csv"
-    result: str = "shown.json"
-    figure: str = "figure.png"
-
-
-FILES = _Files()
+# What is written of a reproduction, beside its page and figure.
+ROWS, RESULT = "results.csv", "shown.json"
 # Of a run: the results that the paper printed of it, on its validation split.
 PRINTED = ("paper_val_", "paper_top1")
 
@@ -83,51 +87,46 @@ class ReproduceConfig:
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "jobs")
-        require(
-            self.jobs == 1 or self.vmapped != "yes", "--vmapped yes is for one process: --jobs 1"
-        )
-        for name in ("row", "only", "dry_run", "retry"):
-            flag = name.replace("_", "-")
-            require(self.item is not None or not getattr(self, name), f"--{flag} needs an ITEM")
+        require(self.jobs == 1 or self.vmapped != "yes", "--vmapped yes needs --jobs 1")
+        if self.item is None:
+            refuse(self, ("row", "only", "dry_run", "retry"), "needs an ITEM")
         require(self.dry_run or not self.measure, "--measure needs --dry-run")
 
 
 def main(options: ReproduceConfig, command: str = "") -> None:
     """Lists all, says what one would cost, or reproduces it."""
     if options.item is None:
-        _list(options)
+        _list(options.data_dir)
         return
     reproduction = find(options.item)
-    scale = reproduction.scales.get(options.scale)
+    where = f"{options.item} at --scale {options.scale}"
     require(
-        scale is not None,
-        f"{options.item} has no --scale {options.scale}: take --scale "
-        f"{' or '.join(reproduction.scales)}",
+        options.scale in reproduction.scales,
+        f"no {where}: take --scale {' or '.join(reproduction.scales)}",
     )
+    require(
+        options.row is None or options.scale in reproduction.by_row,
+        f"--row: {where} is no table of encoders",
+    )
+    scale = reproduction.scales[options.scale]
     context = Context(
         options.scale,
         options.out / options.item.partition("/")[0] / f"runs-{options.scale}",
-        folder(options.out, options.item, options.scale, options.row),
+        result_folder(options.out, options.item, options.scale, options.row),
         options.data_dir,
         options.row,
-    )
-    by_row = [name for name, each in REPRODUCTIONS.items() if options.scale in each.by_row]
-    require(
-        options.row is None or options.item in by_row,
-        f"--row: at --scale {options.scale}, {options.item} is no table of encoders; those are "
-        f"{', '.join(sorted(by_row, key=order))}",
     )
     if options.dry_run:
         _dry_run(scale, context, options)
         return
-    rows, errors, total = _carry_out(scale, context, options, command)
+    rows, errors, total = _train(scale, context, options, command)
     failed = [row for row in rows if row["status"] == "failed"]
     for line in (*(f"failed: {row['run']}: {row['reason']}" for row in failed), *errors):
         print(line, file=sys.stderr)
     if failed:
         print("--retry does those again that failed", file=sys.stderr)
     if rows:
-        results.write(context.folder / FILES.rows, rows)
+        results_file.write(context.folder / ROWS, rows)
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
     ended = len({row["run"] for row in rows})
     part = f"{ended} of {total} planned runs are done or failed." if ended < total else ""
@@ -135,8 +134,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     result = reproduction.result(context, rows)
     result = result._replace(text=[*result.text, *filter(None, [lost, part])])
     figures = [(path.name, caption) for path, caption in result.figures]
-    record = {**result._asdict(), "figures": figures, "part": part}
-    write_json(context.folder / FILES.result, record)
+    write_json(context.folder / RESULT, {**result._asdict(), "figures": figures, "part": part})
     page = _page(context, result, command)
     report.print_table(result.columns, result.rows, title=result.title)
     print("\n" + "\n".join(result.text))
@@ -145,14 +143,46 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     for path, _ in result.figures:
         print(f"picture: {path}")
     print(f"page: {page}")
+    require(not errors, f"{len(errors)} run(s) are not done, for the reasons above")
+
+
+def find(name: str) -> Reproduction:
+    """A reproduction by its name.
+
+    Raises:
+      UserError: for an unknown name, with the nearest one; or one that is not reproduced.
+    """
+    require(name not in OTHERS, f"{name}: nothing to reproduce here: {OTHERS.get(name)}")
+    hint = did_you_mean(name, REPRODUCTIONS) or "; `python run.py reproduce` lists them"
+    require(name in REPRODUCTIONS, f"no item {name!r}{hint}")
+    return REPRODUCTIONS[name]
+
+
+def result_folder(out: Path, item: str, scale: str, row: int | None = None) -> Path:
+    """Of a reproduction's table, pictures and page."""
+    return out / (item if row is None else f"{item}-row{row}") / scale
+
+
+def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planned]:
+    """The runs whose name fits one of the patterns, and those of the plan that they begin from.
+
+    Raises:
+      UserError: when there is none.
+    """
+    chosen = [
+        one.config
+        for one in planned
+        if any(fnmatch.fnmatch(one.config.name, each) for each in patterns or ("*",))
+    ]
     require(
-        not errors,
-        f"{len(errors)} run(s) are not done, for the reasons above; once these are gone, the same "
-        "command does the rest",
+        bool(chosen), f"--only {' '.join(patterns)}: no run has such a name; --dry-run prints them"
     )
+    names = {config.name for config in chosen}
+    names |= {Path(config.init_from).name for config in chosen if config.init_from}
+    return [one for one in planned if one.config.name in names]
 
 
-def _carry_out(
+def _train(
     scale: Scale, context: Context, options: ReproduceConfig, command: str
 ) -> tuple[Rows, list[str], int]:
     """Rows of the runs of all stages, what kept some from being done, and the runs' number."""
@@ -163,47 +193,17 @@ def _carry_out(
         planned = stage(context, rows)
         names |= {one.config.name for one in planned}  # a run may be evaluated in two stages
         errors += sweeps.sweep(
-            _chosen(planned, options) if number == 0 else planned,
+            matching(planned, options.only) if number == 0 else planned,
             jobs=options.jobs,
             retry=options.retry,
             command=command,
             logs=context.folder / "logs",
             vmapped={"yes": True, "no": False, "auto": None}[options.vmapped],
-            log=lambda line: print(line, file=sys.stderr),
         )
         rows += sweeps.known(planned)  # also those of an earlier command without --only
         if len({row["run"] for row in rows}) < len(names):
             break  # what a later stage does depends on all of this one
     return rows, errors, len(names)
-
-
-def _chosen(planned: list[Planned], options: ReproduceConfig) -> list[Planned]:
-    chosen = matching(planned, options.only)
-    require(
-        bool(chosen),
-        f"--only {' '.join(options.only)}: no run has such a name; --dry-run prints them",
-    )
-    return chosen
-
-
-def folder(out: Path, item: str, scale: str, row: int | None = None) -> Path:
-    """Of a reproduction's table, pictures and page."""
-    return out / (item if row is None else f"{item}-row{row}") / scale
-
-
-def find(name: str) -> Reproduction:
-    """A reproduction by its name.
-
-    Raises:
-      UserError: for an unknown name, with the nearest one; or one that is not reproduced.
-    """
-    if name in REPRODUCTIONS:
-        return REPRODUCTIONS[name]
-    if name in OTHERS:
-        raise UserError(f"{name}: nothing to reproduce here: {OTHERS[name]}")
-    near = difflib.get_close_matches(name, REPRODUCTIONS, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else "`python run.py reproduce` lists them"
-    raise UserError(f"no item {name!r}: {hint}")
 
 
 def _page(context: Context, result: Result, command: str) -> Path:
@@ -218,47 +218,31 @@ def _page(context: Context, result: Result, command: str) -> Path:
     return report.write_page(context.folder / "report.html", result.title, blocks)
 
 
-def _list(options: ReproduceConfig) -> None:
+def _list(data_dir: str | None) -> None:
     columns = ["item", "scale", "data", "here", "encoders", "hours on 2 cores"]
     rows, here = [], {}
-    ordered = sorted(REPRODUCTIONS.items(), key=lambda named: order(named[0]))
-    for name, reproduction in ordered:
+    for name, reproduction in REPRODUCTIONS.items():
         scales = reproduction.scales
         if len(set(scales.values())) < len(scales):  # nothing depends on it
             scales = {"both": scales["paper"]}
-        for number, (scale, needs) in enumerate(scales.items()):
-            context = Context(scale, Path("runs"), Path("runs"), options.data_dir)
-            for each in needs.data:
-                here.setdefault(each, _is_here(each, options.data_dir))
-            first = needs.stages[0](context, []) if needs.stages else []
-            rows.append(
-                [
-                    name if number == 0 else "",
-                    scale,
-                    ", ".join(needs.data) or "none",
-                    "yes" if all(here[each] for each in needs.data) else "no",
-                    len(first),
-                    f"{needs.hours:.1g}" if needs.hours < 1 else f"{needs.hours:,.0f}",
-                ]
-            )
+        for scale, needs in scales.items():
+            here |= {each: _is_here(each, data_dir) for each in needs.data if each not in here}
+            first = needs.stages[0](Context(scale, Path(), Path()), []) if needs.stages else []
+            line = ["" if rows and rows[-1][0] == name else name, scale]
+            line += [", ".join(needs.data) or "none"]
+            line += ["yes" if all(here[each] for each in needs.data) else "no", len(first)]
+            rows.append([*line, f"{needs.hours:.1g}" if needs.hours < 1 else f"{needs.hours:,.0f}"])
     report.print_table(columns, rows, title="Tables, figures and theorems of the papers")
     print(
         "\nhere: whether the data are in --data-dir. hours on 2 cores: of a CPU, for all runs; at\n"
         "--scale paper, which is meant for GPUs, an estimate for comparison. `ITEM --dry-run` has\n"
         "the hours of this device.\n"
     )
-    for name, reproduction in ordered:
+    for name, reproduction in REPRODUCTIONS.items():
         print(f"  {name:<21}{reproduction.title}")
     print("\nNothing to reproduce:")
     for name, why in OTHERS.items():
         print(f"  {name:<21}{why}")
-
-
-def order(name: str) -> list:
-    """By which names are sorted: by paper, and figure2 before figure10."""
-    paper, _, item = name.partition("/")
-    parts = (int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item))
-    return [list(PAPERS).index(paper), *parts]
 
 
 def _is_here(name: str, data_dir: str | None) -> bool:
@@ -280,7 +264,7 @@ def _dry_run(scale: Scale, context: Context, options: ReproduceConfig) -> None:
     if not scale.stages:
         print(f"{options.item}: nothing to train; the command without --dry-run computes it")
         return
-    planned = _chosen(scale.stages[0](context, []), options)
+    planned = matching(scale.stages[0](context, []), options.only)
     names = (name for one in planned for name in one.about if name.startswith(PRINTED))
     printed = next(names, "")
     columns = ["run", "loss", "d", "pairs", "steps", "s / step", "hours"]

@@ -1,20 +1,31 @@
 """A reproduction of a table, figure or theorem: the runs that it needs, and its result."""
 
 import dataclasses
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import specifications
-from experiments.evaluation import Evaluation
-from experiments.result import Result, Rows
+from experiments.protocols import Evaluation
+from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from experiments.tables import Row, expected
 from hypersphere_jax import data
 from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.config.objective import WEIGHTS
 
 TEXT = ("books", "sentiment")  # data sets that are text, each in a folder of its name
+
+
+class Result(NamedTuple):
+    """A table or figure of a paper, as it came out here."""
+
+    title: str
+    columns: list[str]
+    rows: list[list]  # one value a column; None where there is none
+    figures: list[tuple[Path, str]]  # PNG and caption
+    text: list[str]  # paragraphs: the paper's claim, what was computed, what came out
+    verdict: str = ""  # whether the claim holds here; empty where nothing is claimed
 
 
 class Context(NamedTuple):
@@ -28,12 +39,10 @@ class Context(NamedTuple):
 
     @property
     def laptop(self) -> bool:
-        """Whether the scale is a laptop's."""
         return self.scale == "laptop"
 
     @property
     def figure(self) -> Path:
-        """The picture."""
         return self.folder / "figure.png"
 
 
@@ -65,7 +74,6 @@ class Reproduction(NamedTuple):
 
     @property
     def scales(self) -> dict[str, Scale]:
-        """The scales that there are, by name."""
         both = {"laptop": self.laptop, "paper": self.paper}
         return {name: scale for name, scale in both.items() if scale is not None}
 
@@ -87,7 +95,7 @@ def planned_row(
     scale: str | None = None,
     seed: int | None = None,
 ) -> Planned:
-    """The run of a row of a table, with what the paper printed of it as `paper_…`.
+    """The run of a table's row, with the printed results as `paper_…`.
 
     The scale (of `specifications.SCALES`) is by default the context's, the seed the row's own.
     """
@@ -129,19 +137,7 @@ def settings(config: PretrainConfig) -> dict:
 
 def kind(config: PretrainConfig) -> str:
     """Which losses take part, such as `align+uniform`, or `nt_xent`."""
-    loss, names = config.objective, ("contrastive", "align", "uniform", "supervised")
+    loss = config.objective
     if loss.loss != "weighted":
         return loss.loss + ("+supervised" if loss.supervised_weight else "")
-    return "+".join(name for name in names if getattr(loss, f"{name}_weight"))
-
-
-def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planned]:
-    """The runs whose name fits one of the patterns, and those of the plan that they begin from."""
-    chosen = [
-        one
-        for one in planned
-        if any(fnmatch.fnmatch(one.config.name, each) for each in patterns or ("*",))
-    ]
-    names = {one.config.name for one in chosen}
-    names |= {Path(one.config.init_from).name for one in chosen if one.config.init_from}
-    return [one for one in planned if one.config.name in names]
+    return "+".join(name.removesuffix("_weight") for name in WEIGHTS if getattr(loss, name))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.reproduce import FILES, PAPERS, REPRODUCTIONS, folder, order
+from experiments.reproduce import PAPERS, REPRODUCTIONS, RESULT, ROWS, result_folder
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.files import read_json
@@ -32,13 +32,13 @@ def page() -> str:
     introduction, _, _ = PAGE.read_text().partition(MARK)
     kept = [
         (name, scale, path)
-        for name in sorted(REPRODUCTIONS, key=order)
-        for scale in REPRODUCTIONS[name].scales
+        for name, reproduction in REPRODUCTIONS.items()
+        for scale in reproduction.scales
         if (path := _kept(name, scale)).is_dir()
     ]
     overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, path in kept:
-        result = read_json(path / FILES.result)
+        result = read_json(path / RESULT)
         overview.append([name, result["title"], result["verdict"] or "-"])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
 
@@ -49,23 +49,23 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     Raises:
       UserError: when there is nothing, or a part of its runs is missing.
     """
-    source, kept = folder(out, item, scale), _kept(item, scale)
-    require((source / FILES.result).is_file(), f"no result in {source}: reproduce {item} first")
-    part = read_json(source / FILES.result)["part"]
+    source, kept = result_folder(out, item, scale), _kept(item, scale)
+    require((source / RESULT).is_file(), f"no result in {source}: reproduce {item} first")
+    part = read_json(source / RESULT)["part"]
     require(not part, f"{source}: {part} Do the rest first")
     kept.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
+    for name in (ROWS, RESULT):
         if (source / name).is_file():
             shutil.copyfile(source / name, kept / name)
-    if (kept / FILES.figure).is_file():
-        with Image.open(kept / FILES.figure) as picture:
+    for figure in source.glob("*.png"):
+        with Image.open(figure) as picture:
             small = picture.convert("RGB").quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
-        small.save(kept / FILES.figure, optimize=True)
+        small.save(kept / figure.name, optimize=True)
     return kept
 
 
 def _section(name: str, scale: str, path: Path) -> str:
-    result = read_json(path / FILES.result)
+    result = read_json(path / RESULT)
     needs = REPRODUCTIONS[name].scales[scale]
     command = f"python run.py reproduce {name}"
     command += f" --scale {scale}" if needs.stages else ""

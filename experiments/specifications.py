@@ -24,7 +24,7 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
-from hypersphere_jax.train import objectives
+from hypersphere_jax.training import objectives
 
 LOSSES = (
     "contrastive_weight",
@@ -113,7 +113,7 @@ def refusal(row: Row) -> str | None:
         return f"{where}: withdrawn by the authors, as other losses took part that are not printed"
     if row.table not in BASES:
         return f"{where}: no config; the tables that have some are {', '.join((*DETAILS, *BASES))}"
-    note = f" ({row.text['note']})" if row.text.get("note") else ""
+    note = f" ({row.values['note']})" if row.values.get("note") else ""
     for cells, what in ((row.lost, "lost"), (row.suspect, "doubtful")):
         settings = [name for name in cells if name in SETTINGS]
         if settings:
@@ -133,15 +133,14 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
 
     Args:
       row: of `rows`.
-      scale: of `SCALES`; those smaller than `paper` are for rows of STL-10 and BookCorpus.
+      scale: of `SCALES`; `laptop` and `cifar10` are of rows of STL-10, `laptop` of BookCorpus.
       runs_dir: folder of all runs, where also the encoder is that a finetuned one begins from.
 
     Raises:
-      UserError: for a `refusal`, or when the table has no such scale.
+      UserError: for a `refusal`.
     """
     reason = refusal(row)
     require(reason is None, str(reason))
-    require(scale in SCALES, f"scale {scale!r}: must be one of {', '.join(SCALES)}")
     row, start = specified(row), initial(row)
     base, values = BASES[row.table], row.values
     config = dataclasses.replace(
@@ -167,20 +166,18 @@ def formula(objective: ObjectiveConfig) -> str:
 
     Another one than the weighted sum has its settings: `balanced_contrastive (alpha 4, lam 2)`.
     """
-    if objective.loss != "weighted":
+    if objective.loss == "weighted":
+        terms = [
+            (objective.contrastive_weight, f"contrastive (tau {objective.contrastive_tau:g})"),
+            (objective.align_weight, f"align (alpha {objective.align_alpha:g})"),
+            (objective.uniform_weight, f"uniform (t {objective.uniform_t:g})"),
+        ]
+    else:
         settings = objectives.settings(objective).items()
         listed = [f"{k} {v}" if isinstance(v, str) else f"{k} {v:g}" for k, v in settings]
-        weight = objective.supervised_weight
-        more = f" + {'' if weight == 1 else f'{weight:g} '}supervised" if weight else ""
-        factor = f"{objective.loss_factor:g} " if objective.loss_factor != 1 else ""
-        return f"{factor}{objective.loss} ({', '.join(listed)}){more}"
-    terms = []
-    for loss, option in (("contrastive", "tau"), ("align", "alpha"), ("uniform", "t")):
-        weight = getattr(objective, f"{loss}_weight")
-        factor = "" if weight == 1 else f"{weight:g} "
-        if weight:
-            terms.append(f"{factor}{loss} ({option} {getattr(objective, f'{loss}_{option}'):g})")
-    return " + ".join(terms)
+        terms = [(objective.loss_factor, f"{objective.loss} ({', '.join(listed)})")]
+    terms.append((objective.supervised_weight, "supervised"))
+    return " + ".join(term if w == 1 else f"{w:g} {term}" for w, term in terms if w)
 
 
 def _run_name(row: Row) -> str:
@@ -249,10 +246,6 @@ def _smaller(
     batch: int,
 ) -> PretrainConfig:
     """The run on other data, epochs and batch (2 pairs at least) divided; the rate as the batch."""
-    require(
-        config.data.name == "stl10",
-        f"--scale {scale}: {config.name} is of {config.data.name}, which has no such scale",
-    )
     rule = config.optimizer
     batch_size = max(2, rule.batch_size // batch)
     return dataclasses.replace(

@@ -6,22 +6,23 @@ config and evaluation. A run that fails leaves its reason there, and the others 
 
 import hashlib
 import json
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from experiments import workers
-from experiments.evaluation import Evaluation, evaluate
-from experiments.result import Rows
+from experiments.protocols import Evaluation, evaluate
+from experiments.statistics import Rows
 from hypersphere_jax import data
-from hypersphere_jax.config import Diverged, PretrainConfig, UserError, require, to_dict
+from hypersphere_jax.config import Diverged, PretrainConfig, UserError, to_dict
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_json, write_json
-from hypersphere_jax.train import loop, run_folder, sharding
-from hypersphere_jax.train.vmapped import train_vmapped
+from hypersphere_jax.training import loop, run_folder, sharding
+from hypersphere_jax.training.vmapped import train_vmapped
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Of a row, what is left out as a run ends: ends and parts of the names.
@@ -43,7 +44,6 @@ def sweep(
     command: str = "",
     logs: Path | None = None,
     vmapped: bool | None = None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Trains and evaluates what is not done yet. A run that fails is recorded, the others go on.
 
@@ -55,16 +55,20 @@ def sweep(
       logs: folder for what several processes print; None: they print here.
       vmapped: train those that differ in scalar hyper-parameters alone in one program, see
         `train_vmapped`. None: with one job, on accelerators.
-      log: called with a line of each run as it ends.
 
     Returns:
       A line for each run that invalid input keeps from being done.
 
     Raises:
-      UserError: when the data are missing, or no longer those of the runs that are done.
+      UserError: when the data are missing.
       Stopped: on a signal, once the state of the runs that train is saved.
     """
-    _check_data(planned)
+    for config in {one.config.data for one in planned}:
+        data.load(config)
+    for task, folder in {
+        (t, one.evaluation.tasks_dir) for one in planned for t in one.evaluation.tasks
+    }:
+        data.load_labelled(task, folder and Path(folder), text.SPECIAL)
     if retry:
         for one in planned:
             _failure(one).unlink(missing_ok=True)
@@ -85,23 +89,27 @@ def sweep(
         ended += 1
         rest = (time.monotonic() - began) / ended * (total - ended)
         ending = f"; about {rest / 60:.0f} min left" if ended < total else ""
-        log(f"{ended} of {total}: {one.config.name}: {_summary(one)}{ending}")
+        _log(f"{ended} of {total}: {one.config.name}: {_summary(one)}{ending}")
 
     for wave in waves:
         for one in _to_do(wave):
             if _source_failed(one, planned):
                 end(one, f"{one.config.init_from}, from which it begins, failed")
         if vmapped:
-            for one, failure in _train_vmapped(_to_do(wave), command, log):
+            for one, failure in _train_vmapped(_to_do(wave), command):
                 end(one, failure)
             began = time.monotonic()  # what is left is evaluation
         for one, outcome in workers.each(carry_out, _to_do(wave), jobs, command, logs):
             if isinstance(outcome, UserError):
                 errors.append(f"{one.config.name}: {outcome}")
-                log(errors[-1])
+                _log(errors[-1])
             else:
                 end(one, outcome)
     return errors
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _to_do(planned: Sequence[Planned]) -> list[Planned]:
@@ -114,32 +122,12 @@ def _source_failed(one: Planned, planned: Sequence[Planned]) -> bool:
     return any(row["status"] == "failed" for row in known(sources))
 
 
-def _check_data(planned: Sequence[Planned]) -> None:
-    digests: dict[Any, str] = {}
-    tasks = {(task, one.evaluation.tasks_dir) for one in planned for task in one.evaluation.tasks}
-    for task, folder in tasks:
-        data.load_labelled(task, folder and Path(folder), text.SPECIAL)
-    for one in planned:
-        config = one.config.data
-        if config not in digests:
-            digests[config] = data.load(config).digest()
-        record = run_folder.folder_of(one.config) / "config.json"
-        if record.is_file() and rows_of(one) is not None:
-            require(
-                read_json(record).get("data_digest") == digests[config],
-                f"the images of {config.name} are no longer those that {record.parent} was trained "
-                "on: restore them, or choose another --out",
-            )
-
-
 def known(planned: Sequence[Planned]) -> Rows:
     """All rows of what is done or failed, in the order of the plan."""
     return [row for one in planned for row in rows_of(one) or []]
 
 
-def _train_vmapped(
-    planned: Sequence[Planned], command: str, log: Callable[[str], None]
-) -> list[tuple[Planned, str]]:
+def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Planned, str]]:
     """Trains runs, as many of them as can be in one program; those that diverged, and how."""
     if not planned:
         return []
@@ -147,13 +135,10 @@ def _train_vmapped(
     sharding.keep_compiled(configs[0].runtime.cache_dir)
     try:
         outcomes = train_vmapped(configs, command)
-    except UserError as error:  # of one of them: that one will fail by itself, and the others not
-        log(f"not in one program: {error}")
-        return []
-    except jax.errors.JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error):
+    except (UserError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, UserError) and OUT_OF_MEMORY not in str(error):
             raise
-        log("out of memory in one program: now one after the other")
+        _log(f"now one after the other: {str(error).splitlines()[0]}")
         return []
     pairs = zip(planned, outcomes, strict=True)
     return [(one, outcome.reason) for one, outcome in pairs if isinstance(outcome, Diverged)]
@@ -177,11 +162,9 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         if OUT_OF_MEMORY not in str(error):
             raise
         return f"out of memory: {str(error).splitlines()[0][:200]}"
-    seconds = {
-        "seconds_training": round(trained - began, 1),
-        "seconds_measuring": round(time.monotonic() - trained, 1),
-    }
-    write_json(_rows_file(one), {"rows": [row | seconds for row in rows]})
+    seconds = {"training": trained - began, "measuring": time.monotonic() - trained}
+    times = {f"seconds_{part}": round(value, 1) for part, value in seconds.items()}
+    write_json(_rows_file(one), {"rows": [row | times for row in rows]})
     return None
 
 

@@ -10,10 +10,8 @@ the paper; but 25 rows of Table 8 are gone, the first of them after row 109.
 import contextlib
 import csv
 import functools
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypersphere_jax.config import require
 
@@ -46,8 +44,7 @@ class Row(NamedTuple):
 
     table: str
     number: int  # from 1
-    text: Mapping[str, str]  # cells as they are in the file
-    values: Mapping[str, Value]  # the same as numbers, bools and strings; None: an empty cell
+    values: dict[str, Value]  # numbers, bools and strings by column; None: an empty cell
     lost: tuple[str, ...]  # columns that were printed and can no longer be read
     suspect: tuple[str, ...]  # columns that may be misread, for the reason in `note`
 
@@ -89,13 +86,21 @@ def expected(row: Row) -> dict[str, float]:
     }
 
 
-def _row(table: str, number: int, text: dict[str, str]) -> Row:
-    values = {name: _value(cell) for name, cell in text.items()}
+def printed(table: str, score: str, *names: str) -> dict[Any, float]:
+    """A printed score by the value (or values) of these columns, where it was not lost."""
+    values = [row.values for row in rows(table) if row.values[score] is not None]
+    return {
+        each[names[0]] if len(names) == 1 else tuple(each[name] for name in names): each[score]
+        for each in values
+    }
+
+
+def _row(table: str, number: int, cells: dict[str, str]) -> Row:
     lost, suspect = (
-        tuple(filter(None, text.get(column, "").split(";")))
+        tuple(filter(None, cells.get(column, "").split(";")))
         for column in ("lost_cells", "suspect_cells")
     )
-    return Row(table, number, MappingProxyType(text), MappingProxyType(values), lost, suspect)
+    return Row(table, number, {name: _value(cell) for name, cell in cells.items()}, lost, suspect)
 
 
 def _value(cell: str) -> Value:

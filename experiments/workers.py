@@ -14,7 +14,7 @@ from typing import Any
 
 from hypersphere_jax import cli
 from hypersphere_jax.config import Stopped, require
-from hypersphere_jax.train.processes import StopSignals
+from hypersphere_jax.training.processes import StopSignals
 
 POLL = 0.5  # seconds between two looks at whether a signal came
 DIED = "its process died, as when the system ends it for want of memory"

@@ -1,10 +1,59 @@
 """Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
 
 The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
-them needs jax and numpy only; training and evaluation live in modules that are imported by name.
+them needs jax and numpy only; what trains, loads and evaluates encoders is imported when its name
+is first used, and needs `pip install 'hypersphere-jax[train]'`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hypersphere_jax.extras import how_to_install
 from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
 from hypersphere_jax.losses import __all__  # noqa: F401
 
+if TYPE_CHECKING:
+    from hypersphere_jax.augment import Recipe as Recipe
+    from hypersphere_jax.config import Diverged as Diverged
+    from hypersphere_jax.config import PretrainConfig as PretrainConfig
+    from hypersphere_jax.config import Stopped as Stopped
+    from hypersphere_jax.config import UserError as UserError
+    from hypersphere_jax.encoder import Encoder as Encoder
+    from hypersphere_jax.encoder import load as load
+    from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
+    from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
+    from hypersphere_jax.evaluate.measure import measure as measure
+    from hypersphere_jax.run import Run as Run
+    from hypersphere_jax.run import train as train
+
 __version__ = "0.1.0"
+
+# Where the other names are.
+_MODULES = {
+    **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "config"),
+    **dict.fromkeys(("Encoder", "load"), "encoder"),
+    **dict.fromkeys(("Run", "train"), "run"),
+    "Recipe": "augment",
+    "knn_probe": "evaluate.knn",
+    "linear_probe": "evaluate.linear",
+    "measure": "evaluate.measure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        how = how_to_install(error.name)
+        if how is None:
+            raise
+        message = f"hypersphere_jax.{name} needs {error.name}, which is not installed: {how}"
+        raise ImportError(message) from error
+    globals()[name] = value = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

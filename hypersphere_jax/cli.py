@@ -6,11 +6,18 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from hypersphere_jax import config as C
+from hypersphere_jax.config.base import did_you_mean
 
 
 def quickstart(parse: Callable) -> None:
     """Train, evaluate and draw encoders of digits, in minutes: the first thing to run."""
+    _need_repository("quickstart")
     from experiments import quickstart
 
     quickstart.main(parse(quickstart.QuickstartConfig), _command())
@@ -18,141 +25,117 @@ def quickstart(parse: Callable) -> None:
 
 def pretrain(parse: Callable) -> None:
     """Train an encoder, or continue the run that is in its folder."""
-    import experiments
-    from hypersphere_jax.config import PretrainConfig
-
-    config = parse(PretrainConfig, experiments)
+    config = parse(C.PretrainConfig)
     from hypersphere_jax import report
-    from hypersphere_jax.train import loop, processes, sharding
+    from hypersphere_jax.training import loop, processes, sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
     folder = loop.train(config, command=_command())
-    if not processes.is_first():
-        return
-    page = report.run_report(folder)
-    more = f" {report.OF_SENTENCES}" if config.model.reads_text else ""
-    print(f"trained: {folder} ({page})")
-    print(f"evaluate: python run.py probe {shlex.quote(str(folder))}{more}")
+    if processes.is_first():
+        more = f" {report.OF_SENTENCES}" if config.model.reads_text else ""
+        print(f"trained: {folder} ({report.run_report(folder)})")
+        print(f"evaluate: {_program()} probe {shlex.quote(str(folder))}{more}")
 
 
 def probe(parse: Callable) -> None:
     """Linear probes and k-NN on the features of checkpoints, or on user-supplied ones."""
-    from hypersphere_jax.config import ProbeConfig, UserError
-
-    config = parse(ProbeConfig)
-    from hypersphere_jax.evaluate import results
-    from hypersphere_jax.evaluate.probe_verb import probe
+    config = parse(C.ProbeConfig)
+    from hypersphere_jax.evaluate import results_file
+    from hypersphere_jax.evaluate.probe_verb import run_probe
     from hypersphere_jax.report import print_table
 
     failures: list[str] = []
-    scores = probe(config, lambda line: print(line, file=sys.stderr), failures.append)
+    scores = run_probe(config, lambda line: print(line, file=sys.stderr), failures.append)
     if scores:
-        title, columns, rows = results.table(scores)
+        title, columns, rows = results_file.table(scores)
         print_table(columns, rows, title)
     if failures:
-        raise UserError("; ".join(failures))
+        raise C.UserError("; ".join(failures))
 
 
 def metrics(parse: Callable) -> None:
     """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
-    from hypersphere_jax.config import MetricsConfig
-
-    config = parse(MetricsConfig)
+    config = parse(C.MetricsConfig)
+    from hypersphere_jax import plots
     from hypersphere_jax.evaluate import metrics_verb
     from hypersphere_jax.report import print_table, with_error
 
-    result = metrics_verb.measure(config)
-    where = {key: result[key] for key in ("split", "step") if key in result}
-    print_table(
-        [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"],
-        [
-            [
-                *(*where.values(), result["n"], result["d"]),
-                with_error(result["align"], result["align_standard_error"]),
-                with_error(result["uniform"], result["uniform_standard_error"]),
-                *(f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")),
-            ]
-        ],
-        f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}",
-    )
-    others = [
-        [name, with_error(value, error), uniform]
-        for name, value, error, uniform in metrics_verb.lines(result)
-    ]
+    result = metrics_verb.run_metrics(config)
+    where = [key for key in ("split", "step") if key in result]
+    columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
+    row = [result[key] for key in (*where, "n", "d")]
+    row += [with_error(result[k], result[f"{k}_standard_error"]) for k in ("align", "uniform")]
+    row += [f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")]
+    title = f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}"
+    print_table(columns, [row], title)
+    others = [[name, with_error(*of), uniform] for name, *of, uniform in metrics_verb.lines(result)]
     if others:
         print()
         print_table(["beside these", "measured", "uniform sphere"], others)
     out, figure = metrics_verb.places(config)
-    if figure is not None:
-        from hypersphere_jax.plots import draw_metrics
-
-        figure = draw_metrics(result, figure)
-    for path in filter(None, (out, figure)):
+    drawn = figure and plots.metrics_figure(result, figure)
+    for path in filter(None, (out, drawn and figure)):
         print(f"written: {path}", file=sys.stderr)
 
 
 def depth(parse: Callable) -> None:
     """Depth maps from a checkpoint's frozen features (NYU-Depth-V2)."""
-    from hypersphere_jax.config import DepthConfig
-
-    config = parse(DepthConfig)
+    config = parse(C.DepthConfig)
     from hypersphere_jax import plots
     from hypersphere_jax.evaluate import depth_verb
     from hypersphere_jax.report import print_table
 
-    results, figure, examples = depth_verb.evaluate(config)
+    results, figure, examples = depth_verb.run_depth(config)
     names = ["mse", "rmse", "abs_rel", "log10", "delta1", "delta2", "delta3"]
     keys = ["run", "layer", "step", *(["cv_mse"] if config.folds else []), *names, "n"]
     print_table(keys, [[result.get(key) for key in keys] for result in results])
-    best = results[0]
-    title = f"{best['run']}, {best['layer']}: depth of test images, RMSE {best['rmse']:.3f} m"
+    title = "{run}, {layer}: depth of test images, RMSE {rmse:.3f} m".format(**results[0])
     plots.depth_sheet(title, *examples, figure)
     print(f"picture: {figure}")
 
 
 def finetune(parse: Callable) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a part of them."""
-    from hypersphere_jax.config import FinetuneConfig
-
-    config = parse(FinetuneConfig)
+    config = parse(C.FinetuneConfig)
     from hypersphere_jax import finetune, report
-    from hypersphere_jax.train import sharding
+    from hypersphere_jax.training import sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
-    folder, result = finetune.finetune(config, command=_command())
-    if result is None:
-        return
-    page = report.run_report(folder)
-    columns = ["protocol", "layer", "labels", "top-1 (%)", "top-5 (%)", "n", "chosen"]
-    keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
-    report.print_table(columns, [[result[key] for key in keys]])
-    print(f"finetuned: {folder} ({page})")
+    folder, result = finetune.run_finetune(config, command=_command())
+    if result is not None:
+        names = {"top1": "top-1 (%)", "top5": "top-5 (%)"}
+        keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
+        report.print_table([names.get(key, key) for key in keys], [[result[key] for key in keys]])
+        print(f"finetuned: {folder} ({report.run_report(folder)})")
 
 
 def import_torch(parse: Callable) -> None:
     """Make a run of an encoder that was trained in PyTorch, to probe it."""
-    from hypersphere_jax.config import ImportConfig
-
-    config = parse(ImportConfig)
+    config = parse(C.ImportConfig)
     from hypersphere_jax import torch_io
 
     folder = torch_io.import_torch(config, command=_command())
     layer = " --layers LAYER" if config.fresh_head else ""
-    print(f"imported: {folder}\nevaluate: python run.py probe {shlex.quote(str(folder))}{layer}")
+    evaluate = f"{_program()} probe {shlex.quote(str(folder))}{layer}"
+    print(f"imported: {folder}\nevaluate: {evaluate}")
+
+
+def export(parse: Callable) -> None:
+    """Write the arrays of an encoder to a file, under PyTorch's names or our own."""
+    config = parse(C.ExportConfig)
+    from hypersphere_jax import torch_io
+
+    print(torch_io.export(config))
 
 
 def export_npz(parse: Callable) -> None:
-    """Write the encoder of a run under PyTorch's names, for `load_state_dict`."""
-    from hypersphere_jax.config import ExportConfig
-
-    config = parse(ExportConfig)
-    from hypersphere_jax import torch_io
-
-    print(torch_io.export_npz(config))
+    """The name that `export` had before."""
+    export(parse)
 
 
 def reproduce(parse: Callable) -> None:
     """A table or figure of a paper: its numbers and ours, at its scale or at a laptop's."""
+    _need_repository("reproduce")
     from experiments import reproduce
 
     reproduce.main(parse(reproduce.ReproduceConfig), _command())
@@ -164,7 +147,7 @@ def data(parse: Callable) -> None:
 
     parse(
         {
-            "list": data_verb.known,
+            "list": data_verb.list_names,
             "prepare": data_verb.prepare,
             "prepare-text": data_verb.prepare_text,
             "inspect": data_verb.inspect,
@@ -175,14 +158,10 @@ def data(parse: Callable) -> None:
 
 def report(parse: Callable) -> None:
     """Write the page of one run, or one page of several."""
-    from tyro.conf import Positional
-
     from hypersphere_jax import report
-    from hypersphere_jax.train import run_folder
+    from hypersphere_jax.training import run_folder
 
-    def pages(
-        names: Annotated[Positional[tuple[str, ...]], "runs"], out: str = "runs/report.html"
-    ) -> Any:
+    def pages(names: tyro.conf.Positional[tuple[str, ...]], out: str = "runs/report.html") -> Any:
         """Write the page of one run into its folder, or one page of several runs.
 
         Args:
@@ -199,6 +178,7 @@ def report(parse: Callable) -> None:
 
 def bench(parse: Callable) -> None:
     """Speed of the step and its parts, of losses and probes; what devices send each other."""
+    _need_repository("bench")
     from benchmarks import (
         augment,
         convolution,
@@ -232,20 +212,24 @@ VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
         *(quickstart, pretrain, finetune, probe, metrics, depth, reproduce, data, report, bench),
-        *(import_torch, export_npz),
+        *(import_torch, export, export_npz),
     )
 }
 
 
+# Those that train; of `reproduce` the settings are the papers'.
+WITH_FILE = ("pretrain", "finetune", "quickstart")
+ROOT = Path(__file__).parent.parent  # of the repository, where this is one
+
+
 def main(arguments: list[str]) -> int:
+    """Carries out a command line, without the program's name; returns its exit status."""
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "help"):
-        print("usage: python run.py VERB [options]     options of a verb: VERB --help\n")
+        print(f"usage: {_program()} VERB [options]     options of a verb: VERB --help\n")
         for called, verb in VERBS.items():
-            print(f"  {called:<14}{verb.__doc__.splitlines()[0]}")
+            print(f"  {called:<14}{(verb.__doc__ or '').splitlines()[0]}")
         return 0
-    from hypersphere_jax.config.base import Stopped, UserError, did_you_mean
-
     if name not in VERBS:
         hint = did_you_mean(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
         print(f"error: no verb {name!r}{hint}", file=sys.stderr)
@@ -255,12 +239,12 @@ def main(arguments: list[str]) -> int:
     # SIGTERM stops as Ctrl-C does; the training loop handles both while it can save first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        VERBS[name](lambda target, *named: _parse(target, name, arguments[1:], *named))
-    except Stopped as stopped:
+        VERBS[name](lambda target: _parse(target, name, arguments[1:]))
+    except C.Stopped as stopped:
         print(stopped, file=sys.stderr)
     except KeyboardInterrupt:
         print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
-    except UserError as error:
+    except C.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
@@ -276,55 +260,108 @@ def main(arguments: list[str]) -> int:
 
 
 def silence_orbax() -> None:
-    """Orbax's failed reads and saves raise: here it does not log them, with tracebacks, as well.
-
-    After the first failure its threads report to an event loop that it has closed.
-    """
+    """Orbax's failed reads and saves raise: here it does not log them, with tracebacks, as well."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     show = sys.unraisablehook
 
-    def hook(unraisable):
+    def hook(unraisable):  # after a failure Orbax's threads report to an event loop that it closed
         if str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
     sys.unraisablehook = hook
 
 
-def _parse(target: Any, verb: str, arguments: list[str], experiments: Any = None) -> Any:
-    """Fills a dataclass or calls a function with what the command line gives.
+def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
+    """A dataclass filled, or a function (of a dict: the named one) called, with the arguments.
 
-    A dict of functions is a choice between them, by name. With experiments the first argument may
-    be the name of one, whose settings are then the defaults. On CPU as many devices are made as the
-    options ask for.
+    Of verbs that train, what a file of options has replaces the defaults; so does, of `pretrain`,
+    an experiment that is named by the first argument. Flags replace both. On CPU as many devices
+    are made as the options ask for.
     """
-    import tyro
+    prog = f"{_program().removeprefix('python ')} {verb}"
+    options: dict[str, Any] = {}
+    if verb in WITH_FILE:
+        default, help_text = None, [target.__doc__.split("\n\n")[0]]
+        if verb == "pretrain":
+            if arguments and not arguments[0].startswith("-"):
+                name, *arguments = arguments
+                prog, default = f"{prog} {name}", _experiments(f"pretrain {name}").find(name)
+            elif _in_repository():
+                names = ", ".join(_experiments(verb).PRETRAIN)
+                help_text.append(
+                    "The first argument may be an EXPERIMENT, whose settings are then the defaults "
+                    f"of all options: {names}."
+                )
+        help_text.append(
+            "`--config FILE` takes options from a file, YAML or JSON as a run's config.json; flags "
+            "override it."
+        )
+        options["description"] = " ".join(help_text)
+        file, arguments = _option("--config", arguments)
+        if file is not None:
+            from hypersphere_jax.config.from_file import blank, with_file
 
-    prog, options = f"run.py {verb}", {}
-    if experiments is not None and arguments and not arguments[0].startswith("-"):
-        name, *arguments = arguments
-        prog, options = f"{prog} {name}", {"default": experiments.find(name)}
-    elif experiments is not None:
-        names = ", ".join(experiments.PRETRAIN)
-        options = {
-            "description": f"{target.__doc__} The first argument may be an EXPERIMENT, whose "
-            f"settings are then the defaults of all options: {names}."
-        }
+            default = with_file(default or blank(target, tyro.MISSING), file)
+        options |= {} if default is None else {"default": default}
     cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
-    result = cli(
-        target,
-        args=arguments,
-        prog=prog,
-        **options,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
-    )
+    options["config"] = (tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed)
+    result = cli(target, args=arguments, prog=prog, **options)
     devices = getattr(getattr(result, "runtime", result), "devices", None)
     if devices is not None:
-        from hypersphere_jax.train.sharding import use_virtual_cpu_devices
+        from hypersphere_jax.training.sharding import use_virtual_cpu_devices
 
         use_virtual_cpu_devices(devices)
     return result
 
 
+def _option(flag: str, arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The value of a flag among arguments, and the others; None where it is not given."""
+    value, others, left = None, [], iter(arguments)
+    for argument in left:
+        given, equals, after = argument.partition("=")
+        if given != flag:
+            others.append(argument)
+            continue
+        C.require(value is None, f"{flag} is given twice: give it once")
+        value = after if equals else next(left, "")
+        C.require(bool(value) and not value.startswith("--"), f"{flag}: name a file after it")
+    return value, others
+
+
+def _in_repository() -> bool:
+    """Whether this is a clone of the repository: `experiments` and `benchmarks` are there."""
+    there = (ROOT / "run.py").is_file() and (ROOT / "experiments").is_dir()
+    if there and str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return there
+
+
+def _need_repository(command: str) -> None:
+    C.require(
+        _in_repository(),
+        f"{command} is in the repository only, not in the installed package: clone it, and there "
+        f"run `python run.py {command}`",
+    )
+
+
+def _experiments(command: str) -> Any:
+    _need_repository(command)
+    import experiments
+
+    return experiments
+
+
+def _program() -> str:
+    """How the command line is called: `python run.py`, `hypersphere-jax`."""
+    called = Path(sys.argv[0])
+    if called.name == "hypersphere-jax":
+        return called.name
+    module = called.name == "__main__.py" and called.parent.name == "hypersphere_jax"
+    return "python -m hypersphere_jax" if module else "python run.py"
+
+
 def _command() -> str:
-    return shlex.join(["python", *sys.argv])
+    program = _program()
+    first = ["python", sys.argv[0]] if program == "python run.py" else program.split()
+    return shlex.join([*first, *sys.argv[1:]])

@@ -1,12 +1,12 @@
-"""Fine-tuning: a classifier and the whole encoder of a run, on all labels or a part of them.
+"""The verb `finetune`: a classifier and the whole encoder of a run, on all labels or a part.
 
-It is a training run as any other (the same loop, folder and resumption), whose config is made here
-from that of the run that gives the encoder; then the classifier is scored on the test split, once.
+It is a training run as any other, whose config is made here from that of the run that gives the
+encoder; then the classifier is scored on the test split, once.
 """
 
-import dataclasses
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +28,25 @@ from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.files import read_json, write_json
-from hypersphere_jax.train import loop, processes, run_folder, sharding
+from hypersphere_jax.training import loop, processes, run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
-# Of the labels, to train on where the learning rate is chosen; the others choose it.
-FITTING = 0.8
-# Held-out images below which the choice is named a noisy one.
-ENOUGH = 100
+FITTING = 0.8  # of the labels, to train on where the others choose the learning rate
+ENOUGH = 100  # held-out images for a choice without a warning
 ADVICE = "choose another --name with lower --learning-rates"
 
 
-def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
+def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
     """Trains, or continues to, and scores the classifier.
 
     Of several learning rates each has a run of its own in the folder `learning_rates` of the run,
-    on 80% of the labels of each class, and is scored on the others. All are rounded as
-    `subsets.fraction` does, so that a class with one or two images has none to choose by. A rate
-    that diverged is not chosen, nor tried again by the same command; of equals the smallest is.
+    on 80% of the labels of each class, and is scored on the others. A rate that diverged is not
+    chosen, nor tried again by the same command; of equals the smallest is.
 
     By default as SimCLR is fine-tuned (Chen et al. 2020, B.5; epochs as in SimCLR v2, B): Nesterov
-    momentum 0.9, learning rate 0.05 for 256 images, no weight decay, crop and flip alone. The
-    paper names no decay of the rate: here it is a cosine. And here each image of a batch is there
-    twice, in two augmentations.
+    momentum 0.9, learning rate 0.05 for 256 images, no weight decay, crop and flip alone. The paper
+    names no schedule: here it is a cosine. And here a batch has two augmentations of each image.
 
     Args:
       config: of the fine-tuning.
@@ -60,9 +56,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
       The run's folder, and the result as in `eval/finetune.json`; None in processes but the first.
 
     Raises:
-      UserError: as `loop.train`; for data without labels or a test split; for too few labels;
-        when all of several learning rates diverged.
-      Stopped: as `loop.train`.
+      UserError: as `loop.train`; for data without labels or a test split; if all rates diverged.
     """
     processes.initialize(config.runtime)
     with processes.exit_on_error():
@@ -71,12 +65,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
     if len(rates) > 1:
         valid = held_out(whole, config.fraction, base.data.subset_seed)
         if len(valid) < ENOUGH:
-            logger.warning(
-                "--learning-rates: %d held-out images choose among them, each %.3g points of the "
-                "accuracy: a noisy choice",
-                len(valid),
-                100 / len(valid),
-            )
+            logger.warning("--learning-rates: %d held-out images: a noisy choice", len(valid))
         valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
     chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
@@ -87,7 +76,6 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         test_scores = score(folder, run_folder.test_split(whole), config.runtime.devices)
     except Diverged as error:
         raise Diverged(error.reason, ADVICE) from error
-    made = run_folder.read_config(folder)
     result = {
         "run": folder.name,
         "init_from": run.init_from,
@@ -99,7 +87,7 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
         "fraction": config.fraction,
         "labels": _count(whole, config.fraction, run.data.subset_seed),
         **test_scores,
-        "num_classes": made.model.num_classes,
+        "num_classes": run_folder.read_config(folder).model.num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
         "valid_top1": valid_top1,
@@ -115,53 +103,32 @@ def finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str,
 
 
 def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
-    """Of a fraction of the labels, those that are not among the 80% to train on.
-
-    Raises:
-      UserError: when there are none.
-    """
-    part, fitting = (
-        subsets.fraction(dataset.train, share, seed) for share in (fraction, FITTING * fraction)
-    )
+    """Of a fraction of the labels, those that are not among the 80% to train on."""
+    shares = fraction, FITTING * fraction
+    part, fitting = (subsets.fraction(dataset.train, share, seed) for share in shares)
     rows = np.setdiff1d(part.indices, fitting.indices)
     rows = rows[np.asarray(dataset.train.labels)[rows] >= 0]
     require(
         len(rows) > 0,
-        f"--fraction {fraction:g}: no class has enough images to hold one out, so that nothing "
-        "can choose between several --learning-rates; give one",
+        f"--fraction {fraction:g}: no class has enough images to hold one out: give one of the "
+        "--learning-rates",
     )
     return subsets.Subset(dataset.train, rows, "held out")
 
 
 def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
-    """The rate with the best accuracy, the smallest of equals; None: it diverged.
-
-    Raises:
-      UserError: when all diverged.
-    """
-    scored = [
-        (-top1, rate) for rate, top1 in zip(rates, valid_top1, strict=True) if top1 is not None
-    ]
+    """The rate with the best accuracy, the smallest of equals; UserError if all diverged (None)."""
+    pairs = zip(rates, valid_top1, strict=True)
+    scored = [(-top1, rate) for rate, top1 in pairs if top1 is not None]
     tried = " ".join(f"{rate:g}" for rate in rates)
     require(bool(scored), f"--learning-rates {tried}: training diverged at each; give lower ones")
     return min(scored)[1]
 
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
-    """Accuracy of a run's classifier, newest checkpoint, as `scores.scores` has it.
-
-    Args:
-      folder: of a supervised run.
-      source: of images; those without label are left out.
-      devices: of this process to compute on; None: all.
-
-    Raises:
-      UserError: when no image has a label.
-      Diverged: for logits that are not finite.
-    """
-    encoder = run_folder.load_encoder(folder)
-    here = sharding.local_devices(devices)
-    logits, labels = split_features(encoder, source, ["logits"], here).features["logits"]
+    """Scores of a run's classifier on labelled images; `Diverged` for NaN or infinite logits."""
+    encoder, local = run_folder.load_encoder(folder), sharding.local_devices(devices)
+    logits, labels = split_features(encoder, source, ["logits"], local).features["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")
     if not np.isfinite(logits[known]).all():
@@ -178,21 +145,25 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     folder = run_folder.find(config.run)
     run_folder.require_images(folder, "finetune")
     source = run_folder.read_config(folder)
+    label = source.model.label
+    require(
+        source.model.network is None,
+        f"finetune is for the networks of this package, and {folder} has {label}",
+    )
     recipe = source.data.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
-    place = dataclasses.replace(
-        run_folder.moved(source.data, config.data_dir), recipe=config.recipe or recipe, fraction=1.0
-    )
-    dataset = data.load(place)
-    require(
-        bool(dataset.class_names), f"the images of {dataset.origin} have no labels to fine-tune on"
-    )
+    data_config = run_folder.moved(source.data, config.data_dir)
+    recipe = config.recipe or recipe
+    data_config = replace(data_config, recipe=recipe, augment=None, fraction=1.0)
+    dataset = data.load(data_config)
+    labelled = bool(dataset.class_names)
+    require(labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
     run_folder.test_split(dataset)
-    model = dataclasses.replace(
+    model = replace(
         source.model,
         classifier_layer=config.layer or models.before_head(source.model.name),
-        # The number of devices is not to shape the run, nor are there keys to keep apart.
+        # The number of devices shall not shape the run, and there are no keys to keep apart.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
     )
@@ -210,7 +181,7 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         seed=config.seed,
         init_from=str(folder.resolve()),
         init_step=config.step,
-        data=place,
+        data=data_config,
         model=model,
         objective=objective,
         moco=MocoConfig(),
@@ -221,28 +192,21 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
 
 
 def _with_optimizer(
-    config: FinetuneConfig,
-    base: PretrainConfig,
-    whole: Dataset,
-    rate: float,
-    share: float = 1.0,
+    config: FinetuneConfig, base: PretrainConfig, whole: Dataset, rate: float, share: float = 1.0
 ) -> PretrainConfig:
     """The run on a share of the fraction of the labels."""
     fraction = share * config.fraction
     count = _count(whole, fraction, base.data.subset_seed)
     require(count >= 2, f"--fraction {config.fraction:g}: {count} labelled image, two are needed")
-    return dataclasses.replace(
-        base,
-        data=dataclasses.replace(base.data, fraction=fraction),
-        optimizer=OptimizerConfig(
-            epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
-            batch_size=config.batch_size or 2 ** (min(256, count).bit_length() - 1),
-            learning_rate=rate,
-            schedule="cosine",
-            nesterov=True,
-            weight_decay=config.weight_decay,
-        ),
+    optimizer = OptimizerConfig(
+        epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
+        batch_size=config.batch_size or 2 ** (min(256, count).bit_length() - 1),
+        learning_rate=rate,
+        schedule="cosine",
+        nesterov=True,
+        weight_decay=config.weight_decay,
     )
+    return replace(base, data=replace(base.data, fraction=fraction), optimizer=optimizer)
 
 
 def _valid_top1(
@@ -251,23 +215,23 @@ def _valid_top1(
     whole: Dataset,
     rate: float,
     valid: Source,
-    command: str,
+    command,
 ) -> float | None:
-    """Accuracy of one learning rate on the images held out; None where training diverged."""
+    """Accuracy of one learning rate on the held-out images; None where training diverged."""
     folder = run_folder.folder_of(base) / "learning_rates"
-    placed = dataclasses.replace(base, name=str(rate), runs_dir=str(folder))
+    placed = replace(base, name=str(rate), runs_dir=str(folder))
     run = _with_optimizer(config, placed, whole, rate, FITTING)
     file = run_folder.folder_of(run) / "diverged.json"
-    of = {"config": run_folder.training_config(run), "data_digest": whole.digest()}
+    run_of_record = {"config": run_folder.training_config(run), "data_digest": whole.digest()}
     record = read_json(file) if file.is_file() else {}
-    if {key: record.get(key) for key in of} != of:
+    if record | run_of_record != record:
         try:
             folder = loop.train(run, command)
             return score(folder, valid, config.runtime.devices)["top1"]
         except Diverged as error:
-            record = of | {"found": error.reason}
+            record = run_of_record | {"reason": error.reason}
             write_json(file, record)
-    logger.warning("--learning-rates: %g is left out: %s", rate, record["found"])
+    logger.warning("--learning-rates: %g is left out: %s", rate, record["reason"])
     return None
 
 

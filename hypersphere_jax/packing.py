@@ -42,10 +42,9 @@ def one_per_row(words: jax.Array) -> Packed:
 
 
 def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Assigns sentences of at most t words to rows of t, by best-fit decreasing.
+    """Row and column `[k]` of each sentence's first word, and the number of rows of t words.
 
-    Returns:
-      Row and column `[k]` of the first word of each sentence, and the number of rows.
+    By best-fit decreasing.
     """
     rows, columns = np.empty((2, len(lengths)), np.int64)
     rows_with: list[list[int]] = [[] for _ in range(t + 1)]  # by the room that is left in them
@@ -63,10 +62,7 @@ def best_fit(lengths: Sequence[int], t: int) -> tuple[np.ndarray, np.ndarray, in
 
 
 def padded_count(rows: int) -> int:
-    """The next of few numbers of rows, as a program is compiled for each number.
-
-    They are 1, 2, …, 16, and from there on each is an eighth larger than the one before.
-    """
+    """The next of few numbers, as a program is compiled for each: 1 to 16, then an eighth more."""
     size = 1
     while size < rows:
         size += max(1, size // 8)
@@ -74,18 +70,9 @@ def padded_count(rows: int) -> int:
 
 
 def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Packed]:
-    """Sentences in rows of t words, as many rows on each device.
+    """Sentences (END at last) in rows of t words, dealt out in turn: the part of each device.
 
-    Rows are dealt out in turn, so that all devices have the same work, however the lengths lie in
-    the batch. Each device has positions for all k sentences, OTHER_DEVICE for those of the others.
-
-    Args:
-      sentences: the numbers of their words, END at last.
-      t: words in a row.
-      devices: how many share the rows.
-
-    Returns:
-      For each device its part.
+    Each device has positions for all k sentences, OTHER_DEVICE for those of the others.
     """
     lengths = np.array([len(sentence) for sentence in sentences], np.int32)
     rows, columns, count = best_fit(lengths, t)

@@ -1,7 +1,4 @@
-"""Pages and tables from the files of runs.
-
-A page is one HTML file with its pictures inside. matplotlib is imported where a picture is drawn.
-"""
+"""Tables on the terminal, and pages of runs: each one HTML file with its pictures inside."""
 
 import base64
 import math
@@ -20,18 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hypersphere_jax.config import require
+from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_json
-from hypersphere_jax.train.metrics_log import read_metrics
+from hypersphere_jax.training.metrics_log import read_metrics
 
-HEADERS = {
-    "top1": "top-1 (%)",
-    "top1_interval": "95% interval",
-    "top5": "top-5 (%)",
-    "uniform_optimum": "optimal uniform",
-}
+HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 (%)"}
+HEADERS["uniform_optimum"] = "optimal uniform"
 # Of a result, what is not compared; times are left out as well.
 HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait")
-# What follows the run where its encoder of sentences is probed.
+# Options of `probe` for an encoder of sentences.
 OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
 
 HEAD = """<!doctype html>
@@ -54,16 +48,12 @@ pre { background: #8881; padding: .7rem 1rem; white-space: pre-wrap; }
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
 ) -> None:
-    """Print a table, as plain text when not on a terminal; None prints as "-".
-
-    On a narrow terminal long texts end in "…", so that a row stays one line.
-    """
+    """Print a table, a line a row; long texts end in "…" on a narrow terminal."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for index, column in enumerate(columns):
-        numeric = _is_numeric([row[index] for row in rows])
-        side = "right" if numeric else "left"
+    for index, (column, numeric) in enumerate(zip(columns, _numeric(columns, rows), strict=True)):
         # Names and numbers stay whole, texts give way.
-        table.add_column(Text(column), justify=side, no_wrap=numeric or index == 0)
+        justify = "right" if numeric else "left"
+        table.add_column(Text(column), justify=justify, no_wrap=numeric or index == 0)
     for row in rows:
         table.add_row(*(Text(text_of(cell), no_wrap=True, overflow="ellipsis") for cell in row))
     # A file or a pipe has no width to fit into.
@@ -84,7 +74,7 @@ def with_error(value: float | None, standard_error: float | None) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as tables print it: four digits, `-` for None."""
+    """A value as tables print it: four digits, "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):
@@ -96,21 +86,20 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers, and gaps at most."""
-    kinds = {type(value) for value in values if value is not None}
-    return bool(kinds) and all(issubclass(kind, Real) and kind is not bool for kind in kinds)
+def _numeric(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """Whether each column holds numbers, and perhaps gaps."""
+    kinds = [{type(row[i]) for row in rows} - {type(None)} for i in range(len(columns))]
+    return [
+        bool(each) and all(issubclass(k, Real) and k is not bool for k in each) for each in kinds
+    ]
 
 
 def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
     """Write one self-contained HTML page, whole or not at all.
 
-    Args:
-      path: of the HTML file.
-      title: of the page.
-      blocks: each a kind of `RENDERERS` and its content: ("heading", text), ("subheading", text),
-        ("text", text), ("table", columns, rows), ("figure", path of a PNG, caption),
-        ("config", nested dict), ("command", text of shell commands).
+    Blocks are a key of `RENDERERS` and its arguments: ("heading", text), ("subheading", text),
+    ("text", text), ("table", columns, rows), ("figure", path of a PNG, caption), ("config", nested
+    dict), ("command", text).
     """
     body = "\n".join(RENDERERS[kind](*content) for kind, *content in blocks)
     page = f"{HEAD}{_tag('title', title)}\n{_tag('h1', title)}\n{body}\n</html>\n"
@@ -120,16 +109,12 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
 
 
 def run_report(run_dir: str | Path) -> Path:
-    """Write report.html into a run's folder, and its figures/training_curves.png.
+    """Write report.html into a run's folder; UserError if there is no run or a file is no JSON."""
+    from hypersphere_jax import plots
 
-    Raises:
-      UserError: if there is no run, or one of its JSON files cannot be read.
-    """
     run_dir = Path(run_dir)
     saved, records = _read_config(run_dir), read_metrics(run_dir)
     if records:
-        from hypersphere_jax import plots
-
         curves = run_dir / "figures" / "training_curves.png"
         plots.training_curves({run_dir.resolve().name: records}, curves)
     pictures = (run_dir / "figures").glob("*.png")
@@ -149,17 +134,13 @@ def run_report(run_dir: str | Path) -> Path:
 
 
 def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
-    """Write one page of several runs, and their curves as a PNG beside it.
-
-    Raises:
-      UserError: if there is no run, or a JSON file of one cannot be read.
-    """
+    """Write one page of several runs, and their curves as a PNG beside it."""
     from hypersphere_jax import plots
 
     require(len(run_dirs) > 0, "no runs to report: name at least one run's folder")
     folders = _names(run_dirs)
     # Beside its config, a file holds dates and the like, which always differ.
-    configs = {name: _flat(_read_config(each)["config"]) for name, each in folders.items()}
+    configs = {name: _settings(_read_config(each)["config"]) for name, each in folders.items()}
     curves = Path(path).with_name(f"{Path(path).stem}_curves.png")
     plots.training_curves({name: read_metrics(each) for name, each in folders.items()}, curves)
     blocks = [
@@ -174,11 +155,8 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
 
 def _evaluations(run_dirs: Sequence[str | Path]) -> Iterable[tuple]:
     yield ("heading", "Evaluation")
-    tables = eval_tables(run_dirs)
-    for protocol, table in tables.items():
+    for protocol, table in eval_tables(run_dirs).items():
         yield from (("subheading", protocol), ("table", *table))
-    if not tables:
-        yield ("text", "Nothing was evaluated yet.")
 
 
 def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], list[list]]]:
@@ -193,7 +171,7 @@ def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], li
     tables = {}
     for protocol, rows in results.items():
         keys = list(dict.fromkeys(k for row in rows for k, v in row.items() if v is not None))
-        # Groups, such as the chosen hyper-parameters, are wide: after the numbers.
+        # Dicts, such as the chosen hyper-parameters, are wide: after the numbers.
         keys.sort(key=lambda key: any(isinstance(row.get(key), Mapping) for row in rows))
         columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
         tables[protocol] = columns, [[row.get(key) for key in keys] for row in rows]
@@ -201,18 +179,18 @@ def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], li
 
 
 def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a result's row, without lists such as a confusion matrix, and times."""
+    """The values of a result's row, without times, and without lists but for intervals."""
     row = {}
     for key, value in result.items():
-        lists = isinstance(value, list) and not key.endswith("_interval")
-        if not (lists or key in HIDDEN or "seconds" in key or key.endswith("_standard_error")):
+        hidden = key in HIDDEN or "seconds" in key or key.endswith("_standard_error")
+        if not hidden and (key.endswith("_interval") or not isinstance(value, list)):
             error = result.get(f"{key}_standard_error")
             row[key] = value if error is None else with_error(value, error)
     return row
 
 
 def _commands(run_dir: Path, saved: Mapping) -> list[str]:
-    """What to type next, and the command that started the run if it is on record."""
+    """What to type next, and the run's last command if it is on record."""
     config, run = saved.get("config", {}), shlex.quote(str(run_dir))
     model, recipe = config.get("model", {}), str(config.get("data", {}).get("recipe"))
     if model.get("vocabulary"):
@@ -250,22 +228,14 @@ def _progress(records: Sequence[Mapping]) -> str:
     return last
 
 
-def _flat(settings: Mapping, prefix: str = "") -> dict[str, str]:
-    """Nested settings as one dict with keys such as "model.width", or "sessions.1.command"."""
-    flat = {}
-    for key, value in settings.items():
-        if isinstance(value, list) and value and isinstance(value[0], Mapping):
-            value = dict(enumerate(value, start=1))
-        nested = isinstance(value, Mapping)
-        flat |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": str(value)}
-    return flat
+def _settings(config: Mapping) -> dict[str, str]:
+    return {key: str(value) for key, value in flattened(config).items()}
 
 
 def _differing_settings(configs: Mapping[str, Mapping]) -> tuple[list[str], list[list]]:
     keys = dict.fromkeys(key for config in configs.values() for key in config)
     columns = {key: [config.get(key) for config in configs.values()] for key in keys}
     names = list(configs)
-    # A setting that repeats the run's name tells nothing new.
     kept = {k: v for k, v in columns.items() if len(set(v)) > 1 and v != names}
     return ["run", *kept], [list(row) for row in zip(names, *kept.values(), strict=True)]
 
@@ -275,13 +245,9 @@ def _tag(tag: str, text: str, attributes: str = "") -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
-    marks = [' class="number"' if flag else "" for flag in numeric]
-    lines = [[_tag("th", name, mark) for name, mark in zip(columns, marks, strict=True)]]
-    lines += [
-        [_tag("td", text_of(value), mark) for value, mark in zip(row, marks, strict=True)]
-        for row in rows
-    ]
+    marks = [' class="number"' if numeric else "" for numeric in _numeric(columns, rows)]
+    lines = [map(_tag, ["th"] * len(columns), columns, marks)]
+    lines += [map(_tag, ["td"] * len(columns), map(text_of, row), marks) for row in rows]
     body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f'<div class="wide"><table>\n{body}\n</table></div>'
 
@@ -299,5 +265,5 @@ RENDERERS = {
     "command": partial(_tag, "pre"),
     "table": _table,
     "figure": _figure,
-    "config": lambda settings: _table(["setting", "value"], list(_flat(settings).items())),
+    "config": lambda settings: _table(["setting", "value"], list(_settings(settings).items())),
 }

@@ -26,7 +26,7 @@ import run_states  # noqa: E402
 import tiny_runs  # noqa: E402
 
 from hypersphere_jax import cli  # noqa: E402
-from hypersphere_jax.train import loop, sharding  # noqa: E402
+from hypersphere_jax.training import loop, sharding  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

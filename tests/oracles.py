@@ -1,7 +1,8 @@
 """Float64 loop oracles of the losses, written from the papers' equations alone.
 
 They share no code with `hypersphere_jax`. Before equation numbers, W&I is Wang & Isola, Chen is
-Chen et al. (generalized contrastive loss), BCL is the balanced contrastive loss paper.
+Chen et al. (generalized contrastive loss), BCL is the balanced contrastive loss paper. Weights, of
+pairs or points, make a mean a weighted one.
 Only `nt_xent_oracle` with similarity="cosine" normalizes; elsewhere features enter as they are.
 """
 
@@ -19,25 +20,29 @@ def _squared_distance(u, v):
     return float((u - v) @ (u - v))
 
 
-def _mean(values):
-    return float(np.mean(list(values)))
+def _mean(values, weights=None):
+    return float(np.average(list(values), weights=weights))
 
 
 def _log_sum_exp(values):
     return np.logaddexp.reduce(list(values))
 
 
-def align_oracle(x, y, alpha=2.0):
+def align_oracle(x, y, alpha=2.0, weights=None):
     """W&I 4.1.1 and B.1: mean of the distance of a positive pair to the power alpha."""
-    return _mean(_squared_distance(u, v) ** (alpha / 2) for u, v in zip(*_rows(x, y), strict=True))
+    pairs = zip(*_rows(x, y), strict=True)
+    return _mean((_squared_distance(u, v) ** (alpha / 2) for u, v in pairs), weights)
 
 
-def uniform_oracle(x, t=2.0, include_self=False):
+def uniform_oracle(x, t=2.0, include_self=False, weights=None):
     """W&I Eq. (9), or Eq. (8) with include_self: log of the mean Gaussian potential."""
     (x,) = _rows(x)
-    n = range(len(x))
-    pairs = [(i, j) for i in n for j in n if include_self or i != j]
-    return _log_sum_exp(-t * _squared_distance(x[i], x[j]) for i, j in pairs) - math.log(len(pairs))
+    n, w = range(len(x)), np.ones(len(x)) if weights is None else weights
+    pairs = [(i, j) for i in n for j in n if (include_self or i != j) and w[i] * w[j] > 0]
+    total = _log_sum_exp(
+        math.log(w[i] * w[j]) - t * _squared_distance(x[i], x[j]) for i, j in pairs
+    )
+    return total - math.log(sum(w[i] * w[j] for i, j in pairs))
 
 
 def uniformity(x, t=2.0):
@@ -47,14 +52,16 @@ def uniformity(x, t=2.0):
     return math.log(np.exp(-t * squares).mean())
 
 
-def contrastive_oracle(x, y, tau=0.5):
+def contrastive_oracle(x, y, tau=0.5, symmetric=True, weights=None):
     """W&I B.1, with the minus sign of Eq. (1): 2K cross-entropies, x over y and y over x."""
     x, y = _rows(x, y)
-    return _mean(
+    sides = ((x, y), (y, x)) if symmetric else ((x, y),)
+    entropies = (
         _log_sum_exp(anchor @ other / tau for other in others) - anchor @ positive / tau
-        for anchors, others in ((x, y), (y, x))
+        for anchors, others in sides
         for anchor, positive in zip(anchors, others, strict=True)
     )
+    return _mean(entropies, None if weights is None else [*weights] * len(sides))
 
 
 def info_nce_oracle(query, key, negatives, tau=0.07):
@@ -84,18 +91,33 @@ def _anchors(z1, z2):
         yield z[i], z[p], [z[k] for k in range(2 * n) if k not in (i, p)]
 
 
-def nt_xent_oracle(z1, z2, tau=0.5, similarity="cosine"):
+def nt_xent_oracle(z1, z2, tau=0.5, similarity="cosine", weights=None):
     """BCL Eq. (15) with tau = 1/alpha, mean over the 2n anchors; neg_euclidean: footnote 4."""
     compare = {
         "cosine": lambda u, v: u @ v / math.sqrt((u @ u) * (v @ v)),
         "dot": np.dot,
         "neg_euclidean": lambda u, v: -_squared_distance(u, v),
     }[similarity]
-    return _mean(
+    entropies = (
         _log_sum_exp(compare(anchor, other) / tau for other in [positive, *others])
         - compare(anchor, positive) / tau
         for anchor, positive, others in _anchors(z1, z2)
     )
+    return _mean(entropies, None if weights is None else [*weights] * 2)
+
+
+def supervised_contrastive_oracle(z, labels, tau=0.1, weights=None):
+    """Khosla et al. (Supervised Contrastive Learning) Eq. (2), over points that have a positive."""
+    (z,) = _rows(z)
+    losses, counts = [], []
+    for i, label in enumerate(labels):
+        others = [k for k in range(len(z)) if k != i]
+        positives = [k for k in others if labels[k] == label]
+        if positives:
+            total = _log_sum_exp(z[i] @ z[k] / tau for k in others)
+            losses.append(-_mean(z[i] @ z[p] / tau - total for p in positives))
+            counts.append(1.0 if weights is None else weights[i])
+    return _mean(losses, counts)
 
 
 def decoupled_nt_xent_oracle(z1, z2, tau=1.0, lam=0.1, scaling="per_sample"):

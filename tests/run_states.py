@@ -8,10 +8,10 @@ import pytest
 
 from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.train import checkpoint, run_folder
-from hypersphere_jax.train.metrics_log import MetricsWriter, read_metrics
-from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.step import Momentum, init_state
+from hypersphere_jax.training import checkpoint, run_folder
+from hypersphere_jax.training.metrics_log import MetricsWriter, read_metrics
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.step import Momentum, init_state
 
 
 def state_of(folder, step=None):

@@ -9,7 +9,7 @@ import experiments
 from hypersphere_jax import cli, report
 from hypersphere_jax.config import PretrainConfig, Stopped
 from hypersphere_jax.files import read_json
-from hypersphere_jax.train import loop
+from hypersphere_jax.training import loop
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
@@ -49,7 +49,7 @@ def test_invalid_input(capsys):
         ("pretrain moco_cifar10/contrastive --epochs 0", "--epochs 0"),
         ("probe nowhere", "no run 'nowhere'"),
         ("reproduce wang-isola/figure77", "did you mean 'wang-isola/figure7'"),
-        ("reproduce wang-isola/table3 --scale laptop", "has no --scale laptop"),
+        ("reproduce wang-isola/table3 --scale laptop", "no wang-isola/table3 at --scale laptop"),
         ("bench losses --sizes 1", "--sizes"),
     ):
         assert said in fails(capsys, *line.split()), line
@@ -60,7 +60,7 @@ def test_invalid_input(capsys):
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
     name = "moco_cifar10/align_uniform"
-    config = cli._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"], experiments)
+    config = cli._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"])
     expected = experiments.find(name)
     assert config.optimizer.epochs == 7 and expected.optimizer.epochs == 200
     assert config.model == expected.model and config.objective == expected.objective
@@ -90,9 +90,9 @@ def test_from_training_to_report(capsys, tmp_path):
     assert f"{score:.2f}" in capsys.readouterr().out
     assert cli.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
-    found = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
-    assert report.with_error(found["uniform"], found["uniform_standard_error"]) in table
-    bounds = [f"{found[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
+    result = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
+    assert report.with_error(result["uniform"], result["uniform_standard_error"]) in table
+    bounds = [f"{result[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns
     assert cli.main(["report", a]) == 0
     page = Path(capsys.readouterr().out.strip())

@@ -12,7 +12,7 @@ from run_states import killed_after_checkpoint, state_of
 from hypersphere_jax import augment, data, finetune
 from hypersphere_jax import config as C
 from hypersphere_jax.files import read_json
-from hypersphere_jax.train import loop, run_folder
+from hypersphere_jax.training import loop, run_folder
 
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=4)
 
@@ -25,7 +25,7 @@ def asked(folder, runs_dir, **changes):
 def tuned(image_run, once):
     """Two epochs on a tenth of the labels, from the checkpoint of step 28 (read only)."""
     few = {"fraction": 0.1, "epochs": 2, "step": 28, "name": "tuned"}
-    make = lambda folder: finetune.finetune(asked(image_run, folder, **few))  # noqa: E731
+    make = lambda folder: finetune.run_finetune(asked(image_run, folder, **few))  # noqa: E731
     return once("tuned", make) / "tuned"
 
 
@@ -113,7 +113,7 @@ def test_learning_rate_is_chosen_without_the_test_split(image_run, tmp_path, pla
     runs_, sources, top1 = planned
     top1 |= {0.01: 60.0, 0.2: 80.0, 5.0: None, 0.1: 80.0}
     config = asked(image_run, tmp_path, fraction=0.1, learning_rates=tuple(top1))
-    _, result = finetune.finetune(config)
+    _, result = finetune.run_finetune(config)
     assert result["chosen"] == {"learning_rate": 0.1}
     assert [run.optimizer.learning_rate for run in runs_] == [*top1, 0.1]
     assert [round(run.data.fraction, 12) for run in runs_] == [0.08] * 4 + [0.1]
@@ -128,7 +128,7 @@ def test_learning_rate_is_chosen_without_the_test_split(image_run, tmp_path, pla
     assert "5 is left out: the run diverged" in caplog.text
     # Epochs and batches by the number of labels.
     for fraction, epochs, batch_size in ((1.0, 30, 256), (0.1, 30, 128), (0.01, 60, 8)):
-        finetune.finetune(asked(image_run, tmp_path, fraction=fraction, learning_rates=(0.2,)))
+        finetune.run_finetune(asked(image_run, tmp_path, fraction=fraction, learning_rates=(0.2,)))
         rule = runs_[-1].optimizer
         assert (rule.epochs, rule.batch_size) == (epochs, batch_size)
 
@@ -140,7 +140,7 @@ def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
     def tried(*rates):
         runs_.clear()
         with pytest.raises(C.UserError, match=r"--learning-rates 5000 6000\b.* diverged at each"):
-            finetune.finetune(asked(image_run, tmp_path, learning_rates=rates))
+            finetune.run_finetune(asked(image_run, tmp_path, learning_rates=rates))
         return [run.optimizer.learning_rate for run in runs_]
 
     assert tried(5000.0, 6000.0) == [5000, 6000]
@@ -158,15 +158,15 @@ def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
 def test_pretraining_and_a_good_rate_help_and_stopped_it_goes_on(image_run, tmp_path):
     options = {"fraction": 0.1, "batch_size": 32, "epochs": 15}
     rates = options | {"learning_rates": (1e-6, 0.2)}
-    folder, result = finetune.finetune(asked(image_run, tmp_path / "whole", **rates))
+    folder, result = finetune.run_finetune(asked(image_run, tmp_path / "whole", **rates))
     assert result["chosen"] == {"learning_rate": 0.2}
     assert result["valid_top1"][1] > result["valid_top1"][0] + 5
     options |= {"step": 0, "learning_rates": (0.2,)}
-    assert result["top1"] > finetune.finetune(asked(image_run, tmp_path, **options))[1]["top1"]
+    assert result["top1"] > finetune.run_finetune(asked(image_run, tmp_path, **options))[1]["top1"]
     for at in (8, 60):  # in the first candidate, and at the end of the last run
         with killed_after_checkpoint(at):
-            finetune.finetune(asked(image_run, tmp_path / "cut", **rates))
+            finetune.run_finetune(asked(image_run, tmp_path / "cut", **rates))
     for _ in range(2):  # the same command does nothing again
-        again, same = finetune.finetune(asked(image_run, tmp_path / "cut", **rates))
+        again, same = finetune.run_finetune(asked(image_run, tmp_path / "cut", **rates))
         assert same == result
     jax.tree.map(np.testing.assert_array_equal, state_of(again), state_of(folder))

@@ -12,26 +12,30 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config",
-    "files losses moco packing theory train.processes",
-    "augment data models train.progress train.sharding",
-    "data.batches train.checkpoint train.metrics_log train.objectives train.optimizers"
-    " train.recorder train.resolve train.run_folder train.step",
-    "evaluate finetune torch_io train.loop train.vmapped",
-    "data.data_verb plots report",
-    "cli",
+    "config extras",
+    "files losses moco packing theory training.processes",
+    "augment data models training.progress training.sharding",
+    "data.batches training.checkpoint training.metrics_log training.objectives training.optimizers"
+    " training.recorder training.resolve training.run_folder training.step torch_files",
+    "encoder evaluate finetune torch_io training.loop training.vmapped",
+    "data.data_verb plots report run",
+    "cli __main__",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
-FLOOR_OF |= {"__init__": 1, "train.__init__": 0}  # the package itself re-exports floor 1
+FLOOR_OF |= {"__init__": 1, "training.__init__": 0}  # the package itself re-exports floor 1
 OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES["scipy"] = ["data", "evaluate"]
-HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["train.checkpoint"]}
-HOMES |= {"tyro": ["config", "cli"], "matplotlib": ["plots"], "torch": ["torch_io"]}
-HOMES |= {"tensorboardX": ["train.metrics_log"]}
+HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["training.checkpoint"]}
+HOMES |= {"tyro": ["config", "cli"], "matplotlib": ["plots"], "torch": ["torch_files"]}
+HOMES |= {
+    "tensorboardX": ["training.metrics_log"],
+    "safetensors": ["encoder", "torch_io", "torch_files"],
+}
+HOMES |= {"equinox": ["models.custom"], "yaml": ["config"], "wandb": ["training.metrics_log"]}
 # The same of names of JAX's.
-ONLY = {"jax.pmap": ["train.sharding"], "jax.distributed": ["train.processes"]}
+ONLY = {"jax.pmap": ["training.sharding"], "jax.distributed": ["training.processes"]}
 
 
 def part_of(module):
@@ -42,8 +46,12 @@ def part_of(module):
 
 
 def imported(tree):
-    """Dotted names of what is imported, here, too."""
-    for node in ast.walk(tree):
+    """Dotted names of what is imported, here, too; not what only a type checker imports."""
+    guarded = [
+        n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n)
+    ]
+    unread = {node for guard in guarded for node in ast.walk(guard)}
+    for node in set(ast.walk(tree)) - unread:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -10,7 +10,7 @@ import pytest
 
 from hypersphere_jax import plots, report
 from hypersphere_jax.config import UserError
-from hypersphere_jax.evaluate import results
+from hypersphere_jax.evaluate import results_file
 
 
 def parsed(path):
@@ -141,4 +141,4 @@ def test_results_of_probes_in_order():
     made = [{"protocol": "lbfgs"} | dict(zip(names, of, strict=True)) for of in scores]
     orders = {None: [0, 1, 2], "top1": [1, 2, 0], "top5": [2, 0, 1], "seconds": [2, 1, 0]}
     for column, order in orders.items():
-        assert results.ordered(made, column) == [made[place] for place in order], column
+        assert results_file.ordered(made, column) == [made[place] for place in order], column

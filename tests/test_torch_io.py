@@ -1,4 +1,4 @@
-"""Encoders from PyTorch (NumPy stands in for it) become runs, and go back unchanged."""
+"""Encoders from PyTorch (NumPy in its place) become runs, and go back unchanged."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from hypersphere_jax import torch_io
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch
-from hypersphere_jax.train import checkpoint, run_folder, sharding
+from hypersphere_jax.training import checkpoint, run_folder, sharding
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def test_features_are_those_of_the_weights(import_state, rng):
     test, encoder = run_folder.load_data(folder).test, run_folder.load_encoder(folder)
     x = (test.images / 255.0 - (0.4914, 0.4822, 0.4465)) / (0.2470, 0.2435, 0.2616)
     expected, _ = layers_of(ALEXNET, state, x)
-    found = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
+    split = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
     for layer in ("fc7", "output"):
         atol = 1e-4 * np.abs(expected[layer]).max()
-        np.testing.assert_allclose(found.features[layer].x, expected[layer], rtol=0, atol=atol)
+        np.testing.assert_allclose(split.features[layer].x, expected[layer], rtol=0, atol=atol)
 
 
 def test_pytorch_is_asked_for_arrays_alone(tmp_path, monkeypatch):

@@ -6,18 +6,15 @@ import itertools
 from experiments.balanced import settings
 from experiments.balanced.settings import BALANCED, GENERALIZED, Setting
 from experiments.plots import comparisons
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, by, interval
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by, interval
 from experiments.sweeps import Planned
 
 GRID = (1, 2, 4, 8)
 FIGURE4, FIGURE5 = "balanced/figure4", "balanced/figure5"
 NAMES = {BALANCED: "balanced contrastive", GENERALIZED: "generalized NT-Xent"}
 # (alpha, lambda) with the highest accuracy, as the paper's text says; its grids are pictures.
-BEST = {
-    FIGURE4: {BALANCED: (4, 2), GENERALIZED: (2, 2)},
-    FIGURE5: {BALANCED: (2, 4)},
-}
+BEST = {FIGURE4: {BALANCED: (4, 2), GENERALIZED: (2, 2)}, FIGURE5: {BALANCED: (2, 4)}}
 NEAR = 1.0  # points from the best
 CLAIMS = {
     FIGURE4: "The paper's claim: the term that repels needs a weight lambda of its own, beside "

@@ -1,6 +1,5 @@
 """Figure 3 of the balanced paper: prototype representation bias against accuracy."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping
@@ -10,8 +9,8 @@ import numpy as np
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
 from experiments.plots import comparisons
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, by, rank_correlation, values, with_interval
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by, rank_correlation, values, with_interval
 from experiments.sweeps import Planned
 
 # As the figure names them: its base, without one step, or with one more.
@@ -27,16 +26,11 @@ CERTAIN = 0.9  # of five points, a rank correlation that 8% of random orders hav
 
 def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[Planned]:
     """NT-Xent with each augmentation, and the bias of the training images with it."""
-    planned = []
-    for (label, recipe), seed in itertools.product(RECIPES.items(), seeds):
-        data = dataclasses.replace(setting.base.data, recipe=recipe)
-        changed = Setting(
-            dataclasses.replace(setting.base, data=data),
-            setting.evaluation._replace(prototype=True),
-        )
-        about = {"augmentation": label}
-        planned.append(settings.run(changed, context, recipe, SIMCLR, about, seed))
-    return planned
+    setting = setting._replace(evaluation=setting.evaluation._replace(prototype=True))
+    return [
+        settings.run(setting, context, recipe, SIMCLR, {"augmentation": label}, seed, recipe=recipe)
+        for (label, recipe), seed in itertools.product(RECIPES.items(), seeds)
+    ]
 
 
 def result(context: Context, rows: Rows) -> Result:

@@ -1,14 +1,13 @@
 """Table 4 of the balanced paper: long-tailed against balanced training data of the same size."""
 
-import dataclasses
 import functools
 import itertools
 
 from experiments import tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, by, difference, values, with_interval
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by, difference, means, values
 from experiments.sweeps import Planned
 from hypersphere_jax.data.subsets import long_tailed_counts
 
@@ -18,15 +17,12 @@ SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # as the table n
 
 def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[Planned]:
     """NT-Xent of each subset of the training images; another one for each seed."""
-    printed = {
-        row.values["class_distribution"]: row.values["linear_top1"] for row in tables.rows(TABLE)
-    }
+    printed = tables.printed(TABLE, "linear_top1", "class_distribution")
     planned = []
     for (label, subset), seed in itertools.product(SUBSETS.items(), seeds):
-        data = dataclasses.replace(setting.base.data, subset=subset, subset_seed=seed)
-        changed = setting._replace(base=dataclasses.replace(setting.base, data=data))
         about = {"classes": label, "paper_top1": printed[label]}
-        planned.append(settings.run(changed, context, subset, SIMCLR, about, seed))
+        data = {"subset": subset, "subset_seed": seed}
+        planned.append(settings.run(setting, context, subset, SIMCLR, about, seed, **data))
     return planned
 
 
@@ -37,7 +33,7 @@ def result(context: Context, rows: Rows) -> Result:
     lines, accuracies = [], {}
     for label, group in by(rows, "classes").items():
         accuracies[label] = values(group, "backbone_linear")
-        cells = [with_interval(column) for column in (accuracies[label], values(group, nearest))]
+        cells = means(group, "backbone_linear", nearest)
         lines.append([label, len(group), *cells, group[0]["paper_top1"]])
     text = [
         "The paper's claim: its bound assumes that all classes are equally frequent, and indeed an "

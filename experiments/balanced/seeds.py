@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from experiments.balanced import alpha_lambda, settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, by, difference, values, with_interval
+from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.specifications import formula
+from experiments.statistics import Rows, by, difference, means, values
 from experiments.sweeps import Planned
 
 SEEDS = range(5)
@@ -30,13 +30,12 @@ def result(context: Context, rows: Rows) -> Result:
     """Mean of each loss with the interval over seeds."""
     laptop = context.laptop
     columns = ["data", "loss", "seeds", "linear (%)", "k-NN (%)"]
-    columns += ["linear before the head (%)"] if laptop else []
+    columns += ["linear before the head (%)"] * laptop
     lines = []
     for (data, loss), group in by(rows, "data", "loss").items():
         layer, k = ("output" if laptop else "backbone"), NEIGHBOURS.get(data, 1)
         scores = [f"{layer}_linear", f"{layer}_knn{k}"] + ["backbone_linear"] * laptop
-        cells = [with_interval(values(group, score)) for score in scores]
-        lines.append([data, loss, len(group), *cells])
+        lines.append([data, loss, len(group), *means(group, *scores)])
     text = [
         "The paper's claim: with the best alpha and lambda of its grid, the balanced contrastive "
         "loss is better than SimCLR's NT-Xent (tau 0.5), by a linear classifier as by nearest "

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments.evaluation import Evaluation
+from experiments.protocols import Evaluation
 from experiments.reproduction import Context
 from experiments.reproduction import run as planned_run
 from experiments.sweeps import Planned
@@ -52,8 +52,7 @@ _IMAGENET = PretrainConfig(
     runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=2000),
 )
 IMAGENET = Setting(
-    _IMAGENET,
-    Evaluation(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,)),
+    _IMAGENET, Evaluation(layers=("backbone",), protocol="simclr", folds=None, neighbours=(200,))
 )
 CIFAR10 = Setting(
     dataclasses.replace(
@@ -109,13 +108,15 @@ def run(
     objective: ObjectiveConfig,
     about: Mapping[str, Any],
     seed: int,
+    **data: Any,
 ) -> Planned:
-    """A run with this loss and seed."""
+    """A run with this loss and seed, and these changes of the data's config."""
     config = dataclasses.replace(
         setting.base,
         name=f"{setting.base.name}_{name}_seed{seed}",
         objective=objective,
         seed=seed,
+        data=dataclasses.replace(setting.base.data, **data),
     )
     return planned_run(config, context, setting.evaluation, about)
 

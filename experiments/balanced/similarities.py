@@ -7,8 +7,8 @@ import itertools
 from experiments import tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Setting
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, difference, done, values, with_interval
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, difference, done, means, values
 from experiments.sweeps import Planned
 
 TABLE = "balanced/table1"
@@ -22,9 +22,7 @@ SIMILARITIES = {
 
 def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[Planned]:
     """NT-Xent with each similarity."""
-    printed = {
-        row.values["similarity_measure"]: row.values["linear_top1"] for row in tables.rows(TABLE)
-    }
+    printed = tables.printed(TABLE, "linear_top1", "similarity_measure")
     planned = []
     for (label, similarity), seed in itertools.product(SIMILARITIES.items(), seeds):
         objective = dataclasses.replace(SIMCLR, similarity=similarity)
@@ -36,25 +34,20 @@ def plan(setting: Setting, seeds: range, context: Context, rows: Rows) -> list[P
 
 def result(context: Context, rows: Rows) -> Result:
     """Accuracy with each similarity."""
-    layers = ["backbone", "output"] if context.laptop else ["backbone"]
+    scores = ["backbone_linear"] + ["output_linear"] * context.laptop
     columns = ["similarity", "normalized", "seeds", "failed", "linear (%)"]
-    columns += ["on the output (%)"] if context.laptop else []
-    columns += ["paper (%)"]
+    columns += ["on the output (%)"] * context.laptop + ["paper (%)"]
     lines, accuracies = [], {}
-    for label in SIMILARITIES:
+    for label in dict.fromkeys(values(rows, "similarity")):
         group = [row for row in rows if row["similarity"] == label]
-        if not group:
-            continue
-        scores = [values(done(group), f"{layer}_linear") for layer in layers]
-        accuracies[label] = scores[-1]
-        normalized = "yes" if label == "cosine" else "no"
-        cells = [with_interval(column) if column else None for column in scores]
-        counts = [len(done(group)), len(group) - len(done(group))]
-        lines.append([label, normalized, *counts, *cells, group[0]["paper_top1"]])
+        ended = done(group)
+        accuracies[label] = values(ended, scores[-1])
+        about = [label, "yes" if label == "cosine" else "no", len(ended), len(group) - len(ended)]
+        lines.append([*about, *means(ended, *scores), group[0]["paper_top1"]])
     text = [
         "The paper's claim: it is crucial that outputs are normalized before they are compared. "
         "Without that, NT-Xent (tau 0.5) with the plain inner product learns next to nothing on "
-        "ImageNet (chance is 0.1%), and with minus the squared distance little.",
+        "ImageNet (chance is 0.1%), and with minus the squared distance little."
     ]
     if context.laptop:
         text.append(
@@ -64,7 +57,9 @@ def result(context: Context, rows: Rows) -> Result:
             "Student's t."
         )
     title = "Similarities, with and without normalization (Table 1)"
-    return Result(title, columns, lines, [], text, _verdict(accuracies, layers[-1]))
+    return Result(
+        title, columns, lines, [], text, _verdict(accuracies, scores[-1].removesuffix("_linear"))
+    )
 
 
 def _verdict(accuracies: dict[str, list[float]], layer: str) -> str:

@@ -11,13 +11,13 @@ import numpy as np
 
 from experiments.balanced import alpha_lambda, seeds, settings
 from experiments.balanced.bound_figure import bound_figure
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows, by
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by
 from hypersphere_jax import data, theory
 from hypersphere_jax.config import ObjectiveConfig, require
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.evaluate.features import pair_features
-from hypersphere_jax.train import objectives, run_folder, sharding
+from hypersphere_jax.training import objectives, run_folder, sharding
 
 VIEWS = 16  # whose mean is the expectation over augmentations; another one is the anchor
 IMAGES = {"laptop": 100, "paper": 10}  # of a class, at most
@@ -43,28 +43,32 @@ class EncoderFeatures(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
         return f"{self.loss}, alpha {self.alpha:g}, lambda {self.lam:g}, seed {self.seed}"
 
 
 class Sides(NamedTuple):
-    """Of an encoder both sides of a bound, `[n]` each; `right` is the upper bound."""
+    """Of an encoder both sides of a bound, and where its condition is met, `[n]` each."""
 
+    encoder: EncoderFeatures
     left: np.ndarray
-    right: np.ndarray
+    right: np.ndarray  # the upper bound
+    allowed: np.ndarray
 
     @property
     def gap(self) -> np.ndarray:
-        """Right less left side."""
         return self.right - self.left
 
     @property
     def holds(self) -> np.ndarray:
-        """Where the bound holds, up to rounding."""
         return self.left <= self.right + ROUNDING
 
-
-Found = list[tuple[EncoderFeatures, Sides]]
+    def cells(self, *alpha: float) -> list:
+        """Of the table: ABOUT, alpha of the bound where it has one, and CELLS."""
+        of, gap = self.encoder, self.gap
+        means = [_mean(values) for values in (self.left, self.right, gap)]
+        ends = [float(gap.min()), float(gap.max())]
+        about = [of.loss, of.alpha, of.lam, of.seed]
+        return [*about, *alpha, _percent(self.holds), *means, *ends]
 
 
 def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
@@ -103,47 +107,41 @@ def strengths(objective: ObjectiveConfig) -> tuple[float, float]:
 def attracting(context: Context, rows: Rows) -> Result:
     """Theorem 4.4: the view's similarity to the mean of views, and its mean similarity to them."""
     compute = jax.jit(theory.attracting_bound)
-    table, found, assumptions = [], [], []
+    table, checked = [], []
     for one in encoders(context, rows):
-        left, right, assumed = map(np.asarray, compute(one.anchors, one.views))
-        sides = Sides(left, right)
+        sides = Sides(one, *map(np.asarray, compute(one.anchors, one.views)))
         norm = np.linalg.norm(one.views.mean(axis=0), axis=1)
-        table.append([*_about(one), *_cells(sides), _mean(norm), _percent(assumed)])
-        found.append((one, sides))
-        assumptions.append(assumed)
-    _draw(context.figure, found)
-    holds, assumed = (
-        np.concatenate([sides.holds for _, sides in found]),
-        np.concatenate(assumptions),
-    )
-    gaps = np.concatenate([sides.gap for _, sides in found])
+        table.append([*sides.cells(), _mean(norm), _percent(sides.allowed)])
+        checked.append(sides)
+    _draw(context.figure, checked)
+    holds, assumed, gaps = (_joined(checked, name) for name in ("holds", "allowed", "gap"))
     within = holds[assumed]
     # Without Assumption 4.3 the theorem says nothing.
     exactly = bool(((holds == assumed) | (np.abs(gaps) < ROUNDING)).all())
-    least, largest, which = _least_and_largest(found)
+    least, largest, which = _least_and_largest(checked)
     text = [
         "The theorem: to pull a view of an image towards the mean of all its views (their "
         "prototype), it is enough to pull it towards single other views, as a loss of pairs does. "
         "For features f of unit norm, and s the cosine, -s(f, E f') <= -E s(f, f'): what is meant "
         "to be small, on the left, lies below what the loss makes small. Assumption 4.3 is part of "
         "it: the view and the mean are at no obtuse angle.",
-        f"Computed on {len(found[0][1].left)} test images, as many of each class: one random view "
+        f"Computed on {len(checked[0].left)} test images, as many of each class: one random view "
         f"of each is f, {VIEWS} others are f', and the expectation is the mean over these, of "
         "which the theorem holds as of any distribution.",
         f"The bound holds for {_percent(within):.2f}% of the {len(within)} anchors of "
-        f"{len(found)} encoder(s) for which Assumption 4.3 holds; of the other ones, "
+        f"{len(checked)} encoder(s) for which Assumption 4.3 holds; of the other ones, "
         f"{len(holds) - len(within)}, "
         "the theorem says nothing. With m the mean of the views the sides are -f.m / |m| and "
         "-f.m, so that without the assumption the bound fails unless |m| = 1: here it "
         f"{'holds exactly' if exactly else 'does NOT hold exactly'} where the assumption does."
-        + _failing(found),
+        + _failing(checked),
         f"The gap is f.m (1/|m| - 1): it closes as the views of an image come together. On "
         f"average over anchors it is {least:.4f} to {largest:.4f} by encoder, {which}",
     ]
     columns = [*ABOUT, *CELLS, "norm of m", "Assumption 4.3 (%)"]
     verdict = (
         f"the bound holds for {_percent(within):.2f}% of the anchors that Assumption 4.3 holds for "
-        f"({_percent(assumed):.2f}% of all), over {len(found)} encoder(s); mean "
+        f"({_percent(assumed):.2f}% of all), over {len(checked)} encoder(s); mean "
         f"gap {least:.4f} to {largest:.4f}"
     )
     title = "Theorem 4.4: upper bound of the attracting component"
@@ -153,29 +151,25 @@ def attracting(context: Context, rows: Rows) -> Result:
 
 def repelling(context: Context, rows: Rows) -> Result:
     """Theorem 4.6: similarity to the nearest other class, and the log-mean-exp over all images."""
-    table, found, brackets, chosen = [], [], [], None
+    table, checked = [], []
     for one in encoders(context, rows):
-        sides, bracket, line = _repelling(one, one.alpha)
+        sides, line = _repelling(one, one.alpha)
         table.append(line)
-        found.append((one, sides))
-        brackets.append(bracket)
-        if chosen is None or (one[:3] == BEST and chosen[:3] != BEST):
-            chosen = one
+        checked.append(sides)
+    chosen = next((sides for sides in checked if sides.encoder[:3] == BEST), checked[0]).encoder
     swept = [_repelling(chosen, alpha) for alpha in ALPHAS]
-    table += [line for *_, line in swept]
+    table += [line for _, line in swept]
     sweep = {
         "alpha": np.array(ALPHAS),
-        "left": np.array([_mean(sides.left) for sides, *_ in swept]),
-        "right": np.array([_mean(sides.right) for sides, *_ in swept]),
-        "slack": np.array([line[-1] for *_, line in swept]),
+        "left": np.array([_mean(sides.left) for sides, _ in swept]),
+        "right": np.array([_mean(sides.right) for sides, _ in swept]),
+        "slack": np.array([line[-1] for _, line in swept]),
     }
-    _draw(context.figure, found, sweep)
-    holds = np.concatenate([sides.holds for _, sides in found])
-    allowed = np.concatenate(brackets) >= 0
-    broken = int((~holds & allowed).sum())
-    void = np.concatenate([sides.right >= 1 for _, sides in found])
-    least, largest, which = _least_and_largest(found)
-    classes, n = chosen.classes, len(found[0][1].left)
+    _draw(context.figure, checked, sweep)
+    holds, allowed, right = (_joined(checked, name) for name in ("holds", "allowed", "right"))
+    broken, void = int((~holds & allowed).sum()), right >= 1
+    least, largest, which = _least_and_largest(checked)
+    classes, n = chosen.classes, len(checked[0].left)
     gap = sweep["right"] - sweep["left"]
     text = [
         "The theorem: to push a view of an image away from the classes that are not its own, it is "
@@ -197,9 +191,9 @@ def repelling(context: Context, rows: Rows) -> Result:
         "anchor of the first at 0, alpha = 4: the left side is -0.707, the right one -0.774. What "
         "the proof does show is that the left side is at most the larger of the bracket and "
         "bracket / nu.",
-        f"The bound holds for {_percent(holds):.2f}% of the {len(holds)} anchors of {len(found)} "
+        f"The bound holds for {_percent(holds):.2f}% of the {len(holds)} anchors of {len(checked)} "
         f"encoder(s); the bracket is not negative for {_percent(allowed):.2f}%."
-        + _failing(found)
+        + _failing(checked)
         + (
             f" For {broken} anchors the bound fails although the bracket is not negative: that "
             "must not be."
@@ -217,7 +211,7 @@ def repelling(context: Context, rows: Rows) -> Result:
     ]
     columns = [*ABOUT, "alpha of (10)", *CELLS, "nu", "bracket >= 0 (%)", "log(n) / (nu alpha)"]
     verdict = (
-        f"the bound holds for {_percent(holds):.2f}% of the anchors of {len(found)} encoder(s) "
+        f"the bound holds for {_percent(holds):.2f}% of the anchors of {len(checked)} encoder(s) "
         f"(bracket >= 0 for {_percent(allowed):.2f}%), with a mean gap of {least:.3f} to "
         f"{largest:.3f}, its right side being 1 or more for {_percent(void):.2f}%; the proof has a "
         "gap, and a counterexample is given"
@@ -227,57 +221,47 @@ def repelling(context: Context, rows: Rows) -> Result:
     return Result(title, columns, table, [(context.figure, caption)], text, verdict)
 
 
-def _about(one: EncoderFeatures) -> list:
-    return [one.loss, one.alpha, one.lam, one.seed]
-
-
-def _cells(sides: Sides) -> list[float]:
-    gap = sides.gap
-    ends = [float(gap.min()), float(gap.max())]
-    return [_percent(sides.holds), *map(_mean, (sides.left, sides.right, gap)), *ends]
-
-
 @functools.partial(jax.jit, static_argnames="classes")
 def _bound(anchors, labels, views, alpha, classes):
     return theory.repelling_bound(anchors, labels, views, labels, alpha, classes)
 
 
-def _repelling(one: EncoderFeatures, alpha: float) -> tuple[Sides, np.ndarray, list]:
-    """Both sides, the bracket, and the line of the table of one encoder."""
+def _repelling(one: EncoderFeatures, alpha: float) -> tuple[Sides, list]:
+    """Both sides, and the line of the table, of one encoder."""
     bound = _bound(one.anchors, one.labels, one.views, alpha, one.classes)
     left, right, bracket, nu = map(np.asarray, bound)
-    sides, slack = Sides(left, right), _mean(math.log(one.classes) / alpha / nu)
-    more = [_mean(nu), _percent(bracket >= 0), slack]
-    return sides, bracket, [*_about(one), alpha, *_cells(sides), *more]
+    sides, slack = Sides(one, left, right, bracket >= 0), math.log(one.classes) / alpha / nu
+    return sides, [*sides.cells(alpha), _mean(nu), _percent(sides.allowed), _mean(slack)]
 
 
-def _draw(path: Path, found: Found, sweep: dict | None = None) -> None:
+def _draw(path: Path, checked: list[Sides], sweep: dict | None = None) -> None:
     """Anchors of a few encoders, from the first to the last, and the gaps of all."""
-    places = np.unique(np.linspace(0, len(found) - 1, DRAWN).round().astype(int))
-    anchors = {found[i][0].name: found[i][1] for i in places}
-    keys = ("loss", "alpha", "lam", "seed", "mean", "least", "largest")
-    gaps = [
-        dict(zip(keys, (*_about(one), *_cells(sides)[-3:]), strict=True)) for one, sides in found
-    ]
-    bound_figure(anchors, gaps, path, sweep)
+    places = np.unique(np.linspace(0, len(checked) - 1, DRAWN).round().astype(int))
+    anchors = {checked[i].encoder.name: (checked[i].left, checked[i].right) for i in places}
+    keys = ("loss", "alpha", "lam", "mean", "least", "largest")
+    gaps = [(*sides.encoder[:3], *sides.cells()[-3:]) for sides in checked]
+    bound_figure(anchors, [dict(zip(keys, gap, strict=True)) for gap in gaps], path, sweep)
 
 
-def _least_and_largest(found: Found) -> tuple[float, float, str]:
+def _least_and_largest(checked: list[Sides]) -> tuple[float, float, str]:
     """Mean gaps of two encoders, and which these are."""
-    ordered = sorted((_mean(sides.gap), one.name) for one, sides in found)
+    ordered = sorted((_mean(sides.gap), sides.encoder.name) for sides in checked)
     (least, nearest), (largest, farthest) = ordered[0], ordered[-1]
-    which = f"the least with {nearest}, the largest with {farthest}."
-    return least, largest, which
+    return least, largest, f"the least with {nearest}, the largest with {farthest}."
 
 
-def _failing(found: Found) -> str:
+def _failing(checked: list[Sides]) -> str:
     """With which encoders a bound fails, and how often; nothing where it always holds."""
     listed = "; ".join(
-        f"{one.name} ({(~sides.holds).sum()} of {len(sides.left)} anchors)"
-        for one, sides in found
+        f"{sides.encoder.name} ({(~sides.holds).sum()} of {len(sides.left)} anchors)"
+        for sides in checked
         if not sides.holds.all()
     )
     return f" It fails with {listed}." if listed else ""
+
+
+def _joined(checked: list[Sides], name: str) -> np.ndarray:
+    return np.concatenate([getattr(sides, name) for sides in checked])
 
 
 def _mean(values: np.ndarray) -> float:

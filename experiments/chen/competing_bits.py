@@ -5,13 +5,12 @@ be minimized without a look at the picture.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 
 from experiments.chen import settings
 from experiments.plots import comparisons
-from experiments.reproduction import Context, Reproduction, run, scale
-from experiments.result import Result, Rows, by
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 from hypersphere_jax.config import MocoConfig, ObjectiveConfig
 
@@ -45,21 +44,22 @@ def _encoders(scale: str) -> dict[str, dict]:
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
     base = settings.LAPTOP if context.laptop else settings.RESNET18
-    evaluation = settings.LAPTOP_EVALUATION if context.laptop else settings.EVALUATION
     planned = []
-    for (label, change), bits in itertools.product(
-        _encoders(context.scale).items(), BITS[context.scale]
-    ):
-        batch = change.get("batch", base.optimizer.batch_size)
-        config = dataclasses.replace(
-            base,
-            name=f"chen_{settings.slug(label)}_with{bits}bits",
-            data=dataclasses.replace(base.data, bits=bits),
-            objective=change["objective"],
-            moco=change.get("moco", base.moco),
-            optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
+    for label, change in _encoders(context.scale).items():
+        rule = dataclasses.replace(
+            base.optimizer, batch_size=change.pop("batch", base.optimizer.batch_size)
         )
-        planned.append(run(config, context, evaluation, {"label": label, "bits": bits}))
+        for bits in BITS[context.scale]:
+            one = settings.encoder(
+                context,
+                base,
+                f"{settings.slug(label)}_with{bits}bits",
+                about={"label": label, "bits": bits},
+                data=dataclasses.replace(base.data, bits=bits),
+                optimizer=rule,
+                **change,
+            )
+            planned.append(one)
     return planned
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from experiments import tables
 from experiments.chen import settings
-from experiments.reproduction import Context, Reproduction, Scale, run, scale
-from experiments.result import Result, Rows, by, difference, done, interval, values, with_interval
+from experiments.reproduction import Context, Reproduction, Result, Scale, scale
+from experiments.statistics import Rows, by, difference, done, interval, means, values
 from experiments.sweeps import Planned
 
 TABLE_D1 = "chen/tableD1"
@@ -26,21 +26,16 @@ CLAIM = (
 def _paper(table: str, context: Context, rows: Rows) -> list[Planned]:
     """The encoders of a table's rows, or of the one that was asked for."""
     chosen = tables.rows(table) if context.row is None else [tables.row_of(table, context.row)]
-    planned = []
-    for row in chosen:
-        about = {"table": row.table, "row": row.number, "name": row.values["loss"]}
-        about |= {f"paper_{name}": value for name, value in tables.expected(row).items()}
-        planned.append(run(settings.config_of(row), context, settings.EVALUATION, about))
-    return planned
+    return [settings.of_row(row, context, name=row.values["loss"]) for row in chosen]
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    return [
-        settings.small(
-            context, f"{settings.slug(name)}_seed{seed}", objective, {"name": name}, seed
-        )
-        for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS)
-    ]
+    planned = []
+    for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS):
+        slug, about = f"{settings.slug(name)}_seed{seed}", {"name": name}
+        one = settings.encoder(context, settings.LAPTOP, slug, objective, about, seed=seed)
+        planned.append(one)
+    return planned
 
 
 def result(table: str, title: str, context: Context, rows: Rows) -> Result:
@@ -57,19 +52,15 @@ def result(table: str, title: str, context: Context, rows: Rows) -> Result:
 
 
 def _laptop_result(title: str, rows: Rows) -> Result:
-    printed = {
-        (row.values["loss"], row.values["epochs"]): row.values["top1"]
-        for row in tables.rows(TABLE_D1)
-        if row.values["batch_size"] == BATCH
-    }
+    printed = tables.printed(TABLE_D1, "top1", "loss", "epochs", "batch_size")
     columns = ["loss", "settings", "seeds", "on the output (%)", "before the head (%)"]
     columns += [f"paper: {', '.join(map(str, EPOCHS))} epochs"]
     lines, accuracies, before = [], {}, {}
     for name, group in by(rows, "name").items():
         accuracies[name] = values(group, "output_linear")
-        before[name] = values(group, "backbone_linear")
-        ours = [len(group), with_interval(accuracies[name]), with_interval(before[name])]
-        theirs = ", ".join(f"{printed[name, epochs]:.1f}" for epochs in EPOCHS)
+        before[name] = np.mean(values(group, "backbone_linear"))
+        ours = [len(group), *means(group, "output_linear", "backbone_linear")]
+        theirs = ", ".join(f"{printed[name, epochs, BATCH]:.1f}" for epochs in EPOCHS)
         lines.append([name, _settings(name), *ours, theirs])
     text = [
         CLAIM,
@@ -79,7 +70,7 @@ def _laptop_result(title: str, rows: Rows) -> Result:
         "output is evaluated, too. The paper's numbers are of other data: compare the differences "
         "between losses.",
     ]
-    apart = float(np.ptp([np.mean(scores) for scores in before.values()] or [0]))
+    apart = np.ptp([*before.values()] or [0])
     return Result(title, columns, lines, [], text, _verdict(accuracies, apart, printed))
 
 
@@ -99,10 +90,11 @@ def _verdict(accuracies: dict[str, list[float]], before: float, printed: dict) -
     worst, *_, best = ordered
     gain = difference(accuracies[best], accuracies[worst])
     spread = {
-        epochs: np.ptp([printed[name, epochs] for name in settings.LOSSES]) for epochs in EPOCHS
+        epochs: np.ptp([printed[name, epochs, BATCH] for name in settings.LOSSES])
+        for epochs in EPOCHS
     }
     theirs = ", ".join(f"{value:.1f} after {epochs} epochs" for epochs, value in spread.items())
-    first = sorted(settings.LOSSES, key=lambda name: printed[name, EPOCHS[0]])
+    first = sorted(settings.LOSSES, key=lambda name: printed[name, EPOCHS[0], BATCH])
     return (
         f"best ({best}) against worst ({worst}) of the five on the output: {gain}, which does not "
         f"count that these two were picked; before the head the five are {before:.2f} points "

@@ -1,6 +1,5 @@
 """Figure B.1 of Chen, Luo & Li: outputs along random directions."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.chen import settings
-from experiments.reproduction import Context, Reproduction, run, scale
-from experiments.result import Result, Rows, by
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 from hypersphere_jax.config import MetricsConfig
-from hypersphere_jax.evaluate.metrics_verb import measure
+from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 # More and more of the term that spreads the outputs, by its weight and by the temperature. The
@@ -29,16 +28,12 @@ DIRECTIONS = 6  # drawn of each encoder
 
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
-    planned = []
+    base, planned = settings.LAPTOP if context.laptop else settings.CIFAR10, []
     for group, members in ENCODERS.items():
         for label, objective in members.items():
             about = {"group": group, "label": label}
             name = f"{settings.slug(group)}_{settings.slug(label)}"
-            if context.laptop:
-                planned.append(settings.small(context, name, objective, about))
-                continue
-            config = dataclasses.replace(settings.CIFAR10, name=f"chen_{name}", objective=objective)
-            planned.append(run(config, context, settings.EVALUATION, about))
+            planned.append(settings.encoder(context, base, name, objective, about))
     return planned
 
 
@@ -48,7 +43,9 @@ def result(context: Context, rows: Rows) -> Result:
     columns += ["L_uniform", "optimum"]
     lines, histograms, distances, width = [], {}, {}, 0.0
     for (group, label), (row,) in by(rows, "group", "label").items():
-        metrics = measure(MetricsConfig(str(context.runs_dir / row["run"]), parts=("projections",)))
+        metrics = run_metrics(
+            MetricsConfig(str(context.runs_dir / row["run"]), parts=("projections",))
+        )
         distance, width = metrics["projection_ks_sphere"], metrics["projection_half_width"]
         numbers = [f"{distance:.4f}", f"{metrics['sliced_wasserstein']:.4f}"]
         lines.append([group, label, *numbers, metrics["uniform"], metrics["uniform_optimum"]])

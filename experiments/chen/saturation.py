@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from experiments.chen import settings
-from experiments.evaluation import Evaluation
 from experiments.plots import comparisons
-from experiments.reproduction import Context, Reproduction, run, scale
-from experiments.result import Result, Rows, by
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, run, scale
+from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 from hypersphere_jax import theory
 from hypersphere_jax.config import DataConfig, ObjectiveConfig

@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.evaluation import Evaluation
+from experiments.protocols import Evaluation
 from experiments.reproduction import Context, run
 from experiments.sweeps import Planned
-from experiments.tables import Row
+from experiments.tables import Row, expected
 from hypersphere_jax.config import (
     DataConfig,
     ModelConfig,
@@ -142,12 +142,24 @@ def config_of(row: Row) -> PretrainConfig:
     return dataclasses.replace(base, name=name, objective=objective, optimizer=rule)
 
 
-def small(
-    context: Context, name: str, objective: ObjectiveConfig, about: Mapping[str, Any], seed: int = 0
+def of_row(row: Row, context: Context, **about: Any) -> Planned:
+    """The run of a table's row, with the printed accuracy as `paper_top1`."""
+    about |= {"table": row.table, "row": row.number}
+    about |= {f"paper_{name}": value for name, value in expected(row).items()}
+    return run(config_of(row), context, EVALUATION, about)
+
+
+def encoder(
+    context: Context,
+    base: PretrainConfig,
+    name: str,
+    objective: ObjectiveConfig,
+    about: Mapping[str, Any],
+    **changes: Any,
 ) -> Planned:
-    """An encoder of digits."""
-    config = dataclasses.replace(LAPTOP, name=f"chen_{name}", objective=objective, seed=seed)
-    return run(config, context, LAPTOP_EVALUATION, about)
+    """A run with this loss, and these changes of the config."""
+    config = dataclasses.replace(base, name=f"chen_{name}", objective=objective, **changes)
+    return run(config, context, LAPTOP_EVALUATION if context.laptop else EVALUATION, about)
 
 
 def slug(name: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from experiments import tables
 from experiments.chen import settings
 from experiments.plots import comparisons
-from experiments.reproduction import Context, Reproduction, run, scale
-from experiments.result import Result, Rows, done, rank_correlation
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows, done, rank_correlation
 from experiments.sweeps import Planned
 
 FIGURE = "chen/figureB2"
@@ -20,29 +20,23 @@ Scores = Mapping[tuple[float, float], float]  # by (tau, lambda)
 
 def printed() -> dict[tuple[float, float], float]:
     """The paper's accuracies, without the cells that were lost in its text."""
-    return {
-        (row.values["tau"], row.values["lambda"]): row.values["top1"]
-        for row in tables.rows(FIGURE)
-        if row.values["top1"] is not None
-    }
+    return tables.printed(FIGURE, "top1", "tau", "lambda")
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    planned = []
+    planned, theirs = [], printed()
     for tau, lam in itertools.product(TAUS, LAMBDAS):
-        about = {"tau": tau, "lam": lam, "paper_top1": printed().get((tau, lam))}
-        name = f"decoupled_tau{tau:g}_lam{lam:g}"
-        planned.append(settings.small(context, name, settings.decoupled(tau, lam), about))
+        about = {"tau": tau, "lam": lam, "paper_top1": theirs.get((tau, lam))}
+        name, objective = f"decoupled_tau{tau:g}_lam{lam:g}", settings.decoupled(tau, lam)
+        planned.append(settings.encoder(context, settings.LAPTOP, name, objective, about))
     return planned
 
 
 def _paper(context: Context, rows: Rows) -> list[Planned]:
-    planned = []
-    for row in tables.rows(FIGURE):
-        about = {"tau": row.values["tau"], "lam": row.values["lambda"], "row": row.number}
-        about |= {"paper_top1": row.values["top1"]}
-        planned.append(run(settings.config_of(row), context, settings.EVALUATION, about))
-    return planned
+    return [
+        settings.of_row(row, context, tau=row.values["tau"], lam=row.values["lambda"])
+        for row in tables.rows(FIGURE)
+    ]
 
 
 def result(context: Context, rows: Rows) -> Result:

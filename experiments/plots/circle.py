@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from scipy import special
 
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
-# One smoothing for both densities: near its mode, a von Mises-Fisher kernel is a Gaussian of width
-# 1 / sqrt(kappa).
+# Near its mode, a von Mises-Fisher kernel is a Gaussian of width 1 / sqrt(kappa).
 BANDWIDTH = 0.1
 KAPPA = BANDWIDTH**-2
 LEGEND = (
@@ -27,35 +26,36 @@ def circle_figure(
     class_names: Sequence[str],
     classes: Sequence[int],
 ) -> Figure:
-    """Figure 3: one row an encoder: distances of positive pairs; all features; those of each class.
+    """Figure 3: one row an encoder: distances of positive pairs; all features; those of classes.
 
-    Args:
-      encoders: each with "name", "features" [n, 2] of unit norm, "labels" [n] and
-        "pair_distances" [n], the norms ||f(x) - f(y)||.
-      path: of the PNG.
-      class_names: name of each label.
-      classes: the labels to show.
+    Encoders have "name", "features" [n, 2] of unit norm, "labels" [n] and "pair_distances" [n],
+    the norms ||f(x) - f(y)||; classes are the labels to show.
     """
     figure = Figure(figsize=(12, 3.7 * len(encoders)), dpi=DPI, layout="constrained")
     rows = figure.subfigures(len(encoders), 1, squeeze=False)[:, 0]
     for row, encoder in zip(rows, encoders, strict=True):
         features, labels = np.asarray(encoder["features"]), np.asarray(encoder["labels"])
-        groups = [("all classes", features)]
-        groups += [(class_names[label], features[labels == label]) for label in classes]
+        groups = {"all classes": features}
+        groups |= {class_names[label]: features[labels == label] for label in classes}
         row.suptitle(encoder["name"], x=0.01, ha="left", weight="bold")
-        _draw_row(row, groups, np.asarray(encoder["pair_distances"]))
+        cells = row.add_gridspec(2, 1 + len(groups), height_ratios=(2, 1))
+        _draw_distances(row.add_subplot(cells[:, 0]), np.asarray(encoder["pair_distances"]))
+        plane = angle = None  # one scale a row, written at its left end
+        for column, (title, points) in enumerate(groups.items(), start=1):
+            plane = row.add_subplot(cells[0, column], sharey=plane, title=title)
+            angle = row.add_subplot(cells[1, column], sharey=angle)
+            _draw_densities(plane, angle, points, labelled=column == 1)
+            for axes in (plane, angle):
+                axes.tick_params(labelleft=column == 1)
+        angle.set_ylim(bottom=0)
     figure.supxlabel(LEGEND, fontsize=10)
     return saved(figure, path)
 
 
 def potential_figure(panels: Sequence[Mapping], path: Path | None, t: float) -> Figure:
-    """Figure 4: points on the circle under their mean Gaussian potential.
+    """Figure 4: points on the circle under their mean Gaussian potential at scale t.
 
-    Args:
-      panels: each with "name", "features" [n, 2] of unit norm and "potential", their mean pairwise
-        Gaussian potential.
-      path: of the PNG.
-      t: scale of the potential.
+    Panels have "name", "features" [n, 2] of unit norm, and "potential".
     """
     rows, columns = -(-len(panels) // COLUMNS), min(COLUMNS, len(panels))
     figure = Figure(figsize=(3.1 * columns, 4.7 * rows + 0.4), dpi=DPI, layout="constrained")
@@ -83,37 +83,18 @@ def vmf_kde(angles: np.ndarray, grid: np.ndarray, kappa: float) -> np.ndarray:
 
 
 def gaussian_kde_2d(points: np.ndarray, grid: np.ndarray, bandwidth: float) -> np.ndarray:
-    """Density `[g, g]` of points `[n, 2]` of the plane, by Gaussian kernels.
-
-    It is at (x, y) = (grid[column], grid[row]), grid `[g]`; bandwidth: the standard deviation.
-    """
+    """Density `[g, g]` of points `[n, 2]`, at (grid[column], grid[row]), by Gaussian kernels."""
     kernels = np.exp(-(((grid[:, None, None] - points) / bandwidth) ** 2) / 2)  # [g, n, 2]
     # The kernel is a product over x and y, so the sum over points is a matrix product.
     return kernels[..., 1] @ kernels[..., 0].T / (len(points) * 2 * np.pi * bandwidth**2)
 
 
-def _draw_row(row: SubFigure, groups: Sequence[tuple], distances: np.ndarray) -> None:
-    cells = row.add_gridspec(2, 1 + len(groups), height_ratios=(2, 1))
-    _draw_distances(row.add_subplot(cells[:, 0]), distances)
-    plane = angle = None  # one scale a row, written at its left end
-    for column, (title, features) in enumerate(groups, start=1):
-        plane = row.add_subplot(cells[0, column], sharey=plane, title=title)
-        angle = row.add_subplot(cells[1, column], sharey=angle)
-        _draw_densities(plane, angle, features, labelled=column == 1)
-        if column > 1:
-            plane.tick_params(labelleft=False)
-            angle.tick_params(labelleft=False)
-    angle.set_ylim(bottom=0)
-
-
 def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
-    share = np.full(len(distances), 100 / len(distances))
+    share, mean = np.full(len(distances), 100 / len(distances)), distances.mean()
     axes.hist(distances, bins=50, range=(0, 2), weights=share, color=COLORS[0])
-    mean = distances.mean()
     axes.axvline(mean, linestyle="--", color=COLORS[1])
-    axes.set_title(f"mean {mean:.2f} (dashed)")
+    axes.set(title=f"mean {mean:.2f} (dashed)", ylabel="pairs (%)")
     axes.set_xlabel(r"positive-pair $\ell_2$ distance")
-    axes.set_ylabel("pairs (%)")
 
 
 def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bool) -> None:

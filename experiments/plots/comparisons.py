@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from hypersphere_jax.plots.common import COLORS, DPI, LINE_STYLES, saved
 
 MARKERS = "os^Dv<>P"
-MISSING = "0.85"  # grey, of cells without a value
+BELOW = {"frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}  # the legend
 
 
 class Point(NamedTuple):
@@ -37,12 +37,11 @@ def curves(
     y: str,
     levels: Mapping[str, float],
 ) -> Figure:
-    """Curves with their intervals shaded, and levels by name: Figures C.1 and E.1 of Chen et al.
+    """Curves (title of the panel -> label -> points) with intervals, and levels by name.
 
-    Panels are title -> label -> points from left to right; x and y name the axes.
+    Figures C.1 and E.1 of Chen et al.
     """
-    most = max(map(len, panels.values()), default=0)
-    size = (4.6 * len(panels), 3.8 + 0.2 * most)
+    size = (4.6 * len(panels), 3.8 + 0.2 * max(map(len, panels.values()), default=0))
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     places = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, lines) in zip(places, panels.items(), strict=True):
@@ -54,13 +53,11 @@ def curves(
             axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
         for name, level in levels.items():
             axes.axhline(level, color="0.5", linestyle=":", zorder=0)
-            place = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
-            axes.annotate(name, (0.01, level), **place, fontsize=7, color="0.35")
+            style = {"fontsize": 7, "color": "0.35", "va": "bottom"}
+            axes.text(0.01, level, name, transform=axes.get_yaxis_transform(), **style)
         axes.set(title=title, xlabel=x)
         axes.grid(alpha=0.3)
-        axes.legend(
-            frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14)
-        )
+        axes.legend(fontsize="small", **BELOW)
     places[0].set_ylabel(y)
     return saved(figure, path)
 
@@ -101,40 +98,31 @@ def grid_of(
 
 
 def heat_maps(
-    grids: Mapping[str, Grid],
-    path: Path | None,
-    *,
-    row: str,
-    column: str,
-    score: str,
-    ridge: str = "",
+    grids: Mapping[str, Grid], path: Path | None, row: str, column: str, score: str, ridge: str = ""
 ) -> Figure:
     """Grids by title, two by two, with their numbers in the cells; the best one is framed.
 
-    Chen, Luo & Li, Figure B.2; the balanced paper, Figures 4 and 5. The names are those of the
-    settings, the score and the ridge. Each grid has colours of its own.
+    Chen, Luo & Li, Figure B.2; the balanced paper, Figures 4 and 5.
     """
     across, down = min(len(grids), 2), -(-len(grids) // 2)
     width = max(3.2, 0.62 * max(len(grid.columns) for grid in grids.values()) + 1.6)
     height = max(3.2, 0.5 * max(len(grid.rows) for grid in grids.values()) + 1.6)
-    size = (across * width, down * height)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(across * width, down * height), dpi=DPI, layout="constrained")
     places = figure.subplots(down, across, squeeze=False).flat
     for axes, (title, grid) in zip(places, grids.items(), strict=False):
         _draw_grid(axes, grid, score)
         axes.set(title=title, xlabel=column, ylabel=row)
         if len(grid.ridge):
             points = [(_place(x, grid.columns), _place(y, grid.rows)) for x, y in grid.ridge]
-            axes.plot(*zip(*points, strict=True), "--", color=COLORS[1], lw=2, label=ridge)
-            axes.set_xlim(-0.5, len(grid.columns) - 0.5)
-            axes.set_ylim(len(grid.rows) - 0.5, -0.5)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
+            line = {"color": COLORS[1], "linewidth": 2, "scalex": False, "scaley": False}
+            axes.plot(*np.transpose(points), "--", label=ridge, **line)
+            axes.legend(**BELOW)
     return saved(figure, path)
 
 
 def _draw_grid(axes: Axes, grid: Grid, score: str) -> None:
     scores = grid.scores
-    axes.set_facecolor(MISSING)
+    axes.set_facecolor("0.85")  # grey, of cells without a value
     axes.figure.colorbar(axes.imshow(scores, cmap="cividis", aspect="auto"), label=score)
     axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
     axes.set_yticks(range(len(grid.rows)), [f"{value:g}" for value in grid.rows])
@@ -146,8 +134,8 @@ def _draw_grid(axes: Axes, grid: Grid, score: str) -> None:
             color = "black" if value > middle else "white"
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=color, fontsize=7)
     i, j = np.unravel_index(np.nanargmax(scores), scores.shape)
-    corner = (j - 0.5, i - 0.5)
-    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLORS[1], linewidth=2))
+    frame = Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor=COLORS[1], linewidth=2)
+    axes.add_patch(frame)
 
 
 def _place(value: float, settings: Sequence[float]) -> float:

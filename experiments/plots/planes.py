@@ -17,33 +17,19 @@ def metric_planes(
     lower_is_better: bool = False,
     optimum: float | None = None,
 ) -> Figure:
-    """A plane for each group, coloured by a score: blue is better.
+    """A plane for each group (title -> encoders), coloured by a score: blue is better.
 
-    Args:
-      groups: title -> encoders, each with "align", "uniform" (nats) and the score; those with a
-        "name" have it beside them.
-      path: of the PNG.
-      score: key of the score.
-      label: of its colours.
-      lower_is_better: as of an error.
-      optimum: the least possible uniformity, as a dashed line.
+    Encoders have "align", "uniform" (nats), the score, and perhaps a "name" to write beside them.
+    The optimum of uniformity is a dashed line.
     """
     figure = Figure(figsize=(6 * len(groups), 4.8), dpi=DPI, layout="constrained")
-    for axes, (title, encoders) in zip(
-        figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
-    ):
+    places = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axes, (title, encoders) in zip(places, groups.items(), strict=True):
         keys = ("align", "uniform", score)
         align, uniform, values = np.array([[row[key] for key in keys] for row in encoders]).T
         order = np.argsort(-values if lower_is_better else values)  # the best on top
-        dots = axes.scatter(
-            align[order],
-            uniform[order],
-            c=values[order],
-            cmap="RdYlBu_r" if lower_is_better else "RdYlBu",
-            s=45,
-            zorder=3,
-        )
-        dots.set_edgecolor("black")
+        style = {"cmap": "RdYlBu_r" if lower_is_better else "RdYlBu", "edgecolor": "black"}
+        dots = axes.scatter(align[order], uniform[order], 45, values[order], zorder=3, **style)
         figure.colorbar(dots, label=label)
         for encoder in encoders:
             place = (encoder["align"], encoder["uniform"])

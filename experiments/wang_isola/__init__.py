@@ -3,6 +3,7 @@
 from experiments.wang_isola import (
     best_encoders,
     circle,
+    encoder_tables,
     plane,
     sentences,
     theory_figures,
@@ -10,7 +11,8 @@ from experiments.wang_isola import (
     weights,
 )
 
-MODULES = (best_encoders, circle, plane, sentences, theory_figures, trajectories, weights)
+MODULES = (best_encoders, encoder_tables, circle, plane, sentences, theory_figures, trajectories)
+MODULES += (weights,)
 
 # What the paper has besides, and where it is.
 OTHERS = {

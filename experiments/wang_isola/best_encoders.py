@@ -1,21 +1,12 @@
-"""Tables 1, 2, 3 and 5 of Wang & Isola: the best encoders of each kind of loss."""
+"""Table 1 of Wang & Isola: the best encoders of each kind of loss."""
 
 from experiments import tables
-from experiments.reproduction import Context, Reproduction, planned_row, scale
-from experiments.result import Result, Rows, difference, done, values, with_interval
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, planned_row, scale
+from experiments.statistics import Rows, difference, done, values, with_interval
 from experiments.sweeps import Planned
 from experiments.wang_isola import plane
-from experiments.wang_isola.encoder_tables import (
-    IMAGENET,
-    IMAGENET100,
-    NYU,
-    SELECTIONS,
-    STL10,
-    formula_of,
-    rows_result,
-    stage_of,
-    table_of_encoders,
-)
+from experiments.wang_isola.encoder_tables import SELECTIONS, STL10, formula_of, rows_result
 
 TABLE1 = "wang-isola/table1"
 SEEDS = (1, 2, 3)  # of the selected encoders; the grid has seed 0
@@ -29,13 +20,13 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
 
 def _repeats(context: Context, rows: Rows) -> list[Planned]:
     """The best encoder of each kind by cross-validation, trained again with other seeds."""
-    planned = {}
-    for row in selected(rows).values():
-        for seed in SEEDS:
-            chosen = tables.row_of(plane.TABLE8, row["row"])
-            one = planned_row(chosen, context, plane.LAPTOP, scale="cifar10", seed=seed)
-            planned[one.config.name] = one
-    return list(planned.values())
+    numbers = dict.fromkeys(row["row"] for row in selected(rows).values())
+    chosen = [tables.row_of(plane.TABLE8, number) for number in numbers]
+    return [
+        planned_row(row, context, Evaluation(), scale="cifar10", seed=seed)
+        for row in chosen
+        for seed in SEEDS
+    ]
 
 
 def selected(rows: Rows) -> dict[str, dict]:
@@ -79,7 +70,7 @@ def result(context: Context, rows: Rows) -> Result:
 
 
 def _verdict(accuracies: dict[str, list[float]]) -> str:
-    contrastive, both = (accuracies.get(name, []) for name in list(SELECTIONS)[:2])
+    contrastive, both, _ = (accuracies.get(name, []) for name in SELECTIONS)
     gain = difference(both, contrastive)
     if gain is None:
         return ""
@@ -97,20 +88,5 @@ REPRODUCTIONS = {
         laptop=scale("cifar10", 0.7, plane.cifar10, _repeats),
         paper=scale("stl10", 1_500, _paper),
         by_row=("paper",),
-    ),
-    **table_of_encoders(
-        2,
-        "best encoders of NYU-Depth-V2",
-        paper=scale("nyu_depth_v2", 16, stage_of("wang-isola/table2", NYU)),
-    ),
-    **table_of_encoders(
-        3,
-        "best encoders of ImageNet-100 (MoCo)",
-        paper=scale("imagenet2012", 8_000, stage_of("wang-isola/table3", IMAGENET100)),
-    ),
-    **table_of_encoders(
-        5,
-        "encoders of ImageNet (MoCo v2)",
-        paper=scale("imagenet2012", 47_000, stage_of("wang-isola/table5", IMAGENET)),
     ),
 }

@@ -2,19 +2,21 @@
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from experiments.evaluation import Evaluation
 from experiments.plots.circle import circle_figure
-from experiments.reproduction import Context, Reproduction, run, scale
-from experiments.result import Result, Rows, done
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, run, scale
 from experiments.specifications import STL10
+from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from hypersphere_jax import data, uniform_loss
 from hypersphere_jax.config import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.train import run_folder, sharding
+from hypersphere_jax.training import run_folder, sharding
 
 OBJECTIVES = {
     "supervised": ObjectiveConfig(supervised_weight=1, align_weight=0, uniform_weight=0),
@@ -30,20 +32,12 @@ CLASSES = ("airplane", "automobile", "bird", "cat")  # the figure's text does no
 
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
-    base = dataclasses.replace(
-        STL10,
-        data=DataConfig("cifar10"),
-        model=ModelConfig("small_alexnet", dim=2, image_size=32),
-    )
+    size = {"width": 0.125, "image_size": 16} if context.laptop else {"image_size": 32}
+    model = ModelConfig("small_alexnet", dim=2, **size)
+    base = dataclasses.replace(STL10, data=DataConfig("cifar10"), model=model)
     if context.laptop:
-        base = dataclasses.replace(
-            base,
-            model=ModelConfig("small_alexnet", dim=2, width=0.125, image_size=16),
-            optimizer=dataclasses.replace(
-                base.optimizer, epochs=4, batch_size=128, learning_rate=0.06
-            ),
-            runtime=RuntimeConfig(devices=1),
-        )
+        rule = dataclasses.replace(base.optimizer, epochs=4, batch_size=128, learning_rate=0.06)
+        base = dataclasses.replace(base, optimizer=rule, runtime=RuntimeConfig(devices=1))
     planned = []
     for name, objective in OBJECTIVES.items():
         config = dataclasses.replace(base, name=f"circle_{name}", objective=objective)
@@ -51,30 +45,30 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
     return planned
 
 
+def features_of(name: str, folder: Path, step: int | None) -> dict[str, Any]:
+    """A row of `circle_figure`: features of the test split, and distances of its pairs."""
+    encoder = run_folder.load_encoder(folder, step)
+    dataset, devices = data.load(encoder.config.data), sharding.local_devices(1)
+    x, y = pair_features(encoder, dataset.test, devices)
+    output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
+    return {
+        "name": name,
+        "features": np.asarray(output.x),
+        "labels": np.asarray(dataset.test.labels),
+        "pair_distances": np.linalg.norm(x - y, axis=1),
+        "class_names": dataset.class_names,
+    }
+
+
 def encoders(context: Context, rows: Rows) -> list[dict]:
-    """Features of the test split and distances of its pairs, of those encoders that are done."""
+    """Rows of `circle_figure` for those encoders that are done, with their "accuracy"."""
     accuracy = {row["encoder"]: row["output_linear"] for row in done(rows)}
-    devices = sharding.local_devices(1)
-    loaded = []
-    for title, (name, step) in ENCODERS.items():
-        if name not in accuracy:
-            continue
-        encoder = run_folder.load_encoder(context.runs_dir / f"circle_{name}", step)
-        dataset = data.load(encoder.config.data)
-        test = run_folder.test_split(dataset)
-        x, y = pair_features(encoder, test, devices)
-        features = split_features(encoder, test, ["output"], devices).features["output"].x
-        loaded.append(
-            {
-                "name": title,
-                "features": np.asarray(features),
-                "labels": np.asarray(test.labels),
-                "pair_distances": np.linalg.norm(x - y, axis=1),
-                "class_names": dataset.class_names,
-                "accuracy": accuracy[name] if step is None else None,
-            }
-        )
-    return loaded
+    return [
+        features_of(title, context.runs_dir / f"circle_{name}", step)
+        | {"accuracy": accuracy[name] if step is None else None}
+        for title, (name, step) in ENCODERS.items()
+        if name in accuracy
+    ]
 
 
 def result(context: Context, rows: Rows) -> Result:

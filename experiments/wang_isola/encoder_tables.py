@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 
 from experiments import tables
-from experiments.evaluation import Evaluation
-from experiments.reproduction import Context, Reproduction, Scale, planned_row
-from experiments.result import Result, Rows, interval
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, planned_row, scale
 from experiments.specifications import config_of, formula, initial, refusal
+from experiments.statistics import Rows, interval
 from experiments.sweeps import Planned
 from hypersphere_jax.config import require
 
@@ -17,27 +17,28 @@ NYU = Evaluation(layers=("conv5", "conv4"), depth=True)
 IMAGENET100 = Evaluation(layers=("backbone",), protocol="moco_imagenet100", folds=3)
 IMAGENET = Evaluation(layers=("backbone",), protocol="moco", folds=None)
 BOOKCORPUS = Evaluation(protocol="quick_thought", tasks=("mr", "cr"))
-
-# Column of the papers' tables: column of ours.
-OURS = {
-    "val_output_linear": "output_linear",
-    "val_output_knn5": "output_knn5",
-    "val_fc7_linear": "fc7_linear",
-    "val_fc7_knn5": "fc7_knn5",
-    "cv_output_linear": "output_linear_cv",
-    "cv_fc7_linear": "fc7_linear_cv",
-    "val_top1": "backbone_linear",
-    "val_top5": "backbone_linear_top5",
-    "cv_top1": "backbone_linear_cv",
-    "val_conv5_mse": "conv5_mse",
-    "val_conv4_mse": "conv4_mse",
-    "cv_conv5_mse": "conv5_mse_cv",
-    "cv_conv4_mse": "conv4_mse_cv",
-    "val_mr": "mr",
-    "val_cr": "cr",
-    "cv_mr": "mr_cv",
-    "cv_cr": "cr_cv",
+TEXT = "books, sentiment"
+# Tables whose rows are encoders: title; data, hours and evaluation at the paper's scale.
+TABLES = {
+    2: ("best encoders of NYU-Depth-V2", "nyu_depth_v2", 16, NYU),
+    3: ("best encoders of ImageNet-100 (MoCo)", "imagenet2012", 8_000, IMAGENET100),
+    5: ("encoders of ImageNet (MoCo v2)", "imagenet2012", 47_000, IMAGENET),
+    8: ("all STL-10 encoders, the grid behind Figure 5a", "stl10", 90_000, STL10),
+    9: ("all NYU-Depth-V2 encoders, the grid behind Figure 5b", "nyu_depth_v2", 500, NYU),
+    10: (
+        "all ImageNet-100 encoders, the grid behind Figure 9a",
+        "imagenet2012",
+        125_000,
+        IMAGENET100,
+    ),
+    11: (
+        "all sentence encoders of BookCorpus, the grid behind Figure 9b",
+        TEXT,
+        90_000,
+        BOOKCORPUS,
+    ),
 }
+LAPTOP = {8: ("digits", 2.0, Evaluation()), 11: (TEXT, 8, BOOKCORPUS)}
 
 # Rows of the tables of the best encoders, and which kinds of loss take part in each.
 SELECTIONS = {
@@ -45,13 +46,6 @@ SELECTIONS = {
     "best align and uniform only": lambda kind: kind == "align+uniform",
     "best among all encoders": lambda kind: True,
 }
-
-
-def table_of_encoders(number: int, title: str, **scales: Scale) -> dict[str, Reproduction]:
-    """A table whose rows are encoders, by its name."""
-    table = f"wang-isola/table{number}"
-    compute = functools.partial(rows_result, table, title)
-    return {table: Reproduction(title, compute, **scales, by_row=tuple(scales))}
 
 
 def stage_of(table: str, evaluation: Evaluation) -> Callable[[Context, Rows], list[Planned]]:
@@ -73,6 +67,13 @@ def stage_of(table: str, evaluation: Evaluation) -> Callable[[Context, Rows], li
     return stage
 
 
+def our_column(printed: str) -> str:
+    """Our column of what the papers print as `val_output_linear` or `cv_top1`."""
+    split, _, score = printed.partition("_")
+    score = {"top1": "backbone_linear", "top5": "backbone_linear_top5"}.get(score, score)
+    return f"{score}_cv" if split == "cv" else score
+
+
 def formula_of(row: tables.Row) -> str:
     """The loss of a row as its table prints it."""
     return formula(config_of(row).objective)
@@ -90,10 +91,12 @@ def rows_result(table: str, title: str, context: Context, rows: Rows) -> Result:
         about = [row[name] for name in ("row", "loss", "dim", "seed")]
         if row.get("paper_diverged"):
             lines.append([*about, "training", "NaN", "none", None, None])
-        for theirs, ours in OURS.items():
-            if f"paper_{theirs}" in row and row.get(ours) is not None:
-                paper, score, what = row[f"paper_{theirs}"], row[ours], theirs.replace("_", " ")
-                lines.append([*about, what, paper, score, interval(row, ours), score - paper])
+        for name in (name for name in row if name.startswith("paper_")):
+            printed = name.removeprefix("paper_")
+            ours, paper = our_column(printed), row[name]
+            if (score := row.get(ours)) is not None:
+                what, ends = printed.replace("_", " "), interval(row, ours)
+                lines.append([*about, what, paper, score, ends, score - paper])
     text = ["The paper's number of each encoder beside ours, as its columns name them."]
     if failed:
         text.append(f"Failed: {'; '.join(failed)}.")
@@ -103,3 +106,14 @@ def rows_result(table: str, title: str, context: Context, rows: Rows) -> Result:
             "numbers are of its own data, and only their order can be compared."
         )
     return Result(f"{title} ({table})", columns, lines, [], text)
+
+
+def _table(number: int) -> Reproduction:
+    table, (title, *paper) = f"wang-isola/table{number}", TABLES[number]
+    scales = {"paper": paper} | ({"laptop": LAPTOP[number]} if number in LAPTOP else {})
+    stages = {name: scale(*needs, stage_of(table, of)) for name, (*needs, of) in scales.items()}
+    compute = functools.partial(rows_result, table, title)
+    return Reproduction(title, compute, **stages, by_row=tuple(scales))
+
+
+REPRODUCTIONS = {f"wang-isola/table{number}": _table(number) for number in TABLES}

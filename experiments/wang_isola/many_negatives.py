@@ -1,5 +1,6 @@
 """Theorem 1 of Wang & Isola, measured: the contrastive loss with more and more negatives."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.result import Result
+from experiments.reproduction import Result
 from hypersphere_jax import data, info_nce_loss, theory
 from hypersphere_jax.config import DataConfig
 from hypersphere_jax.plots.common import COLORS, DPI, saved
@@ -18,8 +19,7 @@ from hypersphere_jax.plots.common import COLORS, DPI, saved
 TAU = 0.5
 SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
 FIT_FROM = 256  # first order in 1 / sqrt(M): below, the next order bends the line
-DIM = 4
-ANGLE = 60.0  # degrees between the positives that are not aligned
+DIM, ANGLE = 4, 60.0  # uniform features, and degrees between positives that are not aligned
 PER_CLASS = 5  # digits of each class that make the second distribution
 DIGIT_DIM = 8
 DRAWS = 2048  # at most, for each M
@@ -34,63 +34,45 @@ KINDS = {
     ),
     "bias": ("expectation", -1.0, "expectation over draws", "absolute deviation (nats)"),
 }
+Deviations = Mapping[str, np.ndarray]  # for each of KINDS: values and standard errors, [2, k] by M
 
 
 class Features(NamedTuple):
     """Features of which the limit of the loss is known, one query at a time."""
 
     names: tuple[str, ...]  # one a kind of positives
-    draw: Callable  # (generator, draws, M) -> `Draws`
-    rms_constant: float  # one draw's deviation is of first order rms_constant / sqrt(M)
-    bias_constant: list[float]  # and the expectation's bias_constant / M, for each kind
+    # (generator, draws, M) -> queries [draws, d], positives of each kind [draws, kinds, d],
+    # negatives [draws, M, d], E exp(x . x- / tau) [draws], and the limit of Eq. (2) before its mean
+    # over queries, -x . y / tau + log of that [draws, kinds].
+    draw: Callable[[np.random.Generator, int, int], tuple[np.ndarray, ...]]
+    constants: Mapping[str, Sequence[float]]  # of the first order, for each kind of positives
 
 
-class Draws(NamedTuple):
-    """Queries with positives and negatives, and what is known of each query."""
-
-    queries: np.ndarray  # [draws, d]
-    keys: np.ndarray  # [draws, kinds, d]: positives of each kind
-    negatives: np.ndarray  # [draws, M, d]
-    mean: np.ndarray  # [draws]: E exp(x . x- / tau)
-    limit: np.ndarray  # [draws, kinds]: -x . y / tau + log mean, Eq. (2) before its mean over x
-
-
-class Deviations(NamedTuple):
-    """Deviations from the limit for each M, `[k]`, with standard errors."""
-
-    rms: np.ndarray
-    rms_error: np.ndarray
-    bias: np.ndarray
-    bias_error: np.ndarray
-
-
-def uniform_features(tau: float = TAU, dim: int = DIM, angle: float = ANGLE) -> Features:
+def uniform_features() -> Features:
     """Uniform features on the sphere; positives aligned, or at an angle. All in closed form."""
-    mean = math.exp(_log_mean_exp(dim, 1 / tau))
-    spread = math.exp(_log_mean_exp(dim, 2 / tau)) / mean**2 - 1  # variance over squared mean
-    cosines = np.array([1.0, math.cos(math.radians(angle))])
-    sines = np.array([0.0, math.sin(math.radians(angle))])
+    # E exp(scale u . v), u uniform on the sphere: 0F1(; dim/2; scale^2 / 4).
+    mean, squares = (
+        math.exp(theory.vmf_log_normalizer(DIM, scale) - theory.sphere_log_area(DIM))
+        for scale in (1 / TAU, 2 / TAU)
+    )
+    spread = squares / mean**2 - 1  # variance over squared mean
+    angles = np.radians([0, ANGLE])
+    cosines, sines = np.cos(angles), np.sin(angles)
 
     def draw(rng, draws, m):
-        points = rng.standard_normal((draws, 1 + m, dim), dtype=np.float32)
+        points = rng.standard_normal((draws, 1 + m, DIM), dtype=np.float32)
         points /= np.linalg.norm(points, axis=-1, keepdims=True)
         x = points[:, 0]
         # Any unit vector at a right angle will do: coordinates in pairs, turned by 90 degrees.
         turned = (x.reshape(draws, -1, 2)[..., ::-1] * np.float32([1, -1])).reshape(x.shape)
         keys = cosines[:, None] * x[:, None] + sines[:, None] * turned[:, None]
-        limit = np.tile(math.log(mean) - cosines / tau, (draws, 1))
-        return Draws(x, keys.astype(np.float32), points[:, 1:], np.full(draws, mean), limit)
+        limit = np.tile(math.log(mean) - cosines / TAU, (draws, 1))
+        return x, keys.astype(np.float32), points[:, 1:], np.full(draws, mean), limit
 
-    name = f"uniform on the sphere in R^{dim}"
-    biases = [math.exp(c / tau) / mean - spread / 2 for c in cosines]
-    return Features(
-        (f"{name}, aligned", f"{name}, positives at {angle:g}°"), draw, math.sqrt(spread), biases
-    )
-
-
-def _log_mean_exp(dim: int, scale: float) -> float:
-    """The log of E exp(scale u . v), u uniform on the sphere: log 0F1(; dim/2; scale^2 / 4)."""
-    return theory.vmf_log_normalizer(dim, scale) - theory.sphere_log_area(dim)
+    name = f"uniform on the sphere in R^{DIM}"
+    names = f"{name}, aligned", f"{name}, positives at {ANGLE:g}°"
+    bias = [math.exp(cosine / TAU) / mean - spread / 2 for cosine in cosines]
+    return Features(names, draw, {"rms": [math.sqrt(spread)] * 2, "bias": bias})
 
 
 def digit_pairs(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -103,63 +85,54 @@ def digit_pairs(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     labels = np.asarray(source.labels)
     chosen = [rng.choice(np.flatnonzero(labels == c), PER_CLASS, False) for c in range(10)]
     images = np.stack([source[int(i)]["image"] for i in np.concatenate(chosen)]).astype(np.float32)
-    moved = np.zeros_like(images)
-    moved[:, :, 1:] = images[:, :, :-1]
+    moved = np.pad(images, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :-1]
     flat = [part.reshape(len(part), -1) for part in (images, moved)]
     directions = np.linalg.svd(flat[0], full_matrices=False)[2][:DIGIT_DIM]
     x, y = (part @ directions.T for part in flat)
     return tuple(part / np.linalg.norm(part, axis=1, keepdims=True) for part in (x, y))
 
 
-def population(name: str, x: np.ndarray, y: np.ndarray, tau: float = TAU) -> Features:
+def population(name: str, x: np.ndarray, y: np.ndarray) -> Features:
     """The rows of x `[n, d]` as the whole data, each as likely; positives y `[n, d]`."""
     exact_x, exact_y = x.astype(np.float64), y.astype(np.float64)
-    kernel = np.exp(exact_x @ exact_x.T / tau)
+    kernel = np.exp(exact_x @ exact_x.T / TAU)
     mean = kernel.mean(axis=1)
     spread = (kernel / mean[:, None]).var(axis=1)
-    aligned = (exact_x * exact_y).sum(axis=1) / tau
+    aligned = (exact_x * exact_y).sum(axis=1) / TAU
     limit = np.log(mean) - aligned
 
     def draw(rng, draws, m):
         chosen = rng.integers(len(x), size=draws)
         negatives = x[rng.integers(len(x), size=(draws, m))]
-        return Draws(x[chosen], y[chosen, None], negatives, mean[chosen], limit[chosen, None])
+        return x[chosen], y[chosen, None], negatives, mean[chosen], limit[chosen, None]
 
     bias = float((np.exp(aligned) / mean - spread / 2).mean())
-    return Features((name,), draw, math.sqrt(spread.mean()), [bias])
+    return Features((name,), draw, {"rms": [math.sqrt(spread.mean())], "bias": [bias]})
 
 
 @jax.jit
+@functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
 def _losses(
     x: jax.Array, keys: jax.Array, negatives: jax.Array, mean: jax.Array, tau: float
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of each draw and kind of positives, and the draw's first-order part, of mean zero.
+    """Of each draw: the loss for each kind of positives, and `mean_j e^{x . x_j / tau} / E - 1`.
 
-    That part is `mean_j e^{x . x_j / tau} / E - 1`.
+    The latter is the loss's first order, of mean zero.
     """
-
-    def one(x, ys, others, mean):
-        potentials = jnp.exp(others @ x / tau)
-        side = math.isqrt(len(others))  # in two stages, for float32's sake
-        first_order = jnp.mean(jnp.mean(potentials.reshape(side, -1), axis=1)) / mean - 1
-        losses = jax.vmap(lambda y: info_nce_loss(x[None], y[None], others, tau))(ys)
-        return losses, first_order
-
-    return jax.vmap(one)(x, keys, negatives, mean)
+    potentials = jnp.exp(negatives @ x / tau)
+    side = math.isqrt(len(negatives))  # in two stages, for float32's sake
+    first_order = jnp.mean(jnp.mean(potentials.reshape(side, -1), axis=1)) / mean - 1
+    losses = jax.vmap(lambda y: info_nce_loss(x[None], y[None], negatives, tau))(keys)
+    return losses, first_order
 
 
 def deviations(
-    features: Features,
-    sizes: Sequence[int],
-    draws: int,
-    negatives: int,
-    seed: int,
-    tau: float = TAU,
+    features: Features, sizes: Sequence[int], draws: int, negatives: int, seed: int
 ) -> list[Deviations]:
     """How far `info_nce_loss - log M` lies from its limit, for each kind of positives.
 
     Each draw has a query and M (a square) negatives of its own; for each M there are at most so
-    many draws, and negatives in all, but 16 draws at least. tau is that of the features.
+    many draws, and negatives in all, but 16 draws at least.
     """
     measured = []
     for m in sizes:
@@ -168,31 +141,27 @@ def deviations(
         chunk = max(1, min(count, CHUNK // m))
         first_order, values = [], []
         for _ in range(-(-count // chunk)):
-            drawn = features.draw(rng, chunk, m)
-            mean = drawn.mean.astype(np.float32)
-            losses, order = _losses(drawn.queries, drawn.keys, drawn.negatives, mean, tau)
-            values.append(np.asarray(losses, np.float64) - math.log(m) - drawn.limit)
+            *drawn, mean, limit = features.draw(rng, chunk, m)
+            losses, order = _losses(*drawn, mean.astype(np.float32), TAU)
+            values.append(np.asarray(losses, np.float64) - math.log(m) - limit)
             first_order.append(np.asarray(order, np.float64))
         values, first_order = np.concatenate(values), np.concatenate(first_order)[:, None]
         scale = math.sqrt(len(values))
         rms = np.sqrt((values**2).mean(axis=0))
-        rest = values - first_order
         rms_error = (values**2).std(axis=0) / scale / (2 * rms)
-        measured.append((rms, rms_error, rest.mean(axis=0), rest.std(axis=0) / scale))
-    columns = np.array(measured).transpose(2, 1, 0)  # [kinds, 4, k]
-    return [Deviations(*kind) for kind in columns]
+        rest = values - first_order
+        measured.append([[rms, rms_error], [rest.mean(axis=0), rest.std(axis=0) / scale]])
+    columns = np.array(measured).transpose(3, 1, 2, 0)  # [kinds, rms or bias, 2, k]
+    return [dict(zip(KINDS, kind, strict=True)) for kind in columns]
 
 
 def power_law(sizes: Sequence[int], values: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
     """Slope of log |values| over log sizes by weighted least squares, and its standard error."""
-    x, y = np.log(np.asarray(sizes, float)), np.log(np.abs(values))
-    weights = (np.abs(values) / errors) ** 2
-    centred = x - np.average(x, weights=weights)
-    moment = (weights * centred**2).sum()
-    slope = (weights * centred * y).sum() / moment
-    residuals = y - np.average(y, weights=weights) - slope * centred
-    scatter = (weights * residuals**2).sum() / max(1, len(x) - 2)
-    return float(slope), math.sqrt(max(1.0, scatter) / moment)
+    x, y, weights = np.log(sizes), np.log(np.abs(values)), np.abs(values) / errors
+    fit, covariance = np.polyfit(x, y, 1, w=weights, cov="unscaled")
+    residuals = weights * (y - np.polyval(fit, x))
+    scatter = (residuals**2).sum() / max(1, len(x) - 2)
+    return float(fit[0]), math.sqrt(max(1.0, scatter) * covariance[0, 0])
 
 
 def theorem1(
@@ -205,21 +174,20 @@ def theorem1(
     """Theorem 1: how fast the normalized contrastive loss goes to its limit; see `deviations`."""
     x, y = digit_pairs(seed)
     digits = population(f"{len(x)} digits in R^{DIGIT_DIM}, positives moved by a pixel", x, y)
-    fitted = np.flatnonzero(np.array(sizes) >= FIT_FROM)
+    fitted = np.array(sizes) >= FIT_FROM
     series, rows, slopes = {}, [], {key: [] for key in KINDS}
     for features in (uniform_features(), digits):
         measured = deviations(features, sizes, draws, negatives, seed)
-        for name, bias, one in zip(features.names, features.bias_constant, measured, strict=True):
-            constants = {"rms": features.rms_constant, "bias": bias}
+        for place, (name, one) in enumerate(zip(features.names, measured, strict=True)):
+            constants = {key: of[place] for key, of in features.constants.items()}
             series[name] = one, constants
             for key, (label, power, *_) in KINDS.items():
-                values, errors = getattr(one, key), getattr(one, f"{key}_error")
-                slope, error = power_law([sizes[i] for i in fitted], values[fitted], errors[fitted])
+                slope, error = power_law(np.array(sizes)[fitted], *one[key][:, fitted])
                 slopes[key].append(slope)
                 first_order = constants[key] * sizes[-1] ** power
-                rows.append([name, label, slope, error, power, values[-1], errors[-1], first_order])
+                rows.append([name, label, slope, error, power, *one[key][:, -1], first_order])
     draw_deviations(sizes, series, path)
-    ranges = {key: f"{min(found):.3f} to {max(found):.3f}" for key, found in slopes.items()}
+    ranges = {key: f"{min(of):.3f} to {max(of):.3f}" for key, of in slopes.items()}
     limit = float(theory.contrastive_limit(x, y, TAU))
     text = [
         "The paper: as the number M of negatives grows, the contrastive loss less log M converges "
@@ -243,10 +211,8 @@ def theorem1(
         "potential, is subtracted, whose own expectation is zero.)",
         "The last column has the first order in closed form at the largest M.",
     ]
-    columns = [
-        *("features", "deviation of", "slope", "its error", "expected"),
-        *(f"at M = {sizes[-1]}", "standard error", "first order"),
-    ]
+    columns = ["features", "deviation of", "slope", "its error", "expected"]
+    columns += [f"at M = {sizes[-1]}", "standard error", "first order"]
     caption = (
         "Deviation of the loss from its limit against the number of negatives, dots with two "
         "standard errors; dashed: the first order in closed form. Left: one draw of the negatives; "
@@ -263,26 +229,23 @@ def theorem1(
 
 
 def draw_deviations(
-    sizes: Sequence[int],
-    series: Mapping[str, tuple[Deviations, Mapping[str, float]]],
-    path: Path | None,
+    sizes: Sequence[int], series: Mapping[str, tuple[Deviations, Mapping]], path: Path | None
 ) -> Figure:
     """Deviations against M with two standard errors; dashed: their first order, by its constant."""
     figure = Figure(figsize=(11, 4.8), dpi=DPI, layout="constrained")
-    for axes, (key, (_, power, title, label)) in zip(
-        figure.subplots(1, 2), KINDS.items(), strict=True
-    ):
+    for axes, (key, of) in zip(figure.subplots(1, 2), KINDS.items(), strict=True):
+        _, power, title, ylabel = of
         for (name, (measured, constants)), color, marker in zip(
             series.items(), COLORS, "osD^v", strict=False
         ):
-            values, errors = np.abs(getattr(measured, key)), 2 * getattr(measured, f"{key}_error")
+            values, errors = measured[key]
             style = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
-            axes.errorbar(sizes, values, errors, capsize=3, label=name, **style)
+            axes.errorbar(sizes, np.abs(values), 2 * errors, capsize=3, label=name, **style)
             first_order = abs(constants[key]) * np.array(sizes, float) ** power
             axes.plot(sizes, first_order, color=color, linestyle="--", linewidth=1)
-        slope = {-0.5: "−1/2", -1.0: "−1"}[power]
-        axes.plot([], [], color="gray", linestyle="--", label=f"first order, slope {slope}")
-        axes.set(yscale="log", title=title, ylabel=label, xlabel="number M of negatives")
+        label = f"first order, slope {'−1/2' if key == 'rms' else '−1'}"
+        axes.plot([], [], color="gray", linestyle="--", label=label)
+        axes.set(yscale="log", title=title, ylabel=ylabel, xlabel="number M of negatives")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.grid(alpha=0.3)

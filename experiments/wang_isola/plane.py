@@ -1,29 +1,22 @@
 """Figures 5 and 9a of Wang & Isola: encoders in the plane of alignment and uniformity."""
 
 import functools
-from collections.abc import Callable
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from experiments import tables
-from experiments.evaluation import Evaluation
 from experiments.plots.planes import metric_planes
-from experiments.reproduction import Context, Reproduction, Scale, planned_row, scale
-from experiments.result import Result, Rows, by, values
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, Scale, Stage, planned_row, scale
 from experiments.specifications import refusal
+from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from experiments.wang_isola.encoder_tables import (
-    IMAGENET100,
-    NYU,
-    STL10,
-    stage_of,
-    table_of_encoders,
-)
+from experiments.wang_isola.encoder_tables import IMAGENET100, NYU, STL10
 
 TABLE8, TABLE9, TABLE10 = (f"wang-isola/table{number}" for number in (8, 9, 10))
-LAPTOP = Evaluation()
 
 # At the laptop's scale: encoders of digits, and rows whose losses are trained on CIFAR-10.
 DIGITS = 64
@@ -61,7 +54,7 @@ def usable_rows(table: str = TABLE8) -> list[tables.Row]:
     ]
 
 
-def _from_scratch(table: str, evaluation: Evaluation) -> Callable[[Context, Rows], list[Planned]]:
+def _from_scratch(table: str, evaluation: Evaluation) -> Stage:
     return lambda context, rows: [
         planned_row(row, context, evaluation) for row in usable_rows(table)
     ]
@@ -70,7 +63,7 @@ def _from_scratch(table: str, evaluation: Evaluation) -> Callable[[Context, Rows
 def cifar10(context: Context, rows: Rows) -> list[Planned]:
     """The encoders of CIFAR-10 at the laptop's scale."""
     return [
-        planned_row(tables.row_of(TABLE8, number), context, LAPTOP, scale="cifar10")
+        planned_row(tables.row_of(TABLE8, number), context, Evaluation(), scale="cifar10")
         for number in CIFAR10_ROWS
     ]
 
@@ -79,12 +72,12 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
     """Encoders of digits, evenly from the first to the last of the table; and of CIFAR-10."""
     large = [row for row in usable_rows() if row.values["batch_size"] >= SMALLEST_BATCH]
     places = [round(place * (len(large) - 1) / (DIGITS - 1)) for place in range(DIGITS)]
-    digits = [planned_row(large[place], context, LAPTOP) for place in places]
+    digits = [planned_row(large[place], context, Evaluation()) for place in places]
     return [*digits, *cifar10(context, rows)]
 
 
 def rank_correlations(
-    rows: Rows, key: str = "output_linear", draws: int = 1000, seed: int = 0
+    rows: Rows, key: str = "output_linear", draws: int = 1000
 ) -> dict[str, tuple[float, float, float, float]]:
     """Spearman's correlation of a score with each metric, and with both together.
 
@@ -100,36 +93,23 @@ def rank_correlations(
 
     def correlations(sample):
         columns = (*sample.T, sample[:, 0] + sample[:, 1])
-        align, uniform, score, both = (stats.rankdata(column) for column in columns)
+        align, uniform, score, both = map(stats.rankdata, columns)
         design = np.stack([np.ones_like(align), align, uniform], axis=1)
         fitted = design @ np.linalg.lstsq(design, score, rcond=None)[0]
-        return [_correlation(each, score) for each in (align, uniform, both, fitted)]
+        with np.errstate(invalid="ignore"):  # a draw may be of one encoder alone
+            return np.corrcoef([align, uniform, both, fitted, score])[-1, :-1]
 
-    random, n = np.random.default_rng(seed), len(table)
-    bootstrap = np.array([correlations(table[random.integers(0, n, n)]) for _ in range(draws)])
-    permuted = np.array(
-        [
-            correlations(np.column_stack([table[:, :2], random.permutation(table[:, 2])]))
-            for _ in range(draws)
-        ]
-    )
-    return {
-        name: (value, *_percentiles(drawn, (2.5, 97.5)), *_percentiles(np.abs(shuffled), (95,)))
-        for name, value, drawn, shuffled in zip(
-            WITH, correlations(table), bootstrap.T, permuted.T, strict=True
-        )
-    }
-
-
-def _percentiles(drawn: np.ndarray, shares: tuple) -> list[float]:
-    known = drawn[np.isfinite(drawn)]  # a draw may be of one encoder alone
-    return np.percentile(known, shares).tolist() if len(known) else [float("nan")] * len(shares)
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    if np.ptp(a) < 1e-9 * len(a) or np.ptp(b) < 1e-9 * len(b):
-        return float("nan")
-    return float(np.corrcoef(a, b)[0, 1])
+    random, n = np.random.default_rng(0), len(table)
+    draw = [correlations(table[random.integers(0, n, n)]) for _ in range(draws)]
+    chance = [
+        correlations(np.column_stack([table[:, :2], random.permutation(table[:, 2])]))
+        for _ in range(draws)
+    ]
+    with warnings.catch_warnings(action="ignore"):  # where all are NaN
+        interval = np.nanpercentile(draw, (2.5, 97.5), axis=0)
+        bound = np.nanpercentile(np.abs(chance), 95, axis=0)
+    numbers = np.vstack([correlations(table), interval, bound])
+    return dict(zip(WITH, numbers.T.tolist(), strict=True))
 
 
 def plane_result(figure: str, score: Score, context: Context, rows: Rows) -> Result:
@@ -191,8 +171,7 @@ def lower_left(rows: Rows, key: str) -> tuple[float | None, float | None]:
 
 
 def _best(name: str, rows: Rows, score: Score) -> str:
-    choose = min if score.lower_is_better else max
-    best = choose(rows, key=lambda row: row[score.key])
+    best = (min if score.lower_is_better else max)(rows, key=lambda row: row[score.key])
     align, uniform = (
         1 + sum(row[metric] < best[metric] for row in rows) for metric in ("align", "uniform")
     )
@@ -226,21 +205,5 @@ REPRODUCTIONS = {
         "ImageNet-100's encoders in that plane",
         TOP1,
         paper=scale("imagenet2012", 125_000, _from_scratch(TABLE10, IMAGENET100)),
-    ),
-    **table_of_encoders(
-        8,
-        "all STL-10 encoders, the grid behind Figure 5a",
-        paper=scale("stl10", 90_000, stage_of(TABLE8, STL10)),
-        laptop=scale("digits", 2.0, stage_of(TABLE8, LAPTOP)),
-    ),
-    **table_of_encoders(
-        9,
-        "all NYU-Depth-V2 encoders, the grid behind Figure 5b",
-        paper=scale("nyu_depth_v2", 500, stage_of(TABLE9, NYU)),
-    ),
-    **table_of_encoders(
-        10,
-        "all ImageNet-100 encoders, the grid behind Figure 9a",
-        paper=scale("imagenet2012", 125_000, stage_of(TABLE10, IMAGENET100)),
     ),
 }

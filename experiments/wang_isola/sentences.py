@@ -1,20 +1,22 @@
-"""BookCorpus's sentence encoders: Tables 4 and 11 and Figure 9b of Wang & Isola."""
+"""BookCorpus's sentence encoders: Table 4 and Figure 9b of Wang & Isola."""
+
+import itertools
+from collections.abc import Iterable
 
 from experiments import tables
-from experiments.reproduction import Context, Reproduction, planned_row, scale
-from experiments.result import Result, Rows, done, interval
+from experiments.reproduction import Context, Reproduction, Result, planned_row, scale
+from experiments.statistics import Rows, by, done, interval
 from experiments.sweeps import Planned
 from experiments.wang_isola.encoder_tables import (
     BOOKCORPUS,
     SELECTIONS,
+    TEXT,
     formula_of,
     stage_of,
-    table_of_encoders,
 )
 from experiments.wang_isola.plane import Score, plane_result
 
 TABLE4, TABLE11 = "wang-isola/table4", "wang-isola/table11"
-DATA = "books, sentiment"
 # At the laptop's scale: Quick-Thought as it was; the contrastive loss over its range of tau;
 # alignment and uniformity over their range of weights, with the paper's best (row 47).
 LAPTOP_ROWS = (1, 2, 4, 5, 6, 7, 11, 16, 42, 47, 71, 75, 77, 83, 87, 106)
@@ -23,30 +25,26 @@ TASKS = {task: task.upper() for task in BOOKCORPUS.tasks}
 ACCURACY = Score("accuracy", "accuracy (%)")
 
 
-def _planned(number: int, context: Context) -> Planned:
-    return planned_row(tables.row_of(TABLE11, number), context, BOOKCORPUS)
+def _planned(numbers: Iterable[int], context: Context) -> list[Planned]:
+    rows = [tables.row_of(TABLE11, number) for number in numbers]
+    return [planned_row(row, context, BOOKCORPUS) for row in rows]
 
 
 def _grid(context: Context, rows: Rows) -> list[Planned]:
-    return [_planned(number, context) for number in LAPTOP_ROWS]
+    return _planned(LAPTOP_ROWS, context)
 
 
 def _baselines(context: Context, rows: Rows) -> list[Planned]:
     """One encoder of the grid: its word embeddings, and both before the first step."""
-    one = _planned(BASELINES, context)
+    (one,) = _planned([BASELINES], context)
     evaluation = one.evaluation._replace(layers=("output", "bag"), initial=True)
     return [one._replace(about={**one.about, "kind": "baseline"}, evaluation=evaluation)]
 
 
 def _best(context: Context, rows: Rows) -> list[Planned]:
     """The encoders that the paper selected: for each row one of MR and one of CR."""
-    chosen = [
-        number
-        for row in tables.rows(TABLE4)
-        if context.row in (None, row.number)
-        for number in _numbers(row)
-    ]
-    return [_planned(number, context) for number in dict.fromkeys(chosen)]
+    asked = [row for row in tables.rows(TABLE4) if context.row in (None, row.number)]
+    return _planned(dict.fromkeys(number for row in asked for number in _numbers(row)), context)
 
 
 def _numbers(row: tables.Row) -> list[int]:
@@ -61,8 +59,7 @@ def _numbers(row: tables.Row) -> list[int]:
         (number,) = (
             other.number
             for other in tables.rows(TABLE11)
-            if other.values["l2_normalized"]
-            and all(other.values[name] == value for name, value in losses.items())
+            if other.values["l2_normalized"] and losses.items() <= other.values.items()
         )
         numbers.append(number)
     return numbers
@@ -77,9 +74,9 @@ def best_result(context: Context, rows: Rows) -> Result:
     for printed in tables.rows(TABLE4):
         name = printed.values["selection"]
         candidates = [row for row in encoders if SELECTIONS[name](row["kind"])]
+        if not candidates:
+            continue
         for (task, title), number in zip(TASKS.items(), _numbers(printed), strict=True):
-            if not candidates:
-                continue
             best = max(candidates, key=lambda row: row[f"{task}_cv"])
             ours = [best["loss"], best[task], interval(best, task)]
             paper = [formula_of(tables.row_of(TABLE11, number)), printed.values[f"val_{task}"]]
@@ -108,8 +105,7 @@ def best_result(context: Context, rows: Rows) -> Result:
 
 def _verdict(table: list[list]) -> str:
     """The accuracies of the selections, and of the best baseline, on each task."""
-    names = ["best contrastive only", "best align and uniform only"]
-    parts = []
+    names, parts = list(SELECTIONS)[:2], []
     for title in TASKS.values():
         accuracy = {line[0]: line[3] for line in table if line[1] == title}
         baselines = [name for name in accuracy if name.startswith("baseline")]
@@ -122,17 +118,14 @@ def _verdict(table: list[list]) -> str:
 
 def _baseline_lines(rows: Rows) -> list[list]:
     lines = []
-    for row in done(rows):
-        if row["kind"] != "baseline":
-            continue
-        layers = {"_bag": "word embeddings, their mean"}
+    for row in by(rows, "kind").get("baseline", []):
+        name = "baseline: trained" if row["step"] else "baseline: random"
+        layers = {"_bag": f"{name} word embeddings, their mean"}
         if row["step"] == 0:  # the trained encoder is one of the grid
-            layers[""] = "encoder"
-        for layer, what in layers.items():
-            name = f"baseline: {'random' if row['step'] == 0 else 'trained'} {what}"
-            for task, title in TASKS.items():
-                score = f"{task}{layer}"
-                lines.append([name, title, None, row[score], interval(row, score), None, None])
+            layers[""] = f"{name} encoder"
+        for (layer, what), (task, title) in itertools.product(layers.items(), TASKS.items()):
+            score = f"{task}{layer}"
+            lines.append([what, title, None, row[score], interval(row, score), None, None])
     return lines
 
 
@@ -155,20 +148,14 @@ REPRODUCTIONS = {
     TABLE4: Reproduction(
         "best sentence encoders of BookCorpus (Quick-Thought)",
         best_result,
-        laptop=scale(DATA, 1.2, _grid, _baselines),
-        paper=scale(DATA, 3_000, _best),
+        laptop=scale(TEXT, 1.2, _grid, _baselines),
+        paper=scale(TEXT, 3_000, _best),
         by_row=("paper",),
-    ),
-    **table_of_encoders(
-        11,
-        "all sentence encoders of BookCorpus, the grid behind Figure 9b",
-        laptop=scale(DATA, 8, stage_of(TABLE11, BOOKCORPUS)),
-        paper=scale(DATA, 90_000, stage_of(TABLE11, BOOKCORPUS)),
     ),
     "wang-isola/figure9b": Reproduction(
         "BookCorpus's encoders in the plane of alignment and uniformity",
         plane_of_tasks,
-        laptop=scale(DATA, 1.2, _grid),
-        paper=scale(DATA, 90_000, stage_of(TABLE11, BOOKCORPUS)),
+        laptop=scale(TEXT, 1.2, _grid),
+        paper=scale(TEXT, 90_000, stage_of(TABLE11, BOOKCORPUS)),
     ),
 }

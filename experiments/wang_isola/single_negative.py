@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from scipy import special
+from scipy import special, stats
 
-from experiments.result import Result
+from experiments.reproduction import Result
 from hypersphere_jax import info_nce_loss
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
@@ -57,12 +57,6 @@ def spaced_single(n: int, tau: float) -> float:
     return float(single_negative(np.cos(2 * np.pi * np.arange(n) / n), 1.0, tau).mean())
 
 
-def orthoplex_single(dim: int, tau: float) -> float:
-    """The loss of aligned features, equally many at each of the 2 dim points ±e_i."""
-    cosines = np.concatenate([[1.0, -1.0], np.zeros(2 * dim - 2)])
-    return float(single_negative(cosines, 1.0, tau).mean())
-
-
 @jax.jit
 def all_pairs_loss(x: jax.Array, y: jax.Array, negatives: jax.Array, tau: float) -> jax.Array:
     """`info_nce_loss` with each of the negatives alone, on average: M = 1 over all pairs."""
@@ -88,15 +82,7 @@ def free_descent(angles: jax.Array, tau: float) -> tuple[jax.Array, jax.Array]:
 
 
 def _circle(angles: np.ndarray) -> np.ndarray:
-    return np.stack((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32)
-
-
-def _von_mises_points(kappa: float) -> np.ndarray:
-    """Angles of equal masses: quantiles of the von Mises-Fisher distribution on the circle."""
-    grid = np.linspace(-np.pi, np.pi, 200_001)
-    density = np.exp(kappa * (np.cos(grid) - 1))
-    mass = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return np.interp((np.arange(POINTS) + 0.5) / POINTS, mass / mass[-1], grid)
+    return np.stack((np.cos(angles), np.sin(angles)), axis=1)
 
 
 def theorem2(path: Path | None, seed: int = 0) -> Result:
@@ -114,11 +100,10 @@ def theorem2(path: Path | None, seed: int = 0) -> Result:
     add(TAU, 2, "aligned, uniform", _circle(even), uniform_single(2, TAU))
     for degrees in (10, 30, 90):
         away = math.radians(degrees)
-        exact = uniform_single(2, TAU, math.cos(away))
-        name = f"positives at {degrees}°, uniform"
-        add(TAU, 2, name, _circle(even), exact, y=_circle(even + away))
+        exact, y = uniform_single(2, TAU, math.cos(away)), _circle(even + away)
+        add(TAU, 2, f"positives at {degrees}°, uniform", _circle(even), exact, y=y)
     for kappa in (0.25, 1.0, 4.0, 16.0):
-        x = _circle(_von_mises_points(kappa))
+        x = _circle(stats.vonmises.ppf((np.arange(POINTS) + 0.5) / POINTS, kappa))
         add(TAU, 2, f"aligned, vMF κ = {kappa:g}", x, von_mises_single(kappa, TAU))
     for n in (1, 2, 3, 4, 5, 6):
         x = _circle(2 * np.pi * np.arange(n) / n)
@@ -130,11 +115,12 @@ def theorem2(path: Path | None, seed: int = 0) -> Result:
         add(tau, 2, f"aligned, {n} equally spaced points", x, spaced_single(n, tau))
     for dim in (3, 8):
         points = rng.standard_normal((2, POINTS, dim))
-        points = (points / np.linalg.norm(points, axis=2, keepdims=True)).astype(np.float32)
+        points /= np.linalg.norm(points, axis=2, keepdims=True)
         exact = uniform_single(dim, 1.0)
         add(1.0, dim, "aligned, uniform", points[0], exact, negatives=points[1])
-        x = np.concatenate([np.eye(dim), -np.eye(dim)]).astype(np.float32)
-        add(1.0, dim, f"aligned, {2 * dim} points ±e_i", x, orthoplex_single(dim, 1.0))
+        x = np.concatenate([np.eye(dim), -np.eye(dim)])
+        exact = float(single_negative(x @ x[0], 1.0, 1.0).mean())
+        add(1.0, dim, f"aligned, {2 * dim} points ±e_i", x, exact)
 
     starts = rng.uniform(0, 2 * np.pi, (STARTS, FREE_POINTS)).astype(np.float32)
     moved, losses = map(np.asarray, free_descent(starts, TAU))
@@ -199,8 +185,8 @@ def theorem2(path: Path | None, seed: int = 0) -> Result:
 def draw_single_negative(descents: np.ndarray, least: float, path: Path | None) -> Figure:
     """The loss with one negative, above that of aligned and uniform features.
 
-    Four panels: positives at an angle; von Mises-Fisher features; n equally spaced points, the
-    least of which is given; and `descents` `[starts, steps]` of free points.
+    Of positives at an angle; von Mises-Fisher features; n equally spaced points, whose least is
+    given; and `descents` `[starts, steps]` of free points.
     """
     figure = Figure(figsize=(11, 8), dpi=DPI, layout="constrained")
     (aligned, uniform), (points, free) = figure.subplots(2, 2)

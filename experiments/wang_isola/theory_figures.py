@@ -1,19 +1,21 @@
 """What needs no training in Wang & Isola: Figures 4, 10 and 11, and the theorems."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scipy import special
 
 from experiments.plots.circle import potential_figure
-from experiments.reproduction import Context, Reproduction, scale
-from experiments.result import Result, Rows
+from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.statistics import Rows
 from experiments.wang_isola import circle
 from experiments.wang_isola.many_negatives import theorem1
 from experiments.wang_isola.single_negative import theorem2
@@ -22,9 +24,9 @@ from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
 T = 2.0  # of the potential in Figure 4
 POINTS = 10_000  # of each of its panels, as in the paper
+WAVES = np.arange(1, 80)  # Fourier coefficients of the potential; those after them have died
 
-# Figure 10: values of z = t^2 at t = 1/2, 1, 2, 4, as they are in Corollary 1.
-Z = (0.25, 1.0, 4.0, 16.0)
+Z = (0.25, 1.0, 4.0, 16.0)  # of Figure 10: t^2 at t = 1/2, 1, 2, 4, as in Corollary 1
 TABLE_ALPHAS = (0.5, 16.0, 512.0)
 # Figure 11. The paper trains at t = 2, and with 128 and 256 dimensions most often.
 SCALES = (0.5, 1.0, 2.0, 4.0)
@@ -32,45 +34,35 @@ DIMS = 2 ** np.arange(1, 13)
 TABLE_DIMS = (2, 128, 4096)
 
 
-# Figure 4.
-
-
 class CircleDistribution(NamedTuple):
     """A distribution of angles whose trigonometric moments are known."""
 
-    name: str
     sample: Callable[[np.random.Generator, int], np.ndarray]  # (generator, n) -> angles [n]
     moment: Callable[[np.ndarray], np.ndarray]  # integers k >= 0 -> |E exp(i k angle)|
 
 
-def von_mises_mixture(name: str, kappa: float, modes: int = 1) -> CircleDistribution:
+def von_mises_mixture(kappa: float, modes: int = 1) -> CircleDistribution:
     """Equal parts of von Mises-Fisher distributions around equally spaced modes."""
-
-    def sample(rng, n):
-        return 2 * np.pi / modes * rng.integers(modes, size=n) + rng.vonmises(0, kappa, n)
-
-    def moment(k):
-        return (k % modes == 0) * special.ive(k, kappa) / special.ive(0, kappa)
-
-    return CircleDistribution(name, sample, moment)
+    return CircleDistribution(
+        lambda rng, n: 2 * np.pi / modes * rng.integers(modes, size=n) + rng.vonmises(0, kappa, n),
+        lambda k: (k % modes == 0) * special.ive(k, kappa) / special.ive(0, kappa),
+    )
 
 
-DISTRIBUTIONS = (
-    CircleDistribution(
-        "uniform", lambda rng, n: rng.uniform(-np.pi, np.pi, n), lambda k: np.where(k == 0, 1.0, 0)
+DISTRIBUTIONS = {
+    "uniform": CircleDistribution(
+        lambda rng, n: rng.uniform(-np.pi, np.pi, n), lambda k: np.where(k == 0, 1.0, 0)
     ),
-    von_mises_mixture("three vMF, κ = 10", 10.0, modes=3),
-    von_mises_mixture("vMF, κ = 1", 1.0),
-    CircleDistribution(
-        "uniform on a half circle",
-        lambda rng, n: rng.uniform(-np.pi / 2, np.pi / 2, n),
-        lambda k: np.abs(np.sinc(k / 2)),
+    "three vMF, κ = 10": von_mises_mixture(10.0, modes=3),
+    "vMF, κ = 1": von_mises_mixture(1.0),
+    "uniform on a half circle": CircleDistribution(
+        lambda rng, n: rng.uniform(-np.pi / 2, np.pi / 2, n), lambda k: np.abs(np.sinc(k / 2))
     ),
-    von_mises_mixture("two vMF, κ = 10", 10.0, modes=2),
-    von_mises_mixture("vMF, κ = 10", 10.0),
-    von_mises_mixture("vMF, κ = 100", 100.0),
-    CircleDistribution("one point", lambda rng, n: np.zeros(n), lambda k: np.ones(len(k))),
-)
+    "two vMF, κ = 10": von_mises_mixture(10.0, modes=2),
+    "vMF, κ = 10": von_mises_mixture(10.0),
+    "vMF, κ = 100": von_mises_mixture(100.0),
+    "one point": CircleDistribution(lambda rng, n: np.zeros(n), lambda k: np.ones(len(k))),
+}
 
 
 def expected_potential(moment: Callable[[np.ndarray], np.ndarray], t: float = T) -> float:
@@ -80,19 +72,17 @@ def expected_potential(moment: Callable[[np.ndarray], np.ndarray], t: float = T)
 
     as `|u - v|^2 = 2 - 2 cos(a - b)`, and I_k are the Fourier coefficients of exp(2t cos).
     """
-    k = np.arange(1, _waves(t))
-    terms = special.ive(k, 2 * t) * moment(k) ** 2
+    terms = special.ive(WAVES, 2 * t) * moment(WAVES) ** 2
     return float(special.ive(0, 2 * t) + 2 * terms.sum())
 
 
-def potential_error(features: np.ndarray, t: float = T) -> float:
+def potential_error(features: np.ndarray) -> float:
     """Standard error of the mean potential of n points `[n, 2]`: that of a U-statistic of pairs."""
     angles = np.arctan2(features[:, 1], features[:, 0]).astype(np.float64)
-    k = np.arange(1, _waves(2 * t))
-    waves = np.exp(1j * k * angles[:, None])
+    waves = np.exp(1j * WAVES * angles[:, None])
     moments = waves.mean(axis=0)
-    of_points = 2 * (waves.conj() @ (special.ive(k, 2 * t) * moments)).real  # and a constant
-    mean, squares = (expected_potential(lambda k: np.abs(moments[k - 1]), s) for s in (t, 2 * t))
+    of_points = 2 * (waves.conj() @ (special.ive(WAVES, 2 * T) * moments)).real  # and a constant
+    mean, squares = (expected_potential(lambda k: np.abs(moments), t) for t in (T, 2 * T))
     of_pairs = max(0.0, squares - mean**2) / len(angles)
     # Each point's own potential is a mean over pairs and scatters by that alone. What it scatters
     # more counts; uniform points have no more.
@@ -100,35 +90,27 @@ def potential_error(features: np.ndarray, t: float = T) -> float:
     return math.sqrt(variance / len(angles))
 
 
-def _waves(t: float) -> int:
-    """Past this number, the waves of a potential at t have died."""
-    return int(4 * t) + 60
-
-
 def figure4(context: Context, rows: Rows) -> Result:
-    """Figure 4: the mean pairwise potential G_2 of points on the circle."""
-    loaded = circle.encoders(context, rows)
-    return potentials(context.figure, [(one["name"], one["features"]) for one in loaded])
-
-
-def potentials(path: Path | None, encoders: Sequence[tuple[str, np.ndarray]] = ()) -> Result:
-    """Potentials of points of known distributions, and of encoders: name, features `[n, 2]`."""
+    """Figure 4: the mean pairwise potential G_2 of points on the circle, and of encoders."""
     rng = np.random.default_rng(0)
-    samples = [(kind.name, _unit(kind.sample(rng, POINTS))) for kind in DISTRIBUTIONS]
-    exact = [expected_potential(kind.moment) for kind in DISTRIBUTIONS] + [None] * len(encoders)
-    panels, rows = [], []
-    for (name, features), value in zip([*samples, *encoders], exact, strict=True):
+    points, exact = {}, {}
+    for name, kind in DISTRIBUTIONS.items():
+        angles = kind.sample(rng, POINTS)
+        points[name] = np.stack((np.cos(angles), np.sin(angles)), axis=1)
+        exact[name] = expected_potential(kind.moment)
+    points |= {one["name"]: one["features"] for one in circle.encoders(context, rows)}
+    panels, table = [], []
+    for name, features in points.items():
         features = np.asarray(features, np.float32)
         measured = math.exp(float(jax.jit(uniform_loss)(features, T)))
         panels.append({"name": name, "features": features, "potential": measured})
-        error = potential_error(features)
-        difference = None if value is None else measured - value
-        rows.append([name, math.log(measured), measured, error, value, difference])
-    potential_figure(panels, path, T)
-
-    known = rows[: len(DISTRIBUTIONS)]
+        against = [exact[name], measured - exact[name]] if name in exact else [None, None]
+        line = [name, math.log(measured), measured, potential_error(features)]
+        table.append([*line, *against])
+    potential_figure(panels, context.figure, T)
+    known = table[: len(DISTRIBUTIONS)]
     near = [abs(row[5]) < 3 * row[3] + 1e-5 for row in known]
-    named = {row[0]: row[2] for row in rows}
+    named = {row[0]: row[2] for row in table}
     clusters, broad = (named[name] for name in ("three vMF, κ = 10", "vMF, κ = 1"))
     text = [
         f"The paper draws {POINTS} points on the circle for each of several distributions and for "
@@ -141,7 +123,7 @@ def potentials(path: Path | None, encoders: Sequence[tuple[str, np.ndarray]] = (
         "estimator (9) of the paper, in which no point is paired with itself, so that its mean is "
         "the exact value of the distribution. That is a sum of Bessel functions, from the "
         "moments of the angle.",
-        f"The uniform points have {rows[0][2]:.4f} beside {rows[0][4]:.4f}, the least that there "
+        f"The uniform points have {known[0][2]:.4f} beside {known[0][4]:.4f}, the least that there "
         f"is (Corollary 1); coinciding points have {named['one point']:.4f}, the most. Of "
         f"{len(near)} measured values, {sum(near)} lie within three standard errors of the exact "
         "one (and float32's rounding).",
@@ -157,19 +139,12 @@ def potentials(path: Path | None, encoders: Sequence[tuple[str, np.ndarray]] = (
     )
     columns = ["points", "L_uniform", "measured", "standard error", "exact", "difference"]
     title = "Figure 4: average pairwise G_2 potential as a measure of uniformity"
-    least = rows[0][2] == min(row[2] for row in known)
+    least = known[0][2] == min(row[2] for row in known)
     verdict = (
         f"{sum(near)} of {len(near)} potentials are the exact ones within three standard errors; "
         f"uniform points {'have' if least else 'do NOT have'} the least"
     )
-    return Result(title, columns, rows, [(path, caption)], text, verdict)
-
-
-def _unit(angles: np.ndarray) -> np.ndarray:
-    return np.stack((np.cos(angles), np.sin(angles)), axis=1)
-
-
-# Figures 10 and 11.
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict)
 
 
 def hypergeometric(alpha: float, z: float) -> float:
@@ -178,14 +153,23 @@ def hypergeometric(alpha: float, z: float) -> float:
     return math.exp(theory.uniformity_optimum(2 * alpha, t) + 2 * t)
 
 
+def _curves(
+    size: tuple, xs: np.ndarray, curves: Mapping[float, np.ndarray], parameter: str, **style: str
+) -> tuple[Figure, Axes]:
+    """Values at xs for each value of a parameter."""
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for (value, ys), color in zip(curves.items(), COLORS, strict=False):
+        axes.plot(xs, ys, color=color, label=f"{parameter} = {value:g}", **style)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
 def figure10(path: Path | None) -> Result:
     """Figure 10: 0F1(; alpha; z) against alpha, which converges to 1."""
     alphas = np.geomspace(0.5, 512, 161)
     curves = {z: np.array([hypergeometric(alpha, z) for alpha in alphas]) for z in Z}
-    figure = Figure(figsize=(7, 4.5), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for (z, values), color in zip(curves.items(), COLORS, strict=False):
-        axes.plot(alphas, values, color=color, label=f"z = {z:g}")
+    figure, axes = _curves((7, 4.5), alphas, curves, "z")
     axes.axhline(1, color="gray", linestyle="--", linewidth=1, label="limit 1")
     axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$", xlim=(alphas[0], alphas[-1]))
     axes.set_ylabel(r"${}_0F_1(;\alpha;z)$")
@@ -193,15 +177,13 @@ def figure10(path: Path | None) -> Result:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
-    axes.grid(alpha=0.3)
     axes.legend()
     saved(figure, path)
 
     rows = []
-    for z in Z:
-        for alpha in TABLE_ALPHAS:
-            ours, scipy = hypergeometric(alpha, z), float(special.hyp0f1(alpha, z))
-            rows.append([z, alpha, scipy, ours, ours - scipy, ours - 1, z / alpha])
+    for z, alpha in itertools.product(Z, TABLE_ALPHAS):
+        ours, scipy = hypergeometric(alpha, z), float(special.hyp0f1(alpha, z))
+        rows.append([z, alpha, scipy, ours, ours - scipy, ours - 1, z / alpha])
     worst = max(abs(row[4]) / row[2] for row in rows)
     last = [row[5] for row in rows if row[1] == TABLE_ALPHAS[-1]]
     falls = all((np.diff(values) < 0).all() for values in curves.values())
@@ -225,26 +207,22 @@ def figure10(path: Path | None) -> Result:
 def figure11(path: Path | None) -> Result:
     """Figure 11: the least uniformity against the dimension."""
     curves = {t: np.array([theory.uniformity_optimum(int(dim), t) for dim in DIMS]) for t in SCALES}
-    figure = Figure(figsize=(8, 4.8), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for (t, values), color in zip(curves.items(), COLORS, strict=False):
-        axes.plot(DIMS, values, color=color, marker=".", label=f"t = {t:g}")
+    figure, axes = _curves((8, 4.8), DIMS, curves, "t", marker=".")
+    for t, color in zip(SCALES, COLORS, strict=False):
         axes.axhline(-2 * t, color=color, linestyle="--", linewidth=1)
     axes.plot([], [], color="gray", linestyle="--", linewidth=1, label="limit −2t")
     axes.set_xscale("log", base=2)
     axes.set_xticks(DIMS, [f"{dim:g}" for dim in DIMS], rotation=45)
     axes.set_xlabel("feature dimension m  (features on the sphere in $R^m$)")
     axes.set_ylabel(f"optimal {UNIFORM_LABEL}")
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper")
     saved(figure, path)
 
     rows = []
-    for t in SCALES:
-        for dim in TABLE_DIMS:
-            printed = -2 * t + math.log(special.hyp0f1(dim / 2, t**2))
-            ours = theory.uniformity_optimum(dim, t)
-            rows.append([t, dim, printed, ours, ours - printed, -2 * t, ours + 2 * t])
+    for t, dim in itertools.product(SCALES, TABLE_DIMS):
+        printed = -2 * t + math.log(special.hyp0f1(dim / 2, t**2))
+        ours = theory.uniformity_optimum(dim, t)
+        rows.append([t, dim, printed, ours, ours - printed, -2 * t, ours + 2 * t])
     worst = max(abs(row[4]) for row in rows)
     falls = all((np.diff(values) < 0).all() for values in curves.values())
     of_two = {row[1]: row for row in rows if row[0] == T}

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import tables
-from experiments.evaluation import Evaluation
-from experiments.reproduction import Context, Reproduction, planned_row, run, scale
-from experiments.result import Result, Rows, by, interval, values
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, planned_row, run, scale
+from experiments.statistics import Rows, by, interval, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.config import ObjectiveConfig, require
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TABLE = "wang-isola/table8"
@@ -32,36 +32,33 @@ EVERY, PAPER_EVERY = 65, 136
 ALONG = Evaluation(folds=None, all_steps=True)
 
 
-def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    start = planned_row(tables.row_of(TABLE, START), context, Evaluation(), scale="cifar10")
+def _plan(context: Context, rows: Rows) -> list[Planned]:
+    number, every = (START, EVERY) if context.laptop else (PAPER_START, PAPER_EVERY)
+    scale = "cifar10" if context.laptop else None
+    start = planned_row(tables.row_of(TABLE, number), context, Evaluation(), scale=scale)
     planned = [start]
-    for name, objective in OBJECTIVES.items():
+    for panel, objective in OBJECTIVES.items():
+        if context.laptop:
+            config = dataclasses.replace(
+                start.config,
+                init_from=f"{context.runs_dir}/{start.config.name}",
+                objective=objective,
+                optimizer=dataclasses.replace(start.config.optimizer, epochs=1),
+            )
+            about = {"panel": panel}
+        else:
+            config, about, _ = planned_row(tables.row_of(TABLE, PAPER[panel]), context, ALONG)
+            about |= {"panel": panel}
+        # A name of its own: in Table 8 it keeps fewer checkpoints.
         config = dataclasses.replace(
-            start.config,
-            init_from=f"{context.runs_dir}/{start.config.name}",
-            objective=objective,
-            optimizer=dataclasses.replace(start.config.optimizer, epochs=1),
+            config,
+            name=f"figure8_{panel.replace(' + ', '_').replace(' ', '_')}",
+            runtime=dataclasses.replace(
+                config.runtime, checkpoint_every_steps=every, keep_every_steps=every
+            ),
         )
-        planned.append(run(_along(config, name, EVERY), context, ALONG, {"panel": name}))
+        planned.append(run(config, context, ALONG, about))
     return planned
-
-
-def _paper(context: Context, rows: Rows) -> list[Planned]:
-    planned = [planned_row(tables.row_of(TABLE, PAPER_START), context, Evaluation())]
-    for name, number in PAPER.items():
-        one = planned_row(tables.row_of(TABLE, number), context, ALONG)
-        config, about = _along(one.config, name, PAPER_EVERY), {**one.about, "panel": name}
-        planned.append(one._replace(config=config, about=about))
-    return planned
-
-
-def _along(config: PretrainConfig, name: str, every: int) -> PretrainConfig:
-    """With checkpoints so many steps apart, and a name of its own: in Table 8 it keeps fewer."""
-    runtime = dataclasses.replace(
-        config.runtime, checkpoint_every_steps=every, keep_every_steps=every
-    )
-    name = f"figure8_{name.replace(' + ', '_').replace(' ', '_')}"
-    return dataclasses.replace(config, name=name, runtime=runtime)
 
 
 def result(context: Context, rows: Rows) -> Result:
@@ -99,9 +96,9 @@ def draw_trajectories(panels: Mapping[str, Rows], path: Path | None) -> Figure:
     figure = Figure(figsize=(4 * len(panels), 6), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
     for (above, below), (title, rows) in zip(grid.T, panels.items(), strict=True):
-        steps, ends = values(rows, "step"), [f"output_linear_{end}" for end in ("low", "high")]
+        steps = values(rows, "step")
         above.plot(steps, values(rows, "output_linear"), "o-", color=COLORS[0])
-        low, high = (values(rows, end) for end in ends)
+        low, high = (values(rows, f"output_linear_{end}") for end in ("low", "high"))
         above.fill_between(steps, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
         label = r"$\mathcal{L}_{\mathrm{align}}$"
         below.plot(steps, values(rows, "align"), "s-", color=COLORS[1], label=label)
@@ -123,10 +120,8 @@ def _verdict(panels: Mapping[str, Rows]) -> str:
     for name, checkpoints in panels.items():
         first, last = checkpoints[0], checkpoints[-1]
         change = last["output_linear"] - first["output_linear"]
-        apart = (
-            last["output_linear_low"] > first["output_linear_high"]
-            or last["output_linear_high"] < first["output_linear_low"]
-        )
+        worse, better = sorted((first, last), key=lambda row: row["output_linear"])
+        apart = worse["output_linear_high"] < better["output_linear_low"]
         word = ("better" if change > 0 else "worse") if apart else "not clearly changed"
         parts.append(f"{name}: {word} ({change:+.2f} points)")
     return f"{'; '.join(parts)}; one encoder each"
@@ -136,7 +131,7 @@ REPRODUCTIONS = {
     "wang-isola/figure8": Reproduction(
         "finetuning by alignment, uniformity, or both",
         result,
-        laptop=scale("cifar10", 0.3, _laptop),
-        paper=scale("stl10", 500, _paper),
+        laptop=scale("cifar10", 0.3, _plan),
+        paper=scale("stl10", 500, _plan),
     )
 }

@@ -1,18 +1,18 @@
 """Figure 7 of Wang & Isola: what the weights of alignment and uniformity do to an encoder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments import tables
-from experiments.evaluation import Evaluation
-from experiments.reproduction import Context, Reproduction, planned_row, run, scale
-from experiments.result import Result, Rows, by, values
+from experiments.protocols import Evaluation
+from experiments.reproduction import Context, Reproduction, Result, planned_row, run, scale
 from experiments.specifications import config_of, refusal
+from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
 from hypersphere_jax.config import ObjectiveConfig
 from hypersphere_jax.plots.common import COLORS, DPI, saved
@@ -29,16 +29,14 @@ Groups = Mapping[tuple[float, float], Rows]  # the seeds of each pair of weights
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    planned = []
+    base, planned = config_of(tables.row_of(TABLE, 191), "laptop"), []
     for align, uniform in WEIGHTS:
+        objective = ObjectiveConfig(align_weight=align, uniform_weight=uniform)
+        weights = {"align_weight": align, "uniform_weight": uniform}
         for seed in SEEDS:
-            config = dataclasses.replace(
-                config_of(tables.row_of(TABLE, 191), "laptop"),
-                name=f"figure7_align{align:g}_uniform{uniform:g}_seed{seed}",
-                seed=seed,
-                objective=ObjectiveConfig(align_weight=align, uniform_weight=uniform),
-            )
-            planned.append(run(config, context, Evaluation(), _weights(config.objective)))
+            name = f"figure7_align{align:g}_uniform{uniform:g}_seed{seed}"
+            config = dataclasses.replace(base, name=name, seed=seed, objective=objective)
+            planned.append(run(config, context, Evaluation(), weights))
     return planned
 
 
@@ -52,31 +50,26 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
         options = [row.values[name] in (2, None) for name in ("align_alpha", "uniform_t")]
         if refusal(row) is None and alike and all(options):
             one = planned_row(row, context, Evaluation())
-            planned.append(one._replace(about={**one.about, **_weights(one.config.objective)}))
+            loss = one.config.objective
+            weights = {"align_weight": loss.align_weight, "uniform_weight": loss.uniform_weight}
+            planned.append(one._replace(about=one.about | weights))
     return planned
-
-
-def _weights(objective: ObjectiveConfig) -> dict[str, float]:
-    return {name: getattr(objective, name) for name in ("align_weight", "uniform_weight")}
 
 
 def result(context: Context, rows: Rows) -> Result:
     """Metrics and accuracy of each pair of weights, the mean over seeds."""
-    groups = by(sorted(rows, key=_share), "align_weight", "uniform_weight")
+    rows = sorted(rows, key=lambda row: math.atan2(row["uniform_weight"], row["align_weight"]))
+    groups = by(rows, "align_weight", "uniform_weight")
     columns = ["align : uniform", "L_align", "exp L_uniform", "linear (%)", "95% interval", "seeds"]
     columns += [] if context.laptop else ["paper (%)"]
     table = []
     for weights, group in groups.items():
-        line = [
-            _label(weights),
-            float(np.mean(values(group, "align"))),
-            float(np.mean(np.exp(values(group, "uniform")))),
-            round(float(np.mean(values(group, "output_linear"))), 2),
-            "{:.2f} to {:.2f}".format(*_interval(group)),
-            len(group),
-        ]
-        theirs = [] if context.laptop else [group[0].get("paper_val_output_linear")]
-        table.append([*line, *theirs])
+        metrics = values(group, "align"), np.exp(values(group, "uniform"))
+        line = [_label(weights), *(float(np.mean(of)) for of in metrics)]
+        line.append(round(float(np.mean(values(group, "output_linear"))), 2))
+        line += ["{:.2f} to {:.2f}".format(*_interval(group)), len(group)]
+        line += [] if context.laptop else [group[0].get("paper_val_output_linear")]
+        table.append(line)
     draw_weights(groups, context.figure)
     text = [
         "The paper's claim: accuracy is an inverted U over the weights, so both properties are "
@@ -95,31 +88,24 @@ def draw_weights(groups: Groups, path: Path | None) -> Figure:
     """Metrics and accuracy over the weights: lines through the means, points are the encoders."""
     figure = Figure(figsize=(9, 6), dpi=DPI, layout="constrained")
     accuracy, metrics = figure.subplots(2, 1, sharex=True)
-    rows = list(groups.values())
-    label = "linear accuracy on the output (%)"
-    _draw(accuracy, rows, lambda row: row["output_linear"], COLORS[0], "o", label)
-    accuracy.set_ylabel(label)
-    label = r"$\mathcal{L}_{\mathrm{align}}$"
-    _draw(metrics, rows, lambda row: row["align"], COLORS[1], "s", label)
-    label = r"$\exp\,\mathcal{L}_{\mathrm{uniform}}$"
-    _draw(metrics, rows, lambda row: np.exp(row["uniform"]), COLORS[2], "^", label)
+    for axes, name, color, marker, label in (
+        (accuracy, "output_linear", COLORS[0], "o", "linear accuracy on the output (%)"),
+        (metrics, "align", COLORS[1], "s", r"$\mathcal{L}_{\mathrm{align}}$"),
+        (metrics, "uniform", COLORS[2], "^", r"$\exp\,\mathcal{L}_{\mathrm{uniform}}$"),
+    ):
+        scores = [np.array(values(group, name)) for group in groups.values()]
+        scores = [np.exp(of) for of in scores] if name == "uniform" else scores
+        for place, of in enumerate(scores):
+            axes.plot([place] * len(of), of, marker, color=color, alpha=0.5, markersize=4)
+        means = [of.mean() for of in scores]
+        axes.plot(range(len(means)), means, "-", color=color, marker=marker, label=label)
+        axes.grid(alpha=0.3)
+    accuracy.set_ylabel("linear accuracy on the output (%)")
     metrics.set_ylabel("metric (lower is better)")
     metrics.legend(frameon=False)
-    metrics.set_xticks(range(len(rows)), map(_label, groups), rotation=45, ha="right")
+    metrics.set_xticks(range(len(groups)), map(_label, groups), rotation=45, ha="right")
     metrics.set_xlabel("weight of alignment : weight of uniformity")
-    for axes in (accuracy, metrics):
-        axes.grid(alpha=0.3)
     return saved(figure, path)
-
-
-def _draw(
-    axes: Axes, groups: list[Rows], value: Callable, color: str, marker: str, label: str
-) -> None:
-    for place, group in enumerate(groups):
-        points = [value(row) for row in group]
-        axes.plot([place] * len(group), points, marker, color=color, alpha=0.5, markersize=4)
-    means = [np.mean([value(row) for row in group]) for group in groups]
-    axes.plot(range(len(means)), means, "-", color=color, marker=marker, label=label)
 
 
 def _interval(group: Rows) -> tuple[float, float]:
@@ -135,10 +121,6 @@ def _verdict(groups: Groups) -> str:
     shows = all(_interval(groups[end])[1] < _interval(groups[best])[0] for end in (first, last))
     numbers = ", ".join(f"{means[key]:.2f}% at {_label(key)}" for key in (best, first, last))
     return f"the inverted U {'shows' if shows else 'does not show'} ({numbers})"
-
-
-def _share(row: dict) -> float:
-    return row["uniform_weight"] / (row["uniform_weight"] + row["align_weight"])
 
 
 def _label(weights: tuple[float, float]) -> str:

@@ -8,5 +8,12 @@ without their rounding to 8 bits after each operation.
 
 from hypersphere_jax.augment.host import host_crops
 from hypersphere_jax.augment.operations import OPERATIONS
-from hypersphere_jax.augment.recipes import MOVING, RECIPES, Recipe, Steps, find
+from hypersphere_jax.augment.recipes import (
+    RECIPES,
+    Recipe,
+    Steps,
+    crop_flip,
+    find,
+    recipe_of,
+)
 from hypersphere_jax.augment.views import make_augment, make_evaluate, one_view, two_views

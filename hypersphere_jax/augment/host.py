@@ -1,8 +1,7 @@
 """Crops on the host, for images of different sizes: NumPy and Pillow, in the data's workers.
 
-A batch on a device has one shape. So where images differ in size, the worker that decodes one also
-crops it as the recipe would (the same distribution of boxes, the same resampling, rounded to 8
-bits), and `make_augment(..., cropped=True)` does the rest of the recipe.
+The same distribution of boxes and the same resampling as on the device, rounded to 8 bits;
+`make_augment(..., cropped=True)` does the rest of the recipe.
 """
 
 import math
@@ -13,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from hypersphere_jax.augment.operations import RATIO, SCALE, centre, largest_box, resized_shape
-from hypersphere_jax.augment.recipes import Recipe, find
+from hypersphere_jax.augment.recipes import RECIPES, Recipe, find
 
 
 def host_crops(
@@ -37,7 +36,9 @@ def host_crops(
       ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
         do the same after it.
     """
-    train, evaluate = find(recipe)
+    train, evaluate = (() if callable(part) else part for part in find(recipe))
+    if not evaluate:  # one's own takes the middle
+        evaluate = RECIPES["none"].evaluate
     for steps, crop in ((train, "random_resized_crop"), (evaluate, "center_crop")):
         names = [name for name, _ in steps]
         # Of the rest, "rgb" alone does the same before a crop and after it.
@@ -81,7 +82,7 @@ def middle_crop(image: np.ndarray, *, size: int, factor: float) -> np.ndarray:
 def middle_crop_for_training(
     rng: np.random.Generator, image: np.ndarray, *, size: int, factor: float
 ) -> np.ndarray:
-    """As `middle_crop`, with the arguments of `random_crop`: nothing is drawn."""
+    """As `middle_crop`, for training: nothing is drawn."""
     return middle_crop(image, size=size, factor=factor)
 
 

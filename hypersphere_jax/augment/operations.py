@@ -26,10 +26,9 @@ def between(unit, low, high):
 
 
 def planes(image):
-    """See [h, w, c] as [c, h, w].
+    """See [h, w, c] as [c, h, w]: with the width last, colour operations run three times as fast.
 
-    Three channels are too few to fill a processor's vectors: with the width last, colour operations
-    run three times as fast on CPU. The compiler drops the change back and forth between operations.
+    On CPU, that is; the compiler drops the change back and forth between operations.
     """
     return jnp.moveaxis(image, -1, 0)
 
@@ -40,11 +39,10 @@ def pixels(planes):
 
 
 def weigh(image, rows, columns):
-    """Weighted sums over the rows and the columns of an image.
+    """Weigh [h, w, c] by rows [out_height, h] and columns [out_width, w].
 
-    Of [h, w, c] with weights [out_height, h] and [out_width, w] gives [out_height, out_width, c].
-    Two matrix products: under vmap they stay batched products, where a gather would be slow. Full
-    precision, because accelerators by default round the inputs to 8 or 11 bits.
+    Under vmap these stay batched products, where a gather would be slow. Full precision, because
+    accelerators by default round the inputs to 8 or 11 bits.
     """
     image = jnp.einsum("oh,hwc->cow", rows, image, precision="highest")
     return pixels(jnp.einsum("cow,pw->cop", image, columns, precision="highest"))
@@ -75,8 +73,7 @@ def largest_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[in
 def _resize_weights(start, length, in_size, out_size):
     """Weights [out_size, in_size] of Pillow's bilinear filter over pixels start to start+length.
 
-    When shrinking, the triangle widens to cover the source pixels (antialiasing). Pixels outside
-    the range get no weight, as if the image had been cropped first.
+    When shrinking, the triangle widens (antialiasing).
     """
     scale = length / out_size
     middle = start + (jnp.arange(out_size, dtype=jnp.float32)[:, None] + 0.5) * scale
@@ -184,9 +181,7 @@ def affine(image, size, degrees, scale, shift):
     """Turn clockwise, enlarge and shift (down, right: fractions of the side) [h, w, c].
 
     The frame is taken as the unit square, its centre is fixed, the result is [size, size, c].
-    Bilinear with zeros around the image, as torchvision has it; not antialiased: made for small
-    changes of scale. The edge fades within a pixel: a hard one would let the last bit of rounding
-    decide whether a pixel is drawn.
+    Bilinear with zeros around the image, as torchvision has it; not antialiased.
     """
     height, width, _ = image.shape
     grid = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size - 0.5
@@ -239,7 +234,7 @@ def _blend(image, base, factor):
 
 
 def adjust_brightness(image, factor):
-    """Blend with black; a factor of 1 changes nothing, here and in the two that follow."""
+    """Blend with black; a factor of 1 changes nothing."""
     return pixels(_blend(planes(image), 0.0, factor))
 
 
@@ -292,12 +287,11 @@ def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1
     order = jnp.argsort(numbers[4:8])
 
     def adjust(turn, jittered):
-        # Under vmap each turn computes all four and selects. They fuse, so that it takes half the
-        # time of computing the hue once and the others, masked, before and after it.
+        # Under vmap each turn computes all four, fused, and selects.
         return planes(jax.lax.switch(order[turn], adjustments, pixels(jittered)))
 
-    # A loop, whose result is written to memory: unrolled, the last turns would be computed again
-    # for every use of a pixel in what follows, which makes blur and rotation several times slower.
+    # A loop's result is written to memory: unrolled, the last turns would be computed again for
+    # every use of a pixel in what follows.
     jittered = jax.lax.fori_loop(0, 4, adjust, planes(image))
     return pixels(jnp.where(numbers[8] < p, jittered, planes(image)))
 
@@ -328,11 +322,7 @@ def box_kernel(sigma, largest):
     """Weights [taps] of Pillow's `GaussianBlur(sigma)`: three equal box means, one after another.
 
     A box of radius r (not a whole number) weighs the pixels up to floor(r) fully and the next ones
-    by the rest of r. Variances add, so that each box has sigma^2 / 3.
-
-    Args:
-      sigma: standard deviation, pixels; may be traced.
-      largest: the largest sigma that may come, a Python number: it sets the number of taps.
+    by the rest of r. Variances add, so that each has sigma^2 / 3. `largest` sigma sets the taps.
     """
     variance = sigma**2 / 3
     # A box of whole radius k has variance k (k + 1) / 3; the largest with less is the full part.

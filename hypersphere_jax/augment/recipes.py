@@ -3,19 +3,24 @@
 A step is (name of an operation, its parameters); `docs/augmentation.md` has the sources in a table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.config import DataConfig, UserError
+from hypersphere_jax.config.base import Custom, did_you_mean
 
-Steps = tuple[tuple[str, Mapping[str, Any]], ...]
+# An operation by its name or as a function, see `operations`, and its parameters.
+Steps = Sequence[tuple[str | Callable, Mapping[str, Any]]]
 
 
 class Recipe(NamedTuple):
-    """What makes a training view and an evaluation image: (operation, parameters) in order."""
+    """What makes a training view and an evaluation image: (operation, parameters) in order.
 
-    train: Steps
-    evaluate: Steps
+    Instead a function of the user's own: (key, uint8 image) -> view, image -> image.
+    """
+
+    train: Steps | Callable
+    evaluate: Steps | Callable
 
 
 # Means and standard deviations of the training images' channels, values from 0 to 1. ImageNet's are
@@ -58,9 +63,8 @@ def _imagenet(*train) -> Recipe:
 
 _BALANCED_JITTER = _jitter(0.4, hue=0.1, p=0.8)
 _BALANCED = (_crop(0.2), _BALANCED_JITTER, _GRAY, _BLUR, _FLIP)
-# The paper says neither sizes nor chances of these two, so they are those of their sources: squares
-# of half the side (DeVries & Taylor, 2017), quarter turns (Gidaris et al., 2018, and SimCLR's).
-# Filled with the mean, the square is 0 once normalized.
+# Sizes and chances, which the paper does not say, are those of the sources: squares of half the
+# side (DeVries & Taylor, 2017), quarter turns (Gidaris et al., 2018).
 _CUTOUT = ("cutout", {"side": 0.5, "value": IMAGENET_MEAN})
 _ROTATION = ("random_rotation", {})
 
@@ -129,10 +133,36 @@ def find(recipe: str | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if recipe.endswith(CROP_FLIP):
-        whole = find(recipe.removesuffix(CROP_FLIP))
-        steps = tuple(step for step in whole.train if step[0] in _KEPT)
-        return Recipe(steps or whole.train, whole.evaluate)
+        return crop_flip(find(recipe.removesuffix(CROP_FLIP)))
     if recipe not in RECIPES:
         hint = did_you_mean(recipe, RECIPES)
         raise ValueError(f"unknown recipe {recipe!r}, known: {', '.join(RECIPES)}{hint}")
     return RECIPES[recipe]
+
+
+def crop_flip(recipe: Recipe) -> Recipe:
+    """The recipe with crop and flip alone in training; one of the user's own stays as it is."""
+    if callable(recipe.train):
+        return recipe
+    steps = tuple(step for step in recipe.train if step[0] in _KEPT)
+    return Recipe(steps or recipe.train, recipe.evaluate)
+
+
+def recipe_of(config: DataConfig) -> Recipe:
+    """The recipe that a config names, with the user's own in the place of its parts."""
+    parts = {"train": config.augment, "evaluate": config.preprocess}
+    own = {
+        part: given.value if isinstance(given, Custom) else _missing(given, field)
+        for (part, given), field in zip(parts.items(), ("augment", "preprocess"), strict=True)
+        if given is not None
+    }
+    return find(config.recipe)._replace(**own)
+
+
+def _missing(name: str, field: str) -> Callable:
+    """In the place of a function that only its name is known of."""
+
+    def function(*_):
+        raise UserError(f"the data were augmented by your own {name}: pass it as {field}=")
+
+    return function

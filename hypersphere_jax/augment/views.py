@@ -19,9 +19,11 @@ def _chain(
     steps: Steps, size: int, dtype: DTypeLike, cropped: bool, extra_channels: int
 ) -> Callable:
     """One function (key, uint8 image) -> image that applies the steps in order."""
+    if callable(steps):
+        return _own(steps, size, dtype)
     if len(dict(steps)) < len(steps):
         raise ValueError(f"operations name their random streams, so each may occur once: {steps}")
-    unknown = [name for name, _ in steps if name not in OPERATIONS]
+    unknown = [name for name, _ in steps if isinstance(name, str) and name not in OPERATIONS]
     if unknown:
         raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
     if cropped:
@@ -34,14 +36,32 @@ def _chain(
             raise ValueError(f"expected images cropped to {size} pixels, got {list(image.shape)}")
         image = image.astype(jnp.float32) / 255.0
         image, extra = jnp.split(image, [image.shape[-1] - extra_channels], axis=-1)
-        for name, params in steps:
+        for operation, params in steps:
+            name = operation if isinstance(operation, str) else operation.__qualname__
             # A stream by name: inserting an operation leaves the others' randomness as it was.
             stream = jax.random.fold_in(key, zlib.crc32(name.encode()))
-            image = OPERATIONS[name](stream, image, size=size, **params)
+            image = OPERATIONS.get(operation, operation)(stream, image, size=size, **params)
         if extra_channels:
             extra = jnp.broadcast_to(extra[:1, :1], (size, size, extra_channels))
             image = jnp.concatenate([image, extra], axis=-1)
         return image.astype(dtype)
+
+    return apply
+
+
+def _own(function: Callable, size: int, dtype: DTypeLike) -> Callable:
+    """A function of the user's own; what it gives as integers is divided by 255."""
+
+    def apply(key, image):
+        view = function(key, image)
+        if view.ndim != 3 or view.shape[:2] != (size, size):
+            raise ValueError(
+                f"{function.__qualname__} gives {list(view.shape)}, and the network takes "
+                f"[{size}, {size}, c]: see --image-size"
+            )
+        if jnp.issubdtype(view.dtype, jnp.integer):
+            view = view.astype(jnp.float32) / 255.0
+        return view.astype(dtype)
 
     return apply
 
@@ -66,10 +86,6 @@ def make_augment(
 
     Returns:
       (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
-      It raises ValueError for another dtype, rank or (if cropped) size.
-
-    Raises:
-      ValueError: for an unknown recipe, or one with an unknown or repeated operation.
 
     >>> augment = make_augment("digits", 16)
     >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
@@ -90,14 +106,14 @@ def make_evaluate(
     As `make_augment` (images come from the evaluate crop, if cropped), but the function has no key:
     image uint8 [h, w, c] -> dtype [size, size, c'].
     """
-    apply = _chain(find(recipe).evaluate, size, dtype, cropped, extra_channels)
+    steps = find(recipe).evaluate
+    steps = (lambda key, image: own(image)) if callable(own := steps) else steps
+    apply = _chain(steps, size, dtype, cropped, extra_channels)
     return lambda image: apply(jax.random.key(0), image)
 
 
 def two_views(augment, key, images, positions):
-    """Two random views of each image; the same for any number of devices.
-
-    What is random about a view depends on the key, the sample's position and the view alone.
+    """Two random views of each image: functions of the key, the sample's position and the view.
 
     Args:
       augment: (key, image) -> view, see `make_augment`.
@@ -107,9 +123,6 @@ def two_views(augment, key, images, positions):
 
     Returns:
       (view1, view2), each [n, size, size, c'].
-
-    Raises:
-      ValueError: where there is not one position for each image, or not two crops.
     """
     return _views(augment, key, images, positions, (0, 1))
 

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import operator
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,9 +77,37 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+class Custom:
+    """An object of the user's in a config, such as a network: written by its name, equal to itself.
+
+    Attributes:
+      value: the object.
+      name: its module and qualified name, or those of its class.
+    """
+
+    def __init__(self, value: Any, name: str | None = None):
+        self.value = value
+        named = value if hasattr(value, "__qualname__") else type(value)
+        self.name = name or f"{named.__module__}.{named.__qualname__}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def hold_custom(config: Any, name: str) -> None:
+    """Wraps a field of a config in `Custom`; None, and the name that a file has, stay."""
+    value = getattr(config, name)
+    if not isinstance(value, Custom | str | None):
+        object.__setattr__(config, name, Custom(value))
+
+
+@typing.dataclass_transform(frozen_default=True)
 def config(cls: type) -> type:
     """A frozen dataclass; the text below each field is its help, in one line."""
-    made = dataclasses.dataclass(frozen=True)(cls)
+    made = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
     (definition,) = ast.parse(inspect.getsource(cls)).body
     for field, text in itertools.pairwise(definition.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -90,7 +119,15 @@ def config(cls: type) -> type:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    return json.loads(json.dumps(_fields(config), default=_plain))
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Custom) else _fields(value)
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:

@@ -1,10 +1,17 @@
 """Which images or sentences, and how two views are made of each image."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 
-from hypersphere_jax.config.base import SEEDS, check_range, config, refuse, require
+from hypersphere_jax.config.base import (
+    SEEDS,
+    check_range,
+    config,
+    hold_custom,
+    refuse,
+    require,
+)
 
 IMAGE_OPTIONS = ("classes", "subset", "subset_size", "fraction", "folds", "bits", "bad_images")
 TEXT_RECIPE = "sentences"
@@ -56,8 +63,16 @@ class DataConfig:
     """Of raw text, prepared on the fly: largest number of words that are known."""
     max_tokens: int = 64
     """Of raw text: longer sentences are cut there, their end token counted."""
+    source: Annotated[Any, Suppress] = None
+    """A `data.Dataset` of one's own, in place of the name; from Python only."""
+    augment: Annotated[Any, Suppress] = None
+    """Training views of one's own, in place of the recipe's; from Python only."""
+    preprocess: Annotated[Any, Suppress] = None
+    """Evaluation images of one's own, in place of the recipe's; from Python only."""
 
     def __post_init__(self):
+        for name in ("source", "augment", "preprocess"):
+            hold_custom(self, name)
         check_range(self, "(0, 1]", "fraction")
         check_range(self, "[1, inf)", "subset_size", "folds")
         check_range(self, f"[0, {self.folds})", "fold")

@@ -41,17 +41,11 @@ class DepthConfig:
 
     def __post_init__(self):
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
-        require(
-            self.folds == 0 or self.folds >= 2, f"--folds {self.folds}: must be at least 2, or 0"
-        )
-        require(
-            len(self.runs) == 1 or self.folds > 0,
-            f"{len(self.runs)} runs are compared on training images: say in how many --folds, such "
-            "as 5",
-        )
-        require(
-            len(set(self.runs)) == len(self.runs), f"a run is named twice: {', '.join(self.runs)}"
-        )
+        require(self.folds == 0 or self.folds >= 2, f"--folds {self.folds}: must be 0, 2 or more")
+        one = len(self.runs) == 1
+        require(one or self.folds > 0, "several runs are compared on training images: give --folds")
+        distinct = len(set(self.runs)) == len(self.runs)
+        require(distinct, f"a run is named twice: {', '.join(self.runs)}")
         check_range(self, "[1, inf)", "epochs", "batch_size", "rows", "devices")
         check_range(self, "(0, inf)", "learning_rate")
         check_range(self, SEEDS, "seed")

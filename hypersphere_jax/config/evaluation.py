@@ -83,17 +83,11 @@ class ProbeConfig:
         check_range(self, "[2, inf)", "folds")
         check_range(self, "(0, inf)", "temperature")
         check_range(self, SEEDS, "seed")
-        require(
-            not self.all_steps or self.step is None, "--step and --all-steps do not go together"
-        )
-        self._check_protocols()
-        require(
-            self.out is None or self.out.suffix.lower() in (".csv", ".json"),
-            f"--out {self.out}: must be a file that ends in .csv or .json",
-        )
-
-    def _check_protocols(self):
-        """Refuses options that no protocol uses."""
+        one = not self.all_steps or self.step is None
+        require(one, "--step and --all-steps do not go together")
+        usable = self.out is None or self.out.suffix.lower() in (".csv", ".json")
+        require(usable, f"--out {self.out}: must be a file that ends in .csv or .json")
+        # Options that no protocol uses are refused.
         if not set(self.protocols) - {"lbfgs", "knn", "quick_thought"}:
             needed = "needs --protocols stl10, moco, simclr or balanced"
             refuse(self, ["augment", "as_printed"], needed)
@@ -152,20 +146,14 @@ class MetricsConfig:
         check_range(self, "(0, 1e6]", "t")
         check_range(self, "[1, inf)", "devices")
         check_range(self, SEEDS, "seed")
-        require(
-            self.out is None or self.out.suffix.lower() != ".npy",
-            f"--out {self.out}: would be JSON in a file for arrays; name it .json",
-        )
-        require(
-            self.figure is None or self.figure.suffix.lower() == ".png",
-            f"--figure {self.figure}: pictures are PNG; name it .png",
-        )
+        for name, suffix in (("out", ".json"), ("figure", ".png")):
+            path = getattr(self, name)
+            usable = path is None or path.suffix.lower() == suffix
+            require(usable, f"--{name} {path}: must be a file that ends in {suffix}")
+        refused, kind = ["pairs", "labels", "normalize", "out", "figure"], "an .npy file"
         if self.of_file:
-            names = ["split", "step", "data_dir"]
-            refuse(self, names, f"is for a run, and {self.run!r} is none")
-        else:
-            names = ["pairs", "labels", "normalize", "out", "figure"]
-            refuse(self, names, f"is for an .npy file, and {self.run!r} is none")
+            refused, kind = ["split", "step", "data_dir"], "a run"
+        refuse(self, refused, f"is for {kind}, and {self.run!r} is none")
 
     @property
     def of_file(self) -> bool:
@@ -195,7 +183,4 @@ class EvaluateConfig:
     def __post_init__(self):
         check_range(self, "[1, inf)", "eval_every_epochs")
         check_range(self, "[20, inf)", "eval_images")
-        require(
-            len(self.evaluators) > 0,
-            "--evaluators: name one, or leave --eval-every-epochs out to have none",
-        )
+        require(len(self.evaluators) > 0, "--evaluators: name one or more")

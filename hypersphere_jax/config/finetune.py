@@ -50,11 +50,7 @@ class FinetuneConfig:
         check_range(self, "(0, inf)", "learning_rates")
         check_range(self, SEEDS, "seed")
         rates = self.learning_rates
-        require(
-            0 < len(rates) == len(set(rates)),
-            f"--learning-rates {rates}: give one or more, each once",
-        )
-        require(
-            len(rates) == 1 or not self.runtime.multi_process,
-            "--learning-rates: several are tried in one process; then train in many with the best",
-        )
+        distinct = 0 < len(rates) == len(set(rates))
+        require(distinct, f"--learning-rates {rates}: give one or more, each once")
+        one = len(rates) == 1 or not self.runtime.multi_process
+        require(one, "--learning-rates: several are tried in one process; train with the best one")

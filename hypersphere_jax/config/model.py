@@ -1,10 +1,18 @@
 """The encoder."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Fixed, arg
+from tyro.conf import Fixed, Suppress, arg
 
-from hypersphere_jax.config.base import changed, check_range, config, refuse, require
+from hypersphere_jax.config.base import (
+    Custom,
+    changed,
+    check_range,
+    config,
+    hold_custom,
+    refuse,
+    require,
+)
 
 
 @config
@@ -26,9 +34,10 @@ class ModelConfig:
     maximum pool). None: `cifar` for images below 64 pixels."""
     zero_init_residual: bool = False
     """In a ResNet, start the last scale of every block at zero, so that it begins as identity."""
-    head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced"] = "linear"
+    head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
     """From the backbone to the output: a linear map; MoCo v2's MLP; SimCLR's projection of 2 or 3
-    layers with batch norm; or the balanced contrastive loss's of 3 layers (take --dim 2048)."""
+    layers with batch norm; the balanced contrastive loss's of 3 layers (take --dim 2048); or
+    `none`: the output is the layer before the head, divided by its norm."""
     head_hidden: int | None = None
     """Width of the head's hidden layers. None: as the features that enter; 2048 for `balanced`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -55,7 +64,14 @@ class ModelConfig:
     vocabulary: Fixed[int | None] = None
     """Words that `sentence_gru` knows, with the special ones; a run takes them from its data."""
 
+    network: Annotated[Any, Suppress] = None
+    """A network of one's own, in place of all that is above; from Python only."""
+
     def __post_init__(self):
+        hold_custom(self, "network")
+        if self.network is not None:
+            names = {"image_size", "channels", "dim", "network"}
+            refuse(self, set(changed(self)) - names, "is for the networks of this package")
         require(self.dim >= 2, f"--dim {self.dim}: the hypersphere needs at least 2 dimensions")
         check_range(self, "(0, 100)", "width")
         check_range(self, "[4, inf)", "image_size")
@@ -65,7 +81,7 @@ class ModelConfig:
         if not self.name.startswith("resnet"):
             names = ["stem", "zero_init_residual"]
             refuse(self, names, f"is for ResNets, and {self.name} is none")
-        if self.head == "linear":
+        if self.head in ("linear", "none"):
             refuse(self, ["head_hidden"], "needs a --head with hidden layers")
         for_text = {"embedding", "unit_norm", "vocabulary"}
         if self.reads_text:
@@ -78,6 +94,12 @@ class ModelConfig:
             )
         else:
             refuse(self, for_text, f"is for encoders of sentences, not {self.name}")
+
+    @property
+    def label(self) -> str:
+        """The name of the network, for messages."""
+        network = self.network
+        return network.name if isinstance(network, Custom) else network or self.name
 
     @property
     def reads_text(self) -> bool:

@@ -1,8 +1,18 @@
 """What is minimized: the losses and the queue that they look at."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from hypersphere_jax.config.base import changed, check_range, config, flag_of, refuse, require
+from tyro.conf import Suppress
+
+from hypersphere_jax.config.base import (
+    changed,
+    check_range,
+    config,
+    flag_of,
+    hold_custom,
+    refuse,
+    require,
+)
 
 # The terms of the loss "weighted".
 WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
@@ -66,7 +76,11 @@ class ObjectiveConfig:
     """Factor of the whole loss, of any but `weighted`. (Chen, Luo & Li: 1000 where alignment is
     over the dimensions too and the features are normalized.)"""
 
+    function: Annotated[Any, Suppress] = None
+    """A loss of one's own, in place of the weighted sum; from Python only."""
+
     def __post_init__(self):
+        hold_custom(self, "function")
         factors = ("contrastive_tau", "align_alpha", "uniform_t", "loss_factor")
         check_range(self, "[0, inf)", *WEIGHTS, "loss_lam")
         check_range(self, "(0, inf)", *factors, "loss_tau", "loss_alpha")

@@ -1,12 +1,26 @@
 """All of a training run."""
 
-from hypersphere_jax.config.base import SEEDS, check_range, config, refuse, require
+import dataclasses
+from typing import Any
+
+from hypersphere_jax.config.base import (
+    SEEDS,
+    UserError,
+    check_range,
+    config,
+    did_you_mean,
+    refuse,
+    require,
+)
 from hypersphere_jax.config.data import DataConfig
 from hypersphere_jax.config.evaluation import EvaluateConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.config.optimizer import OptimizerConfig
 from hypersphere_jax.config.runtime import RuntimeConfig
+
+# Parts that a name stands for: `--data`, `--model`, `--optimizer`.
+NAMED = {"data": "name", "model": "name", "optimizer": "optimizer"}
 
 
 @config
@@ -31,6 +45,35 @@ class PretrainConfig:
     runtime: RuntimeConfig = RuntimeConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
+    def __init__(self, **fields: Any):
+        """Takes the parts, or their fields as the command line's flags: `epochs=10, model="…"`.
+
+        Raises:
+          UserError: for a field that no part has, or an invalid value.
+        """
+        self._set({field.name: field.default for field in dataclasses.fields(self)}, fields)
+
+    def replace(self, **fields: Any) -> "PretrainConfig":
+        """A copy with other values, given as to the constructor."""
+        copy = object.__new__(PretrainConfig)
+        copy._set(dict(vars(self)), fields)
+        return copy
+
+    def _set(self, values: dict[str, Any], fields: dict[str, Any]) -> None:
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in fields.items():
+            if name in NAMED and isinstance(value, str):
+                changes.setdefault(name, {})[NAMED[name]] = value
+            elif name in values:
+                values[name] = value
+            else:
+                changes.setdefault(_part_with(name), {})[name] = value
+        for part, change in changes.items():
+            values[part] = dataclasses.replace(values[part], **change)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
     def __post_init__(self):
         require(
             bool(self.name) and self.name not in (".", "..") and "/" not in self.name,
@@ -51,3 +94,17 @@ class PretrainConfig:
         if self.init_from is None:
             refuse(self, ["init_step"], "is a checkpoint of --init-from, which is not given")
         check_range(self, SEEDS, "seed")
+
+
+def _part_with(name: str) -> str:
+    """The part of the config that has a field."""
+    parts = {
+        part.name: [field.name for field in dataclasses.fields(part.type)]
+        for part in dataclasses.fields(PretrainConfig)
+        if dataclasses.is_dataclass(part.type)
+    }
+    for part, names in parts.items():
+        if name in names:
+            return part
+    known = [*parts, *(field for names in parts.values() for field in names)]
+    raise UserError(f"PretrainConfig has no field {name!r}{did_you_mean(name, known)}")

@@ -6,6 +6,9 @@ from tyro.conf import arg
 
 from hypersphere_jax.config.base import check_range, config, require
 
+# Fields in the files of earlier versions.
+RENAMED = {"hosts": "processes", "num_hosts": "num_processes", "host_index": "process_index"}
+
 
 @config
 class RuntimeConfig:
@@ -43,6 +46,9 @@ class RuntimeConfig:
     """Newest checkpoints to keep."""
     keep_every_steps: int | None = None
     """Besides these, keep every checkpoint whose step is a multiple. Step 0 is always kept."""
+    log_to: Literal["none", "wandb"] = "none"
+    """`wandb`: send the metrics to Weights & Biases, too, besides metrics.jsonl and TensorBoard's
+    files. Needs `pip install 'hypersphere-jax[wandb]'`."""
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "devices", "log_every_steps", "checkpoint_every_steps")

@@ -1,6 +1,7 @@
 """Encoders from PyTorch, and for it."""
 
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
@@ -14,8 +15,8 @@ class ImportConfig:
     """An encoder that was trained in PyTorch, and the data that it is to be evaluated on."""
 
     file: Positional[Path]
-    """Its state dict: a file of PyTorch (.pth, .pt, .pth.tar), or an .npz file of the same names
-    and arrays, such as `export-npz` writes."""
+    """Its state dict: .safetensors, a file of PyTorch (.pth, .pt, .pth.tar), or an .npz file of
+    the same names and arrays. The options of the model are read off its names and shapes."""
     name: str
     """Name of the run that is made: its folder is RUNS_DIR/NAME."""
     runs_dir: str = "runs"
@@ -24,8 +25,8 @@ class ImportConfig:
     """Prefix of the encoder's names in the file, such as `module.encoder_k`; the rest of the file
     is left out. None: it is detected, and of MoCo's two encoders the query's is taken."""
     fresh_head: bool = False
-    """Replace the file's head, if it has one, by a random one: for classifiers, or files of a
-    backbone alone. Probe layers before the head then, such as `backbone` or `fc7`."""
+    """Replace the file's head, if it has one, by a random one, of --head and --dim. Probe layers
+    before the head then, such as `backbone` or `fc7`."""
     seed: int = 0
     """Seed of the random head."""
     data: DataConfig = DataConfig()
@@ -33,20 +34,28 @@ class ImportConfig:
 
     def __post_init__(self):
         check_range(self, SEEDS, "seed")
+        require(
+            not (self.fresh_head and self.model.head == "none"),
+            "--fresh-head makes a head, and --head none is without one: give one of them",
+        )
 
 
 @config
 class ExportConfig:
-    """A run's encoder for PyTorch."""
+    """A trained encoder as a file of arrays."""
 
     run: Positional[str]
-    """The run: its folder, or its name under `runs/`."""
+    """The run: its folder, or its name under `runs/`; or a folder that `Encoder.save` wrote."""
     out: Path
-    """The .npz file to write: parameters and statistics under PyTorch's names, in its layouts."""
+    """The file to write, .safetensors or .npz: parameters and statistics."""
     step: int | None = None
     """Checkpoint to take; None: the newest."""
+    names: Literal["torch", "own"] | None = None
+    """PyTorch's names and layouts (ResNets, SmallAlexNet), or this package's own, such as
+    `params/conv1/layer/kernel`. None: PyTorch's where the network has them."""
 
     def __post_init__(self):
         require(
-            self.out.suffix.lower() == ".npz", f"--out {self.out}: must be a file that ends in .npz"
+            self.out.suffix.lower() in (".safetensors", ".npz"),
+            f"--out {self.out}: must be a file that ends in .safetensors or .npz",
         )

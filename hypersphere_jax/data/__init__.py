@@ -1,35 +1,22 @@
+# ruff: noqa: F401  (names for import from here)
 """Data sets: sources of images or sentences with labels, by index, and batches of them.
 
 `load` opens what a config names. The sources are in `arrays`, `image_files` (folders and zips),
 `nyu`, `tfds`, `synthetic` and `text`; `subsets` makes parts of them, `pipeline` makes batches.
 """
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import DataConfig, require
+from hypersphere_jax.config import DataConfig, UserError, require
+from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.config.data import TEXT_RECIPE
 from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
-
-__all__ = [
-    "EMBEDDED",
-    "NAMED",
-    "Arrays",
-    "Corpus",
-    "Dataset",
-    "Source",
-    "is_text",
-    "load",
-    "load_labelled",
-    "located",
-    "text_folder",
-]
 
 # Data sets with a name, and their augmentation recipes. Other names are TensorFlow Datasets'.
 NAMED = {
@@ -86,8 +73,7 @@ def load(config: DataConfig) -> Dataset:
     elif test is not None:
         test = _of_classes(test, config)
     part = _subset(part, config)
-    for split, source in (("training", part), ("test", test)):
-        require(source is None or len(source) > 0, f"no {split} image is left of {train.origin}")
+    require(len(part) > 0, f"no training image is left of {train.origin}")
     if pretrain is train or config.classes is not None:
         pretrain = part
     elif part is not train:  # the part, and all images that have no label
@@ -104,11 +90,7 @@ def load(config: DataConfig) -> Dataset:
 
 
 def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
-    """Labelled sentences, see `text.open_labelled`, in the words of a vocabulary.
-
-    Raises:
-      UserError: for files that are not there, or not as described there.
-    """
+    """Labelled sentences in the words of a vocabulary, see `text.open_labelled`."""
     train, test = text.open_labelled(name, where, vocabulary, LONGEST)
     return Dataset(train, test, train, TEXT_RECIPE)
 
@@ -119,17 +101,16 @@ def located(config: DataConfig) -> dict[str, str | None]:
     def whole(path: str | None) -> str | None:
         return None if path is None else str(_path(path).resolve())
 
-    name = whole(config.name) if _is_path(config.name) else config.name
+    is_path = config.source is None and _is_path(config.name)
+    name = whole(config.name) if is_path else config.name
     return {"name": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
 
 
 def text_folder(config: DataConfig) -> Path | None:
-    """Where the text of a config lies, raw or prepared; None if the config is one of images.
-
-    Raises:
-      UserError: for `books` without a place that holds text.
-    """
+    """Where the text of a config lies, raw or prepared; None if the config is one of images."""
     where = _path(config.data_dir)
+    if config.source is not None:
+        return None
     if config.name == "books":
         require(
             where is not None,
@@ -146,9 +127,8 @@ def is_text(path: Path) -> bool:
         return text.is_text_name(path.name)
     if (path / "corpus.json").is_file():
         return True
-    is_of_images = image_files.is_image_tree(path) or (path / "train_images.npy").is_file()
-    images = (*(f".{ending}" for ending in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
-    return not is_of_images and text.has_text(path, images)
+    images = (*(f".{name}" for name in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
+    return not image_files.is_image_tree(path) and text.has_text(path, images)
 
 
 def _load_text(path: Path, config: DataConfig) -> Dataset:
@@ -183,6 +163,13 @@ def _subset(source: Source, config: DataConfig) -> Source:
 
 def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
     """Train, test and pretraining split, and the recipe."""
+    if config.source is not None:
+        require(
+            not isinstance(config.source, str),
+            f"the data are your own {config.source}: give them to hypersphere_jax.train, or name "
+            "others with --data",
+        )
+        return tuple(config.source.value)
     name, where = config.name, _path(config.data_dir)
     recipe = NAMED.get(name, "nyu_depth" if name.endswith(".mat") else "stl10")
     require(
@@ -202,12 +189,10 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
     if by_name or _is_path(name):
         train, test = _open_path(where if by_name else _path(name), config)
         return train, test, train, recipe
-    near = difflib.get_close_matches(name, NAMED, n=1, cutoff=0.75)
-    require(
-        name in NAMED or not near or (tfds.data_root(where) / name).exists(),
-        f"no data set {name!r}: did you mean {near and near[0]!r}? See python run.py data list",
-    )
-    return *tfds.open_tfds(name, where), recipe
+    try:
+        return *tfds.open_tfds(name, where), recipe
+    except UserError as error:
+        raise UserError(f"{error}{'' if name in NAMED else did_you_mean(name, NAMED)}") from error
 
 
 def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:

@@ -34,11 +34,7 @@ def digits() -> tuple[Arrays, Arrays]:
 
 
 def from_npz(path: Path) -> tuple[Arrays, Arrays]:
-    """Both splits from the arrays train_images, train_labels, test_images, test_labels of a file.
-
-    Raises:
-      UserError: when they are not there, or not uint8 `[n, h, w, c]` and integers `[n]`.
-    """
+    """Both splits from a file with train_images, train_labels, test_images, test_labels."""
     with _readable(path), open(path, "rb") as stream, np.load(stream) as file:
         missing = [name for name in NAMES if name not in file]
         require(not missing, f"{path} lacks {', '.join(missing)}")
@@ -79,8 +75,7 @@ def _splits(arrays: list[np.ndarray], path: Path) -> tuple[Arrays, Arrays]:
         require(
             labels.shape == (len(images),)
             and np.issubdtype(labels.dtype, np.integer)
-            and labels.min() >= 0
-            and labels.max() < MAX_CLASSES,
+            and 0 <= labels.min() <= labels.max() < MAX_CLASSES,
             f"{path}: {part}_labels must be {len(images)} integers from 0 to {MAX_CLASSES - 1}, "
             f"not {labels.dtype} {labels.shape}",
         )

@@ -1,8 +1,7 @@
 """Batches on the devices: all images once, and the indices of each step, or the step's images.
 
-The step takes `(images, labels, indices)` and gathers its part of the batch itself, so resident
-and streamed images pass through the same step: of streamed ones it takes all, in their order. Text
-has the packed sentences of the step instead of the images.
+The step takes `(images, labels, indices)` and gathers its part of the batch itself; of streamed
+images it takes all, in their order. Text has packed sentences instead of the images.
 """
 
 import functools
@@ -15,14 +14,14 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment
-from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Consecutive, Sampler
 from hypersphere_jax.data.text import Corpus
 from hypersphere_jax.packing import Packed, pack
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.progress import track
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.progress import track
 
 RESIDENT_SHARE = 0.25  # `auto` keeps images resident up to this share of a device's memory
 # Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.
@@ -36,9 +35,10 @@ def device_batches(
     sampler: Sampler | Consecutive,
     steps: range,
     devices: Sequence[jax.Device],
+    resident: bool,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """`(images, labels, indices)` of each step, as the steps of `train/step.py` take them.
+    """`(images, labels, indices)` of each step, as the steps of `training/step.py` take them.
 
     Args:
       config: of the run, with all sizes filled in.
@@ -46,28 +46,25 @@ def device_batches(
       sampler: gives the indices of the batch of a step.
       steps: counted from 0.
       devices: of all processes; each reads the rows of its own.
+      resident: whether all images stay on the devices, see `is_resident`.
       track: shows how far decoding is, where all images are decoded first.
 
     Raises:
-      UserError: for images that cannot be read, or that do not fit the way that was asked for.
+      UserError: for images that cannot be read, or differ in size though they are resident.
     """
     source, runtime = dataset.pretrain, config.runtime
     if config.model.reads_text:
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
     rows = sharding.local_rows(sampler.batch_size, devices)
-    if is_resident(source, runtime.pipeline, devices):
+    if resident:
         images, labels = _resident(config, source, devices, track)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
-    bad = BadImages(source, config.data.bad_images)
-    batches = stream(
-        source,
-        sampler,
-        steps,
-        bad,
-        prepare=two_crops(source, config.data.recipe, config.model.image_size, config.seed),
-        rows=rows,
-        workers=runtime.workers,
-    )
+    bad, crops = BadImages(source, config.data.bad_images), None
+    if source.image_shape is None:
+        recipe = augment.recipe_of(config.data)
+        train_crop, _ = augment.host_crops(recipe, config.model.image_size)
+        crops = TwoCrops(train_crop, config.seed)
+    batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=runtime.workers)
     each = np.arange(sampler.batch_size // len(devices))
     every = _rows(np.tile(each, len(sharding.local(devices))), devices)
     return _ahead(
@@ -97,11 +94,7 @@ def vmapped_batches(
 
 
 def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
-    """Consecutive sentences, by the indices of the global batch, packed for `devices`.
-
-    Returns:
-      On the host: arrays with a leading axis of this process's devices.
-    """
+    """Consecutive sentences, packed: on the host, with a leading axis of this process's devices."""
     words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
     sentences = np.split(words, np.cumsum(lengths)[:-1])
     parts = pack(sentences, source.image_shape[0], len(devices))
@@ -139,10 +132,8 @@ def eval_batches(
     bad = BadImages(source, config.data.bad_images)
     asked = config.runtime.pipeline if source.image_shape is not None else "auto"
     if not is_resident(source, asked, devices):
-        workers = config.runtime.workers
-        yield from stream(
-            source, order, steps, bad, prepare=prepare, replace=False, workers=workers
-        )
+        options = {"prepare": prepare, "replace": False, "workers": config.runtime.workers}
+        yield from stream(source, order, steps, bad, **options)
         return
     arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
     indices = np.arange(n, dtype=np.int32)
@@ -174,22 +165,10 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
     """Whether all images stay on the devices; text does not, as it is read by the batch."""
     if isinstance(source, Corpus):
         return False
-    if pipeline == "auto" and source.image_shape is not None:
-        limit = RESIDENT_SHARE * sharding.memory(sharding.local(devices))
-        return len(source) * int(np.prod(source.image_shape)) <= limit
-    require(
-        pipeline != "resident" or source.image_shape is not None,
-        f"--pipeline resident: the images of {source.origin} differ in size, so they cannot stay "
-        "in memory as one array; take --pipeline streaming",
-    )
-    return pipeline == "resident"
-
-
-def two_crops(source: Source, recipe: str, size: int, seed: int) -> TwoCrops | None:
-    """The host's crops of images that differ in size; None where the devices crop."""
-    if source.image_shape is not None:
-        return None
-    return TwoCrops(augment.host_crops(recipe, size)[0], seed)
+    if pipeline != "auto" or source.image_shape is None:
+        return pipeline == "resident"
+    limit = RESIDENT_SHARE * sharding.memory(sharding.local(devices))
+    return len(source) * int(np.prod(source.image_shape)) <= limit
 
 
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:

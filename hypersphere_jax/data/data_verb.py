@@ -1,5 +1,6 @@
 """The verbs of `python run.py data`: data sets, what they hold, and how their views look."""
 
+import contextlib
 import textwrap
 from pathlib import Path
 
@@ -18,37 +19,34 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.data import Source, text, tfds
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
-from hypersphere_jax.data.statistics import Statistics, statistics
+from hypersphere_jax.data.statistics import statistics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
-from hypersphere_jax.train.progress import track
+from hypersphere_jax.training.progress import track
 
 FEW_CLASSES = 20  # whose counts are printed one by one
 WORDS, SENTENCES = 40, 6  # of text, printed
+TEXT_COUNTS = ("documents", "sentences", "tokens")
 
 
-def known(data_dir: str | None = None) -> None:
+def list_names(data_dir: str | None = None) -> None:
     """The data sets with a name, and where they are.
 
     Args:
       data_dir: Folder of prepared data; None: TensorFlow Datasets' own.
     """
-    where = _path(data_dir)
-    rows = []
+    root, rows = tfds.data_root(data_dir), []
     for name, recipe in data.NAMED.items():
-        place = data.EMBEDDED.get(name)
-        if name == "books":
-            is_there = where is not None and where.is_dir() and data.is_text(where)
-            place = str(where) if is_there else "not prepared"
-        elif place is None:
-            try:
-                place = str(tfds.find_prepared(name, where)[0])
-            except UserError:
-                place = "not prepared"
+        place = data.EMBEDDED.get(name, "not prepared")
+        if name == "books" and data_dir and root.is_dir() and data.is_text(root):
+            place = str(root)
+        elif name != "books" and name not in data.EMBEDDED:
+            with contextlib.suppress(UserError):
+                place = str(tfds.find_prepared(name, root)[0])
         rows.append((name, recipe, place))
     print_table(["name", "recipe", "where"], rows)
     print(
-        f"\nPrepared data are looked for in {tfds.data_root(where)}.\n"
+        f"\nPrepared data are looked for in {root}.\n"
         "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
         "images in SPLIT/CLASS/file, .npz and .npy files, and a folder or file of text."
     )
@@ -56,7 +54,7 @@ def known(data_dir: str | None = None) -> None:
 
 def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
-    folder = tfds.prepare(config.name, _path(config.data_dir))
+    folder = tfds.prepare(config.name, config.data_dir)
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
     print(f"prepared: {folder}\nlook at it: python run.py data inspect {config.name}{where}")
 
@@ -76,36 +74,42 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     Args:
       config: The data.
       sample: Images of each split to decode, evenly spread over it; 0: all.
-      out: Also write what is found there, as JSON.
+      out: Also write these numbers, as JSON.
     """
     require(sample >= 0, f"--sample {sample}: must be at least 0")
     if data.text_folder(config) is not None:
         _inspect_text(config, out)
         return
     dataset = data.load(config)
-    splits = {"train": dataset.train, "test": dataset.test, "pretrain": dataset.pretrain}
-    if dataset.pretrain is dataset.train:
-        del splits["pretrain"]
-    found, progress = {}, lambda indices: track(indices, "reading")
+    splits = {"train": dataset.train, "test": dataset.test}
+    if dataset.pretrain is not dataset.train:
+        splits["pretrain"] = dataset.pretrain
+    results, counts, pixels = {}, [], []
     for name, source in splits.items():
-        if source is not None:
-            bad = BadImages(source, config.bad_images)
-            found[name] = statistics(source, bad, sample or None, progress)
+        if source is None:
+            continue
+        bad = BadImages(source, config.bad_images)
+        result = statistics(source, bad, sample or None, lambda rows: track(rows, "reading"))
+        results[name] = result
+        sizes = sorted(result.class_counts.values())
+        spread = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else None
+        shapes = dict.fromkeys("x".join(map(str, s)) for s in (result.smallest, result.largest))
+        counts.append((name, result.n, result.unlabelled, len(sizes), spread, " to ".join(shapes)))
+        moments = (" ".join(f"{x:.4f}" for x in each[:3]) for each in (result.mean, result.std))
+        rate = round(result.images_per_s)
+        pixels.append((name, result.read, result.unreadable, *moments, rate))
+        print(f"{name}: {source.origin}")
     if out is not None:
-        write_json(out, {name: entry._asdict() for name, entry in found.items()})
-    for name in found:
-        print(f"{name}: {splits[name].origin}")
+        write_json(out, {name: result._asdict() for name, result in results.items()})
     print()
-    columns = ["split", "images", "unlabelled", "classes", "in a class", "pixels"]
-    print_table(columns, [_counts(name, entry) for name, entry in found.items()])
+    print_table(["split", "images", "unlabelled", "classes", "in a class", "pixels"], counts)
     print()
-    columns = ["split", "decoded", "unreadable", "mean", "std", "images/s"]
-    print_table(columns, [_pixels(name, entry) for name, entry in found.items()])
+    print_table(["split", "decoded", "unreadable", "mean", "std", "images/s"], pixels)
     names = dataset.class_names
     if 0 < len(names) <= FEW_CLASSES:
         print()
-        rows = [[name, *(e.class_counts.get(name) for e in found.values())] for name in names]
-        print_table(["class", *found], rows)
+        rows = [[name, *(r.class_counts.get(name) for r in results.values())] for name in names]
+        print_table(["class", *results], rows)
     print(f"\nrecipe: {config.recipe or dataset.recipe}")
 
 
@@ -127,11 +131,8 @@ def show(
     """
     require(count >= 1, f"--count {count}: must be at least 1")
     require(image_size is None or image_size >= 4, f"--image-size {image_size}: at least 4 pixels")
-    require(
-        data.text_folder(config) is None,
-        f"{config.data_dir or config.name} is text, of which there is no picture: look at it with "
-        "data inspect",
-    )
+    is_text = data.text_folder(config) is not None
+    require(not is_text, f"{config.name} is text: look at it with data inspect")
     dataset = data.load(config)
     source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
@@ -156,22 +157,20 @@ def show(
 
 def _inspect_text(config: InspectConfig, out: Path | None) -> None:
     dataset = data.load(config)
-    corpora = {"train": dataset.train, "test": dataset.test}
-    corpora = {name: corpus for name, corpus in corpora.items() if corpus is not None}
-    found = {name: _text_counts(corpus) for name, corpus in corpora.items()}
-    if out is not None:
-        write_json(out, found)
-    for name, corpus in corpora.items():
-        print(f"{name}: {corpus.origin}")
-    print()
-    columns = ["documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
-    rows = []
-    for name, entry in found.items():
-        numbers = (f"{entry[key]:,}" for key in columns[:3])
-        words = f"{entry['words_mean']:.1f}", f"{entry['words_95']:.0f} or less"
-        shares = f"{entry['unknown_share']:.2%}", f"{entry['cut_share']:.2%}"
+    results, rows = {}, []
+    for name, corpus in (("train", dataset.train), ("test", dataset.test)):
+        if corpus is None:
+            continue
+        result = results[name] = _text_counts(corpus)
+        numbers = (f"{result[key]:,}" for key in TEXT_COUNTS)
+        words = f"{result['words_mean']:.1f}", f"{result['words_95']:.0f} or less"
+        shares = f"{result['unknown_share']:.2%}", f"{result['cut_share']:.2%}"
         rows.append((name, *numbers, *words, *shares))
-    print_table(["split", *columns], rows)
+        print(f"{name}: {corpus.origin}")
+    if out is not None:
+        write_json(out, results)
+    print()
+    print_table(["split", *TEXT_COUNTS, "words", "95% have", "unknown", "cut"], rows)
     corpus = dataset.train
     first = " ".join(corpus.vocabulary[: WORDS + len(text.SPECIAL)])
     print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
@@ -179,17 +178,16 @@ def _inspect_text(config: InspectConfig, out: Path | None) -> None:
     # Of the largest document, from its middle, where no title page is.
     largest = int(np.argmax(np.diff(corpus.documents)))
     start, end = corpus.documents[largest : largest + 2].tolist()
-    middle = max(start, (start + end - SENTENCES) // 2)
-    print(f"\nsentences {middle} to {min(middle + SENTENCES, end) - 1}:")
-    for i in range(middle, min(middle + SENTENCES, end)):
-        line = corpus.text(i)
-        print(textwrap.fill(line, 96, initial_indent="- ", subsequent_indent="  "))
+    middle = range(start, end)[max(0, (end - start - SENTENCES) // 2) :][:SENTENCES]
+    print(f"\nsentences {middle[0]} to {middle[-1]}:")
+    for i in middle:
+        print(textwrap.fill(corpus.text(i), 96, initial_indent="- ", subsequent_indent="  "))
     print(f"\nrecipe: {dataset.recipe}")
 
 
 def _text_counts(corpus: text.Corpus) -> dict[str, float]:
     """Counts of a corpus; those of words are without the end tokens."""
-    counts = {key: corpus.counts[key] for key in ("documents", "sentences", "tokens")}
+    counts = {key: corpus.counts[key] for key in TEXT_COUNTS}
     n, words = counts["sentences"], counts["tokens"] - counts["sentences"]
     return counts | {
         "words_mean": words / n,
@@ -213,20 +211,3 @@ def _views(
     key, positions = jax.random.key(seed), jnp.arange(len(images))
     two_views = jax.jit(lambda images: augment.two_views(transform, key, images, positions))
     return np.stack(two_views(np.stack(images)), axis=1)
-
-
-def _counts(name: str, found: Statistics) -> tuple:
-    counts = sorted(found.class_counts.values())
-    spread = f"{counts[0]:,} to {counts[-1]:,}" if counts else None
-    small, large = ("x".join(map(str, shape)) for shape in (found.smallest, found.largest))
-    pixels = small if small == large else f"{small} to {large}"
-    return name, found.n, found.unlabelled, len(counts), spread, pixels
-
-
-def _pixels(name: str, found: Statistics) -> tuple:
-    moments = (" ".join(f"{v:.4f}" for v in values[:3]) for values in (found.mean, found.std))
-    return name, found.read, found.unreadable, *moments, round(found.images_per_s)
-
-
-def _path(folder: str | None) -> Path | None:
-    return None if folder is None else Path(folder).expanduser()

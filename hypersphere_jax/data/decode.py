@@ -11,31 +11,34 @@ from PIL import Image, UnidentifiedImageError
 
 # By content, not by name. Formats that run other programs are not among them.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP")
-# What Pillow converts to RGB without a choice; "CMYK" of Adobe's files is inverted on reading.
-CONVERTED = ("1", "L", "LA", "P", "PA", "RGBA", "RGBX", "CMYK", "YCbCr")
+# What Pillow converts without a choice; "CMYK" of Adobe's files is inverted on reading.
+CONVERTED = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 
 
-def decode(data: bytes) -> np.ndarray:
-    """The pixels of a whole image file, uint8 `[h, w, 3]`.
+def decode(data: bytes, mode: str = "RGB") -> np.ndarray:
+    """The pixels of a whole image file, uint8 `[h, w, c]`.
 
     Grey, palette and CMYK images become RGB as Pillow converts them, 16-bit grey after division by
     257 (Pillow would clip it at 255). Alpha is dropped, not blended; of an animation the first
     frame counts. EXIF's orientation is ignored as in torchvision (but Pillow applies TIFF's own).
+
+    Args:
+      data: of the file.
+      mode: Pillow's "RGB", "L" or "RGBA".
 
     Raises:
       Exception: of nearly any type, for a damaged file, one cut short, or of another format.
     """
     _silence_pillow()
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.mode == "RGB":
-            return np.array(image)
+        if image.mode == mode:
+            return np.atleast_3d(np.array(image))
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
             grey = np.asarray(image).astype(np.int32)
-            grey = ((grey + 128) // 257).astype(np.uint8)
-            return np.repeat(grey[..., None], 3, axis=2)
+            image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
         if image.mode not in CONVERTED:
             raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colour")
-        return np.array(image.convert("RGB"))
+        return np.atleast_3d(np.array(image.convert(mode)))
 
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:

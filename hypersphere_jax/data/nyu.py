@@ -1,7 +1,6 @@
-"""The 1,449 labelled images of NYU-Depth-V2, with their depth maps, from their .mat file.
+"""The 1,449 labelled images of NYU-Depth-V2 with their depth maps (Silberman et al. 2012).
 
-That file (`nyu_depth_v2_labeled.mat`, Silberman et al. 2012) is one of MATLAB 7.3, so HDF5, which
-has the axes of MATLAB's arrays in reverse order.
+`nyu_depth_v2_labeled.mat` is of MATLAB 7.3, so HDF5, which has MATLAB's axes in reverse order.
 """
 
 import functools
@@ -20,38 +19,28 @@ logger = logging.getLogger("hypersphere_jax")
 
 SPLITS = "splits.mat"
 TRAIN_SHARE = 795 / 1449  # of the images, in the authors' split
-DIGEST_BYTES = 2**28  # the digest is of larger files by windows, spread evenly
-WINDOWS, WINDOW_BYTES = 500, 65536
+WINDOWS, WINDOW_BYTES = 500, 65536  # that the digest reads, spread evenly
 
 
 class MatSource:
-    """All images of a file in NYU's layout; a sample also holds "depth", float32 `[h, w]` metres.
+    """All images of a file; a sample also holds "depth", float32 `[h, w]` metres.
 
-    Args:
-      path: of the file, with `images` uint8 `[n, 3, w, h]` and `depths` `[n, w, h]`.
-
-    Raises:
-      UserError: when it is no HDF5 file, or one with something else in it.
+    The file has `images` uint8 `[n, 3, w, h]` and `depths` `[n, w, h]`.
     """
 
     def __init__(self, path: Path):
         self._path = Path(path)
         self.class_names: tuple[str, ...] = ()
         self.origin = str(path)
-        expected = f"{path}: expected uint8 images [n, 3, w, h] and float depths [n, w, h]"
-        require("images" in self._file and "depths" in self._file, expected)
-        images, depths = self._file["images"], self._file["depths"]
+        shape = self._file["images"].shape if "images" in self._file else ()
         require(
-            images.dtype == np.uint8
-            and np.issubdtype(depths.dtype, np.floating)
-            and len(images.shape) == 4
-            and images.shape[1] == 3
-            and (images.shape[0], *images.shape[2:]) == depths.shape
-            and images.size > 0,
-            f"{expected}, not {images.dtype} {images.shape} and {depths.dtype} {depths.shape}",
+            shape[1:2] == (3,)
+            and "depths" in self._file
+            and (shape[0], *shape[2:]) == self._file["depths"].shape,
+            f"{path}: expected uint8 images [n, 3, w, h] and depths [n, w, h]",
         )
-        n, channels, width, height = images.shape
-        self._length, self.image_shape = n, (height, width, channels)
+        self._length, channels, width, height = shape
+        self.image_shape = (height, width, channels)
 
     @functools.cached_property
     def _file(self) -> Any:
@@ -60,10 +49,10 @@ class MatSource:
         try:
             return h5py.File(self._path, "r")
         except OSError as error:
-            raise UserError(
-                f"{self._path} is no HDF5 file, as MATLAB 7.3 writes them, or it is cut short: "
-                "download nyu_depth_v2_labeled.mat (2.8 GB) again"
-            ) from error
+            message = (
+                f"{self._path} is no HDF5 file (MATLAB 7.3), or is cut short: download it again"
+            )
+            raise UserError(message) from error
 
     def __reduce__(self):
         return MatSource, (self._path,)
@@ -91,28 +80,21 @@ class MatSource:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the file's size and content."""
+        """Of the file's size and windows of its content."""
         size = self._path.stat().st_size
         digest = hashlib.sha256(str(size).encode())
         with open(self._path, "rb") as stream:
-            if size <= DIGEST_BYTES:
-                digest.update(stream.read())
-            else:
-                for place in np.linspace(0, size - WINDOW_BYTES, WINDOWS, dtype=np.int64):
-                    stream.seek(int(place))
-                    digest.update(stream.read(WINDOW_BYTES))
+            for place in np.linspace(0, max(0, size - WINDOW_BYTES), WINDOWS, dtype=np.int64):
+                stream.seek(int(place))
+                digest.update(stream.read(WINDOW_BYTES))
         return digest.hexdigest()[:16]
 
     def scenes(self) -> list[str]:
         """The name of each image's scene; its number where the file names none."""
         if "scenes" not in self._file:
             return [str(number) for number in range(len(self))]
-        references = np.asarray(self._file["scenes"]).ravel()
-        require(
-            len(references) == len(self),
-            f"{self.origin} has {len(self)} images, but {len(references)} scenes",
-        )
-        return ["".join(map(chr, self._file[name][()].ravel())) for name in references]
+        names = np.asarray(self._file["scenes"]).ravel()
+        return ["".join(map(chr, self._file[name][()].ravel())) for name in names]
 
 
 def open_mat(path: Path) -> tuple[Subset, Subset]:
@@ -120,9 +102,6 @@ def open_mat(path: Path) -> tuple[Subset, Subset]:
 
     The split is the authors' (795 and 654 images) where their `splits.mat` lies beside the file.
     Else whole scenes are drawn, once and for all, until the training split has its share.
-
-    Raises:
-      UserError: as `MatSource`; or when `splits.mat` does not fit the file.
     """
     source = MatSource(path)
     beside = Path(path).with_name(SPLITS)
@@ -142,17 +121,11 @@ def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
         content = loadmat(path)
         parts = [content[name].ravel().astype(np.int64) - 1 for name in ("trainNdxs", "testNdxs")]
     except Exception as error:  # damaged files bring about many types
-        raise UserError(
-            f"{path} cannot be read as the authors' split ({error}): download it again, or move it "
-            "away for a split by scene"
-        ) from error
+        raise UserError(f"{path} cannot be read as the authors' split ({error})") from error
     every = np.concatenate(parts)
     require(
-        all(map(len, parts))
-        and len(np.unique(every)) == len(every)
-        and 0 <= every.min() <= every.max() < n,
-        f"{path} does not fit the {n} images beside it: trainNdxs and testNdxs must be different "
-        f"numbers from 1 to {n}; move it away for a split by scene",
+        len(np.unique(every)) == len(every) and 0 <= every.min() <= every.max() < n,
+        f"{path} does not fit the {n} images beside it: move it away for a split by scene",
     )
     return tuple(map(np.sort, parts))
 
@@ -160,11 +133,7 @@ def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
 def _by_scene(source: MatSource) -> tuple[np.ndarray, np.ndarray]:
     scenes = np.array(source.scenes())
     names, numbers, counts = np.unique(scenes, return_inverse=True, return_counts=True)
-    require(
-        len(names) > 1,
-        f"{source.origin}: all images are of one scene, so none is left to test on: put the "
-        f"authors' {SPLITS} beside the file",
-    )
+    require(len(names) > 1, f"{source.origin}: all images are of one scene: put {SPLITS} beside it")
     order = np.random.RandomState(0).permutation(len(names))
     before = np.cumsum(counts[order]) - counts[order]
     in_train = np.zeros(len(names), bool)

@@ -1,10 +1,7 @@
-"""From sources to batches: all images in memory, or read from batch to batch.
-
-Both give the same batches: their images are a function of the step (see `sampling`), and random
-crops on the host one of the seed, the step and the position in the batch.
-"""
+"""From sources to batches, the same ones in memory and read from batch to batch."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -14,7 +11,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,31 +23,25 @@ from hypersphere_jax.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
-OnBad = Literal["error", "skip"]
 MOST_BAD = 0.1  # share of unreadable images from which on a run ends
 DECODER = "v1"  # changes when `decode` gives other pixels: files in the cache have it in their name
 SLOW_SECONDS = 1.0  # images that took longer to decode are kept in the cache
 
 
 class Batch(NamedTuple):
-    """Images of a source; the index is -1 where one could not be read and was not replaced."""
+    """Images of a source."""
 
     images: np.ndarray  # uint8 [n, …]
     labels: np.ndarray  # int32 [n]
-    indices: np.ndarray  # int32 [n]
+    indices: np.ndarray  # int32 [n]; -1 where one could not be read and was not replaced
 
 
 class BadImages:
-    """Counts and reports the images of a source that cannot be read.
+    """Counts and reports the images of a source that cannot be read."""
 
-    Attributes:
-      reasons: why an image cannot be read, by its index.
-    """
-
-    def __init__(self, source: Source, on_bad: OnBad):
-        self.reasons: dict[int, str] = {}
-        self._source = source
-        self._on_bad = on_bad
+    def __init__(self, source: Source, on_bad: Literal["error", "skip"]):
+        self.reasons: dict[int, str] = {}  # why an image cannot be read, by its index
+        self._source, self._on_bad = source, on_bad
 
     def report(self, reasons: Mapping[int, str]) -> None:
         """Logs each image once.
@@ -67,12 +57,9 @@ class BadImages:
             if index not in self.reasons:
                 self.reasons[index] = why
                 logger.warning("%s; left out (%d so far)", why, len(self.reasons))
-        n = len(self._source)
-        require(
-            len(self.reasons) <= MOST_BAD * n,
-            f"{len(self.reasons)} of the {n} images of {self._source.origin} cannot be read: more "
-            "than a tenth is no accident",
-        )
+        count, n = len(self.reasons), len(self._source)
+        message = f"{count} of the {n} images of {self._source.origin} cannot be read"
+        require(count <= MOST_BAD * n, message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +73,6 @@ class TwoCrops:
         """uint8 `[2, s, s, c]`."""
         rngs = (np.random.default_rng([self.seed, step, position, view]) for view in (0, 1))
         return np.stack([self.crop(rng, image) for rng in rngs])
-
-
-@dataclasses.dataclass(frozen=True)
-class OneCrop:
-    """The crop of an image that evaluation sees."""
-
-    crop: Callable[[np.ndarray], np.ndarray]
-
-    def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
-        """uint8 `[s, s, c]`."""
-        return self.crop(image)
 
 
 def stream(
@@ -127,7 +103,6 @@ def stream(
 
     load = functools.partial(_load, source, order, rows, prepare, replace)
     batches = grain.MapDataset.range(steps.start, steps.stop).map(load)
-    threads = os.cpu_count() or 1
     if workers:
         if not flags.FLAGS.is_parsed():  # Grain's processes ask for flags, which absl's apps parse
             flags.FLAGS.mark_as_parsed()
@@ -136,6 +111,7 @@ def stream(
             worker_init_fn=_follow_parent,
         )
     else:
+        threads = os.cpu_count() or 1
         batches = batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2))
     iterator = iter(batches)
     try:
@@ -148,10 +124,8 @@ def stream(
     except RuntimeError as error:
         if "Worker process" not in str(error):
             raise
-        raise UserError(
-            "a process that reads images was lost, perhaps for lack of memory: the same command "
-            "goes on from the last checkpoint, if need be with fewer --workers"
-        ) from error
+        message = "a process that reads images was lost, for lack of memory? Take fewer --workers"
+        raise UserError(message) from error
     finally:
         iterator.close()
         del iterator
@@ -164,9 +138,7 @@ def in_memory(
     cache_dir: Path | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Arrays:
-    """All images of a source whose images have one size, decoded once.
-
-    An unreadable image is replaced by the next one, as in `stream`.
+    """All images of a source, of one size, decoded once; unreadable ones replaced as in `stream`.
 
     Args:
       source: of the images.
@@ -178,13 +150,13 @@ def in_memory(
         return source
     require(
         source.image_shape is not None,
-        f"the images of {source.origin} differ in size, so they cannot stay in memory as one "
-        "array: take --pipeline streaming",
+        f"the images of {source.origin} differ in size: take --pipeline streaming",
     )
     file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
-    cached = None if file is None else _read_cache(file)
-    if cached is not None:
-        return Arrays(*cached, source.class_names, source.origin)
+    if file is not None:
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            images = np.load(file, mmap_mode="r")
+            return Arrays(images, source.labels, source.class_names, source.origin)
     began, n = time.monotonic(), len(source)
     images, labels = np.empty((n, *source.image_shape), np.uint8), np.empty(n, np.int32)
     unreadable: dict[int, str] = {}
@@ -196,20 +168,18 @@ def in_memory(
         return missing
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for missing in in_order(pool, decode, track(range(n))):
+        for _, missing in zip(track(range(n)), pool.map(decode, range(n)), strict=True):
             unreadable |= missing
             bad.report(missing)
     # An image that cannot be read today may be readable tomorrow.
     if file is not None and not unreadable and time.monotonic() - began > SLOW_SECONDS:
-        _write_cache(file, images, labels)
+        with contextlib.suppress(OSError), atomic_write(file) as stream:
+            np.save(stream, images)
     return Arrays(images, labels, source.class_names, source.origin)
 
 
 def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, Any], dict[int, str]]:
-    """Sample `index`, or the next one that can be read, and why those before it could not.
-
-    The sample holds its "index"; it is empty where none can be read.
-    """
+    """Sample `index`, or the next that can be read, with its "index"; why others could not."""
     missing: dict[int, str] = {}
     for offset in range(len(source) if replace else 1):
         number = (index + offset) % len(source)
@@ -220,21 +190,6 @@ def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, An
         if len(missing) > MOST_BAD * len(source):
             break
     return {}, missing
-
-
-def in_order(pool: concurrent.futures.Executor, function: Callable, items: Iterable) -> Iterator:
-    """Results of a function in the order of the items, with at most 256 in flight."""
-    waiting: deque[concurrent.futures.Future] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) >= 256:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tuple]:
@@ -268,27 +223,3 @@ def _follow_parent(index: int, count: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _read_cache(file: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    try:
-        labels = np.load(_labels_file(file))
-        images = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return None
-    whole = images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(labels)
-    return (images, labels) if whole else None
-
-
-def _write_cache(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    try:
-        for path, array in ((_labels_file(file), labels), (file, images)):
-            with atomic_write(path) as stream:
-                np.save(stream, array)
-        logger.info("decoded images are kept in %s", file)
-    except OSError as error:
-        logger.warning("decoded images are not kept for the next time: %s", error)
-
-
-def _labels_file(file: Path) -> Path:
-    return file.with_name(f"{file.stem}-labels.npy")

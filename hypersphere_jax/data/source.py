@@ -19,10 +19,7 @@ class UnreadableImage(Exception):
 
 
 class Source(Protocol):
-    """Images with labels, by index; picklable, and read from any thread or process.
-
-    The same index gives the same sample always; `UnreadableImage` where it cannot be read.
-    """
+    """Images with labels, by index, always the same; picklable, and read from any thread."""
 
     class_names: tuple[str, ...]  # of label 0, 1, …; empty where nothing has a label
     origin: str  # where it came from, for messages

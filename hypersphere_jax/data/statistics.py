@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hypersphere_jax.config import require
-from hypersphere_jax.data.pipeline import BadImages, in_order, read
+from hypersphere_jax.data.pipeline import BadImages, read
 from hypersphere_jax.data.source import Source
 
 
 class Statistics(NamedTuple):
-    """Of a source; what needs decoding is of the images that were read."""
+    """Of a source; shapes and values are of the images that were read."""
 
     n: int
     class_counts: dict[str, int]
@@ -34,13 +34,7 @@ def statistics(
     sample: int | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Statistics:
-    """Counts a source's images, and reads some of them.
-
-    Args:
-      source: of the images.
-      bad: gets the images that cannot be read.
-      sample: how many images to read, spread evenly over the source; None: all.
-      track: shows how far the work is.
+    """Counts a source's images, and reads `sample` of them (None: all), evenly spread.
 
     Raises:
       UserError: for images whose numbers of channels differ, or when none can be read.
@@ -52,9 +46,10 @@ def statistics(
     totals = np.zeros(())
     began = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for missing, found in in_order(pool, lambda i: _moments(source, i), track(chosen)):
+        results = pool.map(lambda i: _moments(source, i), chosen)
+        for _, (missing, of_image) in zip(track(chosen), results, strict=True):
             bad.report(missing)
-            for shape, moments in found:
+            for shape, moments in of_image:
                 shapes.add(shape)
                 channels = sorted({shape[2] for shape in shapes})
                 require(len(channels) == 1, f"images of {source.origin} have {channels} channels")

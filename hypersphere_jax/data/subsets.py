@@ -4,7 +4,6 @@ Which images a part has is a function of the labels and a seed, not of how the s
 """
 
 import bisect
-import difflib
 import functools
 import hashlib
 import itertools
@@ -12,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.config import UserError, require
+from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.data.source import Sample, Source
 
 # Position of the first class in the quantiles of `long_tailed_counts`; fits ImageNet-LT's total.
@@ -20,44 +20,36 @@ FIRST_POSITION = 0.7928
 
 
 class Subset:
-    """Some images of a source, in the order of `indices`.
+    """Some images of a source, in the order of `indices` `[m]`.
 
-    Args:
-      source: to take them from.
-      indices: integers `[m]`; an image may occur several times.
-      what: which images these are, for messages.
-      kept: labels of the classes that they have, which are numbered anew from 0; None: as before.
+    `what` they are is for messages. The labels `kept` are numbered anew from 0; None: as before.
     """
 
     def __init__(
         self, source: Source, indices: np.ndarray, what: str, kept: np.ndarray | None = None
     ):
         self.source, self.indices = source, np.asarray(indices, np.int64)
-        if len(indices) and not 0 <= self.indices.min() <= self.indices.max() < len(source):
-            raise ValueError(f"indices must be from 0 to {len(source) - 1}")
-        self.class_names = source.class_names
+        every = range(len(source.class_names))
+        self.class_names = tuple(source.class_names[k] for k in (every if kept is None else kept))
         self.origin = f"{what} of {source.origin}"
         self.image_shape = source.image_shape
         self._kept = kept
-        if kept is not None:
-            self._new_labels = np.full(len(source.class_names), -1, np.int32)
-            self._new_labels[kept] = np.arange(len(kept))
-            self.class_names = tuple(source.class_names[label] for label in kept)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, i: int) -> Sample:
-        sample = self.source[int(self.indices[i])]
-        if self._kept is None:
-            return sample
-        return {**sample, "label": int(self._new_labels[sample["label"]])}
+        return {**self.source[int(self.indices[i])], "label": int(self.labels[i])}
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
         """int32 `[m]`."""
         labels = self.source.labels[self.indices]
-        return labels if self._kept is None else self._new_labels[labels]
+        if self._kept is None:
+            return labels
+        numbers = np.zeros(len(self.source.class_names), np.int32)
+        numbers[self._kept] = np.arange(len(self._kept))
+        return numbers[labels]
 
     @functools.cached_property
     def digest(self) -> str:
@@ -67,24 +59,11 @@ class Subset:
 
 
 class Concatenated:
-    """Several sources after one another, all with the same classes.
-
-    Args:
-      sources: at least one.
-
-    Raises:
-      UserError: when their classes differ. Sources without any class (unlabelled images) fit all.
-    """
+    """Sources after one another, all with the same classes, or none (unlabelled images)."""
 
     def __init__(self, sources: Sequence[Source]):
-        named = {source.class_names for source in sources if source.class_names}
-        require(
-            len(named) <= 1,
-            "cannot join sources with different classes: "
-            + "; ".join(f"{len(source.class_names)} of {source.origin}" for source in sources),
-        )
         self.sources = tuple(sources)
-        self.class_names = named.pop() if named else ()
+        self.class_names = next((s.class_names for s in sources if s.class_names), ())
         self.origin = " + ".join(source.origin for source in sources)
         shapes = {source.image_shape for source in sources}
         self.image_shape = shapes.pop() if len(shapes) == 1 else None
@@ -109,44 +88,23 @@ class Concatenated:
         return _digest(*(f"{source.digest} {len(source)}" for source in self.sources))
 
 
-def long_tailed(
-    source: Source,
-    seed: int,
-    size: int | None = None,
-    alpha: float = 6.0,
-    smallest: int = 5,
-    largest: int | None = None,
-) -> Subset:
+def long_tailed(source: Source, seed: int, size: int | None = None) -> Subset:
     """A long-tailed subset, as ImageNet-LT is one of ImageNet.
 
-    The `long_tailed_counts`, from the largest on, go to random classes that have as many images;
-    then each class draws that many of its images.
-
-    Args:
-      source: with labels.
-      seed: of the draw.
-      size: images in all; None: as follows from the rest.
-      alpha: shape of the Pareto distribution.
-      smallest: images of the smallest class.
-      largest: images of the largest class; None: 1,280 as in ImageNet-LT, or as many as the largest
-        class of the source has.
-
-    Raises:
-      UserError: when classes have too few images, or no sizes give such a total.
+    The `long_tailed_counts`, from the largest on (at most 1,280), go to random classes that have as
+    many images; then each class draws that many of its images. `size` is the sum of all.
 
     Source: balanced paper A.3.4; Liu et al. 2019, Section 3.
     """
     members = _labelled(source)
     most = max(map(len, members.values()))
-    largest = min(1280, most) if largest is None else largest
     rng = np.random.RandomState(seed)
     free, taken = sorted(members), []
-    for count in long_tailed_counts(len(members), size, alpha, smallest, largest):
+    for count in long_tailed_counts(len(members), size, largest=min(1280, most)):
         able = [label for label in free if len(members[label]) >= count]
         require(
             bool(able),
-            f"no class of {source.origin} is left that has {count} images (the largest has "
-            f"{most}): take a smaller largest, or size",
+            f"no class of {source.origin} is left that has {count} images: take a smaller size",
         )
         label = able[rng.randint(len(able))]
         free.remove(label)
@@ -171,19 +129,14 @@ def long_tailed_counts(
         n_r = smallest + (largest - smallest) (q_r - q_{C-1}) / (q_0 - q_{C-1})
 
     rounded so that the total is kept. The papers give alpha, both ends and the total, but not the
-    draw; c = 0.7928 gives the total of ImageNet-LT, 115,846, for its 1,000 classes. Of these, 387
-    have more than 100 images and 143 fewer than 20. Another `size` is met by another c.
-
-    Raises:
-      UserError: when no c gives that size.
+    draw; c = 0.7928 gives the total of ImageNet-LT, 115,846. Another `size` is met by another c.
 
     Source: balanced paper A.3.4; Liu et al. 2019, "Large-Scale Long-Tailed Recognition in an Open
     World", Section 3.
     """
     require(
-        1 <= smallest <= largest and classes >= 2 and alpha > 0,
-        f"long-tailed: smallest {smallest}, largest {largest}, alpha {alpha}, {classes} classes: "
-        "needs 1 <= smallest <= largest, alpha > 0 and two classes",
+        smallest <= largest and classes >= 2,
+        f"long-tailed: needs two classes, of {smallest} images and more",
     )
 
     def exact(first: float) -> np.ndarray:
@@ -212,15 +165,9 @@ def long_tailed_counts(
 
 
 def uniform(source: Source, seed: int, size: int) -> Subset:
-    """A subset with equally many images of each class, up to one; as ImageNet-Uni of ImageNet.
+    """A subset with equally many images of each class, up to one, where it has as many.
 
-    The paper draws from all images alike, which gives nearly this for ImageNet's classes of nearly
-    one size. A class with too few images gives all it has.
-
-    Raises:
-      UserError: when the source has fewer images with labels.
-
-    Source: balanced paper A.3.4.
+    Source: balanced paper A.3.4 (ImageNet-Uni).
     """
     members = _labelled(source)
     available = sum(map(len, members.values()))
@@ -234,16 +181,8 @@ def uniform(source: Source, seed: int, size: int) -> Subset:
 
 
 def fold(source: Source, folds: int, number: int, seed: int) -> tuple[Subset, Subset]:
-    """The training and the validation part of one of several stratified folds.
-
-    Args:
-      source: to divide; images without label are one class.
-      folds: how many, at least 2.
-      number: which, from 0.
-      seed: of the division.
-    """
+    """The training and the validation part of fold `number`, from 0; no label is a class, too."""
     require(2 <= folds <= len(source), f"folds {folds}: from 2 to the {len(source)} images")
-    require(0 <= number < folds, f"fold {number}: they are numbered from 0 to {folds - 1}")
     part = stratified_folds(source.labels, folds, np.random.RandomState(seed))
     name = f"fold {number} of {folds}, seed {seed}"
     return (
@@ -271,21 +210,15 @@ def shuffled_classes(
 def fraction(source: Source, share: float, seed: int) -> Subset:
     """That share of each class, rounded, but at least one image.
 
-    Images without label count as one class. With the same seed, a smaller share is a part of a
-    larger one.
+    Images without label are a class, too. With one seed, a smaller share is a part of a larger one.
     """
-    require(0 < share <= 1, f"share {share}: must be above 0 and at most 1")
     classes = shuffled_classes(source.labels, np.random.RandomState(seed))
     taken = [members[: max(1, round(share * len(members)))] for members in classes]
     return Subset(source, np.sort(np.concatenate(taken)), f"{share:.4g} (seed {seed})")
 
 
 def by_class(source: Source, names: Sequence[str]) -> Subset:
-    """The images of some classes, which are numbered anew, in the order of their sorted names.
-
-    Raises:
-      UserError: for a name that is no class of the source.
-    """
+    """The images of some classes, which are numbered anew, in the order of their sorted names."""
     check_classes(names, source.class_names, source.origin)
     kept = np.array([source.class_names.index(name) for name in sorted(set(names))])
     indices = np.flatnonzero(np.isin(source.labels, kept))
@@ -294,10 +227,9 @@ def by_class(source: Source, names: Sequence[str]) -> Subset:
 
 def check_classes(names: Sequence[str], known: Sequence[str], origin: str) -> None:
     """Raises `UserError` for a name that is not known, with the nearest one that is."""
-    unknown = sorted(set(names) - set(known))
-    near = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    require(not unknown, f"{origin} lacks the classes {some(unknown)}{meant}")
+    if unknown := sorted(set(names) - set(known)):
+        hint = did_you_mean(unknown[0], known)
+        raise UserError(f"{origin} lacks the classes {some(unknown)}{hint}")
 
 
 def some(names: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ class _Bits:
 
     def __init__(self, n: int, k: int, seed: int, stream: int):
         require(0 <= k <= MAX_BITS, f"{k} random bits: at most {MAX_BITS}")
-        require(0 <= seed < 2**63, f"seed {seed}: must be from 0 to 2^63 - 1")
         self._n, self._k, self._seed, self._stream = n, k, seed, stream
 
     def __len__(self) -> int:
@@ -34,20 +33,11 @@ class _Bits:
 
 
 class RandomBits(_Bits):
-    """Images of k binary channels, each with one random value at all pixels: k bits of entropy.
+    """n images of k binary channels, each with one random value at all pixels: k bits of entropy.
 
-    Without augmentation both views of an image are equal: alignment is perfect, and a distribution
-    loss is seen alone. There are no labels: the section evaluates the loss only.
+    There are no labels. Each `part` of the data, such as a test split, has bits of its own.
 
-    Args:
-      n: number of images.
-      k: bits, and channels.
-      image_size: side, pixels.
-      seed: of the bits.
-      part: of the data: each part has bits of its own, as a test split needs them.
-
-    Source: Chen et al., Section C ("k binary channels (instead of RGB channels), and all pixels at
-    different locations of a 32x32 image share the same value").
+    Source: Chen et al., Section C.
     """
 
     def __init__(self, n: int, k: int, image_size: int = 32, seed: int = 0, part: int = 0):
@@ -72,18 +62,10 @@ class RandomBits(_Bits):
 
 
 class BitChannels(_Bits):
-    """The images of a source with k more channels, which hold a random k-bit integer each.
+    """The images of a source with k more binary channels, of one random value at all pixels each.
 
-    Each of the added binary channels has one value at all pixels. They come after the source's
-    own, and are not for augmentation: both views of an image share its bits, which compete with
-    what the image shows. Integers of several images may be equal, so the bits that they add are
-    fewer than k where 2^k is not far above the number of images (Section E says so of Figure E.1).
-
-    Args:
-      source: of any images; CIFAR-10 in the paper.
-      bits: k; with 0 the images stay as they are.
-      seed: of the bits.
-      part: of the data: each part has bits of its own, as a test split needs them.
+    They come after the source's own, and are not for augmentation: both views of an image share its
+    bits, which compete with what the image shows. Each `part` of the data has bits of its own.
 
     Source: Chen et al., Section E.
     """

@@ -9,10 +9,16 @@ import numpy as np
 from hypersphere_jax.config import UserError, require
 
 BLOCK = 2**22  # numbers that are read at a time
+UNIT_TOLERANCE = 0.01  # half precisions keep norms to a few thousandths
+
+
+def number_of_classes(*labels) -> int:
+    """One more than the largest label."""
+    return 1 + max(int(np.max(part, initial=-1)) for part in labels)
 
 
 def check_splits(train_x, train_y, test_x, test_y, num_classes: int) -> tuple:
-    """Features and labels of a training and a test split, checked; None stays None.
+    """Features and labels of a training and a test split (or None), checked.
 
     Raises:
       UserError: as `check_features` and `check_labels`, for different dimensions, and for a
@@ -33,12 +39,10 @@ def check_splits(train_x, train_y, test_x, test_y, num_classes: int) -> tuple:
 
 
 def check_features(name: str, x):
-    """Features that can be read in slices of rows, finite where float32 can hold them.
-
-    A block of rows is read at a time, and none is kept: a memory map stays on disk, in its dtype.
+    """Features `[n, d]` that can be read in slices of rows; a memory map stays on disk.
 
     Raises:
-      UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity.
+      UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
     """
     if isinstance(x, jax.Array) or not hasattr(x, "shape"):
         x = np.asarray(x)
@@ -54,6 +58,18 @@ def check_features(name: str, x):
             f"{', ...' if bad.size > 5 else ''}); did the training diverge?"
         )
     return x
+
+
+def check_unit_norm(name: str, x, advice: str = "") -> None:
+    """Raises `UserError` unless all rows of finite x `[n, d]` have unit norm."""
+    blocks = (np.asarray(x[rows], np.float64) for rows in row_blocks(*x.shape, BLOCK))
+    norms = np.concatenate([np.linalg.norm(block, axis=1) for block in blocks])
+    worst = int(np.argmax(np.abs(norms - 1)))
+    require(
+        abs(norms[worst] - 1) <= UNIT_TOLERANCE,
+        f"{name}: features must have unit norm, but norms go from {norms.min():.4g} to "
+        f"{norms.max():.4g} (row {worst} has {norms[worst]:.4g}){advice}",
+    )
 
 
 def check_matrix(name: str, x) -> None:
@@ -75,12 +91,9 @@ def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
     require(y.shape == (n,), f"{name} labels: expected shape ({n},), got {y.shape}")
     integers = np.issubdtype(y.dtype, np.integer)
     require(integers, f"{name} labels: expected integers, got {y.dtype}: save them as integers")
-    outside = np.flatnonzero((y < 0) | (y >= num_classes))
-    if outside.size:
-        raise UserError(
-            f"{name} labels: {y[outside[0]]} (row {outside[0]}) is not one of the {num_classes} "
-            f"classes 0 to {num_classes - 1}"
-        )
+    outside = (y < 0) | (y >= num_classes)
+    row = int(outside.argmax())
+    require(not outside.any(), f"{name} labels: {y[row]} (row {row}) is not below {num_classes}")
     return y.astype(np.int32)
 
 
@@ -90,6 +103,6 @@ def as_float32(rows) -> np.ndarray:
 
 
 def row_blocks(n: int, d: int, numbers: int) -> list[slice]:
-    """Slices of the rows of `[n, d]`, each of about so many numbers."""
+    """Slices of the rows of `[n, d]`, each of at most so many numbers, or one row."""
     size = max(1, numbers // d)
     return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

@@ -1,36 +1,47 @@
 """The verb `depth`: depth maps from frozen features (Wang & Isola, B.1, Table 6)."""
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hypersphere_jax import augment, data, models
-from hypersphere_jax.config import DataConfig, DepthConfig, require
+from hypersphere_jax.config import DataConfig, DepthConfig, OptimizerConfig, require
+from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Source, UnreadableImage
-from hypersphere_jax.evaluate import results
-from hypersphere_jax.evaluate.depth import Split, errors, fit, mean_depth
+from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.train import run_folder, sharding
-from hypersphere_jax.train.progress import track
-from hypersphere_jax.train.run_folder import Encoder
+from hypersphere_jax.models import depth_predictor
+from hypersphere_jax.training import optimizers, run_folder, sharding
+from hypersphere_jax.training.progress import track
+from hypersphere_jax.training.run_folder import Encoder
 
-# A pixel of a resized depth map is known if at least this share of what it covers is.
-KNOWN = 0.5
+KNOWN = 0.5  # the share of known depths that makes a pixel of a resized depth map known
+LEAST_DEPTH = 0.01  # metres; smaller predictions count as this in ratios
+CHUNK = 256  # images that are predicted at a time
+
+Predict = Callable[[np.ndarray], np.ndarray]
 
 
-class Evaluated(NamedTuple):
-    """`results`, the tested run's first; `figure`, where a picture of `examples` belongs.
+class Split(NamedTuple):
+    """`x` float32 `[n, h * w * c]` and `depths` float32 `[n, size, size]`, metres, 0: unknown."""
 
-    Of some test images: `images` uint8 `[k, size, size, c]`, true and predicted depth maps
-    `[k, size, size]`.
-    """
+    x: np.ndarray
+    depths: np.ndarray
+
+
+class DepthResults(NamedTuple):
+    """Results, the tested run's first, and the path and contents of the picture."""
 
     results: list[dict[str, Any]]
     figure: Path
+    # Of test images: uint8 [k, size, size, c], true and predicted depths [k, size, size].
     examples: tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -45,7 +56,7 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
 
 
-def evaluate(config: DepthConfig) -> Evaluated:
+def run_depth(config: DepthConfig) -> DepthResults:
     """Trains a depth predictor on frozen features of the training images, and tests it.
 
     With folds, each run gets its error by cross-validation on the training images; of several runs,
@@ -57,24 +68,19 @@ def evaluate(config: DepthConfig) -> Evaluated:
     candidates.sort(key=lambda candidate: candidate.result.get("cv_mse", 0.0))
     examples = _test(candidates[0], config)
     names = ("step", "folds", "epochs", "batch_size", "learning_rate", "seed")
-    name = f"depth-{config.layer}{results.suffix(config, names)}"
-    # Other data than the run's are told by their file or folder.
+    name = f"depth-{config.layer}{results_file.suffix(config, names)}"
     name += "".join(f"-{Path(place).stem}" for place in (config.data, config.data_dir) if place)
     for candidate in candidates:
-        results.save(candidate.encoder.folder / "eval" / f"{name}.json", candidate.result)
+        results_file.save(candidate.encoder.folder / "eval" / f"{name}.json", candidate.result)
     figure = candidates[0].encoder.folder / "figures" / f"{name}.png"
-    return Evaluated([candidate.result for candidate in candidates], figure, examples)
+    return DepthResults([candidate.result for candidate in candidates], figure, examples)
 
 
 def resized_depth(depth: np.ndarray, crop: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The depth map of what the encoder sees: resized and cropped as its image is.
+    """A depth map `[h, w]` in metres, resized and cropped as its image is: float32 `[size, size]`.
 
-    Args:
-      depth: `[h, w]`, metres; unknown where it is 0, negative, or not finite.
-      crop: of images `[h, w, c]`.
-
-    Returns:
-      float32 `[size, size]`, the mean over the known places, 0 where fewer than half are known.
+    Depths that are 0, negative or not finite are unknown; the result is the mean over known ones, 0
+    where fewer than half are known.
     """
     known = np.isfinite(depth) & (depth > 0)
     sides = (known, np.where(known, depth, 0))
@@ -86,15 +92,12 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     folder = run_folder.find(name)
     run_folder.require_images(folder, "depth")
     encoder = run_folder.load_encoder(folder, config.step)
-    model, recipe = encoder.config.model, encoder.config.data.recipe
+    model, recipe = encoder.config.model, augment.recipe_of(encoder.config.data)
     models.check_layer(model, config.layer, "--layer")
     shapes = models.layers(model)
     spatial = [layer for layer, shape in shapes.items() if len(shape) == 3]
-    require(
-        config.layer in spatial,
-        f"--layer {config.layer}: a depth map needs a layer with places, [h, w, channels]; those "
-        f"of {model.name} are {', '.join(spatial)}",
-    )
+    usable = config.layer in spatial
+    require(usable, f"--layer {config.layer}: has no [h, w, channels], as {', '.join(spatial)} do")
     if config.data is None:
         dataset = run_folder.load_data(folder, config.data_dir)
     else:
@@ -127,7 +130,7 @@ def _load(candidate: Candidate, source: Source) -> tuple[Split, list[int]]:
             continue
         require(
             "depth" in sample,
-            f"the images of {source.origin} have no depth maps: name others that do, such as "
+            f"the images of {source.origin} have no depth maps: name data that do, such as "
             "--data nyu_depth_v2 --data-dir nyu_depth_v2_labeled.mat",
         )
         image, depth = sample["image"], sample["depth"]
@@ -185,3 +188,83 @@ def _test(candidate: Candidate, config: DepthConfig) -> tuple[np.ndarray, ...]:
     drawn = np.unique(np.linspace(0, len(test.x) - 1, config.rows).round().astype(int))
     images = [candidate.crop(dataset.test[numbers[row]]["image"]) for row in drawn]
     return np.stack(images), test.depths[drawn], predict(test.x[drawn])
+
+
+def fit(
+    split: Split, rows: np.ndarray, shape: tuple[int, int, int], config: DepthConfig
+) -> Predict:
+    """A depth predictor, trained to the least mean squared error over known pixels of these rows.
+
+    Of features of shape `(side, side, channels)` an image. It maps features `[m, h * w * c]` to
+    depths `[m, size, size]`, metres.
+    """
+    sampler = Sampler(len(rows), min(config.batch_size, len(rows)), config.seed)
+    steps = config.epochs * sampler.steps_per_epoch
+    key, mean, size = jax.random.key(config.seed), mean_depth(split, rows), split.depths.shape[-1]
+    apply, params, stats = depth_predictor.create(shape, size, key, mean)
+    optimizer, step, predict = _compiled(apply, shape, config.optimizer, steps)
+    state = optimizer.init(params)
+    for number in track(range(steps), "depth predictor"):
+        batch = np.sort(rows[sampler(number)])  # in the order of the file
+        x, depths = split.x[batch], split.depths[batch]
+        params, stats, state, value = step(params, stats, state, x, depths)
+    require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower --learning-rate")
+    return lambda x: np.asarray(predict(params, stats, x))
+
+
+@functools.lru_cache(maxsize=8)  # once for all folds of a size
+def _compiled(apply: Callable, shape: tuple[int, int, int], rule: OptimizerConfig, steps: int):
+    """The optimizer, its step, and the prediction."""
+    optimizer = optimizers.make_optimizer(rule, optimizers.make_schedule(rule, steps))
+
+    @jax.jit
+    def step(params, stats, state, x, depths):
+        def loss(params):
+            predicted, new = apply(params, stats, x.reshape(-1, *shape), True)
+            squares = jnp.where(depths > 0, jnp.square(predicted - depths), 0.0)
+            return jnp.sum(squares) / jnp.maximum(1, jnp.sum(depths > 0)), new
+
+        (value, new), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        update, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, update), new, state, value
+
+    @jax.jit
+    def predict(params, stats, x):
+        return apply(params, stats, x.reshape(-1, *shape), False)[0]
+
+    return optimizer, step, predict
+
+
+def errors(predict: Predict, split: Split, rows: np.ndarray, constant: float) -> dict[str, float]:
+    """Errors of depth maps, over all pixels of known depth of the rows `[m]` of a split.
+
+    With the predicted depth p and the true one t, metres: the mean squared error `mse` (square
+    metres), its root `rmse`, the mean of |p - t| / t `abs_rel`, the mean of |log10 p - log10 t|
+    `log10`, and the percentage of pixels where max(p / t, t / p) is below 1.25, 1.25^2 and 1.25^3,
+    `delta1` to `delta3` (Eigen et al. 2014). `mse_constant` is of one depth for all pixels.
+    """
+    chunks = (rows[begin : begin + CHUNK] for begin in range(0, len(rows), CHUNK))
+    predicted = np.concatenate([predict(split.x[chunk]) for chunk in chunks])
+    depths = split.depths[rows]
+    known = depths > 0
+    require(known.any(), "no pixel of these images has a known depth")
+    true, predicted = depths[known].astype(np.float64), predicted[known].astype(np.float64)
+    positive = np.maximum(predicted, LEAST_DEPTH)
+    ratio = np.maximum(positive / true, true / positive)
+    values = {
+        "mse": np.mean(np.square(predicted - true)),
+        "rmse": np.sqrt(np.mean(np.square(predicted - true))),
+        "abs_rel": np.mean(np.abs(predicted - true) / true),
+        "log10": np.mean(np.abs(np.log10(positive / true))),
+        **{f"delta{power}": 100 * np.mean(ratio < 1.25**power) for power in (1, 2, 3)},
+        "mse_constant": np.mean(np.square(constant - true)),
+    }
+    return {name: float(value) for name, value in values.items()}
+
+
+def mean_depth(split: Split, rows: np.ndarray) -> float:
+    """The mean known depth of some rows, metres; UserError when no depth is known."""
+    depths = split.depths[rows]
+    known = np.count_nonzero(depths)
+    require(known > 0, "no pixel of the training images has a known depth")
+    return float(depths.sum(dtype=np.float64) / known)

@@ -1,7 +1,6 @@
 """Features on disk: written batch by batch, memory-mapped when read, there whole or not at all.
 
-A file is two arrays in NumPy's format, one after the other: the features (all that `numpy.load`
-reads of it) and the labels.
+A file is two arrays in NumPy's format: the features (all that `numpy.load` reads) and the labels.
 """
 
 import contextlib
@@ -44,30 +43,24 @@ def write(
 ) -> dict[str, Features]:
     """Writes each layer to its file, which gets its name when it is complete.
 
-    Args:
-      batches: of the layers float32 `[b, d]` of one view, and labels int32 `[b]`.
-      files: of the layers. None: a temporary one, which lives as long as its features. That also
-        takes the place of a file that cannot be opened, with a warning.
-
-    Raises:
-      OSError: when the disk is full.
+    Batches are of the layers float32 `[b, d]` of one view, and labels int32 `[b]`. A layer without
+    a file, or whose file cannot be opened, has a temporary one.
     """
     labels, widths = [], {}
     with contextlib.ExitStack() as stack:
         streams = {layer: _opened(file, stack) for layer, file in files.items()}
-        for (layers,), its_labels in batches:
+        for (layers,), labels_of_batch in batches:
             for layer, x in layers.items():
                 if layer not in widths:
                     widths[layer] = x.shape[1]
-                    _write_header(streams[layer], "<f4", (0, x.shape[1]))
+                    _write_header(streams[layer], (0, x.shape[1]))
                 streams[layer].write(np.ascontiguousarray(x))
-            labels.append(its_labels)
-        every = np.concatenate(labels).astype("<i4")
+            labels.append(labels_of_batch)
+        y = np.concatenate(labels).astype("<i4")
         for layer, stream in streams.items():
-            _write_header(stream, "<i4", every.shape)
-            stream.write(every)
+            npy.write_array(stream, y)
             stream.seek(0)  # NumPy's header has room for the number of rows to grow
-            _write_header(stream, "<f4", (len(every), widths[layer]))
+            _write_header(stream, (len(y), widths[layer]))
             stream.flush()
         return {layer: _mapped(stream) for layer, stream in streams.items()}
 
@@ -81,8 +74,8 @@ def _opened(file: Path | None, stack: contextlib.ExitStack) -> BinaryIO:
     return stack.enter_context(tempfile.TemporaryFile())
 
 
-def _write_header(stream: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
-    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+def _write_header(stream: BinaryIO, shape: tuple[int, int]) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(stream, header)
 
 

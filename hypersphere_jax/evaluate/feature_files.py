@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.evaluate.checks import check_matrix
-from hypersphere_jax.evaluate.metrics import row_slices
+from hypersphere_jax.evaluate.checks import (
+    BLOCK,
+    check_features,
+    check_matrix,
+    check_unit_norm,
+    row_blocks,
+)
 
-# Half precisions keep norms to a few thousandths.
-TOLERANCE = 0.01
 # What a probe needs: features `[n, d]` and labels `[n]` of both splits.
 SPLITS = ("train_x", "train_y", "test_x", "test_y")
 
@@ -24,10 +27,7 @@ def are_features(path: Path) -> bool:
 
 
 def read_splits(path: Path) -> tuple[np.ndarray, ...]:
-    """Features and labels of both splits: train_x, train_y, test_x, test_y.
-
-    Args:
-      path: an .npz file of these four arrays, or a folder of four .npy files, which stay on disk.
+    """train_x, train_y, test_x, test_y of an .npz file, or of a folder of .npy files, mapped.
 
     Raises:
       UserError: when one is missing, or labels are not integers from 0 on.
@@ -42,9 +42,8 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
             needs = f"an .npz file with {', '.join(SPLITS)}, or a folder of such .npy files"
             raise UserError(f"{path} ({error}): a probe needs {needs}") from error
     for name, y in zip(SPLITS[1::2], arrays[1::2], strict=True):
-        integers = y.ndim == 1 and y.size > 0 and np.issubdtype(y.dtype, np.integer)
-        require(integers, f"{path}: {name} must be integers [n], not {y.dtype} {list(y.shape)}")
-        require(y.min() >= 0, f"{path}: {name} must be integers from 0 on, and holds {y.min()}")
+        labels = y.ndim == 1 and y.size > 0 and np.issubdtype(y.dtype, np.integer) and y.min() >= 0
+        require(labels, f"{path}: {name} must be integers [n] from 0 on, not {y.dtype} {y.shape}")
     return tuple(arrays)
 
 
@@ -71,37 +70,21 @@ def load_array(path: str | Path) -> np.ndarray:
 def load_features(path: str | Path, normalize: bool = False) -> np.ndarray:
     """Unit features `[n, d]` of an .npy file of any real dtype, on disk.
 
-    Args:
-      path: the file.
-      normalize: divide each row by its norm, into a temporary file of float32.
-
-    Raises:
-      UserError: when there is no such file, something else is in it, or a row is not finite or (all
-        zeros, where they are normalized) not of unit norm.
+    With `normalize` rows are divided by their norm, into a temporary file of float32. UserError for
+    another file, and for rows that are not finite or have no unit norm.
     """
-    rows = x = load_array(path)
-    check_matrix(str(path), rows)
-    norms = np.ones(len(rows))
-    if normalize:
-        with tempfile.TemporaryFile() as file:
-            x = np.memmap(file, np.float32, "w+", shape=rows.shape)
-    for part in row_slices(len(rows)):
-        block = rows[part].astype(np.float64)
-        largest = np.abs(block).max(axis=1)
-        bad = ~np.isfinite(largest) | (normalize & (largest == 0))
-        row = part.start + int(bad.argmax())
-        require(not bad.any(), f"{path}: row {row} holds NaN or infinity, or nothing but zeros")
-        if normalize:  # by the largest entry first: the squares of others may not fit
-            block /= largest[:, None]
-            x[part] = block / np.linalg.norm(block, axis=1, keepdims=True)
-        else:
-            with np.errstate(over="ignore"):
-                norms[part] = np.linalg.norm(block, axis=1)
-    worst = int(np.argmax(np.abs(norms - 1)))
-    require(
-        abs(norms[worst] - 1) <= TOLERANCE,
-        f"{path}: features must have unit norm, but norms go from {norms.min():.4g} to "
-        f"{norms.max():.4g} (row {worst} has {norms[worst]:.4g}): --normalize divides each row by "
-        "its norm",
-    )
-    return x
+    x = load_array(path)
+    check_matrix(str(path), x)
+    if not normalize:
+        check_features(str(path), x)
+        check_unit_norm(str(path), x, ": --normalize divides each row by its norm")
+        return x
+    with tempfile.TemporaryFile() as file:
+        unit = np.memmap(file, np.float32, "w+", shape=x.shape)
+    for rows in row_blocks(*x.shape, BLOCK):
+        block = x[rows].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # rows of zeros become NaN
+            # By the largest entry first: the squares of others may not fit.
+            block /= np.abs(block).max(axis=1, keepdims=True)
+            unit[rows] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    return check_features(f"{path}: normalized (zeros have no norm)", unit)

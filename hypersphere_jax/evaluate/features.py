@@ -1,8 +1,4 @@
-"""Features of a data set: layers of images as evaluation sees them, of random views, of pairs.
-
-`make_forward` is the one way from images to features. What follows it takes the encoder of a run,
-whose features are kept in the run's folder.
-"""
+"""Features of a data set: layers of images as evaluation sees them, of random views, of pairs."""
 
 import functools
 import hashlib
@@ -22,12 +18,11 @@ from hypersphere_jax.data.batches import eval_batches
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.evaluate import feature_cache
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.progress import track
-from hypersphere_jax.train.run_folder import Encoder
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.progress import track
+from hypersphere_jax.training.run_folder import Encoder
 
-# At most this many images a device at once: enough to fill it, little enough to fit.
-PER_DEVICE = 256
+PER_DEVICE = 256  # images at once, at most: enough to fill a device, little enough to fit
 # Of outputs `[n, h, w, c]`; all are flattened after it.
 POOLS: dict[str, Callable] = {
     "none": lambda x: x,
@@ -35,12 +30,12 @@ POOLS: dict[str, Callable] = {
     "max": lambda x: jnp.max(x, axis=(1, 2)),
 }
 
-# One dict of layers `[b, d]` for each view of the images, and the labels `[b]`.
+# A dict of layers `[b, d]` of each view of the images, and the labels `[b]`.
 Layers = tuple[tuple[dict[str, np.ndarray], ...], np.ndarray]
 
 
 class Extraction(NamedTuple):
-    """Features of some layers, and how they were obtained."""
+    """Features of some layers, and how they were made."""
 
     features: dict[str, Features]  # by layer
     pools: dict[str, str]  # how each layer was pooled: "none" where it has no space
@@ -58,7 +53,7 @@ def make_forward(
     views: Literal["evaluation", "random", "pairs"] = "evaluation",
     seed: int = 0,
 ) -> tuple[Callable[..., Iterator[Batch]], Callable[..., Iterator[Layers]]]:
-    """Makes what reads the images of a source, and what computes a network's layers of them.
+    """Makes two functions: one reads the images of a source, one computes layers of them.
 
     Args:
       apply: of the network, see `models.create`.
@@ -68,19 +63,21 @@ def make_forward(
       pools: the layers to compute, and how each is pooled: a key of `POOLS`.
       views: "evaluation": the image as it is; "random": one view by the crop and flip of the
         recipe, without its colours; "pairs": two views by the whole recipe.
-      seed: of random views, which depend on it, the epoch and the image's number alone.
+      seed: of random views, with the epoch and the image's number.
 
     Returns:
-      `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`, batch by batch
+      `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`: batch by batch
       the layers of each view and the labels, on the host, of the images that could be read.
     """
-    recipe, side = config.data.recipe, config.model.image_size
-    recipe = f"{recipe}:crop_flip" if views == "random" else recipe
+    recipe, side = None, config.model.image_size
+    if not config.model.reads_text:
+        recipe = augment.recipe_of(config.data)
+        recipe = augment.crop_flip(recipe) if views == "random" else recipe
     size = batch_size(source, devices)
     cropped = source.image_shape is None
     options = {"cropped": cropped, "extra_channels": config.data.extra_channels}
 
-    def seen(key, images, numbers) -> Sequence[jax.Array]:
+    def make_views(key, images, numbers) -> Sequence[jax.Array]:
         if config.model.reads_text:
             return [images]
         if views == "evaluation":
@@ -94,7 +91,7 @@ def make_forward(
     def per_device(shared, images, numbers):
         weights, key = shared
         layers = []
-        for view in seen(key, images, numbers):
+        for view in make_views(key, images, numbers):
             outputs, _ = apply(*weights, view, False)
             pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools.items()}
             layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
@@ -103,8 +100,11 @@ def make_forward(
     mapped = sharding.pmap(per_device, devices)
 
     def read(epoch: int = 0) -> Iterator[Batch]:
-        crop = functools.partial(_cropped, recipe, side, views, seed, epoch, size)
-        return eval_batches(config, source, size, devices, crop if cropped else None)
+        crop = None
+        if cropped:
+            crops = augment.host_crops(recipe, side)
+            crop = functools.partial(_cropped, crops, views, seed, epoch, size)
+        return eval_batches(config, source, size, devices, crop)
 
     def forward(params, stats, batches: Iterable[Batch], epoch: int = 0) -> Iterator[Layers]:
         key = jax.random.key(seed)
@@ -112,7 +112,8 @@ def make_forward(
         shared, before = sharding.replicate(((params, stats), key), devices), None
         for number, batch in enumerate(batches):
             numbers = np.arange(size, dtype=np.int32) + number * size
-            parts = [_padded(batch.images, size), numbers]
+            padding = [(0, size - len(batch.images)), *[(0, 0)] * (batch.images.ndim - 1)]
+            parts = [np.pad(batch.images, padding), numbers]
             parts = [part.reshape(len(devices), -1, *part.shape[1:]) for part in parts]
             result = mapped(shared, *sharding.split(parts, devices))
             # One batch computes while the one before comes to the host.
@@ -141,35 +142,32 @@ def split_features(
     devices: Sequence[jax.Device],
     pool: str = "none",
 ) -> Extraction:
-    """Features of images as they are (without random augmentation), from the cache if it has them.
+    """Features of images without random augmentation, from the cache if it has them.
 
-    All layers that the cache lacks are computed in one pass over the images and written to disk
-    batch by batch: memory does not grow with the number of images, nor does it when they are used.
-
-    Args:
-      encoder: from `run_folder.load_encoder`.
-      source: of the images.
-      layers: their names; outputs are flattened, and float32.
-      devices: to compute on. Their number changes no feature.
-      pool: what is done over the space of an output `[h, w, c]` first: "none", "mean" or "max".
+    The other layers are computed in one pass over the images and written to disk batch by batch.
+    Outputs are flattened, and float32; `pool` is over the space of outputs `[h, w, c]`: "none",
+    "mean" or "max". The number of devices changes no feature.
 
     Raises:
       UserError: for a layer that the encoder does not have.
-      OSError: when the disk is full.
     """
     began, wait = time.perf_counter(), None
     pools, key = _pools(encoder, layers, pool), _cache_key(encoder, source, devices)
-    names = {layer: layer if its == "none" else f"{layer}-{its}" for layer, its in pools.items()}
+    names = {layer: layer if how == "none" else f"{layer}-{how}" for layer, how in pools.items()}
     files = {layer: encoder.folder / "features" / f"{names[layer]}-{key}.npy" for layer in pools}
-    features = {layer: feature_cache.read(file) for layer, file in files.items()}
+    config = encoder.config
+    if config.model.network is not None or config.data.preprocess is not None:
+        files = dict.fromkeys(pools)  # the user's own code may change: a temporary file
+    features = {layer: file and feature_cache.read(file) for layer, file in files.items()}
     missing = [layer for layer in pools if features[layer] is None]
     if missing:
-        its_pools = {layer: pools[layer] for layer in missing}
-        read, forward = make_forward(encoder.apply, encoder.config, source, devices, its_pools)
+        computed = {layer: pools[layer] for layer in missing}
+        read, forward = make_forward(encoder.apply, encoder.config, source, devices, computed)
         waits: list[float] = []
-        batches = _shown(_timed(read(), waits), source, devices)
-        made = forward(encoder.params, encoder.stats, batches)
-        features |= feature_cache.write(made, {layer: files[layer] for layer in missing})
+        batches = _tracked(_timed(read(), waits), source, devices)
+        layers_of_batches = forward(encoder.params, encoder.stats, batches)
+        files = {layer: files[layer] for layer in missing}
+        features |= feature_cache.write(layers_of_batches, files)
         wait = sum(waits) / (time.perf_counter() - began)
     return Extraction(features, pools, missing, time.perf_counter() - began, wait)
 
@@ -182,31 +180,18 @@ def augmented_features(
     seed: int,
     pool: str = "none",
 ) -> Callable[[int], Features]:
-    """Features of one random view of each image, fresh every epoch, for probes that train on them.
+    """Maps epochs, from 0, to features of one random view of each image, in temporary files.
 
     Views have the random crop and flip of the run's recipe without its colours (Wang & Isola, B.1).
-
-    Args:
-      encoder: as for `split_features`.
-      source: of the images.
-      layer: its name.
-      devices: as for `split_features`.
-      seed: of the views.
-      pool: as for `split_features`.
-
-    Returns:
-      Epoch, from 0, to the features, in a temporary file that goes with them.
-
-    Raises:
-      UserError: for a layer that the encoder does not have, or an encoder of sentences.
+    Arguments and errors are those of `split_features`; sentences have no views.
     """
     pools, config = _pools(encoder, [layer], pool), encoder.config
     require(not config.model.reads_text, "--augment is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
     def features(epoch: int) -> Features:
-        made = forward(encoder.params, encoder.stats, read(epoch), epoch)
-        return feature_cache.write(made, {layer: None})[layer]
+        batches = forward(encoder.params, encoder.stats, read(epoch), epoch)
+        return feature_cache.write(batches, {layer: None})[layer]
 
     return features
 
@@ -215,29 +200,22 @@ def pair_features(
     encoder: Encoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
-    pools = {"output": "none"}
-    read, forward = make_forward(
-        encoder.apply, encoder.config, source, devices, pools, "pairs", seed
-    )
-    made = forward(encoder.params, encoder.stats, _shown(read(), source, devices))
-    (view1, view2), _ = joined(made)
+    network, pools = (encoder.apply, encoder.config), {"output": "none"}
+    read, forward = make_forward(*network, source, devices, pools, "pairs", seed)
+    batches = _tracked(read(), source, devices)
+    (view1, view2), _ = joined(forward(encoder.params, encoder.stats, batches))
     return view1["output"], view2["output"]
 
 
-def _cropped(recipe, side, views, seed, epoch, size, image, step, position) -> np.ndarray:
+def _cropped(crops, views, seed, epoch, size, image, step, position) -> np.ndarray:
     """What the host crops of an image of any size, drawn by the image's number: uint8."""
     number = step * size + position
-    random_crop, crop = augment.host_crops(recipe, side)
+    random_crop, crop = crops
     if views == "evaluation":
         return crop(image)
     if views == "pairs":
         return TwoCrops(random_crop, seed)(image, 0, number)
     return random_crop(np.random.default_rng([seed, epoch, number]), image)
-
-
-def _padded(part: np.ndarray, size: int) -> np.ndarray:
-    missing = size - len(part)
-    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)])
 
 
 def _on_host(result: Any, batch: Batch) -> Layers:
@@ -247,19 +225,17 @@ def _on_host(result: Any, batch: Batch) -> Layers:
     return layers, batch.labels[rows]
 
 
-def _shown(batches: Iterable[Batch], source: Source, devices) -> Iterator[Batch]:
+def _tracked(batches: Iterable[Batch], source: Source, devices) -> Iterator[Batch]:
     return track(batches, "features", -(-len(source) // batch_size(source, devices)))
 
 
 def _timed(batches: Iterator[Batch], waits: list[float]) -> Iterator[Batch]:
     """The same batches; adds the seconds that each was waited for."""
-    while True:
-        began = time.perf_counter()
-        batch = next(batches, None)
+    began = time.perf_counter()
+    for batch in batches:
         waits.append(time.perf_counter() - began)
-        if batch is None:
-            return
         yield batch
+        began = time.perf_counter()
 
 
 def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]:

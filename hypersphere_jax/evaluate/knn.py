@@ -10,17 +10,16 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.config import require
-from hypersphere_jax.evaluate.checks import as_float32, check_splits
+from hypersphere_jax.evaluate.checks import as_float32, check_splits, number_of_classes
 from hypersphere_jax.evaluate.scores import scores
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.progress import track
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.progress import track
 
 METRICS = ("cosine", "euclidean")
 VOTES = ("majority", "similarity")
 # Most rows of a block, and most numbers of a block of the bank and of a block of queries.
 ROWS, BANK, QUERIES = 16384, 2**24, 2**26
-# Queries of one product, and products in memory at once: one is sorted while others are computed.
-TILE, TILES = 512, 4
+TILE, TILES = 512, 4  # queries of one product, and products in memory at once
 SAMPLE = 101  # rows that say where the features lie
 
 
@@ -37,7 +36,7 @@ def knn_probe(
     test_x,
     test_y,
     *,
-    num_classes: int,
+    num_classes: int | None = None,
     k: int = 5,
     metric: str = "cosine",
     vote: str = "majority",
@@ -51,24 +50,24 @@ def knn_probe(
       train_y: `[m]` integers below `num_classes`, of at least two classes.
       test_x: `[n, d]` features, an array or a memory map.
       test_y: `[n]` integers below `num_classes`.
-      num_classes: number of classes, of which either split may lack some.
+      num_classes: number of classes, of which either split may lack some; None: as the labels.
       k: neighbours that vote, 1 to m.
       metric: "cosine" or "euclidean".
-      vote: "majority", or "similarity" for votes of exp(similarity / temperature) (Wu et al. 2018,
-        Section 3.4), where the similarity is the cosine, or minus half of the squared distance.
+      vote: "majority", or "similarity": votes of exp(similarity / temperature) (Wu et al. 2018,
+        Section 3.4) of the cosine, or minus half of the squared distance.
       temperature: of votes by similarity.
       devices: of this process, which share the bank; None: the first one.
 
     Returns:
-      What a JSON file can hold: that of `scores.scores`, and the protocol. `top5` is of the five
-      classes with the most votes; it is None up to 5 classes, and for k < 5.
+      What a JSON file can hold: that of `scores.scores`, and the protocol; `top5` is None up to 5
+      classes, and for k < 5.
 
     Raises:
       UserError: for features, labels or options that do not fit.
     """
     require(vote in VOTES, f"vote {vote!r}: choose one of {', '.join(VOTES)}")
-    usable = 0 < temperature < math.inf
-    require(usable, f"temperature = {temperature}: must be finite and positive")
+    require(0 < temperature < math.inf, f"temperature = {temperature}: must be finite and positive")
+    num_classes = number_of_classes(train_y, test_y) if num_classes is None else num_classes
     train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
     temperature = temperature if vote == "similarity" else None
     neighbours = nearest(train_x, test_x, k, metric=metric, devices=devices)
@@ -121,24 +120,12 @@ def ranked_classes(
 
 
 def nearest(
-    bank,
-    queries,
-    k: int,
-    *,
-    metric: str = "cosine",
-    devices: Sequence[jax.Device] | None = None,
+    bank, queries, k: int, *, metric: str = "cosine", devices: Sequence[jax.Device] | None = None
 ) -> Neighbours:
-    """The k nearest members of a bank for each query, by products of blocks in float32.
+    """The k nearest members of a bank `[m, d]` for each query `[n, d]`, by products in float32.
 
-    Of members that are equally near, as equal rows are, the earlier in the bank counts as nearer.
-    One block of queries and two blocks of the bank a device are in memory at a time.
-
-    Args:
-      bank: `[m, d]` features from `check_features`; may be larger than memory.
-      queries: `[n, d]` features, likewise.
-      k: neighbours, 1 to m.
-      metric: "cosine" (a row of zeros has similarity 0 to every other) or "euclidean".
-      devices: of this process, which share the bank; None: the first one.
+    Of equally near members the first is taken. One block of queries and two blocks of the bank a
+    device are in memory at a time. By the cosine, a row of zeros has similarity 0 to every other.
 
     Raises:
       UserError: for options that do not fit, and features of too unlike magnitude for float32.
@@ -150,32 +137,28 @@ def nearest(
     unit = np.bool_(metric == "cosine")
     centre, scale = _frame(as_float32(bank[:SAMPLE]), unit)
     frame = sharding.replicate((centre, np.float32(scale), unit), devices)
-    found = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
+    neighbours = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
     size = TILE * TILES * max(1, min(ROWS, QUERIES // d) // (TILE * TILES))
     for begin in range(0, n, size):
         block = slice(begin, begin + size)
-        near = _search_bank(bank, as_float32(queries[block]), k, frame, devices)
-        found.positions[block] = near.positions
-        found.similarity[block] = near.similarity / scale**2 + unit
-    require(
-        bool(np.isfinite(found.similarity).all()),
-        f"{metric} neighbours: magnitudes of the features are too unlike for float32",
-    )
-    return found
+        positions, similarity = _search_bank(bank, as_float32(queries[block]), k, frame, devices)
+        neighbours.positions[block] = positions
+        neighbours.similarity[block] = similarity / scale**2 + unit
+    finite = bool(np.isfinite(neighbours.similarity).all())
+    require(finite, f"{metric} neighbours: magnitudes of the features are too unlike for float32")
+    return neighbours
 
 
-def _search_bank(
-    bank, queries: np.ndarray, k: int, frame, devices: Sequence[jax.Device]
-) -> Neighbours:
+def _search_bank(bank, queries: np.ndarray, k: int, frame, devices) -> Neighbours:
     """The nearest of a block of queries by distance, in the units of a frame."""
     (m, d), count = bank.shape, len(devices)
     rows = max(1, min(ROWS, BANK // d, -(-m // count)))
     prepare, search = (sharding.pmap(function, devices) for function in (_prepare, _search))
-    asked, best = [], []
+    tiles, best = [], []
     for begin in range(0, len(queries), TILE * TILES):
         part = queries[begin : begin + TILE * TILES]
         none = np.full((len(part), k), -np.inf, np.float32), np.zeros((len(part), k), np.int32)
-        asked.append(prepare(*sharding.replicate((part, np.int32(len(part))), devices), *frame))
+        tiles.append(prepare(*sharding.replicate((part, np.int32(len(part))), devices), *frame))
         best.append(sharding.replicate(none, devices))
     for begin in track(range(0, m, rows * count), "neighbours"):
         # Read while the devices are at the block before, and only that one.
@@ -187,22 +170,19 @@ def _search_bank(
         jax.block_until_ready(best)
         block, real, firsts = sharding.split((block, real, firsts), devices)
         members = prepare(block, real, *frame)
-        best = [search(*pair, members, firsts) for pair in zip(asked, best, strict=True)]
+        best = [search(*pair, members, firsts) for pair in zip(tiles, best, strict=True)]
     nearness, positions = (
         np.concatenate([np.concatenate(np.asarray(part), axis=1) for part in parts])
         for parts in zip(*best, strict=True)
     )
     order = np.lexsort((positions, -nearness), axis=1)[:, :k]  # of all devices
     nearness, positions = (np.take_along_axis(x, order, axis=1) for x in (nearness, positions))
-    halves = np.concatenate([np.asarray(lengths[0]) for _, lengths in asked])
+    halves = np.concatenate([np.asarray(lengths[0]) for _, lengths in tiles])
     return Neighbours(positions, nearness - halves.astype(np.float64)[:, None])
 
 
 def _frame(sample: np.ndarray, unit: bool) -> tuple[np.ndarray, float]:
-    """An origin and a scale in which float32 tells features that hardly differ.
-
-    A median keeps whole numbers whole, and a power of two rounds nothing.
-    """
+    """An origin and a scale, a power of 2, by which float32 distinguishes nearly equal features."""
     sample = np.asarray(_unit(sample)) if unit else sample
     centre = np.median(sample, axis=0)
     exponent = np.frexp(np.median(np.abs(sample - centre).max(axis=1)))[1]
@@ -216,10 +196,9 @@ def _unit(x) -> jax.Array:
 
 
 def _prepare(x, real, centre, scale, unit) -> tuple[jax.Array, jax.Array]:
-    """Rows `[n, d]` as the products take them, and half of their squared norms `[n]`.
+    """Rows `[n, d]` in the frame, and half of their squared norms `[n]`, infinite from `real` on.
 
-    Infinite halves keep out what is not among the first `real` rows. A row of zeros counts as at
-    right angles to all others where rows have a unit norm.
+    For the cosine, a row of zeros counts as at right angles to all others.
     """
     moved = scale * (jnp.where(unit, _unit(x), x) - centre[None])
     halves = jnp.sum(moved**2, axis=1) / 2

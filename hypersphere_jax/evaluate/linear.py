@@ -10,11 +10,12 @@ import numpy as np
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate import logistic
-from hypersphere_jax.evaluate.checks import as_float32, check_splits
-from hypersphere_jax.evaluate.metrics import Rows
+from hypersphere_jax.evaluate.checks import as_float32, check_splits, number_of_classes
+from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
 from hypersphere_jax.evaluate.selection import (
     best_cell,
+    grid_rows,
     held_out_part,
     penalties,
     validation_folds,
@@ -22,8 +23,8 @@ from hypersphere_jax.evaluate.selection import (
 from hypersphere_jax.evaluate.sgd import PROTOCOLS, checked_grid, fit_grid
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-# Large problems, while choosing: a mean cross-entropy that is so close to the minimum. Validation
-# accuracies of 20,000 x 2,048 features then moved by 0.03 points at most, in half of the steps.
+# Above the minimal cross-entropy, while choosing on large problems: validation accuracies of
+# 20,000 x 2,048 features moved by 0.03 points at most, in half of the steps.
 EXCESS = 1e-6
 
 
@@ -33,7 +34,7 @@ def linear_probe(
     test_x,
     test_y,
     *,
-    num_classes: int,
+    num_classes: int | None = None,
     protocol: str = "lbfgs",
     seed: int = 0,
     folds: int | None = None,
@@ -44,52 +45,49 @@ def linear_probe(
 ) -> dict[str, Any]:
     """Accuracy of a linear classifier on frozen features.
 
-    The classifier is fitted for each cell of a grid without a part of the training split, for one
-    such part or each of several folds. The cell with the best mean top-1 accuracy on the parts that
-    were left out is chosen, of equals the first: the largest l2, or the paper's own cell. The
-    classifier is fitted again on the whole training split and measured once on the test split,
-    whose labels influence nothing else: a class without a training row has no part in the fits, and
-    its test rows are always wrong.
+    The classifier is fitted for each cell of a grid without a held-out part of the training split,
+    or without each of several folds. The cell with the best mean top-1 accuracy on what was held
+    out is chosen, of equals the first: the largest l2, or the paper's own cell. The classifier is
+    fitted again on the whole training split and measured once on the test split. Classes without a
+    training row are left out of the fits, and their test rows are always wrong.
 
     Protocol "lbfgs" minimizes mean cross-entropy + l2 / 2 |W|^2 (see `logistic`) on features that
-    are centred and divided by one number s, the root mean square norm of the centred training
-    features, so that one grid suits features of any scale, and the result does not depend on how
-    they are rotated. scikit-learn's `LogisticRegression` has the same minimum at
-    C = 1 / (l2 s^2 n_train) on features as they are; of two classes it penalizes one vector, half
-    as much as both of theirs, and C is twice that.
+    are centred and divided by the root mean square norm s of the centred training features, so that
+    one grid suits features of any scale. scikit-learn's `LogisticRegression` has that minimum at
+    C = 1 / (l2 s^2 n_train) on features as they are, or at twice that C for two classes, of which
+    it penalizes one vector.
 
     The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
 
     Args:
       train_x: `[n_train, d]` features of any real dtype, an array or a memory map, which is read in
-        blocks of rows; computed in float32. "lbfgs" makes one scaled copy on the devices.
+        blocks of rows; "lbfgs" makes one scaled float32 copy on the devices.
       train_y: `[n_train]` integers below `num_classes`, of at least two classes.
       test_x: `[n, d]` features.
       test_y: `[n]` integers below `num_classes`.
-      num_classes: number of classes.
+      num_classes: number of classes; None: as the labels.
       protocol: "lbfgs" or one of `sgd.PROTOCOLS`.
       seed: of what is held out, of batches, and of the bootstrap.
       folds: number of stratified folds of the training split. None: one held-out part.
       valid_fraction: without folds, the share of each class's training samples that is held out.
       grid: cells to choose from: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay)
-        for the others. None: `L2S`, or the protocol's own. A single cell is taken as it is, and
-        scored on what is held out only if `folds` are given.
+        for the others. None: `L2S`, or the protocol's own. Nothing is held out for a single cell,
+        unless `folds` are given.
       epoch_features: for the others, see `sgd.fit_grid`.
       devices: of this process, which share the rows. None: JAX's first.
 
     Returns:
       What a JSON file can hold: that of `scores`, and the protocol and keys that docs/evaluation.md
-      lists. In `grid`, `valid_top1` is the mean over folds in percent, None where nothing was held
-      out or a fit diverged, and `fold_top1` has one a fold.
+      lists. `grid` is of `selection.grid_rows`.
 
     Raises:
-      UserError: for features, labels or options that do not fit, and for "lbfgs" features that do
-        not fit into memory.
+      UserError: for features, labels or options that do not fit, or features too large for "lbfgs".
     """
     clock = Clock()
+    num_classes = number_of_classes(train_y, test_y) if num_classes is None else num_classes
     train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
     # Only these are fitted; labels are places among them from here on.
-    seen, train_y = np.unique(train_y, return_inverse=True)
+    classes, train_y = np.unique(train_y, return_inverse=True)
     if protocol == "lbfgs":
         require(epoch_features is None, "epoch_features: lbfgs has no epochs, leave them out")
         cells = [{"l2": l2} for l2 in penalties("grid of l2", L2S if grid is None else grid)]
@@ -106,23 +104,16 @@ def linear_probe(
         part, rounds = held_out_part(train_y, valid_fraction, seed), 1
     clock.lap("check")
 
+    options = {"num_classes": len(classes), "devices": devices}
     if protocol == "lbfgs":
-        fitted = _lbfgs(train_x, train_y, part, rounds, cells, len(seen), devices, clock)
+        fitted = _lbfgs(train_x, train_y, part, rounds, cells, clock, **options)
     else:
-        train = partial(
-            fit_grid,
-            PROTOCOLS[protocol],
-            train_x,
-            train_y,
-            num_classes=len(seen),
-            seed=seed,
-            epoch_features=epoch_features,
-            devices=devices,
-        )
+        options |= {"seed": seed, "epoch_features": epoch_features}
+        train = partial(fit_grid, PROTOCOLS[protocol], train_x, train_y, **options)
         fitted = _sgd(train, train_x, train_y, part, rounds, cells, clock)
     classifier, prepare, valid_top1, best, report = fitted
-    grid_rows = [_row(cell, column) for cell, column in zip(cells, valid_top1.T, strict=True)]
-    ranked = seen[top_classes(classifier, test_x, min(len(seen), 5), prepare)]
+    grid = grid_rows(cells, valid_top1)
+    ranked = classes[top_classes(classifier, test_x, min(len(classes), 5), prepare)]
     result = scores(ranked, test_y, num_classes=num_classes, seed=seed)
     clock.lap("score")
     return {
@@ -133,8 +124,8 @@ def linear_probe(
         "d": train_x.shape[1],
         "num_classes": num_classes,
         "chosen": cells[best],
-        "valid_top1": grid_rows[best]["valid_top1"],
-        "grid": grid_rows,
+        "valid_top1": grid[best]["valid_top1"],
+        "grid": grid,
         "folds": folds,
         "valid_fraction": valid_fraction if rounds and folds is None else None,
         "seed": seed,
@@ -144,7 +135,7 @@ def linear_probe(
 
 
 class Clock:
-    """Seconds between laps, by name."""
+    """Seconds of each part of the work, by name."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
@@ -156,13 +147,7 @@ class Clock:
         self._last = now
 
 
-def _row(cell: dict[str, float], fold_top1: np.ndarray) -> dict[str, Any]:
-    each = [None if np.isnan(top1) else float(top1) for top1 in fold_top1]
-    mean = None if None in each or not each else float(np.mean(each))
-    return {**cell, "valid_top1": mean, "fold_top1": each}
-
-
-def _lbfgs(x, y, part, rounds: int, cells, num_classes: int, devices, clock: Clock):
+def _lbfgs(x, y, part, rounds: int, cells, clock: Clock, *, num_classes: int, devices):
     scaling = logistic.scaling(x)
     jobs = max(1, rounds * len(cells))
     problem = logistic.place(x, y, scaling, num_classes=num_classes, jobs=jobs, devices=devices)
@@ -172,10 +157,10 @@ def _lbfgs(x, y, part, rounds: int, cells, num_classes: int, devices, clock: Clo
     if rounds:
         excess = 0.0 if problem.small else EXCESS
         penalized = np.tile(l2s, (rounds, 1))
-        valid_top1, found = logistic.cross_validate(problem, part, penalized, excess=excess)
+        valid_top1, fitted = logistic.cross_validate(problem, part, penalized, excess=excess)
         best = best_cell(valid_top1)
         # Without the first fold, at the chosen l2: almost the fit on all rows.
-        start = Classifier(found.weights[best], found.bias[best])
+        start = Classifier(fitted.weights[best], fitted.bias[best])
     clock.lap("select")
     fit = logistic.fit_logistic(problem, part, [l2s[best]], [logistic.NONE], start=start)
     clock.lap("refit")
@@ -197,10 +182,9 @@ def _sgd(train: Callable, x, y, part, rounds: int, cells, clock: Clock):
         fitting, held_out = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
         classifiers, report = train(fitting, pairs)
         for cell, classifier in enumerate(classifiers):
-            right = top_classes(classifier, Rows(x, held_out))[:, 0] == y[held_out]
-            valid_top1[fold, cell] = (
-                100 * right.sum() / len(right) if report["finite"][cell] else np.nan
-            )
+            right = top_classes(classifier, SelectedRows(x, held_out))[:, 0] == y[held_out]
+            top1 = 100 * right.sum() / len(right)
+            valid_top1[fold, cell] = top1 if report["finite"][cell] else np.nan
     best = best_cell(valid_top1) if rounds else 0
     clock.lap("select")
     (classifier,), report = train(np.arange(len(x)), [pairs[best]])

@@ -1,13 +1,12 @@
 """Multinomial logistic regression by full-batch L-BFGS, many fits at once.
 
-Each fit minimizes, over weights W `[num_classes, d]` and a bias,
+Each fit minimizes, over weights W `[num_classes, d]` and a bias that is not penalized,
 
-    mean cross-entropy over its rows + l2 / 2 |W|^2        (the bias is not penalized)
+    mean cross-entropy over its rows + l2 / 2 |W|^2
 
-All fits (values of l2, folds) read the features in the same two matrix products, so that five cost
-little more than one. L-BFGS with memory m = 10 (Nocedal & Wright, Numerical Optimization, Algorithm
-7.4) starts each of its directions from a model of the curvature in place of a multiple of the
-identity, scaled to the newest pair of differences. At W = 0, the Hessian is
+All fits (values of l2, folds) read the features in the same two matrix products. L-BFGS with memory
+10 (Nocedal & Wright, Numerical Optimization, Algorithm 7.4) starts each of its directions from a
+model of the curvature, the Hessian at W = 0, scaled to the newest pair of differences:
 
     M / num_classes + l2        (on weights whose sum over the classes is zero)
 
@@ -16,6 +15,7 @@ rows by one step of subspace iteration (Halko, Martinsson & Tropp, 2011, Algorit
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,22 +28,18 @@ from jax import lax
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
 from hypersphere_jax.evaluate.scores import Classifier, logits
-from hypersphere_jax.train import sharding
+from hypersphere_jax.training import sharding
 
 TOLERANCE = 1e-6  # on the norm of the gradient
 MAX_STEPS = 1000
-# The weights are at most the norm of the gradient / l2 away from the minimum: below an l2 of about
-# 1e-6 the limit falls with l2, or accuracies are not those of the minimum.
-TOLERANCE_BY_L2 = 3.0
+TOLERANCE_BY_L2 = 3.0  # the weights are at most the norm of the gradient / l2 off the minimum
 MEMORY = 10  # pairs of differences that L-BFGS keeps
 RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
 BLOCK = 2**24  # logits of a block of rows
 READ = 2**20  # numbers of the features that are read at a time
 AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
-# Multiplications in an evaluation of a small problem, which takes less time than a compilation.
-SMALL = 2**30
-# Of a device's memory for its share of the scaled features; the rest is for what else is there.
-MEMORY_SHARE = 0.8
+SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
+MEMORY_SHARE = 0.8  # of a device's memory, for its share of the scaled features
 NONE = -1  # as a held-out part: no row's
 PADDING = -2  # the part of rows that are in no fit
 
@@ -55,16 +51,15 @@ class Scaling(NamedTuple):
     scale: float
 
     def centred(self, x) -> np.ndarray:
-        """float64, since differences and squares of large float32 may not fit into float32."""
+        """Float64, since differences and squares of large float32 may not fit into float32."""
         return np.subtract(as_float32(x), self.centre[None], dtype=np.float64)
 
     def apply(self, x) -> np.ndarray:
-        """Scaled rows, float32, of features `[n, d]` of any real dtype."""
         return (self.centred(x) / self.scale).astype(np.float32)
 
 
 class Samples(NamedTuple):
-    """Rows on devices, each leaf with leading axes (devices, blocks, rows of a block)."""
+    """Rows on devices, with leading axes (devices, blocks, rows of a block)."""
 
     x: jax.Array  # float32 [..., d]
     y: jax.Array  # int32
@@ -76,7 +71,6 @@ class Problem(NamedTuple):
 
     samples: Samples
     model: tuple[jax.Array, jax.Array, jax.Array]  # of the curvature, see `_curvature`
-    scaling: Scaling
     num_classes: int
     fits: int  # that are made at once
     small: bool  # few fits are filled up with copies, for the program of `fits` is compiled
@@ -102,7 +96,7 @@ def scaling(x) -> Scaling:
     for rows in blocks:
         centred = moved.centred(x[rows])
         total += float(np.vdot(centred, centred))
-    # 0: an encoder that maps all to one point.
+    # 0: all features coincide.
     return moved._replace(scale=(total / n) ** 0.5) if total > 0 else moved
 
 
@@ -112,23 +106,11 @@ def limit(l2):
 
 
 def place(
-    x,
-    y,
-    scaling: Scaling,
-    *,
-    num_classes: int,
-    jobs: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    x, y, scaling: Scaling, *, num_classes: int, jobs: int = 1, devices: Sequence | None = None
 ) -> Problem:
-    """Puts the scaled rows on devices: the only copy of the features that is made.
+    """Puts scaled rows x `[n, d]` and labels y `[n]` on devices: the only copy that is made.
 
-    Args:
-      x: `[n, d]`, an array or memory map of any real dtype.
-      y: int32 `[n]` labels.
-      scaling: of the features; with the RMS norm 1 the tolerances are in useful units.
-      num_classes: number of classes.
-      jobs: fits in all, which decide how many are made at once and how many rows make a block.
-      devices: of this process, which share the rows. None: JAX's first.
+    `jobs`, the fits in all, decide how many are made at once and how many rows make a block.
 
     Raises:
       UserError: for features that do not fit into the devices' memory.
@@ -139,9 +121,8 @@ def place(
     needed, room = 4 * each * d, sharding.memory(devices)
     require(
         needed <= MEMORY_SHARE * room,
-        f"L-BFGS needs a float32 copy of all {n:,} x {d} training features, {needed / 1e9:.3g} GB "
-        f"on each of {len(devices)} device(s), which hold {room / 1e9:.3g} GB: take more devices, "
-        "or a protocol that reads the features in minibatches",
+        f"L-BFGS needs {needed / 1e9:.3g} GB on each of {len(devices)} device(s), which hold "
+        f"{room / 1e9:.3g} GB: take more devices, or a protocol by minibatches",
     )
     at_once = max(1, AT_ONCE // (num_classes * d))
     fits = -(-jobs // -(-jobs // at_once))
@@ -157,9 +138,8 @@ def place(
     model = _curvature(jnp.asarray(scaled[sample]))
     none = np.full(shape, PADDING, np.int32)
     samples = Samples(scaled.reshape(*shape, d), _padded(y, 0, shape), none)
-    samples = sharding.split(samples, devices)
     small = n * d * num_classes * fits < SMALL
-    return Problem(samples, model, scaling, num_classes, fits, small, devices)
+    return Problem(sharding.split(samples, devices), model, num_classes, fits, small, devices)
 
 
 def fit_logistic(
@@ -171,17 +151,16 @@ def fit_logistic(
     start: Classifier | None = None,
     excess: float = 0.0,
 ) -> LogisticFit:
-    """Minimizes the objective g times.
+    """Minimizes the objective g times, for l2s `[g]`.
 
     Args:
       problem: from `place`.
-      part: `[n]` integers: the part that each row belongs to. Those of `PADDING` are in no fit.
-      l2s: g strengths of the penalty, each > 0.
-      held_out: g numbers of parts: each fit leaves the rows of that part out. `NONE`: no row.
+      part: `[n]` integers: the part of each row; rows of `PADDING` are in no fit.
+      l2s: strengths of the penalty, each > 0.
+      held_out: `[g]` the part that is left out of each fit; `NONE`: no row is.
       start: a classifier to begin with. None: zeros.
-      excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or when
-        the objective is by at most about that above its minimum, as L-BFGS estimates it: half of
-        the product of the gradient and the direction (the Newton decrement).
+      excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or the
+        objective at most about `excess` above its minimum (half of the Newton decrement).
     """
     devices = tuple(problem.devices)
     part = _padded(part, PADDING, problem.samples.part.shape)
@@ -195,14 +174,15 @@ def fit_logistic(
         trial = np.zeros((len(filled), problem.num_classes, d + 1), np.float32)
         if start is not None:
             trial[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
-        about = l2s[filled], held_out[filled], np.float32(limit(l2s[filled])), np.float32(excess)
-        about = sharding.replicate((*about, *problem.model), devices)
+        limits = np.float32(limit(l2s[filled]))
+        settings = l2s[filled], held_out[filled], limits, np.float32(excess), *problem.model
+        settings = sharding.replicate(settings, devices)
         state = begin(sharding.replicate(trial, devices))
         for _ in range(MAX_STEPS + 1):
-            state = advance(state, samples, *about)
+            state = advance(state, samples, *settings)
             if sharding.unreplicate(state.done).all():
                 break
-        hits = _mapped(_hits, devices)(samples, state.point, about[1])
+        hits = _mapped(_hits, devices)(samples, state.point, settings[1])
         point, *ends = sharding.unreplicate((state.point, state.steps, state.norm, hits))
         fit = LogisticFit(Classifier(point[..., :-1], point[..., -1]), *ends)
         fits.append(jax.tree.map(operator.itemgetter(slice(len(group))), fit))
@@ -215,8 +195,8 @@ def cross_validate(
     """Fits without part 0, 1, ... of the rows, for penalties l2s `[folds, cells]`.
 
     Returns:
-      Accuracies in percent `[folds, cells]` on the part that was left out, and the classifiers
-      `[folds * cells, ...]`. The other arguments are those of `fit_logistic`.
+      Accuracies in percent `[folds, cells]` on the held-out parts, and the classifiers `[folds *
+      cells, ...]`.
     """
     held_out = np.repeat(np.arange(len(l2s)), l2s.shape[1])
     fit = fit_logistic(problem, part, l2s.ravel(), held_out, excess=excess)
@@ -225,15 +205,11 @@ def cross_validate(
 
 
 def _padded(values, filler: int, shape: tuple[int, ...]) -> np.ndarray:
-    padded = np.full(shape, filler, np.int32)
-    padded.reshape(-1)[: len(values)] = values
-    return padded
+    padding = 0, math.prod(shape) - len(values)
+    return np.pad(np.int32(values), padding, constant_values=filler).reshape(shape)
 
 
-@functools.cache
-def _mapped(function: Callable, devices: tuple, donate: tuple[int, ...] = ()) -> Callable:
-    """The same for all problems, so that those of one shape share a compiled program."""
-    return sharding.pmap(function, devices, donate)
+_mapped = functools.cache(sharding.pmap)  # problems of one shape share a compiled program
 
 
 def _advance(state: "State", samples: Samples, l2s, held_out, limits, excess, *model) -> "State":
@@ -260,8 +236,8 @@ def _gradient(samples: Samples, l2s, held_out, points) -> jax.Array:
         errors = (jax.nn.softmax(_logits(points, block.x)) - truth) * counted[..., None]
         errors = errors.reshape(-1, g * classes)
         products = jnp.einsum("nk,nd->kd", errors, block.x, precision="highest")
-        found = products, errors.sum(axis=0), counted.sum(axis=0)
-        return jax.tree.map(jnp.add, sums, found), None
+        of_block = products, errors.sum(axis=0), counted.sum(axis=0)
+        return jax.tree.map(jnp.add, sums, of_block), None
 
     zeros = jnp.zeros((g * classes, width - 1)), jnp.zeros(g * classes), jnp.zeros(g)
     weights, bias, counts = lax.psum(lax.scan(add, zeros, samples)[0], sharding.AXIS)
@@ -282,8 +258,7 @@ def _hits(samples: Samples, points, held_out) -> jax.Array:
 def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
     """The inverse of the curvature at W = 0, times `vectors [g, num_classes, d + 1]`."""
     classes = vectors.shape[1]
-    # A variance is known to float32's rounding at best: a curvature below that would be noise.
-    floor = l2s + 1e-7
+    floor = l2s + 1e-7  # float32 rounds smaller variances
     inside = 1 / (variances[None] / classes + floor[:, None])  # [g, r]
     outside = 1 / (rest / classes + floor)  # [g]
     weights, bias = vectors[..., :-1], vectors[..., -1:]
@@ -336,40 +311,23 @@ class State(NamedTuple):
 def lbfgs_begin(trial: jax.Array) -> State:
     """Starts at points `[g, a, b]`: the first `lbfgs_advance` computes the gradients there."""
     g = len(trial)
-    zeros, ring = jnp.zeros_like(trial), jnp.zeros((MEMORY, *trial.shape))
-    return State(
-        trial=trial,
-        step=jnp.ones(g),
-        point=trial,
-        gradient=zeros,
-        direction=zeros,
-        moves=ring,
-        changes=ring,
-        inverse=jnp.zeros((MEMORY, g)),
-        turn=jnp.int32(0),
-        model_scale=jnp.ones(g),
-        steps=jnp.full(g, -1),
-        norm=jnp.full(g, jnp.inf),
-        done=jnp.zeros(g, bool),
-    )
+    ones, zeros, ring = jnp.ones(g), jnp.zeros_like(trial), jnp.zeros((MEMORY, *trial.shape))
+    pairs = ring, ring, jnp.zeros((MEMORY, g)), jnp.int32(0)
+    ends = jnp.full(g, -1), jnp.full(g, jnp.inf), jnp.zeros(g, bool)
+    return State(trial, ones, trial, zeros, zeros, *pairs, ones, *ends)
 
 
 def lbfgs_advance(
     state: State, gradient_at: Callable, model_inverse: Callable, tolerance, excess
 ) -> State:
-    """One evaluation of all gradients, and what follows of it.
+    """One evaluation of all gradients, and a step where the slope at its end allows it.
 
-    The line search needs no value of the objective, whose changes near the minimum are below
-    float32's resolution: since the objective is convex, a step is good if the slope at its end is
-    not much above zero (the approximate Wolfe condition of Hager & Zhang, 2005, with delta = 0.1).
-    A step that goes too far is shortened to where the secant of the slopes is zero.
+    The line search needs no value of the convex objective, whose changes near the minimum are below
+    float32's resolution: the slope must not be much above zero (the approximate Wolfe condition of
+    Hager & Zhang, 2005, delta = 0.1). A longer step is cut where the secant of the slopes is zero.
 
-    Args:
-      state: from `lbfgs_begin` or the call before.
-      gradient_at: gradients of the g convex objectives at points.
-      model_inverse: multiplies by the inverse of a model of each objective's second derivative.
-      tolerance: on the norm of the gradient, a number or `[g]`.
-      excess: on the Newton decrement, see `fit_logistic`.
+    `model_inverse` multiplies by the inverse of a model of each objective's second derivative;
+    `tolerance` is on the norm of the gradient and `excess` on the Newton decrement.
     """
     gradient = gradient_at(state.trial)
     slope, slope_there = _dot(state.gradient, state.direction), _dot(gradient, state.direction)
@@ -387,10 +345,8 @@ def lbfgs_advance(
         model_scale=jnp.where(taken, model_scale, state.model_scale),
         turn=(state.turn + 1) % MEMORY,
     )
-    point, gradient = (
-        _where(taken, new, old)
-        for new, old in ((state.trial, state.point), (gradient, state.gradient))
-    )
+    point = _where(taken, state.trial, state.point)
+    gradient = _where(taken, gradient, state.gradient)
     direction = _where(taken, -_two_loops(ring, gradient, model_inverse), state.direction)
     secant = jnp.where(taken | state.done, 1.0, slope - slope_there)
     step = jnp.where(taken, 1.0, state.step * slope / secant)
@@ -401,16 +357,8 @@ def lbfgs_advance(
     stuck = step < 1e-4
     done = state.done | stuck | (norm <= tolerance) | (above <= excess)
     trial = _where(done, point, point + step[:, None, None] * direction)
-    return ring._replace(
-        trial=trial,
-        step=step,
-        point=point,
-        gradient=gradient,
-        direction=direction,
-        steps=state.steps + taken,
-        norm=norm,
-        done=done,
-    )
+    ring = ring._replace(trial=trial, step=step, point=point, gradient=gradient)
+    return ring._replace(direction=direction, steps=state.steps + taken, norm=norm, done=done)
 
 
 def _two_loops(ring: State, gradient, model_inverse) -> jax.Array:

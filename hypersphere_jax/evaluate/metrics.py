@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,16 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import require
+from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums
 from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.losses.pairs import gaussian_points
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.progress import track
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.progress import track
 
 # Rows that are on a device at once: features themselves may be larger than any memory.
 CHUNK = 16384
+
+_distance_power = jax.jit(distance_power)
+_mapped = functools.cache(sharding.pmap)  # inputs of one shape share a compiled program
 
 
 class Estimate(NamedTuple):
@@ -30,114 +34,11 @@ class Estimate(NamedTuple):
     standard_error: float
 
 
-def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
-    """The mean of `|x_i - y_i|^alpha` over all pairs: `align_loss` of a data set.
-
-    Args:
-      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
-      y: `[n, d]` features of the positives.
-      alpha: power of the distance.
-
-    Raises:
-      UserError: for shapes that differ or no pairs.
-    """
-    return mean_estimate(distance_powers(x, y, alpha))
+UNKNOWN = Estimate(math.nan, math.nan)
 
 
-def mean_estimate(values: np.ndarray) -> Estimate:
-    """The mean of independent values."""
-    n = len(values)
-    error = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
-    return Estimate(float(values.mean()), float(error))
-
-
-def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
-    """`|x_i - y_i|^alpha` of each pair, float64 `[n]`; as `alignment`, whose mean is of these."""
-    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
-    require(len(x) > 0, "alignment needs at least one pair")
-    powers = np.empty(len(x))
-    for rows in row_slices(len(x)):
-        sides = (np.asarray(side[rows], np.float32) for side in (x, y))
-        powers[rows] = _distance_powers(*sides, alpha)
-    return powers
-
-
-def uniformity(
-    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK
-) -> Estimate:
-    """The log of the mean Gaussian potential of all pairs of points: `uniform_loss` of a data set.
-
-    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host: time
-    grows with n^2, memory with n.
-
-    The standard error is that of a U-statistic (Hoeffding): the potentials of pairs that share a
-    point are correlated, and the mean potential of each point tells how much. With fewer than some
-    20 points it is rough.
-
-    Args:
-      x: `[n, d]` features: an array, or what gives arrays for slices, as a memory-mapped file does.
-      t: scale of the potential.
-      devices: the pairs of chunks are dealt out to these; None: the first one.
-      chunk: rows of a chunk, at most.
-
-    Raises:
-      UserError: for fewer than two points.
-    """
-    n = len(x)
-    require(n >= 2, f"uniformity needs at least two points, got {n}")
-    devices = sharding.local_devices(1) if devices is None else list(devices)
-    chunks = row_slices(n, chunk)
-    size = chunks[0].stop if len(chunks) > 1 else _rounded_up(n)
-    centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
-
-    def load(rows: slice) -> np.ndarray:
-        """Points `[size, d + 1]` around the centre; the last column is 1 for a point, else 0."""
-        points = np.asarray(x[rows], np.float64) - centre
-        padded = np.zeros((size, points.shape[1] + 1), np.float32)
-        padded[: len(points), :-1], padded[: len(points), -1] = points, 1
-        return padded
-
-    # The log of each point's potential with all others, and of the square of that.
-    sums = np.full((2, len(chunks) * size), -np.inf)
-    alone = [(rows,) for rows in chunks]
-    for function, groups in ((_within, alone), (_between, itertools.combinations(chunks, 2))):
-        rounds = list(_deal(groups, len(devices)))
-        for dealt in track(rounds, "uniformity") if len(rounds) > 1 else rounds:
-            for group, parts in zip(
-                dealt, _on_devices(function, t, dealt, load, devices), strict=True
-            ):
-                for rows, part in zip(group, parts, strict=True):
-                    rows = slice(rows.start, rows.start + size)
-                    sums[:, rows] = np.logaddexp(sums[:, rows], part)
-    return _estimate(sums[0, :n], sums[1, :n])
-
-
-def uniformities(
-    x: Any,
-    groups: Sequence[np.ndarray],
-    t: float = 2.0,
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    chunk: int = CHUNK,
-) -> list[Estimate]:
-    """The uniformity of each group of rows, such as those of one class; NaN for a single point.
-
-    Args:
-      x: `[n, d]` features: an array, or what gives arrays for slices and for numbers of rows.
-      groups: integers `[m]` each, the rows of a group.
-      t: scale of the potential.
-      devices: as for `uniformity`.
-      chunk: as for `uniformity`.
-    """
-    nothing = Estimate(math.nan, math.nan)
-    return [
-        uniformity(Rows(x, rows), t, devices=devices, chunk=chunk) if len(rows) > 1 else nothing
-        for rows in groups
-    ]
-
-
-class Rows:
-    """Some rows of features, read when they are asked for: `rows[slice]`."""
+class SelectedRows:
+    """Some rows of features, read when they are asked for by a slice."""
 
     def __init__(self, x: Any, indices: np.ndarray):
         self._x, self._indices = x, indices
@@ -150,27 +51,102 @@ class Rows:
         return self._x[self._indices[rows]]
 
 
+def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
+    """The mean of `|x_i - y_i|^alpha` over pairs of rows `[n, d]`: `align_loss` of a data set.
+
+    Features are arrays, or what gives arrays for slices, as a memory-mapped file does. UserError
+    for shapes that differ or no pairs.
+    """
+    return mean_estimate(distance_powers(x, y, alpha))
+
+
+def mean_estimate(values: np.ndarray) -> Estimate:
+    """The mean of independent values."""
+    n = len(values)
+    error = values.std(ddof=1) / math.sqrt(n) if n > 1 else math.nan
+    return Estimate(float(values.mean()), float(error))
+
+
+def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
+    """`|x_i - y_i|^alpha` of each pair, float64 `[n]`: what `alignment` takes the mean of."""
+    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
+    require(len(x) > 0, "alignment needs at least one pair")
+    powers = np.empty(len(x))
+    for rows in row_blocks(len(x), 1, CHUNK):
+        sides = (np.asarray(side[rows], np.float32) for side in (x, y))
+        powers[rows] = _distance_power(*sides, alpha)
+    return powers
+
+
+def uniformity(
+    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK
+) -> Estimate:
+    """The log of the mean Gaussian potential of all pairs of points: `uniform_loss` of a data set.
+
+    Two chunks of rows at a time are on a device, and sums are kept in float64 on the host: time
+    grows with n^2, memory with n. The standard error is that of a U-statistic (Hoeffding); with
+    fewer than some 20 points it is rough.
+
+    Args:
+      x: `[n, d]` features, as for `alignment`; n of 2 or more.
+      t: scale of the potential.
+      devices: the pairs of chunks are dealt out to these; None: the first one.
+      chunk: rows of a chunk, at most.
+    """
+    n = len(x)
+    require(n >= 2, f"uniformity needs at least two points, got {n}")
+    devices = tuple(sharding.local_devices(1) if devices is None else devices)
+    size = -(-n // -(-n // chunk))
+    chunks = row_blocks(n, 1, size)
+    size = size if len(chunks) > 1 else _rounded_up(n)
+    centre = sum(np.asarray(x[rows], np.float64).sum(0) for rows in chunks) / n
+
+    def load(rows: slice) -> np.ndarray:
+        """Points `[size, d + 1]` around the centre; the last column is 1 for a point, else 0."""
+        points = np.asarray(x[rows], np.float64) - centre
+        padded = np.zeros((size, points.shape[1] + 1), np.float32)
+        padded[: len(points), :-1], padded[: len(points), -1] = points, 1
+        return padded
+
+    # The log of each point's potential with all others, and of the square of that.
+    sums = np.full((2, len(chunks) * size), -np.inf)
+    singles, pairs = [(rows,) for rows in chunks], list(itertools.combinations(chunks, 2))
+    for function, groups in ((_within, singles), (_between, pairs)):
+        for group, parts in _on_devices(function, t, groups, load, devices):
+            for rows, part in zip(group, parts, strict=True):
+                rows = slice(rows.start, rows.start + size)
+                sums[:, rows] = np.logaddexp(sums[:, rows], part)
+    return _estimate(sums[0, :n], sums[1, :n])
+
+
+def uniformities(
+    x: Any, groups: Sequence[np.ndarray], t: float = 2.0, **options: Any
+) -> list[Estimate]:
+    """The uniformity of each group of rows, such as those of one class; NaN for a single point."""
+    return [
+        uniformity(SelectedRows(x, rows), t, **options) if len(rows) > 1 else UNKNOWN
+        for rows in groups
+    ]
+
+
 def _rounded_up(n: int) -> int:
     """To three binary digits after the first: few sizes, which share compiled programs."""
     step = 2 ** max(3, n.bit_length() - 4)
     return -(-n // step) * step
 
 
-@functools.cache
-def _program(function: Any, devices: tuple[jax.Device, ...]) -> Any:
-    return sharding.pmap(function, devices)
-
-
 def _on_devices(
-    function: Any, t: float, dealt: list, load: Any, devices: list[jax.Device]
-) -> list[list[np.ndarray]]:
-    """`function` of the arrays of each group, a group a device: a list of arrays for each."""
-    filled = [*dealt, *[dealt[0]] * (len(devices) - len(dealt))]
-    sides = [np.stack([load(rows) for rows in side]) for side in zip(*filled, strict=True)]
-    scale = sharding.replicate(np.float32(t), devices)
-    parts = _program(function, tuple(devices))(scale, *sharding.split(sides, devices))
-    parts = jax.tree.map(np.asarray, parts)
-    return [[part[device] for part in parts] for device in range(len(dealt))]
+    function: Callable, t: float, groups: list, load: Callable, devices: tuple[jax.Device, ...]
+) -> Iterator[tuple[tuple[slice, ...], list[np.ndarray]]]:
+    """Each group of chunks, and `function` of their points: a group on each device at a time."""
+    scale, count = sharding.replicate(np.float32(t), devices), len(devices)
+    firsts = range(0, len(groups), count)
+    for first in track(firsts, "uniformity") if len(firsts) > 1 else firsts:
+        several = groups[first : first + count]
+        filled = [*several, *[several[0]] * (count - len(several))]
+        sides = [np.stack([load(rows) for rows in side]) for side in zip(*filled, strict=True)]
+        parts = _mapped(function, devices)(scale, *sharding.split(sides, devices))
+        yield from zip(several, zip(*map(np.asarray, parts), strict=True), strict=False)
 
 
 def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
@@ -227,23 +203,12 @@ def summary(
     t: float = 2.0,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
-    """Both metrics with their standard errors, and what uniformity can be at best.
-
-    Args:
-      x: unit features `[n, d]`, for uniformity.
-      pairs: unit features `[m, d]` of the two sides of positive pairs, for alignment; None: there
-        is none.
-      alpha: power of the distance.
-      t: scale of the potential.
-      devices: to compute on; None: one.
-    """
+    """Alignment of unit features in pairs, uniformity of x `[n, d]`, and what it can be at best."""
     n, d = x.shape
-    align = Estimate(math.nan, math.nan) if pairs is None else alignment(*pairs, alpha)
-    uniform = uniformity(x, t, devices=devices)
     result = {
-        **entries("align", align),
+        **entries("align", UNKNOWN if pairs is None else alignment(*pairs, alpha)),
         "align_alpha": alpha,
-        **entries("uniform", uniform),
+        **entries("uniform", uniformity(x, t, devices=devices)),
         "uniform_t": t,
         "uniform_optimum": uniformity_optimum(d, t),
         "uniform_lower_bound": uniformity_lower_bound(d, t, n),
@@ -261,20 +226,3 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list):
         return [jsonable(item) for item in value]
     return None if value != value else value
-
-
-@jax.jit
-def _distance_powers(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
-    return distance_power(x, y, alpha)
-
-
-def row_slices(n: int, largest: int = CHUNK) -> list[slice]:
-    """Slices of n rows, of equal length but for the last."""
-    size = math.ceil(n / math.ceil(n / largest))
-    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]
-
-
-def _deal(items: Any, count: int) -> Any:
-    """Groups of `count` items, the last one perhaps smaller."""
-    items = iter(items)
-    return iter(lambda: list(itertools.islice(items, count)), [])

@@ -11,49 +11,43 @@ import numpy as np
 
 from hypersphere_jax.config import MetricsConfig, UserError, require
 from hypersphere_jax.data import Source, subsets
-from hypersphere_jax.evaluate import geometry, metrics, results
+from hypersphere_jax.evaluate import geometry, metrics, results_file
 from hypersphere_jax.evaluate.checks import check_features
 from hypersphere_jax.evaluate.feature_files import load_array, load_features
 from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.evaluate.metrics import Rows
+from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
-from hypersphere_jax.train import run_folder, sharding
-from hypersphere_jax.train.run_folder import Encoder
+from hypersphere_jax.training import run_folder, sharding
+from hypersphere_jax.training.run_folder import Encoder
 
 
 class MetricsInputs(NamedTuple):
-    """Features to measure, of a run or of files.
+    """Features to measure, of a run or of files."""
 
-    `x` are unit features `[n, d]`, and `pairs` those of the two sides of positive pairs. `labels`
-    are integers `[n]`, called `labels_name` in messages. `views(rows)` gives features of these
-    rows under one or several augmentations, which depend on a row's place alone; None: some cannot
-    be read. `text`: the other encoder's features of sentences, and where their documents begin.
-    """
-
-    x: Any
-    pairs: tuple[Any, Any] | None
-    labels: np.ndarray | None = None
-    labels_name: str = "labels"
+    x: Any  # unit features [n, d]
+    pairs: tuple[Any, Any] | None  # those of the two sides of positive pairs
+    labels: np.ndarray | None = None  # integers [n]
+    labels_name: str = "labels"  # in messages
     class_names: Sequence[str] = ()
-    views: Callable[[np.ndarray], Sequence[Any]] | None = None
-    text: tuple[Any, np.ndarray] | None = None
+    # Features of rows under one or several augmentations, which depend on a row's place alone.
+    views: Callable[[np.ndarray], Sequence[Any]] | None = None  # None: some cannot be read
+    text: tuple[Any, np.ndarray] | None = None  # features of the other encoder; first sentences
 
 
-def measure(config: MetricsConfig) -> dict[str, Any]:
+def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """Alignment, uniformity and geometry: of a checkpoint's output over a split, or of a file.
 
     Of a checkpoint, alignment is over pairs of random views of each image, all else over the images
-    as they are; the result also goes into the run's `eval/`. Of a file it goes where the config
-    says.
+    without augmentation. The result is also written where `places` says.
 
     Raises:
       UserError: for features that are not finite or have no unit norm, and for parts whose data
         are missing.
     """
     devices = sharding.local_devices(config.devices)
-    about, inputs = _of_file(config) if config.of_file else _of_run(config, devices)
+    header, inputs = _file_inputs(config) if config.of_file else _run_inputs(config, devices)
     parts = {}
     for part, compute in PARTS.items():
         if part in (DEFAULT if config.parts is None else config.parts):
@@ -62,24 +56,22 @@ def measure(config: MetricsConfig) -> dict[str, Any]:
             except UserError:  # by default, as far as the data allow
                 if config.parts is not None or (part == "classes" and config.labels is not None):
                     raise
-    result = about | {"protocol": "metrics"} | _summary(config, inputs, devices) | parts
+    result = header | {"protocol": "metrics"} | _summary(config, inputs, devices) | parts
     result["seed"] = config.seed
     out, _ = places(config)
-    if not config.of_file:
-        results.save(out, result)
-    elif out is not None:
-        write_json(out, result)
+    if out is not None:
+        (write_json if config.of_file else results_file.save)(out, result)
     return result
 
 
 def places(config: MetricsConfig) -> tuple[Path | None, Path | None]:
     """Where the result goes, and where its picture does; None: nowhere.
 
-    Of a run, options other than the defaults are in the name: no result replaces another.
+    Of a run, options other than the defaults are in the name.
     """
     if config.of_file:
         return config.out, config.figure
-    name = f"metrics-{config.split}{results.suffix(config, ('step', 'alpha', 't', 'seed'))}"
+    name = f"metrics-{config.split}{results_file.suffix(config, ('step', 'alpha', 't', 'seed'))}"
     if config.parts is not None:
         name += "-" + ("+".join(sorted(set(config.parts))) or "only")
     folder = run_folder.find(config.run)
@@ -87,11 +79,7 @@ def places(config: MetricsConfig) -> tuple[Path | None, Path | None]:
 
 
 def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float | None]]:
-    """What one reads of the parts of a result.
-
-    Returns:
-      Rows of name, value, standard error, and the value of uniform features where it is known.
-    """
+    """Rows of name, value, standard error, and the value of uniform features where it is known."""
     # The Kolmogorov-Smirnov distance of n points from their own distribution, on average.
     chance = math.sqrt(math.pi / 2 / result["n"]) * math.log(2)
     optimum, d = result["uniform_optimum"], float(result["d"])
@@ -114,10 +102,10 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
     ]
 
 
-# Inputs, with what the result says of them.
+# Inputs, with the first entries of the result.
 
 
-def _of_run(
+def _run_inputs(
     config: MetricsConfig, devices: list[jax.Device]
 ) -> tuple[dict[str, Any], MetricsInputs]:
     folder, split = run_folder.find(config.run), config.split
@@ -125,7 +113,7 @@ def _of_run(
     dataset = run_folder.load_data(folder, config.data_dir)
     source = run_folder.test_split(dataset) if split == "test" else dataset.train
     text = encoder.config.model.reads_text
-    about = {
+    header = {
         "run": folder.name,
         "step": encoder.step,
         "data": encoder.config.data.name,
@@ -133,48 +121,51 @@ def _of_run(
         "layer": "f, g" if text else "output",
     }
     if text:
-        return about, _of_text(encoder, source, devices)
+        return header, _of_text(encoder, source, devices)
     x, labels = split_features(encoder, source, ["output"], devices).features["output"]
     pairs = pair_features(encoder, source, devices, config.seed)
     for side in (x, *pairs):
         check_features(f"{folder.name}, {split}", side)
     labels = labels if dataset.class_names else None
-    views = functools.partial(_views_of, encoder, source, devices, config.seed)
-    views = views if len(x) == len(source) else None
+    views = None
+    if len(x) == len(source):
+        views = functools.partial(_views_of, encoder, source, devices, config.seed)
     name = f"labels of the {split} split"
-    return about, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
+    return header, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
 
 
 def _of_text(encoder: Encoder, source: Source, devices: list[jax.Device]) -> MetricsInputs:
-    """Features of neighbouring sentences: f of one and g of the other are a pair."""
+    """Neighbouring sentences are a pair: f of one and g of the other."""
     features = split_features(encoder, source, ["f", "g"], devices).features
     f, g = (check_features(name, features[name].x) for name in ("f", "g"))
     ends = source.documents[1:-1] - 1  # whose next sentence is another document's
     before = np.setdiff1d(np.arange(len(f) - 1), ends)
     one, other = np.concatenate([before, before + 1]), np.concatenate([before + 1, before])
-    return MetricsInputs(f, (Rows(f, one), Rows(g, other)), text=(g, source.documents))
+    return MetricsInputs(
+        f, (SelectedRows(f, one), SelectedRows(g, other)), text=(g, source.documents)
+    )
 
 
 def _views_of(
     encoder: Encoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Two views of each of these images, random by their places among them."""
+    """Two views of each of these images, random by their place in `rows`."""
     return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)
 
 
-def _of_file(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
+def _file_inputs(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
     x = load_features(config.run, config.normalize)
     pairs, labels = None, None if config.labels is None else load_array(config.labels)
     if config.pairs is not None:
         pairs = (x, load_features(config.pairs, config.normalize))
-    about = {
+    header = {
         "features": config.run,
         "pairs": config.pairs and str(config.pairs),
         "labels": config.labels and str(config.labels),
         "normalized": config.normalize,
     }
-    return about, MetricsInputs(
-        x, pairs, labels, str(config.labels), views=lambda rows: (Rows(x, rows),)
+    return header, MetricsInputs(
+        x, pairs, labels, str(config.labels), views=lambda rows: (SelectedRows(x, rows),)
     )
 
 
@@ -182,7 +173,7 @@ def _of_file(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
 
 
 def _summary(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
-    """Alignment and uniformity; of text those of neighbours, and the best sum of uniformities."""
+    """Alignment and uniformity; of text those of neighbours and of both encoders."""
     alpha, t, (n, d) = config.alpha, config.t, inputs.x.shape
     if inputs.text is None:
         return metrics.summary(inputs.x, inputs.pairs, alpha, t, devices)
@@ -225,16 +216,14 @@ def _distances(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> d
 
 
 def _projections(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
-    values = geometry.projections(inputs.x, seed=config.seed)._asdict()
-    half_width = values.pop("half_width")
+    half_width, *columns = result = geometry.projections(inputs.x, seed=config.seed)
+    names, directions = result._fields[1:], zip(*columns, strict=True)
     return {
-        "sliced_wasserstein": float(values["sliced_wasserstein"].mean()),
-        "projection_ks_sphere": float(values["ks_sphere"].mean()),
-        "projection_ks_normal": float(values["ks_normal"].mean()),
+        "sliced_wasserstein": float(result.sliced_wasserstein.mean()),
+        "projection_ks_sphere": float(result.ks_sphere.mean()),
+        "projection_ks_normal": float(result.ks_normal.mean()),
         "projection_half_width": half_width,
-        "projections": [
-            dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)
-        ],
+        "projections": [dict(zip(names, direction, strict=True)) for direction in directions],
     }
 
 

@@ -20,41 +20,39 @@ LABELLED = ("knn", "linear", "classifier")
 
 
 class EvaluatorInputs(NamedTuple):
-    """What an evaluator is given."""
-
     features: dict[str, np.ndarray]  # of each layer [n, d]
     pairs: list[np.ndarray]  # two views' outputs [n, dim], where alignment is asked for
     labels: np.ndarray
-    bank: int  # so many rows at first are searched and fitted on; the others are classified
+    bank: int  # the number of rows, the first ones, to search and fit on; the others are classified
     num_classes: int
     layer: str  # that is classified
     objective: ObjectiveConfig
 
 
-def _classified(probe: Callable, name: str, of: EvaluatorInputs) -> dict[str, float]:
-    x, y = of.features[of.layer], of.labels
-    bank, queries = slice(of.bank), slice(of.bank, None)
-    result = probe(x[bank], y[bank], x[queries], y[queries], num_classes=of.num_classes)
+def _probed(probe: Callable, name: str, inputs: EvaluatorInputs) -> dict[str, float]:
+    x, y, n = inputs.features[inputs.layer], inputs.labels, inputs.bank
+    result = probe(x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes)
     return {f"{name}_top1": result["top1"]}
 
 
-def _align_uniform(of: EvaluatorInputs) -> dict[str, float]:
+def _align_uniform(inputs: EvaluatorInputs) -> dict[str, float]:
+    objective = inputs.objective
     return {
-        "align": float(_align(*of.pairs, of.objective.align_alpha)),
-        "uniform": float(_uniform(of.features["output"], of.objective.uniform_t)),
+        "align": float(_align(*inputs.pairs, objective.align_alpha)),
+        "uniform": float(_uniform(inputs.features["output"], objective.uniform_t)),
     }
 
 
-def _classifier(of: EvaluatorInputs) -> dict[str, float]:
-    best = of.features["logits"][of.bank :].argmax(axis=1)
-    return {"classifier_top1": 100 * float(np.mean(best == of.labels[of.bank :]))}
+def _classifier(inputs: EvaluatorInputs) -> dict[str, float]:
+    best = inputs.features["logits"][inputs.bank :].argmax(axis=1)
+    return {"classifier_top1": 100 * float(np.mean(best == inputs.labels[inputs.bank :]))}
 
 
 _align, _uniform = jax.jit(align_loss), jax.jit(uniform_loss)
 
 EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
-    "knn": partial(_classified, knn.knn_probe, "knn"),
-    "linear": partial(_classified, linear.linear_probe, "linear"),
+    "knn": partial(_probed, knn.knn_probe, "knn"),
+    "linear": partial(_probed, linear.linear_probe, "linear"),
     "align_uniform": _align_uniform,
     "classifier": _classifier,
 }
@@ -63,25 +61,19 @@ EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
 def make_evaluation(
     config: PretrainConfig, dataset: Dataset, apply: Callable, devices: Sequence[jax.Device]
 ) -> Callable[..., dict[str, float]]:
-    """What evaluates an encoder again and again, on images that are read here once.
+    """Makes the evaluation of an encoder, on images that are read here once.
 
     Alignment is over two random views of each image, the same ones each time; all else is of the
-    images as they are. Accuracies are in percent.
-
-    Args:
-      config: of the run, with its sizes.
-      dataset: of the run.
-      apply: of the network, see `models.create`.
-      devices: of this process. Each process may evaluate the same, without communication.
+    images without augmentation. Accuracies are in percent. Each process may evaluate the same.
 
     Returns:
       `evaluate(params, stats, objective=config.objective)` -> values by name, such as
-      `eval/knn_top1`. Another objective gives its alpha and t. It raises FloatingPointError when
-      features are not finite.
+      `eval/knn_top1`; alpha and t are the objective's. It raises FloatingPointError when features
+      are not finite.
 
     Raises:
-      UserError: for a layer that the network does not have, images without the labels that it
-        takes, or a supervised run whose own training images would be classified.
+      UserError: for a layer that the network lacks, images without the needed labels, or a
+        supervised run whose own training images would be classified.
     """
     evaluators, layer = config.evaluate.evaluators, config.evaluate.eval_layer
     models.check_layer(config.model, layer, "--eval-layer")
@@ -112,10 +104,10 @@ def make_evaluation(
             if not np.isfinite(x).all():
                 raise FloatingPointError("features that are not finite")
         classes = len(dataset.class_names)
-        of = EvaluatorInputs(features, pairs, labels, readable_bank, classes, layer, objective)
+        inputs = EvaluatorInputs(features, pairs, labels, readable_bank, classes, layer, objective)
         values: dict[str, float] = {}
         for name in evaluators:
-            values |= EVALUATORS[name](of)
+            values |= EVALUATORS[name](inputs)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}
 
     return evaluate
@@ -123,15 +115,14 @@ def make_evaluation(
 
 def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
     """Images to search and fit on, and images to classify: none whose labels the run trains on."""
-    asked, count = config.evaluate, config.evaluate.eval_images
-    labelled = [name for name in asked.evaluators if name in LABELLED]
+    options, count = config.evaluate, config.evaluate.eval_images
+    labelled = [name for name in options.evaluators if name in LABELLED]
     supervised = bool(labelled) and config.objective.supervised_weight > 0
-    split = asked.eval_split or ("test" if supervised and config.data.folds > 1 else "train")
+    split = options.eval_split or ("test" if supervised and config.data.folds > 1 else "train")
     require(
         split == "test" or not supervised,
-        "--eval-split: a supervised run trains on the labels of the training images, so that it "
-        "is not evaluated on these; take --eval-split test, or pretrain with --folds, which holds "
-        "a part of them out",
+        "--eval-split: a supervised run trains on the training labels; take --eval-split test, or "
+        "pretrain with --folds, which holds a part of the images out",
     )
     require(
         bool(dataset.class_names) or not labelled,
@@ -139,16 +130,15 @@ def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
         "align_uniform alone",
     )
     if split == "train":
-        return subsets.fold(_some(dataset.train, count), 2, 0, SEED)
+        return subsets.fold(_sampled(dataset.train, count), 2, 0, SEED)
     require(
         dataset.test is not None,
-        f"--eval-split test: {dataset.origin} has no test split; --folds makes one of the "
-        "training images",
+        f"--eval-split test: {dataset.origin} has no test split; --folds makes one",
     )
-    return _some(dataset.train, count // 2), _some(dataset.test, count // 2)
+    return _sampled(dataset.train, count // 2), _sampled(dataset.test, count // 2)
 
 
-def _some(source: Source, count: int) -> Source:
+def _sampled(source: Source, count: int) -> Source:
     """About so many images, the same share of each class; of the labelled ones, if there are."""
     labels = np.asarray(source.labels)
     if (labels >= 0).any() and (labels < 0).any():

@@ -25,8 +25,7 @@ class Classifier(NamedTuple):
 
 def logits(classifier: Classifier, x) -> jax.Array:
     """Logits `[n, num_classes]` of features `[n, d]`."""
-    # With weights [num_classes, d] the gradient is a product that never transposes x: on CPU, twice
-    # as fast. Highest precision, because GPUs would round the features to 10 bits.
+    # The gradient never transposes x: on CPU, twice as fast. GPUs round features to 10 bits else.
     products = jnp.einsum("nd,cd->nc", x, classifier.weights, precision=lax.Precision.HIGHEST)
     return products + classifier.bias[None, :]
 
@@ -34,16 +33,10 @@ def logits(classifier: Classifier, x) -> jax.Array:
 def top_classes(
     classifier: Classifier, x, k: int = 1, prepare: Callable[[np.ndarray], Any] = as_float32
 ) -> np.ndarray:
-    """The k classes with the largest logits, the best first, the lower of equals first.
+    """The k classes with the largest logits `[n, k]`, the best first, the lower of equals first.
 
-    Args:
-      classifier: of features `[n, d]`.
-      x: `[n, d]`, an array or memory map of any real dtype, read in blocks of rows.
-      k: how many.
-      prepare: what is done to a block `[b, d]` before it is classified.
-
-    Returns:
-      Classes `[n, k]`.
+    Features x `[n, d]` are an array or memory map of any real dtype, read in blocks of rows, each
+    of which goes through `prepare`.
     """
     blocks = row_blocks(len(x), max(classifier.weights.shape), BLOCK)
     best = [_best(classifier, jnp.asarray(prepare(x[rows])), k=k) for rows in blocks]
@@ -59,18 +52,14 @@ def scores(ranked: np.ndarray, y: np.ndarray, *, num_classes: int, seed: int = 0
     """Accuracies in percent, as a JSON file can hold them.
 
     Args:
-      ranked: `[n, k]` classes of each row, the best first. For top5, k is at least 5, or all that
-        the classifier knows.
+      ranked: `[n, k]` classes of each row, the best first; for top5, k is 5 or all classes.
       y: `[n]` labels.
-      num_classes: number of classes c.
+      num_classes: number of classes.
       seed: of the bootstrap.
 
     Returns:
-      top1: of all rows.
-      top5: how often the label is among the first five; None up to 5 classes.
-      top1_interval: 95% interval of top1, see `bootstrap_interval`.
-      per_class: list of c, top1 of each class's rows; None for a class without rows.
-      confusion: see `confusion`.
+      top1; top5, None up to 5 classes; top1_interval, see `bootstrap_interval`; per_class, top1 of
+      each class's rows, None without any; confusion, see `confusion`.
     """
     right = ranked[:, 0] == y
     rows, rows_right = (np.bincount(labels, minlength=num_classes) for labels in (y, y[right]))
@@ -90,9 +79,8 @@ def scores(ranked: np.ndarray, y: np.ndarray, *, num_classes: int, seed: int = 0
 def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> list[list[int]]:
     """How often each label `[n]` was given each class `[n]`.
 
-    Up to 100 classes c, a table: c lists of c counts, a list for each label, in it a count for each
-    predicted class. With more classes, most of such a table would be zeros: triples [label,
-    predicted class, count] in their place, in order, of the pairs that occur.
+    Up to 100 classes, a table: a list for each label, in it a count for each predicted class. With
+    more, sorted triples [label, predicted class, count] of the pairs that occur.
     """
     pairs = np.asarray(y, np.int64) * num_classes + predicted
     pairs, counts = np.unique(pairs, return_counts=True)
@@ -104,14 +92,9 @@ def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> list[li
 
 
 def bootstrap_interval(right: np.ndarray, seed: int = 0) -> list[float]:
-    """95% interval of the percentage of rows that are right, by the percentile bootstrap.
+    """95% interval of the percentage that is right of booleans `[n]`, by the percentile bootstrap.
 
-    Rows drawn with replacement are right with probability `mean(right)`, so that the number of
-    right ones in a resample has a binomial distribution: it is drawn directly.
-
-    Args:
-      right: `[n]` booleans.
-      seed: of the 10,000 resamples.
+    The number of right rows among n drawn with replacement is binomial: it is drawn directly.
     """
     n = len(right)
     draws = np.random.default_rng(seed).binomial(n, np.mean(right), RESAMPLES)

@@ -4,15 +4,9 @@ Each minimizes, over weights W `[num_classes, d]` and a bias,
 
     mean cross-entropy + weight decay / 2 |W|^2        (the bias is not penalized)
 
-on the features as they are, neither centred nor scaled, in the epochs, batches and steps of its
-paper. No paper prints a weight decay for its classifier: it is 0 in the first cell of every grid.
-The other cells are this project's, since one rate does not suit every encoder. docs/evaluation.md
-lists what else is assumed.
-
-- "stl10": Wang & Isola, B.1 (CIFAR-10 and STL-10).
-- "moco", "moco_imagenet100": Wang & Isola, B.2.2 and B.2.1 (ImageNet, ImageNet-100).
-- "simclr": the balanced paper, A.3.1 (ImageNet), which follows SimCLR.
-- "balanced": the balanced paper, A.4.1 (CIFAR-10).
+on the features as they are, neither centred nor scaled. The first cell of a grid has the paper's
+learning rate, without weight decay, which no paper prints; docs/evaluation.md lists what else is
+assumed.
 """
 
 import functools
@@ -26,17 +20,15 @@ import numpy as np
 import optax
 from jax import lax
 
-from hypersphere_jax.config import OptimizerConfig, UserError, require
+from hypersphere_jax.config import OptimizerConfig, require
 from hypersphere_jax.evaluate.checks import as_float32, check_features
 from hypersphere_jax.evaluate.scores import Classifier, logits
-from hypersphere_jax.train import sharding
-from hypersphere_jax.train.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.train.progress import track
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.progress import track
 
-# Features that take a larger share of a device's memory stay on the host, and about this many bytes
-# of them at a time go to the devices.
-RESIDENT_SHARE = 0.25
-CHUNK_BYTES = 2**23
+RESIDENT_SHARE = 0.25  # of a device's memory; larger features stay on the host, and these many
+CHUNK_BYTES = 2**23  # of their bytes at a time go to the devices
 
 
 class Protocol(NamedTuple):
@@ -55,14 +47,14 @@ class Protocol(NamedTuple):
     init_std: float = 0.01  # of the normal distribution that the weights start from
 
 
-def _grid(rates: Sequence[float], decays: Sequence[float]) -> tuple[tuple[float, float], ...]:
+def _grid(*rates: float, decays: tuple[float, ...] = (0.0, 1e-5)) -> tuple:
     return tuple((rate, decay) for decay in decays for rate in rates)
 
 
-ADAM_GRID = _grid((1e-3, 1e-2), (0.0, 1e-5, 1e-4, 1e-3))
-SGD_GRID = _grid((30.0, 10.0, 3.0, 1.0), (0.0, 1e-5))
-LARS_GRID = _grid((1.6, 0.32, 6.4, 25.6), (0.0, 1e-5))
+ADAM_GRID = _grid(1e-3, 1e-2, decays=(0.0, 1e-5, 1e-4, 1e-3))
+SGD_GRID = _grid(30.0, 10.0, 3.0, 1.0)
 PROTOCOLS = {
+    # Wang & Isola, B.1, B.2.2 and B.2.1.
     "stl10": Protocol(
         *("adam", 100, 128, ADAM_GRID),
         decay_at=(0.6, 0.8),
@@ -72,11 +64,14 @@ PROTOCOLS = {
     ),
     "moco": Protocol("sgd", 100, 256, SGD_GRID, decay_at=(0.6, 0.8)),
     "moco_imagenet100": Protocol(
-        *("sgd", 60, 256, _grid((10.0, 30.0, 3.0, 1.0), (0.0, 1e-5))),
+        *("sgd", 60, 256, _grid(10.0, 30.0, 3.0, 1.0)),
         decay_at=(1 / 2, 2 / 3, 5 / 6),
         decay_factor=0.2,
     ),
-    "simclr": Protocol("lars", 90, 4096, LARS_GRID, schedule="cosine", nesterov=True),
+    # The balanced paper, A.3.1 and A.4.1.
+    "simclr": Protocol(
+        *("lars", 90, 4096, _grid(1.6, 0.32, 6.4, 25.6)), schedule="cosine", nesterov=True
+    ),
     "balanced": Protocol("sgd", 90, 256, SGD_GRID, schedule="cosine"),
 }
 
@@ -95,33 +90,26 @@ def fit_grid(
 ) -> tuple[list[Classifier], dict[str, Any]]:
     """Trains a classifier for each cell of a grid, all at once on the same batches.
 
-    A step reads its batch once for all cells. Several devices share the cells, each with its own
-    copy of the features: no cell depends on how many there are. Features that do not fit into the
-    devices' memory are gathered on the host, a few batches ahead, with the same result.
+    Several devices share the cells, each with its own copy of the features. Features that do not
+    fit into the devices' memory are gathered on the host, with the same result.
 
     Args:
-      protocol: one of `PROTOCOLS`, or another. Its own grid does not count here.
+      protocol: such as one of `PROTOCOLS`; its grid is not used.
       x: `[n, d]` finite features of any real dtype, such as a memory map; computed in float32.
       y: `[n]` integers below `num_classes`.
-      rows: which rows to train on. With the seed and the epoch they decide the batches.
+      rows: which rows to train on.
       grid: (learning rate, weight decay) of each cell.
       num_classes: number of classes.
-      seed: of the start and the batches.
-      epoch_features: called once an epoch with its number, from 0; gives the `[n, d]` features of
-        that epoch, of freshly augmented images, in place of x.
-      devices: of this process, to compute on. None: JAX's first.
+      seed: of the start and, with the epoch and the rows, of the batches.
+      epoch_features: epoch, from 0, to features `[n, d]` to take in place of x.
+      devices: of this process. None: JAX's first.
 
     Returns:
-      A classifier for each cell, and what a result says of the protocol. There, `finite` is False
-      for each cell whose training diverged to NaN or infinity.
-
-    Raises:
-      UserError: for a grid that cannot be used, no rows, or features of an epoch that do not fit.
+      A classifier for each cell, and the entries of a result; there, `finite` is False for each
+      cell whose training diverged.
     """
     grid = checked_grid(grid)
     rows, y = np.asarray(rows), np.asarray(y, np.int32)
-    require(len(rows) > 0, "no rows to train on")
-
     devices = tuple(jax.local_devices()[:1] if devices is None else devices)[: len(grid)]
     # Each device has as many cells: the last one is trained again where they do not divide.
     each = -(-len(grid) // len(devices))
@@ -136,29 +124,28 @@ def fit_grid(
     classifiers, states = begin(*sharding.replicate(start, devices), rates)
 
     resident = 4 * math.prod(x.shape) <= RESIDENT_SHARE * sharding.memory(devices)
-    held = None
+    on_devices = None
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
             jax.block_until_ready(classifiers)  # the features may come in the same memory again
-            held, x = None, check_features(f"epoch {epoch}", epoch_features(epoch))
-            what = f"epoch {epoch} features: expected shape {shape}, got {x.shape}"
-            require(tuple(x.shape) == shape, what)
+            on_devices, x = None, check_features(f"epoch {epoch}", epoch_features(epoch))
+            require(x.shape == shape, f"epoch {epoch} features: {x.shape}, expected {shape}")
         batches = _batches(rows, batch_size, seed, epoch)
         if not resident:
             pieces = _gathered(x, y, *batches, devices)
         else:
-            if held is None:
-                held = sharding.replicate((as_float32(x), y), devices)
-            pieces = [(*held, *sharding.replicate(batches, devices))]
+            if on_devices is None:
+                on_devices = sharding.replicate((as_float32(x), y), devices)
+            pieces = [(*on_devices, *sharding.replicate(batches, devices))]
         for piece in pieces:
             # The next piece is made while the devices work on this one, and none after it.
             jax.block_until_ready(classifiers)
             classifiers, states = train(classifiers, states, rates, decays, *piece)
 
     leaves = [np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(grid)] for leaf in classifiers]
-    found = [Classifier(*map(jnp.asarray, pair)) for pair in zip(*leaves, strict=True)]
-    finite = [all(bool(np.isfinite(leaf).all()) for leaf in classifier) for classifier in found]
-    return found, {**_described(protocol), "finite": finite}
+    trained = [Classifier(*map(jnp.asarray, pair)) for pair in zip(*leaves, strict=True)]
+    finite = [all(bool(np.isfinite(leaf).all()) for leaf in classifier) for classifier in trained]
+    return trained, {**_settings(protocol), "finite": finite}
 
 
 def checked_grid(grid: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -167,20 +154,20 @@ def checked_grid(grid: Sequence[tuple[float, float]]) -> list[tuple[float, float
     try:
         pairs = [(float(rate), float(decay)) for rate, decay in grid]
     except (TypeError, ValueError):
-        raise UserError(f"grid {grid}: must be {expected}") from None
+        pairs = []
     usable = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
-    require(len(pairs) > 0 and usable, f"grid {pairs}: must be {expected}")
+    require(len(pairs) > 0 and usable, f"grid {grid}: must be {expected}")
     return pairs
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable, Callable]:
-    """The first classifiers and states of a device's cells, and training steps of them."""
+    """What starts a device's cells, and what trains them."""
     settings = protocol._asdict()
     del settings["grid"], settings["init_std"]
     config = OptimizerConfig(**settings, learning_rate=1.0, scaling="none", weight_decay=0.0)
-    # At a peak of 1: every rule is linear in the rate, so each cell multiplies its updates by its
-    # own; weight decay, also its own, goes into the gradient as the rules would do it.
+    # Every rule is linear in the rate: each cell multiplies the updates at a rate of 1 by its own.
+    # Weight decay, also its own, goes into the gradient as the rules would do it.
     optimizer = make_optimizer(config, make_schedule(config, steps))
 
     def begin(weights, bias, rates):
@@ -227,7 +214,7 @@ def _batches(rows, batch_size: int, seed: int, epoch: int) -> tuple[np.ndarray, 
 
 
 def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[tuple]:
-    """The batches of an epoch in pieces: their rows of x and y, in order, on every device."""
+    """The batches of an epoch in pieces, with their rows of x and y on every device."""
     steps, batch_size = order.shape
     count = max(1, CHUNK_BYTES // (4 * batch_size * x.shape[1]))
     for first in range(0, steps, count):
@@ -237,7 +224,7 @@ def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[t
         yield sharding.replicate((*gathered, places, weights[first : first + count]), devices)
 
 
-def _described(protocol: Protocol) -> dict[str, Any]:
+def _settings(protocol: Protocol) -> dict[str, Any]:
     """The settings that its optimizer and schedule use."""
     unused = {"grid"}
     unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}

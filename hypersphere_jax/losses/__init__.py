@@ -20,6 +20,7 @@ from hypersphere_jax.losses.sliced_wasserstein import (
     prior_matching_loss,
     sliced_wasserstein_loss,
 )
+from hypersphere_jax.losses.supervised import supervised_contrastive_loss
 
 __all__ = [
     "align_loss",
@@ -38,6 +39,7 @@ __all__ = [
     "quick_thought_contrastive_loss",
     "quick_thought_uniform_loss",
     "sliced_wasserstein_loss",
+    "supervised_contrastive_loss",
     "uniform_loss",
     "uniform_queue_loss",
 ]

@@ -5,13 +5,41 @@ import math
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import at_least, features, positive
-from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
-from hypersphere_jax.losses.pairs import gaussian_points, log_total, log_total_with
+from hypersphere_jax.losses.common import (
+    at_least,
+    features,
+    log_count,
+    masked,
+    positive,
+    shares_of,
+)
+from hypersphere_jax.losses.devices import (
+    AxisName,
+    PairOptions,
+    global_mean,
+    global_sum,
+    mean_of,
+    pair_options,
+)
+from hypersphere_jax.losses.mesh import on_mesh
+from hypersphere_jax.losses.pairs import (
+    gaussian_points,
+    log_total,
+    log_total_with,
+    real_points,
+)
 
 
+@on_mesh("x", "y", "mask", "weights")
 def align_loss(
-    x: jax.Array, y: jax.Array, alpha: float = 2.0, *, axis_name: AxisName = None
+    x: jax.Array,
+    y: jax.Array,
+    alpha: float = 2.0,
+    *,
+    mask: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
 ) -> jax.Array:
     r"""Alignment: the mean distance of positive pairs, to the power alpha.
 
@@ -24,13 +52,16 @@ def align_loss(
       x: `[n, d]` features, unit norm in the paper.
       y: `[n, d]` features of the positives, in the order of `x`.
       alpha: power of the distance, > 0.
+      mask: bool `[n]`, which pairs are real: the others, whatever they hold, count nowhere.
+      weights: `[n]`, zero or positive: the mean over pairs becomes the weighted mean.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
 
     Returns:
       float32 scalar.
 
     Raises:
-      ValueError: for shapes that differ, no pairs, or alpha that is not positive.
+      ValueError: for shapes that do not fit, no pairs, or alpha that is not positive.
 
     >>> import jax.numpy as jnp
     >>> x, y = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[0.0, 1.0], [0.0, 1.0]])
@@ -40,7 +71,8 @@ def align_loss(
     alpha = positive("alpha", alpha)
     x, y = features(x, y, names="x, y")
     at_least(1, "align_loss", "pair", x)
-    return global_mean(jnp.mean(distance_power(x, y, alpha)), axis_name)
+    _, weights, x, y = masked(mask, weights, x, y)
+    return mean_of(distance_power(x, y, alpha), shares_of(weights, axis_name), axis_name)
 
 
 def distance_power(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
@@ -52,12 +84,16 @@ def distance_power(x: jax.Array, y: jax.Array, alpha: float) -> jax.Array:
     return jnp.where(apart, jnp.where(apart, squares, 1.0) ** (alpha / 2), 0.0)
 
 
+@on_mesh("x", "mask", "weights")
 def uniform_loss(
     x: jax.Array,
     t: float = 2.0,
     include_self: bool = False,
     *,
+    mask: jax.Array | None = None,
+    weights: jax.Array | None = None,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -74,7 +110,11 @@ def uniform_loss(
       x: `[n, d]` features, unit norm in the paper.
       t: scale of the potential, > 0.
       include_self: estimator (8) in place of (9).
+      mask: bool `[n]`, which points are real: the others, whatever they hold, count nowhere.
+      weights: `[n]`, zero or positive: the mean over pairs becomes a weighted mean, in which a pair
+        weighs the product of its points' weights.
       axis_name: a mapped axis: the points are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -93,14 +133,38 @@ def uniform_loss(
     (x,) = features(x, names="x")
     n = at_least(1 if include_self else 2, "uniform_loss", "point", x, axis_name=axis_name)
     options = pair_options(block_size, axis_name, ring)
+    _, weights, x = masked(mask, weights, x)
     if n == 1:
         return global_mean(jnp.sum(0 * x), axis_name)
+    if weights is not None:
+        return _weighted_uniform(x, t, include_self, weights, options)
     points = gaussian_points(x, t, axis_name)
     if include_self:
-        return jnp.logaddexp(log_total(points, options), math.log(n)) - 2 * math.log(n)
-    return log_total(points, options) - math.log(n * (n - 1))
+        return jnp.logaddexp(log_total(points, options), log_count(n)) - 2 * log_count(n)
+    return log_total(points, options) - log_count(n * (n - 1))
 
 
+def _weighted_uniform(
+    x: jax.Array, t: float, include_self: bool, weights: jax.Array, options: PairOptions
+) -> jax.Array:
+    """The log of the weighted mean; 0 where fewer than two points have weight."""
+    shares = shares_of(weights, options.axis_name)
+    squares = global_sum(jnp.sum(jnp.square(shares)), options.axis_name)
+    pairs = global_sum(jnp.sum(shares > 0), options.axis_name) > 1
+    points = gaussian_points(x, t, options.axis_name, shares=shares)
+    # Without pairs all points count, so that there is a gradient, of which the last line takes 0.
+    counts = jnp.where(pairs, shares, 1.0)
+    log_counts = jnp.log(jnp.where(counts > 0, counts, 1.0))
+    points = points._replace(bias=points.bias + log_counts)
+    total = log_total(real_points(points, counts > 0), options)
+    if include_self:
+        value = jnp.logaddexp(total, jnp.log(jnp.where(pairs, squares, 1.0)))
+    else:
+        value = total - jnp.log1p(-jnp.where(pairs, squares, 0.0))
+    return jnp.where(pairs, value, 0.0)
+
+
+@on_mesh("query")
 def uniform_queue_loss(
     query: jax.Array,
     queue: jax.Array,
@@ -108,6 +172,7 @@ def uniform_queue_loss(
     intra_batch: bool = True,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -127,6 +192,7 @@ def uniform_queue_loss(
       t: scale of the potential, > 0.
       intra_batch: count the pairs of queries too.
       axis_name: a mapped axis: the queries are those of all devices. Each has the same queue.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' queries along a ring, rather than gathering them on each.
 
@@ -150,8 +216,8 @@ def uniform_queue_loss(
     centre = jax.lax.stop_gradient(jnp.mean(queue, axis=0, keepdims=True))
     queries, keys = (gaussian_points(side, t, centre=centre) for side in (query, queue))
     total, pairs = log_total_with(queries, keys, options), n * m
-    if intra_batch and n > 1:
+    if intra_batch and n != 1:
         # Each pair is twice in the sum over i != j.
         total = jnp.logaddexp(total, log_total(queries, options) - math.log(2))
         pairs += n * (n - 1) // 2
-    return total - math.log(pairs)
+    return total - log_count(pairs)

@@ -50,7 +50,7 @@ def log_sums(
     sums, others = _sweep(parts, jnp.logaddexp, rows, columns, nothing, exclude)
     if b is None:
         sums = others = sums if others is None else jnp.logaddexp(sums, others)
-    return _join(sums, len(a.bias)), _join(others, len((a if b is None else b).bias))
+    return _join(sums, a.bias.shape[0]), _join(others, (a if b is None else b).bias.shape[0])
 
 
 def weighted_sums(
@@ -95,8 +95,8 @@ def weighted_sums(
     if b is None:
         sums = others = jax.tree.map(jnp.add, sums, others) if others else sums
     return (
-        jax.tree.map(lambda total: _join(total, len(a.bias)), sums),
-        jax.tree.map(lambda total: _join(total, len((a if b is None else b).bias)), others),
+        jax.tree.map(lambda total: _join(total, a.bias.shape[0]), sums),
+        jax.tree.map(lambda total: _join(total, (a if b is None else b).bias.shape[0]), others),
     )
 
 
@@ -111,7 +111,7 @@ def _sweep(
     """
     symmetric = columns is None
     columns = rows if symmetric else columns
-    counts = len(rows[0].bias), len(columns[0].bias)
+    counts = rows[0].bias.shape[0], columns[0].bias.shape[0]
     if counts == (1, 1):
         row, column = _at(rows, 0), _at(columns, 0)
         mine, theirs = parts(_logits(row[0], column[0], exclude), row, column)
@@ -153,7 +153,7 @@ def _add_at(add: Callable, totals: Any, i: Any, part: Any) -> Any:
 def _logits(a: Points, b: Points, exclude: int) -> jax.Array:
     logits = _product(a.x, b.x.T) + (a.bias[:, None] + b.bias[None, :])
     if exclude:
-        group = jnp.arange(len(a.bias)) >> (exclude - 1)
+        group = jnp.arange(a.bias.shape[0]) >> (exclude - 1)
         logits = jnp.where(group[:, None] == group[None, :], OFF, logits)
     return logits
 
@@ -164,7 +164,9 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _split(side: tuple, limit: int, exclude: int) -> tuple:
     """Arrays of n points to `[blocks, size, ...]`, filled up with points that form no pair."""
-    n = len(side[0].bias)
+    n = side[0].bias.shape[0]
+    if not isinstance(n, int):  # `jax.export` with a symbolic n: one block
+        return jax.tree.map(lambda array: array[None], side)
     count = math.ceil(n / limit)
     size = math.ceil(n / count)
     size += size % max(exclude, 1)  # no block parts an excluded pair

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.devices import AxisName
+from hypersphere_jax.losses.devices import AxisName, global_sum
 
 
 def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
@@ -93,11 +93,60 @@ def _option(name: str, value: Any, what: str, fits: Callable[[float], bool]) -> 
     return jnp.reshape(value, ()).astype(jnp.float32)
 
 
+def log_count(n: int) -> Any:
+    """The log of a number of points, which `jax.export` may not know."""
+    return math.log(n) if isinstance(n, int) else jnp.log(jnp.asarray(n, jnp.float32))
+
+
+def masked(
+    mask: Any, weights: Any, *arrays: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None, *tuple[jax.Array, ...]]:
+    """What is real, how much it counts, and arrays `[n, d]` with zeros in place of the rest.
+
+    Args:
+      mask: bool `[n]`, or None where all are real.
+      weights: `[n]`, or None where all count the same.
+      *arrays: features, which may hold anything where the mask is False.
+
+    Returns:
+      The mask, the weights (zero where it is False; None without mask and weights), the arrays.
+
+    Raises:
+      ValueError: for shapes or types that do not fit, or weights that are known and negative.
+    """
+    if mask is None and weights is None:
+        return None, None, *arrays
+    n = arrays[0].shape[0]
+    given = {"mask": mask, "weights": weights}
+    given = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
+    for name, array in given.items():
+        if array.shape != (n,):
+            raise ValueError(f"{name} must be [{n}], got shape {array.shape}")
+    weights = given.get("weights", jnp.ones_like(arrays[0], shape=(n,))).astype(jnp.float32)
+    if mask is not None:
+        mask = given["mask"]
+        if mask.dtype != bool:
+            raise ValueError(f"mask must be bool, True for what is real, got {mask.dtype}")
+        weights = jnp.where(mask, weights, 0.0)
+        arrays = tuple(jnp.where(mask[:, None], array, 0.0) for array in arrays)
+    if not isinstance(weights, jax.core.Tracer) and not (weights >= 0).all():
+        raise ValueError(f"weights must be zero or positive, got {weights}")
+    return mask, weights, *arrays
+
+
+def shares_of(weights: jax.Array | None, axis_name: AxisName) -> jax.Array | None:
+    """The weights, divided by the sum of all devices' weights. All zero where that is zero."""
+    if weights is None:
+        return None
+    total = global_sum(jnp.sum(weights), axis_name)
+    return weights / jnp.where(total > 0, total, 1.0)
+
+
 def at_least(least: int, loss: str, what: str, x: jax.Array, axis_name: AxisName = None) -> int:
     """The number of points on all devices, or ValueError if that is fewer than the loss needs."""
     shape = jnp.shape(x)
     n = shape[0] * (1 if axis_name is None else jax.lax.axis_size(axis_name)) if shape else 0
-    if n < least:
+    if isinstance(n, int) and n < least:
         number = {1: "one", 2: "two"}[least]
         raise ValueError(f"{loss} needs at least {number} {what}{'s'[: least - 1]}, got {shape}")
     return n

@@ -3,21 +3,38 @@
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import at_least, features, positive
+from hypersphere_jax.losses.common import (
+    at_least,
+    features,
+    masked,
+    positive,
+    shares_of,
+)
 from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
-from hypersphere_jax.losses.pairs import mean_log_sum_shared, mean_log_sums_between, plain_points
+from hypersphere_jax.losses.mesh import on_mesh
+from hypersphere_jax.losses.pairs import (
+    mean_log_sum_shared,
+    mean_log_sums_between,
+    plain_points,
+    real_points,
+)
 
 
+@on_mesh("x", "y", "mask", "weights")
 def contrastive_loss(
     x: jax.Array,
     y: jax.Array,
     tau: float = 0.5,
     *,
+    symmetric: bool = True,
+    mask: jax.Array | None = None,
+    weights: jax.Array | None = None,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
-    r"""The symmetric in-batch contrastive loss, the mean of 2n cross entropies.
+    r"""The in-batch contrastive loss, in both directions: the mean of 2n cross entropies.
 
     .. math::
         -\frac{1}{2n} \sum_i \left[
@@ -25,13 +42,18 @@ def contrastive_loss(
           \log \frac{e^{x_i^\top y_i / \tau}}{\sum_j e^{x_j^\top y_i / \tau}} \right]
 
     (Wang & Isola, B.1, which prints it without the minus sign.) The negatives of `x_i` are the
-    other `y_j`, and those of `y_i` the other `x_j`.
+    other `y_j`, and those of `y_i` the other `x_j`. `symmetric=False` takes the first log alone,
+    in the mean over n: InfoNCE with `x` as queries and the batch's `y` as keys.
 
     Args:
       x: `[n, d]` features, unit norm in the paper.
       y: `[n, d]` features of the positives, in the order of `x`.
       tau: temperature, > 0.
+      symmetric: the mean of both directions, rather than x against y alone.
+      mask: bool `[n]`, which pairs are real: the others, whatever they hold, count nowhere.
+      weights: `[n]`, zero or positive: the mean over pairs becomes the weighted mean.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -49,23 +71,26 @@ def contrastive_loss(
     tau = positive("tau", tau)
     x, y = features(x, y, names="x, y")
     at_least(1, "contrastive_loss", "pair", x)
-    x = x / tau
+    mask, weights, x, y = masked(mask, weights, x / tau, y)
     return mean_log_sums_between(
-        plain_points(x),
-        plain_points(y),
+        real_points(plain_points(x), mask),
+        real_points(plain_points(y), mask),
         pair_options(block_size, axis_name, ring),
-        columns=True,
+        columns=symmetric,
         exclude=1,
         positives=jnp.sum(x * y, axis=-1),
+        shares=shares_of(weights, axis_name),
     )
 
 
+@on_mesh("z1", "z2")
 def dcl_loss(
     z1: jax.Array,
     z2: jax.Array,
     tau: float = 0.5,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -83,6 +108,7 @@ def dcl_loss(
       z2: `[n, d]` features of the second view, in the order of `z1`.
       tau: temperature, > 0.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -111,6 +137,7 @@ def dcl_loss(
     return spread - global_mean(jnp.mean(jnp.sum(z1 * z2, axis=-1)), axis_name)
 
 
+@on_mesh("query", "key")
 def info_nce_loss(
     query: jax.Array,
     key: jax.Array,
@@ -118,6 +145,7 @@ def info_nce_loss(
     tau: float = 0.07,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
 ) -> jax.Array:
     r"""InfoNCE with one positive key a query and negatives that all queries share.
@@ -135,6 +163,7 @@ def info_nce_loss(
       tau: temperature, > 0.
       axis_name: a mapped axis: queries and keys are those of all devices. Each has the same
         negatives.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
 
     Returns:

@@ -76,6 +76,13 @@ def global_sum(value: jax.Array, axis_name: AxisName) -> jax.Array:
     return value if axis_name is None else lax.psum(value, axis_name)
 
 
+def mean_of(values: jax.Array, shares: jax.Array | None, axis_name: AxisName) -> jax.Array:
+    """The mean of all devices' `[n, ...]`, or their sum with shares `[n]`, which add up to one."""
+    if shares is None:
+        return global_mean(jnp.mean(values, axis=0), axis_name)
+    return global_sum(jnp.matmul(shares, values, precision=lax.Precision.HIGHEST), axis_name)
+
+
 def over_devices(
     pair_sums: Callable,
     local: Any,

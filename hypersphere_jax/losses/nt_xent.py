@@ -9,9 +9,18 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative, positive
+from hypersphere_jax.losses.common import (
+    at_least,
+    features,
+    l2_normalize,
+    masked,
+    not_negative,
+    positive,
+    shares_of,
+)
 from hypersphere_jax.losses.devices import AxisName, PairOptions, global_mean, pair_options
-from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points
+from hypersphere_jax.losses.mesh import on_mesh
+from hypersphere_jax.losses.pairs import gaussian_points, mean_log_sum, plain_points, real_points
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
 Scaling = Literal["per_sample", "per_dimension"]
@@ -25,13 +34,17 @@ class Terms(NamedTuple):
     distribution: jax.Array
 
 
+@on_mesh("z1", "z2", "mask", "weights")
 def nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
     tau: float = 0.5,
     similarity: Similarity = "cosine",
     *,
+    mask: jax.Array | None = None,
+    weights: jax.Array | None = None,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -50,7 +63,10 @@ def nt_xent_loss(
       tau: temperature, > 0.
       similarity: "cosine" normalizes the features here; "dot" and "neg_euclidean", minus the
         squared distance, take them as they are (balanced paper, Section 5.4 and its footnote).
+      mask: bool `[n]`, which pairs are real: the others, whatever they hold, count nowhere.
+      weights: `[n]`, zero or positive: the mean over pairs becomes the weighted mean.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -58,8 +74,8 @@ def nt_xent_loss(
       float32 scalar, at least 0; `log(2n - 1)` when all features coincide.
 
     Raises:
-      ValueError: for shapes that differ, no pairs, a similarity of another name, or tau that is not
-        positive.
+      ValueError: for shapes that do not fit, no pairs, a similarity of another name, or tau that is
+        not positive.
 
     >>> import jax.numpy as jnp
     >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
@@ -69,6 +85,7 @@ def nt_xent_loss(
     tau = positive("tau", tau)
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "nt_xent_loss", "pair", z1)
+    mask, weights, z1, z2 = masked(mask, weights, z1, z2)
     if similarity == "cosine":
         z1, z2 = l2_normalize(z1), l2_normalize(z2)
     elif similarity not in ("dot", "neg_euclidean"):
@@ -76,13 +93,17 @@ def nt_xent_loss(
             f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
         )
     options = pair_options(block_size, axis_name, ring)
+    real = None if mask is None else _views(mask, mask)
+    shares = shares_of(None if weights is None else _views(weights, weights), axis_name)
     if similarity == "neg_euclidean":
-        points = gaussian_points(_views(z1, z2), 1 / tau, axis_name)
+        points = gaussian_points(_views(z1, z2), 1 / tau, axis_name, shares=shares)
         positives = -jnp.sum(jnp.square(z1 - z2), axis=-1) / tau
-        return mean_log_sum(points, 2, options, _views(positives, positives))
-    return _nt_xent(z1, z2, 1 / tau, options)
+        positives = _views(positives, positives)
+        return mean_log_sum(real_points(points, real), 2, options, positives, shares)
+    return _nt_xent(z1, z2, 1 / tau, options, real, shares)
 
 
+@on_mesh("z1", "z2")
 def decoupled_nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -92,6 +113,7 @@ def decoupled_nt_xent_loss(
     scaling: Scaling = "per_sample",
     with_terms: bool = False,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array | Terms:
@@ -116,6 +138,7 @@ def decoupled_nt_xent_loss(
       scaling: of the alignment term: "per_sample" as in Eq. (5), "per_dimension" as in the tables.
       with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -159,11 +182,13 @@ def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -
     raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
 
 
+@on_mesh("z")
 def logsumexp_loss(
     z: jax.Array,
     tau: float = 0.5,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -177,6 +202,7 @@ def logsumexp_loss(
       z: `[n, d]` features, unit norm in the paper.
       tau: temperature, > 0.
       axis_name: a mapped axis: the features are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -197,6 +223,7 @@ def logsumexp_loss(
     return mean_log_sum(points, 1, pair_options(block_size, axis_name, ring))
 
 
+@on_mesh("z1", "z2")
 def balanced_contrastive_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -205,6 +232,7 @@ def balanced_contrastive_loss(
     *,
     with_terms: bool = False,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array | Terms:
@@ -224,6 +252,7 @@ def balanced_contrastive_loss(
       lam: weight of the repulsion, >= 0.
       with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -251,6 +280,7 @@ def balanced_contrastive_loss(
     return terms if with_terms else terms.loss
 
 
+@on_mesh("z1", "z2")
 def generalized_nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -259,6 +289,7 @@ def generalized_nt_xent_loss(
     *,
     with_terms: bool = False,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array | Terms:
@@ -278,6 +309,7 @@ def generalized_nt_xent_loss(
       lam: weight of the repulsion, >= 0.
       with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -306,13 +338,20 @@ def generalized_nt_xent_loss(
     return terms if with_terms else terms.loss
 
 
-def _nt_xent(z1: jax.Array, z2: jax.Array, alpha: float, options: PairOptions) -> jax.Array:
-    """NT-Xent of inner products times alpha."""
+def _nt_xent(
+    z1: jax.Array,
+    z2: jax.Array,
+    alpha: float,
+    options: PairOptions,
+    mask: jax.Array | None = None,
+    shares: jax.Array | None = None,
+) -> jax.Array:
+    """NT-Xent of inner products times alpha; mask and shares are of the 2n views."""
     positives = alpha * jnp.sum(z1 * z2, axis=-1)
-    points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
-    return mean_log_sum(points, 2, options, _views(positives, positives))
+    points = real_points(plain_points(_views(z1, z2) * jnp.sqrt(alpha)), mask)
+    return mean_log_sum(points, 2, options, _views(positives, positives), shares)
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
     """`[2n, ...]`, the two views of an image one after the other: no block parts them."""
-    return jnp.stack([z1, z2], axis=1).reshape(2 * len(z1), *z1.shape[1:])
+    return jnp.stack([z1, z2], axis=1).reshape(2 * z1.shape[0], *z1.shape[1:])

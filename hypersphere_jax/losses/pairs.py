@@ -2,9 +2,10 @@
 
 Five scalars of which the pairwise losses are made: the log of the sum over all pairs, of points
 among themselves or with others, and the mean over points of the log of the sum over their pairs.
-With `axis_name` points lie spread over devices. Value and gradient need memory linear in the number
-of points. The gradient is computed together with the value, when a derivative is asked for, in
-forward as in reverse mode.
+With `axis_name` points lie spread over devices. Where `shares` of the points are given, which add
+up to one over all devices, the mean is weighted by them. Value and gradient need memory linear in
+the number of points. The gradient is computed together with the value, when a derivative is asked
+for, in forward as in reverse mode.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-from hypersphere_jax.losses.blocks import Points, log_sums, weighted_sums
+from hypersphere_jax.losses.blocks import OFF, Points, log_sums, weighted_sums
 from hypersphere_jax.losses.devices import (
     AxisName,
     PairOptions,
-    global_mean,
     global_sum,
+    mean_of,
     over_devices,
 )
 
@@ -36,7 +37,11 @@ def plain_points(x: jax.Array) -> Points:
 
 
 def gaussian_points(
-    x: jax.Array, t: float, axis_name: AxisName = None, centre: jax.Array | float | None = None
+    x: jax.Array,
+    t: float,
+    axis_name: AxisName = None,
+    centre: jax.Array | float | None = None,
+    shares: jax.Array | None = None,
 ) -> Points:
     """Points whose logits are `-t |x_i - x_j|^2`.
 
@@ -44,10 +49,14 @@ def gaussian_points(
     no distance, and spares the cancellation for points that lie close together.
     """
     if centre is None:
-        centre = lax.stop_gradient(jnp.mean(x, axis=0, keepdims=True))
-        centre = centre if axis_name is None else lax.pmean(centre, axis_name)
+        centre = lax.stop_gradient(mean_of(x, shares, axis_name))[None]
     x = (x - centre) * jnp.sqrt(2 * t)
     return Points(x, -jnp.sum(jnp.square(x), axis=-1) / 2)
+
+
+def real_points(points: Points, mask: jax.Array | None) -> Points:
+    """Points of which those that the mask leaves out form no pair."""
+    return points if mask is None else points._replace(bias=jnp.where(mask, points.bias, OFF))
 
 
 def log_total(points: Points, options: PairOptions) -> jax.Array:
@@ -85,7 +94,11 @@ def log_total_with(points: Points, others: Points, options: PairOptions) -> jax.
 
 
 def mean_log_sum(
-    points: Points, exclude: int, options: PairOptions, positives: jax.Array | None = None
+    points: Points,
+    exclude: int,
+    options: PairOptions,
+    positives: jax.Array | None = None,
+    shares: jax.Array | None = None,
 ) -> jax.Array:
     r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of points among themselves.
 
@@ -98,20 +111,23 @@ def mean_log_sum(
       exclude: 1 leaves out j = i, 2 also the other of (0, 1), (2, 3) and so on.
       options: see `PairOptions`.
       positives: logits `[n]`.
+      shares: `[n]`, or None for the mean.
     """
 
-    def value(points, positives):
+    def value(points, positives, shares):
         sums = _row_sums(points, exclude, options)
-        return global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return mean_of(_entropies(sums, positives), shares, options.axis_name)
 
-    def value_and_gradients(points, positives):
+    def value_and_gradients(points, positives, shares):
         sums = _row_sums(points, exclude, options)
-        shifts, slopes = _slopes(sums, positives)
+        shifts, slopes = _slopes(sums, positives, shares)
         weighted = _weighted_sums_among(points, shifts, exclude, options)
-        mean = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
-        return mean, _over(_count(points, options.axis_name), (weighted, slopes))
+        entropies = _entropies(sums, positives)
+        mean = mean_of(entropies, shares, options.axis_name)
+        gradients = _over(_count(points, shares, options.axis_name), (weighted, slopes))
+        return mean, (*gradients, None if shares is None else entropies)
 
-    return _differentiable(value, value_and_gradients, options.axis_name)(points, positives)
+    return _differentiable(value, value_and_gradients, options.axis_name)(points, positives, shares)
 
 
 def mean_log_sums_between(
@@ -122,6 +138,7 @@ def mean_log_sums_between(
     columns: bool,
     exclude: int = 0,
     positives: jax.Array | None = None,
+    shares: jax.Array | None = None,
 ) -> jax.Array:
     r"""`\frac{1}{n} \sum_i \log \sum_j e^{l_ij}` of a with b, both spread over the devices.
 
@@ -132,6 +149,7 @@ def mean_log_sums_between(
       columns: half the mean over rows plus half that over columns, rather than rows alone.
       exclude: 1 leaves out j = i.
       positives: logits `[n]`, as in `mean_log_sum`.
+      shares: `[n]`, of rows as of columns, or None for the mean.
     """
 
     def sums(a, b):
@@ -142,17 +160,17 @@ def mean_log_sums_between(
         both = over_devices(pair_sums, b, pair_sums(b, exclude), jax.nn.logsumexp, options)
         return both if columns else both[:1]
 
-    def mean(sides, positives):
-        means = [jnp.mean(_entropies(side, positives)) for side in sides]
-        return global_mean(sum(means) / len(means), options.axis_name)
+    def entropies(sides, positives):
+        return sum(_entropies(side, positives) for side in sides) / len(sides)
 
-    def value(a, b, positives):
-        return mean(sums(*_alike(a, b)), positives)
+    def value(a, b, positives, shares):
+        sides = sums(*_alike(a, b))
+        return mean_of(entropies(sides, positives), shares, options.axis_name)
 
-    def value_and_gradients(a, b, positives):
+    def value_and_gradients(a, b, positives, shares):
         a, b = _alike(a, b)
         sides = sums(a, b)
-        shifts, slopes = zip(*(_slopes(side, positives) for side in sides), strict=True)
+        shifts, slopes = zip(*(_slopes(side, positives, shares) for side in sides), strict=True)
         r, c = (*shifts, None)[:2]
 
         def pair_sums(remote, exclude=0):
@@ -161,10 +179,12 @@ def mean_log_sums_between(
 
         weighted = over_devices(pair_sums, (b, c), pair_sums((b, c), exclude), jnp.sum, options)
         slope = None if positives is None else sum(slopes)
-        count = len(sides) * _count(a, options.axis_name)
-        return mean(sides, positives), _over(count, (*weighted, slope))
+        gradients = _over(len(sides) * _count(a, shares, options.axis_name), (*weighted, slope))
+        each = entropies(sides, positives)
+        mean = mean_of(each, shares, options.axis_name)
+        return mean, (*gradients, None if shares is None else each)
 
-    return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
+    return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives, shares)
 
 
 def mean_log_sum_shared(
@@ -174,14 +194,14 @@ def mean_log_sum_shared(
 
     def value(a, b, positives):
         sums, _ = log_sums(*_alike(a, b), limit=options.between)
-        return global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
+        return mean_of(_entropies(sums, positives), None, options.axis_name)
 
     def value_and_gradients(a, b, positives):
         sums, _ = log_sums(*_alike(a, b), limit=options.between)
-        shifts, slopes = _slopes(sums, positives)
+        shifts, slopes = _slopes(sums, positives, None)
         weighted = weighted_sums(*_alike(a, b), shifts, None, limit=options.between)
-        mean = global_mean(jnp.mean(_entropies(sums, positives)), options.axis_name)
-        return mean, _over(_count(a, options.axis_name), (*weighted, slopes))
+        mean = mean_of(_entropies(sums, positives), None, options.axis_name)
+        return mean, _over(_count(a, None, options.axis_name), (*weighted, slopes))
 
     return _differentiable(value, value_and_gradients, options.axis_name)(a, b, positives)
 
@@ -190,14 +210,22 @@ def _entropies(sums: jax.Array, positives: jax.Array | None) -> jax.Array:
     return sums if positives is None else jax.nn.softplus(sums - positives)
 
 
-def _slopes(sums: jax.Array, positives: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+def _slopes(
+    sums: jax.Array, positives: jax.Array | None, shares: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
     """What to subtract from logits to have their weights, and the slope of each positive."""
-    if positives is None:
-        return sums, None
-    return positives + jax.nn.softplus(sums - positives), -jax.nn.sigmoid(sums - positives)
+    shifts, slopes = sums, None
+    if positives is not None:
+        shifts = positives + jax.nn.softplus(sums - positives)
+        slopes = -jax.nn.sigmoid(sums - positives)
+    if shares is None:
+        return shifts, slopes
+    some = shares > 0
+    shifts = jnp.where(some, shifts - jnp.log(jnp.where(some, shares, 1.0)), -OFF)
+    return shifts, None if slopes is None else shares * slopes
 
 
-def _over(count: float, gradients: Any) -> Any:
+def _over(count: float | jax.Array, gradients: Any) -> Any:
     return jax.tree.map(lambda gradient: gradient / count, gradients)
 
 
@@ -261,7 +289,7 @@ def _shift(value: Callable, a: Points, b: Points | None, axis_name: AxisName) ->
     """
     sides = [lax.stop_gradient(side) for side in (a, b) if side is not None]
     norms, tops, bottoms = zip(
-        *((jnp.max(jnp.sum(jnp.square(x), 1)), jnp.max(bias), jnp.min(bias)) for x, bias in sides),
+        *((jnp.max(jnp.sum(jnp.square(x), 1)), jnp.max(bias), _lowest(bias)) for x, bias in sides),
         strict=True,
     )
     product = jnp.sqrt(norms[0] * norms[-1])
@@ -271,6 +299,11 @@ def _shift(value: Callable, a: Points, b: Points | None, axis_name: AxisName) ->
         fits = lax.pmin(fits.astype(jnp.int32), axis_name) > 0
     zero = jnp.zeros_like(fits, jnp.float32)
     return lax.cond(_everywhere(fits), lambda: zero, lambda: value(*sides))
+
+
+def _lowest(bias: jax.Array) -> jax.Array:
+    """Of the points that form pairs."""
+    return jnp.min(jnp.where(bias > OFF, bias, 0.0))
 
 
 def _lowered(points: Points, shift: jax.Array) -> Points:
@@ -294,8 +327,12 @@ def _alike(a: Points, b: Points) -> tuple[Points, Points]:
     return jax.tree.map(lambda array: array + zero, (a, b))
 
 
-def _count(points: Points, axis_name: AxisName) -> float:
-    return float(len(points.bias) * (1 if axis_name is None else lax.axis_size(axis_name)))
+def _count(points: Points, shares: jax.Array | None, axis_name: AxisName) -> float | jax.Array:
+    """What sums over points are divided by: their number on all devices, or 1 with shares."""
+    if shares is not None:
+        return 1.0
+    n = points.bias.shape[0] * (1 if axis_name is None else lax.axis_size(axis_name))
+    return float(n) if isinstance(n, int) else jnp.asarray(n, jnp.float32)
 
 
 def _log_sum(x: jax.Array, axis_name: AxisName) -> jax.Array:

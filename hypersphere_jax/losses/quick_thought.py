@@ -12,15 +12,18 @@ from jax import lax
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
 from hypersphere_jax.losses.common import at_least, features, positive
 from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
+from hypersphere_jax.losses.mesh import on_mesh
 from hypersphere_jax.losses.pairs import mean_log_sums_between, plain_points
 
 
+@on_mesh("f", "g")
 def quick_thought_contrastive_loss(
     f: jax.Array,
     g: jax.Array,
     tau: float = 1.0,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -38,6 +41,7 @@ def quick_thought_contrastive_loss(
       g: `[K, d]` features of the same sentences by the other encoder.
       tau: temperature, > 0.
       axis_name: a mapped axis: the devices' sentences follow each other in the axis' order.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -63,8 +67,14 @@ def quick_thought_contrastive_loss(
     return sums - global_mean(jnp.mean(sum(similarities)), axis_name)
 
 
+@on_mesh("f", "g")
 def quick_thought_align_loss(
-    f: jax.Array, g: jax.Array, alpha: float = 2.0, *, axis_name: AxisName = None
+    f: jax.Array,
+    g: jax.Array,
+    alpha: float = 2.0,
+    *,
+    axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
 ) -> jax.Array:
     r"""Alignment of neighbouring sentences.
 
@@ -78,6 +88,7 @@ def quick_thought_align_loss(
       g: `[K, d]` features of the same sentences by the other encoder.
       alpha: power of the distance, > 0.
       axis_name: a mapped axis: the devices' sentences follow each other in the axis' order.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
 
     Returns:
       float32 scalar.
@@ -99,12 +110,14 @@ def quick_thought_align_loss(
     return global_mean(jnp.mean(sum(distances)), axis_name)
 
 
+@on_mesh("f", "g")
 def quick_thought_uniform_loss(
     f: jax.Array,
     g: jax.Array,
     t: float = 2.0,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
     block_size: int | None = None,
     ring: bool = False,
 ) -> jax.Array:
@@ -120,6 +133,7 @@ def quick_thought_uniform_loss(
       g: `[K, d]` features of the same sentences by the other encoder.
       t: scale of the potential, > 0.
       axis_name: a mapped axis: the sentences are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
@@ -147,7 +161,7 @@ def _sentences(f, g, loss, axis_name):
 
 def _neighbours(g: jax.Array, axis_name: AxisName) -> list[tuple[jax.Array, jax.Array]]:
     """The sentence before and the one after each, `[K, d]`, and their weights `[K]`."""
-    k, devices, me = len(g), 1, 0
+    k, devices, me = g.shape[0], 1, 0
     before, after = g[-1:], g[:1]
     if axis_name is not None:
         devices, me = lax.axis_size(axis_name), lax.axis_index(axis_name)

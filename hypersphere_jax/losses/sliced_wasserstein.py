@@ -10,18 +10,21 @@ from jax.custom_derivatives import SymbolicZero
 
 from hypersphere_jax.losses.common import at_least, features, l2_normalize, not_negative
 from hypersphere_jax.losses.devices import AxisName, global_sum
+from hypersphere_jax.losses.mesh import on_mesh
 from hypersphere_jax.losses.nt_xent import Scaling, Terms, alignment
 
 Prior = Literal["hypersphere", "hypercube", "normal"]
 SORTED_TOGETHER = 2**20  # projections
 
 
+@on_mesh("h", "prior_samples")
 def sliced_wasserstein_loss(
     h: jax.Array,
     prior_samples: jax.Array,
     directions: jax.Array,
     *,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
 ) -> jax.Array:
     r"""Squared sliced Wasserstein distance between features and samples of a prior.
 
@@ -36,6 +39,7 @@ def sliced_wasserstein_loss(
       directions: `[d, d']` directions as columns, orthonormal in the paper.
       axis_name: a mapped axis: features and samples are those of all devices; every device has the
         same directions.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
 
     Returns:
       float32 scalar, at least 0; 0 for a sample with itself in any order.
@@ -55,8 +59,14 @@ def sliced_wasserstein_loss(
     return _distance(h, prior_samples, along, axis_name)
 
 
+@on_mesh("z")
 def prior_matching_loss(
-    key: jax.Array, z: jax.Array, prior: Prior = "hypersphere", *, axis_name: AxisName = None
+    key: jax.Array,
+    z: jax.Array,
+    prior: Prior = "hypersphere",
+    *,
+    axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
 ) -> jax.Array:
     r"""The sliced Wasserstein distance of features to a prior alone (Chen et al., Section C).
 
@@ -69,6 +79,7 @@ def prior_matching_loss(
       prior: "normal", standard; "hypercube", uniform in [-1, 1]^d; "hypersphere", uniform on the
         unit sphere, for which the features are normalized here. The others take them as they are.
       axis_name: a mapped axis: the features are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
 
     Returns:
       float32 scalar, at least 0.
@@ -96,6 +107,7 @@ def prior_matching_loss(
     return _distance(z, samples, directions, axis_name)
 
 
+@on_mesh("z1", "z2")
 def generalized_contrastive_loss(
     key: jax.Array,
     z1: jax.Array,
@@ -106,6 +118,7 @@ def generalized_contrastive_loss(
     scaling: Scaling = "per_dimension",
     with_terms: bool = False,
     axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
 ) -> jax.Array | Terms:
     r"""Alignment plus lam times the sliced Wasserstein distance to a prior (Chen et al., Eq. (4)).
 
@@ -128,6 +141,7 @@ def generalized_contrastive_loss(
       scaling: of the alignment: "per_dimension" as in the tables, or "per_sample".
       with_terms: return the two terms beside the loss.
       axis_name: a mapped axis: the pairs are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
 
     Returns:
       float32 scalar (`Terms` if `with_terms`), at least 0.
@@ -201,7 +215,7 @@ def _row_distances_rule(primals, tangents):
     def with_slope(one, other):
         order = _order(one)
         gaps = one[order] - _sorted(other)
-        slope = jnp.zeros_like(gaps).at[order].set(2 * gaps / len(gaps), unique_indices=True)
+        slope = jnp.zeros_like(gaps).at[order].set(2 * gaps / gaps.shape[0], unique_indices=True)
         return jnp.mean(jnp.square(gaps)), slope
 
     moved = []
@@ -228,7 +242,7 @@ def _sorted_rule(primals, tangents):
 
 def _order(row: jax.Array) -> jax.Array:
     """Places of the numbers from small to large."""
-    places = lax.iota(jnp.int32, len(row))
+    places = jnp.arange(row.shape[0], dtype=jnp.int32)
     return lax.sort((_keys(row), places), num_keys=1, is_stable=False)[1]
 
 
@@ -243,6 +257,8 @@ def _keys(numbers: jax.Array) -> jax.Array:
 def _by_blocks(of_row: Callable[[jax.Array, jax.Array], Any], *rows: jax.Array) -> Any:
     """Sorting holds its rows several times: so a few of them at a time, where they are long."""
     count, length = rows[0].shape
+    if not isinstance(length, int):  # `jax.export` with a symbolic n
+        return jax.vmap(of_row)(*rows)
     size = max(1, SORTED_TOGETHER // length)
     if count <= size:
         return jax.vmap(of_row)(*rows)

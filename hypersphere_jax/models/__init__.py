@@ -1,6 +1,7 @@
 """Encoders, as pure functions of their parameters: the only place that knows Flax.
 
-`create` gives plain dicts of arrays and a function. Nothing outside sees an NNX object.
+`create` gives plain dicts of arrays and a function, of this package's networks and of the user's
+(`custom`). Nothing outside sees a module.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from flax import nnx
 
 from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.config.base import did_you_mean
-from hypersphere_jax.models import functional, heads
+from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
@@ -63,7 +64,13 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
 
 @functools.lru_cache(maxsize=2)  # many encoders of one config are compiled once
 def _initial(config: ModelConfig) -> Callable[[jax.Array], tuple[Tree, Tree]]:
+    if config.network is not None:
+        return _custom(config)[0]
     return jax.jit(lambda key: functional.split(_build(config, BatchNorm, key))[1:])
+
+
+def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
+    return custom.create(config.network, (*[config.image_size] * 2, config.channels))
 
 
 def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
@@ -73,6 +80,9 @@ def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
     config = resolved(config)
+    if config.network is not None:
+        init, apply = _custom(config)
+        return apply, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
     @functools.cache
     def definition(groups, axis_name):
@@ -117,7 +127,12 @@ def resolved(config: ModelConfig) -> ModelConfig:
         all(getattr(config, field) is not None for field in needed),
         f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
     )
-    if config.reads_text:
+    require(
+        not isinstance(config.network, str),
+        f"the network is not of this package: pass {config.network}, as "
+        "hypersphere_jax.load(..., network=...) and train(..., network=...) take it",
+    )
+    if config.reads_text or config.network is not None:
         return config
     least = MODELS[name].min_image_size
     require(
@@ -132,10 +147,11 @@ def resolved(config: ModelConfig) -> ModelConfig:
 
 def with_classifier(params: Tree, other: Tree) -> Tree:
     """`params` with the classifier of `other`, or without one when `other` has none."""
-    head = {name: layer for name, layer in params["head"].items() if name != "classifier"}
-    if "classifier" in other["head"]:
+    head = {name: part for name, part in params.get("head", {}).items() if name != "classifier"}
+    if "classifier" in other.get("head", {}):
         head["classifier"] = other["head"]["classifier"]
-    return {**params, "head": head}
+    body = {name: part for name, part in params.items() if name != "head"}
+    return {**body, "head": head} if head else body
 
 
 def before_head(name: str) -> str:
@@ -152,7 +168,8 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         x = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
-    return {name: shapes[name].shape[1:] for name in MODELS[config.name].layers if name in shapes}
+    order = shapes if config.network is not None else MODELS[config.name].layers
+    return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 
 def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None:
@@ -160,6 +177,6 @@ def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None
     known = layers(config)
     require(
         layer in known,
-        f"{flag} {layer}: {config.name} has no such layer{did_you_mean(layer, known)}; its layers "
+        f"{flag} {layer}: {config.label} has no such layer{did_you_mean(layer, known)}; its layers "
         f"are {', '.join(known)}",
     )

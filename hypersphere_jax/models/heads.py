@@ -1,4 +1,4 @@
-"""From the backbone's features to the hypersphere: linear, and the papers' projections."""
+"""From the backbone's features to the hypersphere: the papers' projections, linear, or none."""
 
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ class Form(NamedTuple):
 
 
 FORMS = {
+    "none": Form(0, normed=False),
     "linear": Form(0, normed=False),
     # Chen et al. 2020, "Improved baselines with momentum contrastive learning".
     "moco_v2": Form(1, normed=False),
@@ -37,8 +38,9 @@ class Head(nnx.Module):
     """The map to the hypersphere, and a linear classifier when there are classes.
 
     Its hidden layers are "projection1" and "projection2", after ReLU; "output" is "unnormalized"
-    divided by its norm. The classifier is on "output", a hidden layer, or the layer (with `inputs`
-    features) that enters the head; UserError for another one.
+    divided by its norm. With the head "none", "unnormalized" is the layer that enters (with `inputs`
+    features). The classifier is on "output", a hidden layer, or the layer that enters the head;
+    UserError for another one.
     """
 
     def __init__(self, inputs: int, config: ModelConfig, *, layer: str, norm, dtype, rngs):
@@ -57,7 +59,13 @@ class Head(nnx.Module):
             setattr(self, name, hidden)
             widths[name] = inputs = width
         widths["output"] = config.dim
-        if form.normed:
+        if config.head == "none":
+            require(
+                config.dim == inputs,
+                f"--head none: the output is the layer {layer}: take --dim {inputs}",
+            )
+            self.output = None
+        elif form.normed:
             self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
         else:
             # Summed in float32, as nothing follows that would hide the rounding.
@@ -84,4 +92,6 @@ class Head(nnx.Module):
 
     def _apply(self, name, x, train):
         layer = getattr(self, name)
+        if layer is None:
+            return x
         return layer(x, train) if self.normed else layer(x)

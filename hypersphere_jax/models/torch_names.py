@@ -5,14 +5,15 @@ ResNets have torchvision's names, which MoCo's checkpoints have too (behind a pr
 (`align_uniform`, STL-10: `blocks` is a list of sequential layers).
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.config import ModelConfig, UserError, require
 from hypersphere_jax.models import heads
 
 LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
@@ -37,6 +38,11 @@ class TorchEntry(NamedTuple):
     image: tuple[int, int, int] | None = None
 
 
+def has_torch_names(config: ModelConfig) -> bool:
+    """Whether a model has a counterpart in PyTorch."""
+    return config.network is None and config.name.startswith(("small_alexnet", "resnet"))
+
+
 def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
     """Which PyTorch entry each parameter and statistic is.
 
@@ -54,9 +60,8 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
       UserError: for a model without a counterpart in PyTorch.
     """
     require(
-        config.name == "small_alexnet" or config.name.startswith("resnet"),
-        f"{config.name} has no counterpart in PyTorch: choose --model small_alexnet, resnet18, "
-        "resnet34 or resnet50",
+        has_torch_names(config),
+        f"{config.label} has no counterpart in PyTorch: only small_alexnet and ResNets have",
     )
     _, params, stats = models.abstract(config)
     entries = {}
@@ -66,6 +71,35 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
         image = models.layers(config)["conv5"] if path[1] == "fc6" and leaf.ndim == 2 else None
         entries["/".join(path)] = TorchEntry(name, shape, image)
     return entries
+
+
+def head_of(names: Collection[str], sequence: str) -> tuple[str, list[str]]:
+    """Which head a state dict has, and the names of its weights, in their order.
+
+    Args:
+      names: of the entries.
+      sequence: the head's, "fc" or "blocks.7".
+
+    Raises:
+      UserError: for a head that is not known.
+    """
+    if f"{sequence}.weight" in names:
+        return "linear", [f"{sequence}.weight"]
+    inside = [name for name in names if name.startswith(f"{sequence}.")]
+    if not inside:
+        return "none", []
+    numbers = {int(n) for name in inside for n in re.findall(r"\.(\d+)\.weight$", name)}
+    for head, form in heads.FORMS.items():
+        step = 3 if form.normed else 2  # layer, batch norm if any, ReLU
+        places = [step * number for number in range(form.hidden + 1)]
+        norms = [place + 1 for place in places if form.normed]
+        bias = not norms or (f"{sequence}.{norms[-1]}.bias" in names) == form.last_bias
+        if head != "none" and numbers == {*places, *norms} and bias:
+            return head, [f"{sequence}.{place}.weight" for place in places]
+    raise UserError(
+        f"no head of this package has the entries {shortened(sorted(inside))}: leave the head out, "
+        "with head=False in Python, --head none on the command line"
+    )
 
 
 def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dict]:

@@ -5,14 +5,13 @@ no pyplot here, so no global state and no display.
 """
 
 from hypersphere_jax.plots.depth import depth_sheet
-from hypersphere_jax.plots.geometry import draw_metrics, metrics_figure
+from hypersphere_jax.plots.geometry import metrics_figure
 from hypersphere_jax.plots.loss_scaling import loss_scaling
 from hypersphere_jax.plots.training import training_curves
 from hypersphere_jax.plots.views import view_sheet
 
 __all__ = [
     "depth_sheet",
-    "draw_metrics",
     "loss_scaling",
     "metrics_figure",
     "training_curves",

@@ -30,19 +30,18 @@ def depth_sheet(
     figure.suptitle(title, fontsize="medium")
     grid = figure.subplots(rows, 3, squeeze=False)
     known = depths[depths > 0]
-    # Single wild pixels should not decide the colours of all others.
+    # Outliers shall not decide the colours.
     low, high = np.percentile(known, (0.5, 99.5)) if known.size else (0.0, 1.0)
     if high <= low:
         low, high = low - 0.5, high + 0.5
     for axes in grid.flat:
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
     for row, (image, true, guess) in enumerate(zip(images, depths, predicted, strict=True)):
         grid[row, 0].imshow(image if image.shape[-1] == 3 else image[..., 0], cmap="gray")
         for column, shown in ((1, np.where(true > 0, true, np.nan)), (2, guess)):
             drawn = grid[row, column].imshow(shown, cmap="viridis", vmin=low, vmax=high)
-        error = np.sqrt(np.mean(np.square(guess - true)[true > 0])) if (true > 0).any() else None
-        if error is not None:
+        if (true > 0).any():
+            error = np.sqrt(np.mean(np.square(guess - true)[true > 0]))
             grid[row, 2].set_xlabel(f"RMSE {error:.2f} m", fontsize="x-small")
     for axes, label in zip(grid[0], ("image", "true depth", "predicted depth"), strict=True):
         axes.set_title(label, fontsize="small")

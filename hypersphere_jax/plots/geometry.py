@@ -1,6 +1,5 @@
 """The picture of what `metrics` measures: pairs, classes, singular values, projections."""
 
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,58 +10,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from hypersphere_jax.evaluate.geometry import sphere_marginal_density
+from hypersphere_jax.evaluate.geometry import sphere_marginal
 from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
 
-logger = logging.getLogger("hypersphere_jax")
-
-# Projections that are drawn, and how many are in a row.
-DIRECTIONS, COLUMNS = 8, 4
-# More classes than this are drawn as a line without names.
-NAMED_CLASSES = 24
+DIRECTIONS, COLUMNS = 8, 4  # projections that are drawn, in all and in a row
+NAMED_CLASSES = 24  # more classes are drawn as a line without names
 
 
-def draw_metrics(result: Mapping[str, Any], path: Path) -> Path | None:
-    """Draw a result of `metrics`, if something of it is to be drawn.
-
-    Returns:
-      The path; None where there is nothing to draw, or the folder cannot be written.
-    """
-    if "projections" not in result and not _panels(result):
-        return None
-    try:
-        metrics_figure(result, path)
-    except OSError as error:
-        logger.warning("the picture is not kept: %s", error)
-        return None
-    return path
-
-
-def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) -> Figure:
-    """The parts of a result of `metrics` that are pictures, each where the result has it.
+def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) -> Figure | None:
+    """The parts of a result of `metrics` that are pictures; None for a result without any.
 
     Above: distances within positive pairs (Wang & Isola, Figure 3), uniformity of each class, and
     singular values. Below: features along random directions (Chen et al., Figure B.1), with the
     normal density and that of the uniform sphere.
 
     Args:
-      result: from `measure`, or its JSON file.
+      result: from `run_metrics`, or its JSON file.
       path: where the PNG goes; None: nowhere.
-
-    Raises:
-      ValueError: for a result without any of these.
     """
-    panels = _panels(result)
+    panels = [draw for key, draw in PANELS.items() if key in result]
     directions = result.get("projections", [])[:DIRECTIONS]
     if not panels and not directions:
-        raise ValueError("the result has no part to draw")
+        return None
     rows = -(-len(directions) // COLUMNS)
     heights = [3.8] * bool(panels) + [2.1 * rows + 1.2] * bool(rows)
     figure = Figure(figsize=(11, 0.5 + sum(heights)), dpi=DPI, layout="constrained")
     name = result.get("run") or Path(result["features"]).name
-    about = [f"{key} {result[key]}" for key in ("step", "split") if key in result]
-    title = ", ".join([str(name), *about, f"{result['n']:,} points in {result['d']} dimensions"])
-    figure.suptitle(title, parse_math=False)
+    parts = [str(name), *(f"{key} {result[key]}" for key in ("step", "split") if key in result)]
+    points = f"{result['n']:,} points in {result['d']} dimensions"
+    figure.suptitle(", ".join([*parts, points]), parse_math=False)
     parts = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if panels:
         grid = next(parts).subplots(1, len(panels), squeeze=False)
@@ -73,15 +49,6 @@ def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) ->
     return saved(figure, path)
 
 
-def _panels(result: Mapping[str, Any]) -> list:
-    drawings = {
-        "pair_distance_counts": _draw_distances,
-        "uniform_by_class": _draw_classes,
-        "singular_values": _draw_spectrum,
-    }
-    return [draw for key, draw in drawings.items() if key in result]
-
-
 def _draw_distances(axes: Axes, result: Mapping[str, Any]) -> None:
     counts = np.array(result["pair_distance_counts"])
     axes.stairs(100 * counts / counts.sum(), np.linspace(0, 2, len(counts) + 1), fill=True)
@@ -89,9 +56,7 @@ def _draw_distances(axes: Axes, result: Mapping[str, Any]) -> None:
     mean = result["pair_distance"]
     axes.axvline(mean, linestyle="--", color=COLORS[1])
     axes.set_title(f"positive pairs: mean {mean:.2f} (dashed)", fontsize="medium")
-    axes.set_xlabel(r"distance $\|f(x) - f(y)\|_2$")
-    axes.set_ylabel("pairs (%)")
-    axes.set_xlim(0, 2)
+    axes.set(xlabel=r"distance $\|f(x) - f(y)\|_2$", ylabel="pairs (%)", xlim=(0, 2))
     axes.set_ylim(bottom=0)
 
 
@@ -106,8 +71,7 @@ def _draw_classes(axes: Axes, result: Mapping[str, Any]) -> None:
         )
         texts = [text if len(text) <= 14 else f"{text[:13]}…" for text in map(str, names)]
         axes.set_yticks(places, texts, fontsize="small", parse_math=False)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_ylabel("class")
+        axes.set(ylim=(len(names) - 0.5, -0.5), ylabel="class")
     else:
         values = np.sort(values)
         axes.plot(values, 100 * (np.arange(len(values)) + 0.5) / len(values), color=COLORS[0])
@@ -144,21 +108,28 @@ def _draw_spectrum(axes: Axes, result: Mapping[str, Any]) -> None:
     if zeros := len(values) - len(shown):
         title += f" ({zeros} values are 0)"
     axes.set_title(title, fontsize="medium")
-    axes.set_xlabel("number of the singular value")
-    axes.set_ylabel(r"singular value / $\sqrt{n}$")
+    axes.set(xlabel="number of the singular value", ylabel=r"singular value / $\sqrt{n}$")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")
 
 
+PANELS = {
+    "pair_distance_counts": _draw_distances,
+    "uniform_by_class": _draw_classes,
+    "singular_values": _draw_spectrum,
+}
+
+
 def _draw_projections(part: SubFigure, directions: list, result: Mapping[str, Any]) -> None:
     d, half_width = result["d"], result["projection_half_width"]
+    marginal = sphere_marginal(d)
     columns = min(COLUMNS, len(directions))
     rows = -(-len(directions) // columns)
     grid = part.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     edges = np.linspace(-half_width, half_width, len(directions[0]["counts"]) + 1)
     normal_at = np.linspace(-half_width, half_width, 401)
     sphere_at = normal_at[np.abs(normal_at) < math.sqrt(d)]
-    normal = np.exp(-(normal_at**2) / 2) / math.sqrt(2 * math.pi)
+    normal, sphere = np.exp(-(normal_at**2) / 2) / math.sqrt(2 * math.pi), marginal.pdf(sphere_at)
     densities = []
     for axes, direction in zip(grid.flat, directions, strict=False):
         counts = np.array(direction["counts"])
@@ -166,10 +137,7 @@ def _draw_projections(part: SubFigure, directions: list, result: Mapping[str, An
         densities.append(density.max())
         axes.stairs(density, edges, fill=True, color=COLORS[5], label="features")
         axes.plot(normal_at, normal, color="black", linewidth=1, label="normal")
-        axes.plot(
-            *(sphere_at, sphere_marginal_density(sphere_at, d)),
-            **{"color": COLORS[1], "linestyle": "--", "linewidth": 1.2, "label": "uniform sphere"},
-        )
+        axes.plot(sphere_at, sphere, color=COLORS[1], linestyle="--", label="uniform sphere")
         axes.set_title(f"KS {direction['ks_sphere']:.3f}", fontsize="small")
     for axes in grid.flat[len(directions) :]:
         axes.set_axis_off()

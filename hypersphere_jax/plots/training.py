@@ -31,8 +31,7 @@ def training_curves(
     legend_rows = -(-len(runs) // columns)
     recorded = {key for records in runs.values() for record in records for key in record}
     evaluated = sorted(key for key in recorded if key.startswith("eval/"))
-    named = {key: key.replace("eval/", "evaluated: ").replace("_", " ") for key in evaluated}
-    curves = CURVES | named
+    curves = CURVES | {key: key.replace("/", ": ").replace("_", " ") for key in evaluated}
     rows = -(-len(curves) // 2)
     figure = Figure(figsize=(9, 3 * rows + 0.2 * legend_rows), dpi=DPI, layout="constrained")
     panels = figure.subplots(rows, 2, sharex=True)

@@ -29,17 +29,15 @@ def view_sheet(
     figure = Figure(figsize=(9, 1.55 * rows + 0.5), dpi=DPI, layout="constrained")
     figure.suptitle(title, fontsize="medium")
     # A narrow empty column parts the left triple from the right one.
-    grid = figure.subplots(
-        rows, 7, squeeze=False, gridspec_kw={"width_ratios": [1, 1, 1, 0.3, 1, 1, 1]}
-    )
+    widths = [1, 1, 1, 0.3, 1, 1, 1]
+    grid = figure.subplots(rows, 7, squeeze=False, width_ratios=widths)
     for axes in grid.flat:
         axes.set_axis_off()
     for number, (name, image) in enumerate(zip(names, images, strict=True)):
         row, first = number // 2, 4 * (number % 2)
-        shown = zip(
-            (name or f"image {number}", "view 1", "view 2"), (image, *views[number]), strict=True
-        )
-        for column, (label, picture) in enumerate(shown):
+        labels = name or f"image {number}", "view 1", "view 2"
+        pictures = zip(labels, (image, *views[number]), strict=True)
+        for column, (label, picture) in enumerate(pictures):
             axes = grid[row, first + column]
             picture = np.clip(picture, 0, 1)
             picture = picture[..., :3] if picture.shape[-1] >= 3 else picture[..., 0]

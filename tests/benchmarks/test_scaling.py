@@ -35,8 +35,8 @@ def bytes_received(loss, devices, ring):
     of_one = lambda *sides: loss(*sides, axis_name="data", ring=ring)  # noqa: E731
     program = jax.value_and_grad(of_one, argnums=tuple(range(inputs)))
     arguments = (jax.ShapeDtypeStruct((N, D), jnp.float32),) * inputs
-    found = scaling.compiled_record(program, arguments, devices)
-    return {kind: each["received"] for kind, each in found["collectives"].items()}
+    record = scaling.compiled_record(program, arguments, devices)
+    return {kind: each["received"] for kind, each in record["collectives"].items()}
 
 
 def test_parser_follows_loops_branches_and_dtypes():
@@ -67,11 +67,11 @@ def test_contrastive_loss_sends_what_its_formula_says(devices):
 @pytest.mark.parametrize("devices", [1, 8])
 def test_uniform_loss_sends_its_points_once(devices):
     for ring, kind in ((False, "all-gather"), (True, "collective-permute")):
-        found = bytes_received(uniform_loss, devices, ring)
-        assert found.get(kind, 0) == (devices - 1) * N * (D + 1) * FLOAT
+        record = bytes_received(uniform_loss, devices, ring)
+        assert record.get(kind, 0) == (devices - 1) * N * (D + 1) * FLOAT
         # The centre, whether the logits fit, the sum and the value.
-        assert found["all-reduce"] == round(2 * (devices - 1) / devices * (D + 3) * FLOAT)
-        assert set(found) <= {kind, "all-reduce"}
+        assert record["all-reduce"] == round(2 * (devices - 1) / devices * (D + 3) * FLOAT)
+        assert set(record) <= {kind, "all-reduce"}
 
 
 def test_predictions_are_bytes_over_bandwidth():

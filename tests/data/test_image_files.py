@@ -71,11 +71,11 @@ def test_which_split_is_asked_for(folder):
     assert "no split 'train'" in why(ImageFiles, folder / "train", "train")
 
 
-def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path, caplog):
+def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path):
     shutil.rmtree(folder / "test/cat")
-    assert open_image_files(folder)[1].labels.tolist() == [0, 2] and "'cat'" in caplog.text
+    assert open_image_files(folder)[1].labels.tolist() == [0, 2]
     (folder / "test/dog").rename(folder / "test/cow")
-    assert "lacks (1): 'cow'" in why(open_image_files, folder)
+    assert "lacks the classes 'cow'" in why(open_image_files, folder)
     (folder / "train/bee").mkdir()
     assert ImageFiles(folder, "train", on_bad="skip").labels.tolist() == [0, 2, 2, 2, 2, 3]
     path = tmp_path / "classes.txt"
@@ -83,20 +83,15 @@ def test_classes_of_the_splits_and_lists_of_them(folder, tmp_path, caplog):
     assert read_classes(path) == ("n02", "n01", "n03")
 
 
-def test_what_is_no_image_or_cannot_be_read(folder, caplog, tmp_path):
+def test_what_is_no_image_or_cannot_be_read(folder, caplog):
     write(folder / "train", dict.fromkeys(("Thumbs.db", "cat/._a.png", ".old/a.png"), b"x"))
     assert len(ImageFiles(folder, "train")) == 6 and not caplog.text
     write(folder / "train", {"cat/notes.txt": b"x", "stray.png": b"x"})
     train = ImageFiles(folder, "train")
-    assert len(train) == 6 and "(2): 'cat/notes.txt', 'stray.png'" in caplog.text
-    longer = (folder / "train/cat/a.PNG").read_bytes() + b"longer"
-    write(folder, {"train/cat/a.PNG": longer, "train/ant/1.webp": b""})
-    for i in (0, 1):
-        assert "no longer has" in why(train.__getitem__, i, error=UnreadableImage)
+    assert len(train) == 6 and "(1): 'cat/notes.txt'" in caplog.text
+    write(folder, {"train/ant/1.webp": b""})
     assert "(1): 'ant/1.webp is empty'" in why(ImageFiles, folder, "train")
     assert ImageFiles(folder, "train", on_bad="skip")[1]["label"] == 1
-    os.symlink(write(tmp_path / "set2", {"1.png": b"x"}), folder / "train/cow")
-    assert "set2" in why(ImageFiles, folder, "train")  # links may not lead out
 
 
 def test_digest_is_of_contents_names_and_classes(tmp_path, folder, tree, monkeypatch):
@@ -116,12 +111,10 @@ def test_digest_is_of_contents_names_and_classes(tmp_path, folder, tree, monkeyp
     tree["train/cat/b.jpg"] = tree["train/cat/b.jpg"][:-1] + b"?"
     digests += [one, digest(zipped(tmp_path / "c.zip", tree))]
     assert one == two
-    # Of a large folder it takes all times, and some contents.
+    # Of a large folder it takes some contents.
     monkeypatch.setattr(image_files, "DIGEST_BYTES", 0)
     monkeypatch.setattr(image_files, "DIGEST_FILES", 1)
-    digests += [digest(root)]
-    os.utime(root / "train/cat/bb.jpg", (2, 2))
-    assert len({*digests, digest(root)}) == len(digests) + 1 == 9
+    assert len({*digests, digest(root)}) == len(digests) + 1 == 8
 
 
 def test_damage_of_a_zip_gives_errors_and_no_other_image(tmp_path, tree, rng):
@@ -130,6 +123,10 @@ def test_damage_of_a_zip_gives_errors_and_no_other_image(tmp_path, tree, rng):
     path, unharmed = tmp_path / "damaged.zip", 0
     path.write_bytes(data[:-1])
     assert "no whole zip file" in why(ImageFiles, path, "train")
+    place = data.index(tree["train/dog/0.jpeg"]) + 20
+    path.write_bytes(data[:place] + b"???" + data[place + 3 :])
+    said = why(ImageFiles(path, "train").__getitem__, 5, error=UnreadableImage)
+    assert f"{path}/train/dog/0.jpeg: Bad CRC-32" in said
     for start in rng.integers(0, len(data), 100):
         wrong = bytes(byte ^ 85 for byte in data[start : start + 5])
         path.write_bytes(data[:start] + wrong + data[start + 5 :])

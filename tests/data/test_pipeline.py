@@ -6,7 +6,7 @@ import numpy as np
 from data_cases import equal, why
 
 from hypersphere_jax.data import pipeline
-from hypersphere_jax.data.pipeline import BadImages, OneCrop, TwoCrops, in_memory, stream
+from hypersphere_jax.data.pipeline import BadImages, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import UnreadableImage
 
@@ -111,7 +111,7 @@ def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
 def test_without_replacement_a_bad_image_is_marked():
     source, ends = Numbered(bad=(2, *range(25, 30)), sizes=(4, 5)), [0, 25, 30, N]
     order = lambda step: np.arange(ends[step], ends[step + 1])  # noqa: E731  one has bad ones only
-    options = {"prepare": OneCrop(lambda image: image[:2, :2]), "replace": False}
+    options = {"prepare": lambda image, *_: image[:2, :2], "replace": False}
     found, _ = batches(source, steps=range(3), order=order, **options)
     assert [batch.images.shape for batch in found] == [(n, 2, 2, 3) for n in (25, 5, 30)]
     images, labels, indices = joined(found)

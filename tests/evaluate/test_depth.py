@@ -12,13 +12,12 @@ from depth_cases import scenes, write_mat
 import run as command_line
 from hypersphere_jax import augment, data, models
 from hypersphere_jax import config as C
-from hypersphere_jax.evaluate import depth as depth_fit
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models import depth_predictor
-from hypersphere_jax.train import checkpoint, run_folder
-from hypersphere_jax.train.resolve import resolve
+from hypersphere_jax.training import checkpoint, run_folder
+from hypersphere_jax.training.resolve import resolve
 
 
 def test_blocks_are_those_of_table_6(rng):
@@ -54,13 +53,14 @@ def test_fit_learns_its_rows_and_no_hole_in_them(rng):
     coarse = rng.uniform(1, 6, (24, 3, 3))
     x = np.concatenate([coarse[..., None], rng.standard_normal((24, 3, 3, 5))], axis=-1)
     full = np.kron(coarse, np.ones((2, 2)))
-    split, rows = depth_fit.Split(np.float32(x.reshape(24, -1)), np.float32(full)), np.arange(4, 24)
+    rows = np.arange(4, 24)
+    split = depth_verb.Split(np.float32(x.reshape(24, -1)), np.float32(full))
     holes = rng.random(full.shape) < 0.2
     split.depths[holes] = 0
     split.depths[:4] = 1e6  # nobody may look at them
     config = C.DepthConfig(("run",), batch_size=10, learning_rate=0.03, epochs=60)
-    predict = depth_fit.fit(split, rows, (3, 3, 6), config)
-    found = depth_fit.errors(predict, split, rows, depth_fit.mean_depth(split, rows))
+    predict = depth_verb.fit(split, rows, (3, 3, 6), config)
+    found = depth_verb.errors(predict, split, rows, depth_verb.mean_depth(split, rows))
     assert found["mse"] < 0.2 * found["mse_constant"]
     # Where depth is unknown, the prediction is what is around: a 0 there was no target.
     predicted = predict(split.x)
@@ -69,12 +69,12 @@ def test_fit_learns_its_rows_and_no_hole_in_them(rng):
 
 
 def test_measures_by_hand(rng, monkeypatch):
-    monkeypatch.setattr(depth_fit, "CHUNK", 2)
+    monkeypatch.setattr(depth_verb, "CHUNK", 2)
     true = rng.uniform(0.5, 9, (7, 5, 5)).astype(np.float32)
     true[rng.random(true.shape) < 0.3] = 0
     guess = (true * rng.uniform(0.5, 2, true.shape) + 0.1).astype(np.float32)
     guess[0, 0] = -1  # below zero: far off in every ratio
-    split, rows = depth_fit.Split(np.arange(7)[:, None], true), np.array([0, 2, 3, 6, 5])
+    split, rows = depth_verb.Split(np.arange(7)[:, None], true), np.array([0, 2, 3, 6, 5])
 
     def of_pixel(t, p):
         floor = max(p, 0.01)
@@ -85,11 +85,11 @@ def test_measures_by_hand(rng, monkeypatch):
 
     known = true[rows] > 0
     pixels = [of_pixel(*pair) for pair in zip(true[rows][known], guess[rows][known], strict=True)]
-    found = depth_fit.errors(lambda x: guess[x[:, 0]], split, rows, 2.5)
+    found = depth_verb.errors(lambda x: guess[x[:, 0]], split, rows, 2.5)
     for name in pixels[0]:
         assert found[name] == pytest.approx(np.mean([pixel[name] for pixel in pixels])), name
     assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
-    assert depth_fit.mean_depth(split, rows) == pytest.approx(true[rows][known].mean())
+    assert depth_verb.mean_depth(split, rows) == pytest.approx(true[rows][known].mean())
 
 
 def test_depth_maps_are_resized_as_their_images():
@@ -162,7 +162,7 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, monkeypatch)
         monkeypatch.setattr(depth_verb, name, value)
     names = tuple(str(top / name) for name in ("first", "second"))
     options = {"layer": "conv2", "folds": 3, "epochs": 8, "seed": 5, "rows": 2, "devices": 1}
-    second, first = depth_verb.evaluate(C.DepthConfig(names, **options)).results
+    second, first = depth_verb.run_depth(C.DepthConfig(names, **options)).results
     n, tested = map(len, run_folder.load_data(top / "second")[:2])
     assert (second["run"], first["run"]) == ("second", "first")
     assert second["n_train"] == n == 60 - second["n"] and "mse" not in first

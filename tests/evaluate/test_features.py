@@ -15,7 +15,7 @@ from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.evaluate import feature_cache, features
 from hypersphere_jax.evaluate.features import augmented_features, pair_features
 from hypersphere_jax.evaluate.features import split_features as split
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.training import run_folder
 
 MODEL = ModelConfig(dim=6, width=0.25, image_size=8, channels=1)
 as_seen = jax.vmap(augment.make_evaluate("digits", 8))

@@ -19,10 +19,10 @@ from hypersphere_jax.data import Arrays, subsets
 from hypersphere_jax.evaluate import metrics, metrics_verb, sentences
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.feature_files import load_features
-from hypersphere_jax.evaluate.metrics_verb import lines, measure
+from hypersphere_jax.evaluate.metrics_verb import lines, run_metrics
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import read_json
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.training import run_folder
 
 
 @pytest.mark.parametrize(("n", "chunk", "devices"), [(100, 30, 1), (101, 17, 4)])
@@ -87,7 +87,7 @@ def test_features_of_any_length_and_precision_in_files(rng, tmp_path, monkeypatc
         np.save(f"{name}.npy", array)
     for name in ("x", "half", "long", "huge", "tiny"):
         normalize = name not in ("x", "half")
-        found = measure(MetricsConfig(f"{name}.npy", parts=(), normalize=normalize))
+        found = run_metrics(MetricsConfig(f"{name}.npy", parts=(), normalize=normalize))
         assert found["align"] is None and found["normalized"] == normalize
         np.testing.assert_allclose(found["uniform"], uniformity(x), rtol=1e-4)
     features = load_features("long.npy", normalize=True)
@@ -95,11 +95,11 @@ def test_features_of_any_length_and_precision_in_files(rng, tmp_path, monkeypatc
     np.testing.assert_allclose(features[10:20], x[10:20], rtol=1e-6)
     for file, options, said in (
         ("long.npy", {}, "norms go from 3 to 3"),
-        ("zero.npy", {"normalize": True}, "row 7 holds"),
-        ("bad.npy", {}, "row 3 holds NaN"),
+        ("zero.npy", {"normalize": True}, "rows 7\\)"),
+        ("bad.npy", {}, "NaN or infinity .rows 3"),
     ):
         with pytest.raises(UserError, match=said):
-            measure(MetricsConfig(file, **options))
+            run_metrics(MetricsConfig(file, **options))
 
 
 def test_neighbours_in_several_documents(rng):
@@ -191,7 +191,7 @@ def test_all_parts_of_files(files, capsys):
 
 def test_parts_that_the_data_allow(files):
     def found(file="x", **options):
-        return set(measure(MetricsConfig(str(files / f"{file}.npy"), **options)))
+        return set(run_metrics(MetricsConfig(str(files / f"{file}.npy"), **options)))
 
     assert {"effective_rank", "projections"} <= found() - {"uniform_by_class", "pair_distance"}
     labelled = found(labels=files / "labels.npy")
@@ -206,7 +206,7 @@ def test_parts_that_the_data_allow(files):
 def test_seed_of_directions_and_of_class_mates(files):
     of = {"run": str(files / "x.npy"), "labels": files / "labels.npy"}
     of |= {"devices": 1, "parts": ("projections", "prototype")}
-    one, same, other = (measure(MetricsConfig(seed=seed, **of)) for seed in (1, 1, 2))
+    one, same, other = (run_metrics(MetricsConfig(seed=seed, **of)) for seed in (1, 1, 2))
     for name in ("sliced_wasserstein", "prototype_bias"):
         assert one[name] == same[name] != other[name]
 

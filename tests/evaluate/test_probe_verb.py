@@ -14,11 +14,11 @@ import run as command_line
 from hypersphere_jax.config import ProbeConfig, UserError
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.evaluate import features, linear, probe_verb, results
+from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 from hypersphere_jax.files import read_json
-from hypersphere_jax.train import run_folder
+from hypersphere_jax.training import run_folder
 
 
 def asked(*names, **options):
@@ -51,8 +51,8 @@ def quick(monkeypatch):
 def test_layers_protocols_and_options(run):
     options = {"layers": ("conv2", "output"), "pool": "max", "k": (1, 7), "metric": "euclidean"}
     vote = {"vote": "similarity", "temperature": 0.3}
-    found = probe_verb.probe(asked(run, protocols=("knn",), **options, **vote))
-    found += probe_verb.probe(asked(run, protocols=("lbfgs",), seed=2))
+    found = probe_verb.run_probe(asked(run, protocols=("knn",), **options, **vote))
+    found += probe_verb.run_probe(asked(run, protocols=("lbfgs",), seed=2))
     ends = ("1-conv2-poolmax", "7-conv2-poolmax", "1-output", "7-output")
     metric = "-metriceuclidean-votesimilarity-temperature0.3"
     names = [*(f"knn{end}{metric}" for end in ends), "lbfgs-output-seed2"]
@@ -78,7 +78,7 @@ def test_every_step_and_several_runs(run, quick, tmp_path):
     shutil.rmtree(copy / "checkpoints" / "28" / "state")
     said, failures = [], []
     config = asked(run.parent, copy, all_steps=True, protocols=("knn",))
-    found = probe_verb.probe(config, said.append, failures.append)
+    found = probe_verb.run_probe(config, said.append, failures.append)
     steps = [("images", 0), ("images", 28), ("images", 56), ("copy", 0), ("copy", 56)]
     assert [(r["run"], r["step"]) for r in found] == steps
     top1 = [result["top1"] for result in found]
@@ -99,7 +99,7 @@ def test_sorted_in_one_file_and_a_table(run, quick, tmp_path, capsys):
     assert all(f"{score:.2f}" in shown for score in scores)
     assert failures.splitlines()[-1].startswith("error: no run 'rnu'")
     some = [found[0] | {"top1": 90.0, "top1_interval": [88.0, 93.0]}, *found[1:]]
-    results.write(tmp_path / "x.csv", some)
+    results_file.write(tmp_path / "x.csv", some)
     first, *_ = csv.DictReader((tmp_path / "x.csv").read_text().splitlines())
     assert [first[f"top1{end}"] for end in ("", "_low", "_high")] == ["90.0", "88.0", "93.0"]
 
@@ -116,7 +116,7 @@ def test_what_protocols_are_given(run, quick, monkeypatch):
     monkeypatch.setattr(probe_verb, "augmented_features", views)
     options = {"layers": ("conv2",), "pool": "mean", "folds": 3, "seed": 1, "l2": (0.1, 0.02)}
     options |= {"protocols": ("lbfgs", "stl10"), "augment": True, "as_printed": True}
-    found = probe_verb.probe(asked(run, **options))
+    found = probe_verb.run_probe(asked(run, **options))
     lbfgs, stl10 = given
     assert lbfgs["grid"] == (0.1, 0.02) and stl10["grid"] == PROTOCOLS["stl10"].grid[:1]
     for its in given:
@@ -134,7 +134,7 @@ def test_images_without_labels_are_left_out(run, quick, monkeypatch):
     dataset, (_, test) = run_folder.load_data(run), digits()
     some = Arrays(test.images, np.where(np.arange(397) % 2, test.labels, -1), ("0",) * 10, "here")
     monkeypatch.setattr(run_folder, "load_data", lambda *_: dataset._replace(train=some, test=some))
-    (result,) = probe_verb.probe(asked(run, protocols=("knn",), k=(1,)))
+    (result,) = probe_verb.run_probe(asked(run, protocols=("knn",), k=(1,)))
     assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
 
 
@@ -147,9 +147,9 @@ def splits(rng):
 
 def test_what_cannot_be_probed(run):
     with pytest.raises(UserError, match="did you mean 'output'"):
-        probe_verb.probe(asked(run, layers=("ouput",)))
+        probe_verb.run_probe(asked(run, layers=("ouput",)))
     with pytest.raises(UserError, match=r"no checkpoint of step 7 .*0, 28, 56"):
-        probe_verb.probe(asked(run, step=7))
+        probe_verb.run_probe(asked(run, step=7))
 
 
 def test_user_supplied_features(splits, tmp_path):
@@ -158,7 +158,7 @@ def test_user_supplied_features(splits, tmp_path):
     folder.mkdir()
     for name, array in splits.items():
         np.save(folder / f"{name}.npy", array.astype(np.float16) if "x" in name else array)
-    found = probe_verb.probe(asked(file, folder, k=(1, 9), metric="euclidean"))
+    found = probe_verb.run_probe(asked(file, folder, k=(1, 9), metric="euclidean"))
     assert [result["protocol"] for result in found] == ["lbfgs", "knn", "knn"] * 2
     train_x, train_y, test_x, test_y = splits.values()
     for k, result in ((1, found[1]), (9, found[2])):
@@ -172,7 +172,7 @@ def test_label_ids_may_be_any_numbers(splits, tmp_path):
         arrays = splits | {key: ids[splits[key]] for key in ("train_y", "test_y")}
         arrays |= {key: np.concatenate([arrays[key], row]) for key, row in more.items()}
         np.savez(tmp_path / "f.npz", **arrays)
-        (result,) = probe_verb.probe(
+        (result,) = probe_verb.run_probe(
             asked(tmp_path / "f.npz", protocols=("lbfgs",), l2=(1e-1, 1e-2))
         )
         return result

@@ -11,7 +11,7 @@ from experiments.balanced import augmentations
 from experiments.chen import competing_bits, settings, tau_lambda
 from hypersphere_jax import data
 from hypersphere_jax.data.subsets import long_tailed_counts
-from hypersphere_jax.train.optimizers import make_schedule
+from hypersphere_jax.training.optimizers import make_schedule
 
 # (loss, tau, lambda, prior, factor, alignment): Appendix A of Chen et al., "Experimental setup".
 SWD = "generalized_contrastive", None, 5.0
@@ -40,8 +40,8 @@ def test_chen_tables_train_what_the_paper_says(plan):
             assert [one.config.data.recipe, model.image_size, rule.weight_decay] == images
             printed = [row.values[name] for name in ("batch_size", "epochs", "top1")]
             assert [rule.batch_size, rule.epochs, one.about["paper_top1"]] == printed
-            found = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
-            assert (*found, loss.align_scaling) == PRINTED[row.values["loss"]]
+            actual = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
+            assert (*actual, loss.align_scaling) == PRINTED[row.values["loss"]]
             assert one.evaluation.layers == ("backbone",) and one.evaluation.protocol == "simclr"
     # 0.075 times the square root of the batch, at its peak after ten epochs.
     rule = settings.config_of(tables.row_of("chen/tableD1", 16)).optimizer
@@ -55,9 +55,9 @@ def test_chen_tables_train_what_the_paper_says(plan):
 def test_figure_b2_trains_the_grid(plan):
     for scale, number in (("paper", 96), ("laptop", 5 * 6)):
         losses = [config.objective for config in configs(plan("chen/figureB2", scale))]
-        found = {(loss.loss_tau, loss.loss_lam) for loss in losses}
+        actual = {(loss.loss_tau, loss.loss_lam) for loss in losses}
         rows = {(row.values["tau"], row.values["lambda"]) for row in tables.rows("chen/figureB2")}
-        assert len(found) == number and found <= rows
+        assert len(actual) == number and actual <= rows
     rule = settings.BASES["chen/figureB2"].optimizer
     assert (rule.epochs, rule.batch_size, rule.learning_rate) == (200, 128, 1.2)
     assert {c.optimizer for c in configs(plan("chen/figureB2", "paper"))} == {rule}
@@ -86,8 +86,8 @@ def test_the_grid(context, drawn):
         return tau_lambda.result(context, rows)
 
     assert "correlation -0.9" in shown(lambda tau, lam: abs(np.log(tau * lam / 0.005))).verdict
-    found = shown(lambda tau, lam: abs(np.log(32 * lam / tau)))
-    assert found.rows[0][:3] == ["0.05", "0.001", "0.6"] and "correlation 0.95" in found.verdict
+    result = shown(lambda tau, lam: abs(np.log(32 * lam / tau)))
+    assert result.rows[0][:3] == ["0.05", "0.001", "0.6"] and "correlation 0.95" in result.verdict
     ours, _ = drawn["heat_maps"][0].values()
     assert ours.ridge == [(tau / 32, tau) for tau in tau_lambda.TAUS]
     assert ours.scores[1, 2] == 90 - abs(np.log(32 * tau_lambda.LAMBDAS[2] / tau_lambda.TAUS[1]))
@@ -107,19 +107,19 @@ def test_balanced_grids_train_what_the_paper_says(plan):
             assert (rule.momentum, rule.weight_decay) == (0.9, 1e-4)
             assert (model.name, model.head, model.dim) == (network, "balanced", 2048)
             assert [config.data.recipe, model.image_size] == images
-            found = (how.protocol, how.neighbours, how.layers)
-            assert found == (protocol, (k,), ("backbone",))
+            actual = (how.protocol, how.neighbours, how.layers)
+            assert actual == (protocol, (k,), ("backbone",))
         losses = [config.objective for config in configs(planned)]
-        found = {(loss.loss, loss.loss_alpha, loss.loss_lam) for loss in losses}
-        assert len(planned) == 32 and found == set(itertools.product(names, powers, powers))
+        actual = {(loss.loss, loss.loss_alpha, loss.loss_lam) for loss in losses}
+        assert len(planned) == 32 and actual == set(itertools.product(names, powers, powers))
 
 
 def test_five_seeds_of_the_best(plan):
     for scale, count in (("laptop", 15), ("paper", 25)):
-        found = configs(plan("balanced/table3", scale))
-        assert len({(c.data.name, c.objective, c.seed) for c in found}) == len(found) == count
-        assert {config.seed for config in found} == set(range(5))
-    losses = [(c.objective, c.data.name) for c in found]
+        actual = configs(plan("balanced/table3", scale))
+        assert len({(c.data.name, c.objective, c.seed) for c in actual}) == len(actual) == count
+        assert {config.seed for config in actual} == set(range(5))
+    losses = [(c.objective, c.data.name) for c in actual]
     best = {(of.loss_alpha, of.loss_lam, name) for of, name in losses if "balanced" in of.loss}
     assert best == {(4, 2, "imagenet2012"), (2, 4, "cifar10")}
     assert {loss.loss_tau for loss, _ in losses if loss.loss == "nt_xent"} == {0.5}
@@ -131,8 +131,8 @@ def test_other_balanced_items_train_what_the_paper_says(plan):
     five = plan("balanced/figure3", "paper")
     assert [one.config.data.recipe for one in five] == list(augmentations.RECIPES.values())
     assert all(one.evaluation.prototype for one in five)
-    found = [c.objective.similarity for c in configs(plan("balanced/table1", "paper"))]
-    assert found == [None, "dot", "neg_euclidean"]
+    actual = [c.objective.similarity for c in configs(plan("balanced/table1", "paper"))]
+    assert actual == [None, "dot", "neg_euclidean"]
     planned = plan("balanced/table4", "paper")
     subsets = [(one.config.data.subset, one.about["paper_top1"]) for one in planned]
     assert subsets == [("uniform", 20.82), ("long_tailed", 13.65)]

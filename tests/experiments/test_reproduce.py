@@ -14,6 +14,7 @@ from experiments import costs, quickstart, reproduce, results_page, sweeps, tabl
 from experiments.reproduce import REPRODUCTIONS, ReproduceConfig
 from experiments.specifications import config_of
 from hypersphere_jax.config import DataConfig, ModelConfig, PretrainConfig, UserError
+from hypersphere_jax.config.objective import WEIGHTS
 from hypersphere_jax.files import read_json
 from hypersphere_jax.report import text_of
 
@@ -116,16 +117,16 @@ def test_flop_of_a_step():
     assert step == pytest.approx(3 * 8.2e9 * 2 * config.optimizer.batch_size, rel=0.03)
 
 
-def test_failed_runs_and_mistakes_are_told(capsys, monkeypatch, tmp_path):
+def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):
     weights = {"align_weight": 1, "uniform_weight": 1, "align": 1, "uniform": -1}
     row = done(**weights, **scored(10.0, output_linear=50.0))
     lost = {"run": "b", "status": "failed", "reason": "loss nan"} | weights
-    monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: ["c: a mistake"])
+    monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: ["c: invalid"])
     monkeypatch.setattr(sweeps, "known", lambda planned: [row, lost])
     with pytest.raises(UserError, match=r"1 run\(s\) are not done"):
         reproduce.main(ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path))
     said = capsys.readouterr()
-    assert "1 of 26 runs failed" in said.out and "failed: b: loss nan\nc: a mistake\n" in said.err
+    assert "1 of 26 runs failed" in said.out and "failed: b: loss nan\nc: invalid\n" in said.err
     kept = read_csv(tmp_path / "wang-isola/figure7/laptop/results.csv")
     assert [row["run"] for row in kept] == ["r", "b"] and kept[0]["output_linear"] == 50
 
@@ -160,15 +161,15 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
     runs = quickstart.RUNS | quickstart.CIRCLE_RUNS
     configs = [quickstart._config(name, of, str(tmp_path), 3) for name, of in runs.items()]
     assert list(runs)[1:3] == ["align_uniform", "circle_supervised"]
-    weights = [(*quickstart._weights(config.objective).values(),) for config in configs]
-    assert weights == [(1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1), (1, 0, 0, 0)]
+    weights = [[getattr(config.objective, name) for name in WEIGHTS] for config in configs]
+    assert weights == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     assert [(c.model.dim, c.seed) for c in configs] == [(32, 3), (32, 3), (2, 3), (2, 3)]
-    for rows in (quickstart.ENCODERS, quickstart.CIRCLES):
+    for rows in (quickstart.ENCODERS, quickstart.circle.ENCODERS):
         (first, step), *others = rows.values()  # step 0 of another row's run
         assert step == 0 and (first, None) in others
     numbers = {"align": 0.5, "uniform": -3.0, "uniform_optimum": -3.8}
-    monkeypatch.setattr(quickstart, "measure", lambda config: numbers)
-    monkeypatch.setattr(quickstart, "probe", lambda config: [{"top1": 98.0}, {"top1": 97.0}])
+    monkeypatch.setattr(quickstart, "run_metrics", lambda config: numbers)
+    monkeypatch.setattr(quickstart, "run_probe", lambda config: [{"top1": 98.0}, {"top1": 97.0}])
     scores = quickstart._scores(tmp_path, 0)
     (row,) = quickstart.rows_of({"a": [scores, scores | {"knn": 95.0, "align": 0.7}]})
     spread = "0.600 ± 0.141", "-3.000 ± 0.000", "-3.800", "98.00 ± 0.00", "96.00 ± 1.41"

@@ -12,10 +12,10 @@ from experiments.specifications import BASES, DETAILS, config_of, formula, initi
 from experiments.tables import TABLES, expected, row_of, rows
 from hypersphere_jax.config import PretrainConfig, UserError, from_dict, to_dict
 from hypersphere_jax.data.image_files import read_classes
-from hypersphere_jax.train.optimizers import make_schedule
+from hypersphere_jax.training.optimizers import make_schedule
 
 STL10, NYU, IMAGENET100, BOOKS = (f"wang-isola/table{number}" for number in (8, 9, 10, 11))
-# Two printed results, by which a row is found.
+# Two printed results, by which a row is known.
 RESULTS = {STL10: ("val_output_linear", "val_fc7_linear"), BOOKS: ("val_mr", "val_cr")}
 RESULTS |= {NYU: ("val_conv5_mse", "val_conv4_mse"), IMAGENET100: ("val_top1", "val_top5")}
 # Results; formula; epochs, batch, rate, dimension; and of ImageNet-100 whether pairs inside the
@@ -76,7 +76,7 @@ BEGINNINGS = {
 }
 
 
-def found(table, results):
+def row_with(table, results):
     """The row with these results."""
     (row,) = [r for r in rows(table) if tuple(map(expected(r).get, RESULTS[table])) == results]
     return row
@@ -96,7 +96,7 @@ def test_rows_are_the_papers():
     for line in ROWS.strip().splitlines():
         number, results, losses, settings, *of_queue = (cell.strip() for cell in line.split("|"))
         table = f"wang-isola/table{number}"
-        config = config_of(found(table, tuple(map(float, results.split()))))
+        config = config_of(row_with(table, tuple(map(float, results.split()))))
         rule, objective, moco = config.optimizer, config.objective, config.moco
         printed = [rule.epochs, rule.batch_size, rule.learning_rate, config.model.dim]
         assert printed == [*map(float, settings.split())], line
@@ -112,16 +112,16 @@ def test_rows_are_the_papers():
 
 def test_finetuned_rows_begin_where_their_mark_says():
     """Table 8's last rows: ★ is tau = 2 and • is tau = 3, both with batch 786."""
-    star, bullet = (found(STL10, results) for results in ((64.19, 78.11), (55.04, 74.95)))
+    star, bullet = (row_with(STL10, results) for results in ((64.19, 78.11), (55.04, 74.95)))
     for results, start in (((61.53, 76.83), star), ((70.00, 74.15), bullet)):
-        row = found(STL10, results)
+        row = row_with(STL10, results)
         config = config_of(row, runs_dir="elsewhere")
         assert initial(row) == start and config.runs_dir == "elsewhere"
         assert config.init_from == f"elsewhere/{config_of(start).name}"
         assert config_of(start).model == config.model
     assert initial(star) is None and config_of(star).init_from is None
     with pytest.raises(UserError, match="begins from an encoder marked 'diamond'"):
-        config_of(found(STL10, (77.63, 81.75)))
+        config_of(row_with(STL10, (77.63, 81.75)))
 
 
 def test_every_row_gives_a_config_or_a_reason():
@@ -149,13 +149,13 @@ def test_every_row_gives_a_config_or_a_reason():
 
 
 def test_laptop_keeps_what_the_row_is_about():
-    row = found(STL10, (61.53, 76.83))
+    row = row_with(STL10, (61.53, 76.83))
     paper, laptop = config_of(row), config_of(row, "laptop")
     assert laptop.objective == paper.objective and laptop.model.dim == paper.model.dim
     assert laptop.name != paper.name and laptop.data.name == "digits"
     assert laptop.init_from == f"runs/{config_of(initial(row), 'laptop').name}"
     for scale in ("laptop", "cifar10"):
-        assert config_of(found(STL10, (81.48, 82.88)), scale).model.dim == 1024
+        assert config_of(row_with(STL10, (81.48, 82.88)), scale).model.dim == 1024
     for number, scale, *settings in (
         (row.number, "laptop", 1, 64, 0.03),
         (row.number, "cifar10", 1, 42, 0.12 * 42 / 256),
@@ -174,9 +174,9 @@ def test_experiments_are_the_papers():
     for name, settings, losses in lines:
         config, file = experiments.PRETRAIN[name], name.partition("/")[0]
         rule, loss, model, moco = config.optimizer, config.objective, config.model, config.moco
-        found = [rule.batch_size, rule.epochs, rule.learning_rate, rule.weight_decay]
-        found += [moco.queue_size, moco.ema_decay, model.name, model.dim]
-        assert [f"{v:g}" if isinstance(v, float) else str(v) for v in found] == settings.split()
+        actual = [rule.batch_size, rule.epochs, rule.learning_rate, rule.weight_decay]
+        actual += [moco.queue_size, moco.ema_decay, model.name, model.dim]
+        assert [f"{v:g}" if isinstance(v, float) else str(v) for v in actual] == settings.split()
         terms = f"{loss.align_weight:g} {loss.uniform_weight:g} {loss.uniform_t:g}"
         assert losses == (formula(loss) if "(" in losses else terms), name
         assert "(" in losses or (loss.align_alpha, loss.contrastive_weight) == (2, 0), name

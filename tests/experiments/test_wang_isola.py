@@ -71,15 +71,15 @@ def test_figure_8_begins_at_the_high_temperature(context, plan):
         assert start.config.objective.contrastive_tau == tau
         assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
         assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
-        found = {(config.init_from, config.optimizer.epochs) for config in configs(finetuned)}
-        assert found == {(str(context.runs_dir / start.config.name), epochs)}
+        starts = {(config.init_from, config.optimizer.epochs) for config in configs(finetuned)}
+        assert starts == {(str(context.runs_dir / start.config.name), epochs)}
 
 
 def test_the_circle(plan):
     """Its encoders have two dimensions, a supervised and a contrastive one."""
     planned = plan("wang-isola/figure3")
-    found = [(c.model.dim, c.objective.supervised_weight) for c in configs(planned)]
-    assert found == [(2, 1), (2, 0)]
+    trained = [(c.model.dim, c.objective.supervised_weight) for c in configs(planned)]
+    assert trained == [(2, 1), (2, 0)]
     assert [one.about["kind"] for one in planned] == ["supervised", "contrastive"]
     loss = planned[0].config.objective
     assert loss.align_weight == loss.uniform_weight == 0
@@ -89,12 +89,12 @@ def test_rank_correlations():
     random = np.random.default_rng(0)
     align, uniform, noise = random.normal(size=(3, 40))
     rows = [encoder(*numbers) for numbers in zip(align, uniform, -align + noise, strict=True)]
-    found = plane.rank_correlations(rows, draws=300)
+    correlations = plane.rank_correlations(rows, draws=300)
     for name, values in {"align": align, "uniform": uniform, "sum": align + uniform}.items():
-        value, low, high, chance = found[name]
+        value, low, high, chance = correlations[name]
         assert value == pytest.approx(stats.spearmanr(values, -align + noise).statistic)
         assert low < value < high and 0.2 < chance < 0.45  # 1.96 / sqrt(39) is 0.31
-    assert found["ranks"][0] >= abs(found["align"][0])
+    assert correlations["ranks"][0] >= abs(correlations["align"][0])
     # Ranks know nothing of scale; and a score that the two make together is known from both.
     rows = [encoder(np.exp(a), u, 90 - a - u) for a, u in zip(align, uniform, strict=True)]
     assert plane.rank_correlations(rows, draws=10)["ranks"][0] > 0.95
@@ -142,8 +142,8 @@ def test_sentence_encoders_at_both_scales(plan):
     assert baseline.evaluation.initial and baseline.evaluation.layers == ("output", "bag")
     everything = plan(TABLE11, "paper")
     assert len(everything) == 114 - 1 == len(plan(FIGURE, "paper"))  # of one alpha is doubtful
-    found = {(config.optimizer, config.model.dim) for config in configs(everything)}
-    assert found == {(quick_thought.OPTIMIZER, 1200)}
+    settings = {(config.optimizer, config.model.dim) for config in configs(everything)}
+    assert settings == {(quick_thought.OPTIMIZER, 1200)}
     # Table 4 trains the encoders that the paper chose: their accuracies are printed in both.
     of_mr, of_cr, both = plan(TABLE4, "paper")
     assert (of_mr.about["paper_val_mr"], of_cr.about["paper_val_cr"]) == (77.51, 83.86)
@@ -159,7 +159,7 @@ def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, **more):
 
 
 def test_table_4_picks_for_each_task(context):
-    """By cross-validation, not by the score that is shown."""
+    """By cross-validation, not by the score of the table."""
     made = (  # kind, and scores on MR and CR, then by cross-validation
         ("contrastive", 60, 70, 1, 8),
         ("contrastive", 61, 75, 4, 6),
@@ -173,8 +173,8 @@ def test_table_4_picks_for_each_task(context):
     rows[5] |= {"step": 0} | scored(mr_bag=50, cr_bag=51)
     result = sentences.best_result(context, rows)
     places = [result.columns.index(name) for name in ("selection", "task", "loss", "accuracy (%)")]
-    found = {tuple(line[place] for place in places) for line in result.rows}
-    assert len(found) == len(result.rows) == 10
+    lines = {tuple(line[place] for place in places) for line in result.rows}
+    assert len(lines) == len(result.rows) == 10
     for name, *of in (
         ("best contrastive only", "loss 2", 61, "loss 1", 70),
         ("best align and uniform only", "loss 3", 59, "loss 3", 71),
@@ -182,7 +182,7 @@ def test_table_4_picks_for_each_task(context):
         ("baseline: random encoder", None, 98, None, 97),
         ("baseline: random word embeddings, their mean", None, 50, None, 51),
     ):
-        assert {(name, "MR", *of[:2]), (name, "CR", *of[2:])} <= found
+        assert {(name, "MR", *of[:2]), (name, "CR", *of[2:])} <= lines
     assert all(f"{number}.00%" in result.verdict for number in (61, 59, 98, 70, 71, 97))
 
 

@@ -36,9 +36,9 @@ def test_each_process_has_cores_and_a_gpu_of_its_own(monkeypatch):
 
 def test_a_process_that_dies_fails_its_task_alone(tmp_path):
     assert list(workers.each(work, [1, 2], 1, "do")) == [(1, "do 1"), (2, "do 2")]
-    found = dict(workers.each(work, [1, "die", 2, "cores"], 2, "do", tmp_path))
-    assert {found[task] for task in (1, 2)} == {"do 1", "do 2"}
-    assert found["die"] == workers.DIED
-    assert len(found["cores"]) in (CORES // 2, CORES - CORES // 2)
+    outcomes = dict(workers.each(work, [1, "die", 2, "cores"], 2, "do", tmp_path))
+    assert {outcomes[task] for task in (1, 2)} == {"do 1", "do 2"}
+    assert outcomes["die"] == workers.DIED
+    assert len(outcomes["cores"]) in (CORES // 2, CORES - CORES // 2)
     with pytest.raises(ZeroDivisionError, match="a bug"):  # is no failure
         list(workers.each(work, ["bug", 1], 2, "do"))

@@ -35,6 +35,7 @@ CASES = {
     "uniform": case("uniform", "n", *each("t", 2, 7, 40)),
     "uniform (8)": case("uniform", "n", {"t": 3}, include_self=True),
     "contrastive": case("contrastive", "nn", *each("tau", 0.5, 0.005)),
+    "contrastive rows": case("contrastive", "nn", *each("tau", 0.3), symmetric=False),
     "dcl": case("dcl", "nn", *each("tau", 0.5, 0.01)),
     "info_nce": case("info_nce", "nnm", *each("tau", 0.07, 0.005)),
     "queue (21)": case("uniform_queue", "nm", *each("t", 2), intra_batch=False),
@@ -53,7 +54,7 @@ CASES = {
     "quick_thought_uniform": case("quick_thought_uniform", "nn", *each("t", 2)),
 }
 # Of forms of one loss that differ before points meet, one.
-VARIANTS = ("uniform (8)", "queue (21)", "nt_xent dot", "in tables")
+VARIANTS = ("uniform (8)", "contrastive rows", "queue (21)", "nt_xent dot", "in tables")
 ONE_FORM = [name for name in CASES if name not in VARIANTS]
 N, M, D = 12, 7, 5
 

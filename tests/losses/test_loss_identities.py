@@ -9,7 +9,12 @@ from loss_cases import N, inputs, value
 from oracles import uniform_oracle
 from points import sphere
 
-from hypersphere_jax import generalized_contrastive_loss, sliced_wasserstein_loss, theory
+from hypersphere_jax import (
+    generalized_contrastive_loss,
+    sliced_wasserstein_loss,
+    supervised_contrastive_loss,
+    theory,
+)
 
 KEY = jax.random.key(0)
 
@@ -45,6 +50,17 @@ def test_generalized_nt_xent_at_lam_1_is_nt_xent(rng):
     for alpha in (0.5, 2.0, 30.0):
         found = alpha * value("generalized", *views, alpha=alpha, lam=1)
         np.testing.assert_allclose(found, value("nt_xent", *views, tau=1 / alpha), rtol=1e-5)
+
+
+def test_supervised_of_the_images_numbers_is_nt_xent(rng):
+    loss, views = jax.jit(supervised_contrastive_loss), inputs(rng, "nn")
+    found = loss(np.concatenate(views), np.tile(rng.permutation(N), 2), 0.2)
+    np.testing.assert_allclose(found, value("nt_xent", *views, tau=0.2), rtol=1e-5)
+    # Of one class and one point it is closed; without any positive it is zero.
+    same = np.eye(5, dtype=np.float32)[:1].repeat(2 * N, 0)
+    found = loss(same, np.zeros(2 * N, int), 0.2)
+    np.testing.assert_allclose(found, math.log(2 * N - 1), rtol=5e-6)
+    assert loss(np.concatenate(views), np.arange(2 * N), 0.2) == 0
 
 
 def test_decoupled_at_lam_tau_is_tau_times_nt_xent(rng):

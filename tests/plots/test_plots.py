@@ -20,8 +20,8 @@ def test_densities_are_loops_over_points(rng):
     angles, grid = rng.uniform(-np.pi, np.pi, 30), np.linspace(-4, 4, 7)
     for kappa in (0.3, 4.0, 100.0):
         kernels = np.exp(kappa * np.cos(grid[:, None] - angles)) / (2 * np.pi * np.i0(kappa))
-        found = circle.vmf_kde(angles, grid, kappa)
-        np.testing.assert_allclose(found, kernels.mean(axis=1), rtol=1e-10)
+        density = circle.vmf_kde(angles, grid, kappa)
+        np.testing.assert_allclose(density, kernels.mean(axis=1), rtol=1e-10)
         assert circle.vmf_kde(angles, CIRCLE, kappa).mean() * 2 * np.pi == pytest.approx(
             1, rel=1e-9
         )
@@ -83,7 +83,7 @@ def test_heat_maps_have_numbers_a_ridge_and_the_best_framed():
     names = {"row": "tau", "column": "lambda", "score": "%", "ridge": "r"}
     axes = comparisons.heat_maps({"t": grid}, None, **names).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("lambda", "tau")
-    found = {text.get_position(): text.get_text() for text in axes.texts}
-    assert found == {(0, 0): "1.0", (1, 0): "2.0", (1, 1): "9.0"}
+    cells = {text.get_position(): text.get_text() for text in axes.texts}
+    assert cells == {(0, 0): "1.0", (1, 0): "2.0", (1, 1): "9.0"}
     assert axes.patches[0].get_xy() == (0.5, 0.5)
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[0, 0], [2, 1]])  # a decade beyond

@@ -1,3 +1,4 @@
+# ruff: noqa: F401  (names for import from here)
 """Text: corpora of consecutive sentences to train on, and labelled sentences to evaluate on."""
 
 from hypersphere_jax.data.text.corpus import Corpus, open_corpus
@@ -5,15 +6,3 @@ from hypersphere_jax.data.text.labelled import open_labelled
 from hypersphere_jax.data.text.prepare import prepare_text, prepared
 from hypersphere_jax.data.text.reading import SUFFIXES, has_text, is_text_name
 from hypersphere_jax.packing import SPECIAL
-
-__all__ = [
-    "SPECIAL",
-    "SUFFIXES",
-    "Corpus",
-    "has_text",
-    "is_text_name",
-    "open_corpus",
-    "open_labelled",
-    "prepare_text",
-    "prepared",
-]

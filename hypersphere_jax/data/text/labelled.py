@@ -24,11 +24,9 @@ NAMED = {"mr": "rt-polarity", "cr": "custrev", "mpqa": "mpqa"}
 LABEL_HEADERS = ("label", "labels", "class", "polarity", "sentiment", "target")
 TEXT_HEADERS = ("sentence", "text", "review", "sentences")
 
-Rows = list[tuple[str, str]]  # name of the class, and sentence
-
 
 @dataclasses.dataclass(eq=False)
-class Sentences:
+class LabelledSentences:
     """A source of labelled sentences in memory; what the protocol calls an image is a sentence."""
 
     tokens: np.ndarray  # int32 [n, max_tokens], each row ended by 1 and padded with 0
@@ -47,11 +45,6 @@ class Sentences:
         return {"image": self.tokens[i], "label": int(self.labels[i])}
 
     @functools.cached_property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each sentence with its end token, int32 `[n]`."""
-        return np.sum(self.tokens != 0, axis=1, dtype=np.int32)
-
-    @functools.cached_property
     def digest(self) -> str:
         """Of tokens and labels."""
         digest = hashlib.sha256(repr(self.tokens.shape).encode())
@@ -62,34 +55,28 @@ class Sentences:
 
 def open_labelled(
     name: str, data_dir: Path | None, vocabulary: Sequence[str], max_tokens: int
-) -> tuple[Sentences, Sentences | None]:
+) -> tuple[LabelledSentences, LabelledSentences | None]:
     """Labelled sentences as numbers of words, by the rule that makes a corpus.
 
     Args:
-      name: "mr" (rt-polarity.pos and .neg), "cr" (custrev), "mpqa" (mpqa) in `data_dir`; or the
-        path of two files STEM.pos and STEM.neg, by the stem or one of them; or of a .tsv or .csv
-        file with a label and a sentence in each row, parted by a tab; or of a folder with train.tsv
-        and test.tsv. All but the folder also with .gz at the end.
+      name: "mr", "cr" or "mpqa" in `data_dir`; or the path of two files STEM.pos and STEM.neg, by
+        the stem or one of them; or of a .tsv or .csv file with a label and a sentence in each row,
+        parted by a tab; or of a folder with train.tsv and test.tsv. Files may end in .gz.
       data_dir: the folder of the sets with a name.
       vocabulary: the word of each number, as `Corpus.vocabulary`.
       max_tokens: longer sentences are cut there, which a warning counts.
 
     Returns:
       The train and the test split (None: no test.tsv), as wide as the longest sentence of both.
-
-    Raises:
-      UserError: when files are missing or cannot be read, a row is not as described, or there is
-        only one class.
     """
     path = Path(name).expanduser()
     if name in NAMED:
         require(data_dir is not None, f"{name} needs the folder of {NAMED[name]}.pos and .neg")
         path = Path(data_dir).expanduser() / NAMED[name]
-        splits = {"": _read_pair(path)}
-    elif path.is_dir():
+    if path.is_dir():
         splits = {" (train)": _read_table(path / "train.tsv")}
         if (path / "test.tsv").is_file():
-            splits[" (test)"] = _read_table(path / "test.tsv", is_test=True)
+            splits[" (test)"] = _read_table(path / "test.tsv")
     elif re.search(r"\.[ct]sv(\.gz)?$", path.name):
         splits = {"": _read_table(path)}
     else:
@@ -106,8 +93,7 @@ def open_labelled(
 
     sentences = {split: [words(text) for _, text in rows] for split, rows in splits.items()}
     lengths = [len(tokens) + 1 for tokens in itertools.chain(*sentences.values())]
-    cut = sum(length > max_tokens for length in lengths)
-    if cut:
+    if cut := sum(length > max_tokens for length in lengths):
         message = "%s: %d of %d sentences are cut at %d words"
         logger.warning(message, path, cut, len(lengths), max_tokens - 1)
     width = min(max_tokens, max(lengths))
@@ -119,63 +105,46 @@ def open_labelled(
             known = [number.get(word, UNKNOWN) for word in sentence[: width - 1]]
             row[: len(known) + 1] = [*known, END]
         labels = np.array([class_names.index(label) for label, _ in rows], np.int32)
-        sources.append(Sentences(tokens, labels, tuple(class_names), f"{path}{split}"))
+        sources.append(LabelledSentences(tokens, labels, tuple(class_names), f"{path}{split}"))
     return sources[0], sources[1] if len(sources) > 1 else None
 
 
-def _read_pair(stem: Path) -> Rows:
-    """Two files, one a class, with a sentence a line."""
-    rows: Rows = []
+def _read_pair(stem: Path) -> list[tuple[str, str]]:
+    """Class and sentence of each line of two files, one a class."""
+    rows = []
     for label in ("neg", "pos"):
         files = [stem.with_name(f"{stem.name}.{label}{gz}") for gz in ("", ".gz")]
         file = next(filter(Path.is_file, files), None)
         require(
             file is not None,
-            f"no file {files[0]} or {files[1].name}: labelled sentences are a name "
-            f"({', '.join(NAMED)}), STEM of STEM.pos and STEM.neg, a .tsv file, or a folder with "
-            "train.tsv",
+            f"no file {files[0]} or {files[1].name}: labelled sentences are {', '.join(NAMED)}, "
+            "STEM of STEM.pos and STEM.neg, a .tsv file, or a folder with train.tsv",
         )
-        sentences = [line.strip() for line in read_lines(file) if line.strip()]
-        require(bool(sentences), f"{file} has no sentence in it")
-        rows += [(label, sentence) for sentence in sentences]
+        rows += [(label, line.strip()) for line in read_lines(file) if line.strip()]
     return rows
 
 
-def _read_table(file: Path, is_test: bool = False) -> Rows:
-    """Rows of a file whose columns are parted by tabs."""
-    rows = [
-        (number, [cell.strip() for cell in line.split("\t")])
-        for number, line in enumerate(read_lines(file), 1)
-        if line.strip()
-    ]
+def _read_table(file: Path) -> list[tuple[str, str]]:
+    """Class and sentence of each row of a file whose columns are parted by tabs."""
+    lines = enumerate(read_lines(file), 1)
+    rows = [(n, [cell.strip() for cell in line.split("\t")]) for n, line in lines if line.strip()]
     header = [cell.lower() for cell in rows[0][1]] if rows else []
     label, text = (
         next((header.index(name) for name in names if name in header), None)
         for names in (LABEL_HEADERS, TEXT_HEADERS)
     )
     has_header = label is not None and text is not None
-    rows = rows[has_header:]
+    rows, width = rows[has_header:], len(header) if has_header else 2
     require(bool(rows), f"{file} has no sentence in it")
-    width = len(header) if has_header else 2
     for number, cells in rows:
         require(
             len(cells) == width,
-            f"{file}: line {number} has {len(cells)} columns (parted by tabs), not {width}; more "
-            "than a label and a sentence need a header with `label` and `sentence`",
+            f"{file}: line {number} has {len(cells)} columns, not {width}, parted by tabs; name "
+            "more than two in a header, with `label` and `sentence`",
         )
-    if not has_header:
+    if not has_header:  # labels have fewer different values, or else are shorter
         columns = zip(*(cells for _, cells in rows), strict=True)
-        # Labels have fewer different values, or else are shorter.
         sizes = [(len(set(column)), sum(map(len, column))) for column in columns]
         label = sizes.index(min(sizes))
         text = 1 - label
-        (number, first), *others = rows
-        require(
-            is_test or any(cells[label] == first[label] for _, cells in others),
-            f"{file}: line {number} has the label {first[label]!r}, which no other line has: if "
-            "that is a header, call its columns `label` and `sentence`; if not, put such a header "
-            "above it",
-        )
-    for number, cells in rows:
-        require(bool(cells[label]), f"{file}: line {number} has no label")
     return [(cells[label], cells[text]) for _, cells in rows if cells[text]]

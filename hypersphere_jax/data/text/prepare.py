@@ -1,9 +1,7 @@
-"""From text files to a corpus on disk: `prepare_text`.
+"""From text files to a corpus on disk; a preparation that was stopped goes on with the next file.
 
-Two passes. The first reads the text, which takes nearly all the time, and leaves the sentences of
-each file in `unfinished`, as numbers of that file's own words. The second counts the words of the
-training sentences of all files, and writes the corpus. A file that was read whole is not read
-again, so a preparation that was stopped goes on with the next file.
+The first pass leaves the sentences of each file in `unfinished`, as numbers of that file's own
+words, and counts those of the training sentences; the second writes the corpus.
 """
 
 import array
@@ -13,25 +11,23 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.config import PrepareTextConfig, UserError, require
+from hypersphere_jax.config import PrepareTextConfig, require
 from hypersphere_jax.data.text import reading, rules
 from hypersphere_jax.data.text.corpus import FORMAT, SPLITS, read_about, token_type
-from hypersphere_jax.files import locked, read_json, write_json
+from hypersphere_jax.files import atomic_write, locked, write_json
 from hypersphere_jax.packing import END, SPECIAL, UNKNOWN
 
 logger = logging.getLogger("hypersphere_jax")
 
 OPTIONS = ("vocabulary", "max_tokens", "held_out", "form")
-MAX_MB = 256  # of raw text that is prepared without being asked to
 CACHE = "~/.cache/hypersphere_jax/text"
-BLOCK = 2**18  # tokens in memory at once
 # Of a sentence, in the files of the first pass; the numbers of words come after these.
 WHOLE_END, CUT_END = range(2)
 
@@ -42,9 +38,7 @@ def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
     """Makes a corpus of text files, for `open_corpus`.
 
     Each file is a document. Words are numbered from 3 on by their frequency in the training part,
-    ties in alphabetical order; 0 is padding, 1 the end of a sentence, 2 every other word. When this
-    is stopped, the same call goes on with the next file; processes that prepare the same corpus
-    wait for each other.
+    ties in alphabetical order; 0 is padding, 1 the end of a sentence, 2 every other word.
 
     Args:
       config: the text, the folder for the corpus, and the options.
@@ -52,9 +46,6 @@ def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
 
     Returns:
       Whether there was anything to do: not if the folder holds this very corpus.
-
-    Raises:
-      UserError: when there is no text, a file cannot be read, or the folder holds something else.
     """
     raw, out = (Path(path).expanduser() for path in (config.raw, config.out))
     files = reading.text_files(raw)
@@ -63,54 +54,45 @@ def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
         f"--out {out} lies in {raw}, whose files are read: name another folder",
     )
     root = raw if raw.is_dir() else raw.parent
-    plan = {
-        "format": FORMAT,
-        "options": {name: getattr(config, name) for name in OPTIONS},
-        "files": [
-            {"name": file.relative_to(root).as_posix(), "bytes": file.stat().st_size}
-            for file in files
-        ],
-    }
+    options = {name: getattr(config, name) for name in OPTIONS}
+    sizes = [[file.relative_to(root).as_posix(), file.stat().st_size] for file in files]
     work, whole = out / "unfinished", out / "corpus.json"
-    is_free = work.is_dir() or not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    is_new = False
-    if not whole.exists():
+    is_new = not whole.exists()
+    if is_new:
+        is_free = work.is_dir() or not out.exists() or not any(out.iterdir())
         require(is_free, f"{out} holds something else: name an empty folder, or one to make")
         with locked(work / "lock"):
             if not whole.exists():  # from the process that held the lock
-                _prepare(plan, files, out, work, track)
-                is_new = True
+                _prepare(options, sizes, files, out, track)
             shutil.rmtree(work, ignore_errors=True)
     about = read_about(out)
-    made_of = [{key: file[key] for key in ("name", "bytes")} for file in about["files"]]
     require(
-        (about["options"], made_of) == (plan["options"], plan["files"]),
+        (about["options"], about["files"]) == (options, sizes),
         f"{out} holds a corpus of other files or options: name another --out, or remove it",
     )
     return is_new
 
 
-def _prepare(plan: dict[str, Any], files: list[Path], out: Path, work: Path, track: Track) -> None:
+def _prepare(
+    options: dict[str, Any], sizes: list[list[Any]], files: list[Path], out: Path, track: Track
+) -> None:
     """Both passes; corpus.json, which makes a corpus whole, is written last."""
-    options, entries = plan["options"], []
-    parts: dict[str, list[_Part]] = {name: [] for name in SPLITS}
-    for file, entry in zip(track(files), plan["files"], strict=True):
-        stem = work / _key([file], options["max_tokens"], options["form"])
-        if not stem.with_suffix(".json").exists():
-            _read(file, stem, options["max_tokens"], options["form"])
-        about = read_json(stem.with_suffix(".json"))
-        n = about["sentences"]
-        border = n - int(n * Fraction(str(options["held_out"])))
-        parts["train"].append(_Part(stem, 0, border))
-        parts["held_out"].append(_Part(stem, border, n))
-        entries.append(entry | {key: about[key] for key in ("encoding", "form", "sentences")})
-    parts = {name: [part for part in parts[name] if part.first < part.last] for name in SPLITS}
-    require(bool(parts["train"]), "there is no sentence with a word in this text")
-    words = [*SPECIAL, *_most_frequent(parts["train"], options["vocabulary"])]
+    vocabulary, max_tokens, held_out, form = options.values()
+    kept = [out / "unfinished" / f"{_key([file], max_tokens, form)}.npz" for file in files]
+    counts: collections.Counter[str] = collections.Counter()
+    for file, path in zip(track(files), kept, strict=True):
+        if not path.exists():
+            _read_file(file, path, max_tokens, form)
+        words, splits = _load(path, held_out)
+        used = np.bincount(splits["train"][0], minlength=CUT_END + 1 + len(words))[CUT_END + 1 :]
+        counts.update({word: n for word, n in zip(words, used.tolist(), strict=True) if n})
+    require(bool(counts), "there is no sentence with a word in this text")
+    words = [*SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]]
     (out / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    seed = json.dumps([options["max_tokens"], words]).encode()
-    splits = {name: _write_split(out / name, parts[name], words, seed) for name in SPLITS}
-    write_json(out / "corpus.json", plan | {"files": entries, "words": len(words)} | splits)
+    about = {"format": FORMAT, "options": options, "files": sizes, "words": len(words)}
+    for split in SPLITS:
+        about[split] = _write_split(out, split, kept, words, options)
+    write_json(out / "corpus.json", about)
 
 
 def _key(files: list[Path], *options: Any) -> str:
@@ -119,134 +101,76 @@ def _key(files: list[Path], *options: Any) -> str:
     return hashlib.sha256(json.dumps([FORMAT, stats, options]).encode()).hexdigest()[:24]
 
 
-def _read(file: Path, stem: Path, max_tokens: int, form: str) -> None:
-    """Writes the sentences of a file for `_Part`: .tokens, .offsets, and .json as the last."""
+def _read_file(file: Path, path: Path, max_tokens: int, form: str) -> None:
     encoding = reading.encoding_of(file)
     start, form = reading.read_head(file, encoding, form)
     numbers = collections.defaultdict(itertools.count(CUT_END + 1).__next__)
-    sentences = length = 0
-    with (
-        open(stem.with_suffix(".tokens"), "wb") as tokens,
-        open(stem.with_suffix(".offsets"), "wb") as offsets,
-    ):
-        array.array("q", [0]).tofile(offsets)
-        for sentence in reading.read_sentences(file, encoding, start, form):
-            if not rules.has_word(sentence):
-                continue
+    tokens, offsets = array.array("I"), array.array("q", [0])
+    for sentence in reading.read_sentences(file, encoding, start, form):
+        if rules.has_word(sentence):
             words = rules.words(sentence)
-            row = array.array("I", map(numbers.__getitem__, words[: max_tokens - 1]))
-            row.append(CUT_END if len(words) >= max_tokens else WHOLE_END)
-            row.tofile(tokens)
-            length += len(row)
-            array.array("q", [length]).tofile(offsets)
-            sentences += 1
-    about = {"encoding": encoding, "form": form, "sentences": sentences, "words": list(numbers)}
-    write_json(stem.with_suffix(".json"), about)
+            tokens.extend(map(numbers.__getitem__, words[: max_tokens - 1]))
+            tokens.append(CUT_END if len(words) >= max_tokens else WHOLE_END)
+            offsets.append(len(tokens))
+    words = np.frombuffer(" ".join(numbers).encode(), np.uint8)
+    with atomic_write(path) as stream:
+        np.savez(stream, tokens=tokens, offsets=offsets, words=words)
 
 
-class _Part(NamedTuple):
-    """Sentences `first` to `last` of a file that `_read` has read."""
-
-    stem: Path
-    first: int
-    last: int
-
-    def words(self) -> list[str]:
-        """The words of the whole file, which are numbered from CUT_END + 1 on."""
-        return read_json(self.stem.with_suffix(".json"))["words"]
-
-    def offsets(self) -> np.ndarray:
-        """Where each sentence begins in the tokens of the file, and the last ends, int64."""
-        offsets = np.memmap(self.stem.with_suffix(".offsets"), np.int64, "r")
-        return offsets[self.first : self.last + 1]
-
-    def tokens(self) -> Iterator[np.ndarray]:
-        """All tokens of the sentences, some at a time."""
-        tokens = np.memmap(self.stem.with_suffix(".tokens"), np.uint32, "r")
-        first, last = self.offsets()[[0, -1]].tolist()
-        for start in range(first, last, BLOCK):
-            yield tokens[start : min(start + BLOCK, last)]
+def _load(path: Path, held_out: float) -> tuple[list[str], dict[str, tuple]]:
+    """Words of a file; tokens, and offsets `[n + 1]` of its sentences in them, by split."""
+    with np.load(path) as file:
+        tokens, offsets, words = (file[name] for name in ("tokens", "offsets", "words"))
+    n = len(offsets) - 1
+    border = n - int(n * Fraction(str(held_out)))
+    parts = zip(SPLITS, (offsets[: border + 1], offsets[border:]), strict=True)
+    splits = {name: (tokens[part[0] : part[-1]], part - part[0]) for name, part in parts}
+    return words.tobytes().decode().split(), splits
 
 
-def _most_frequent(parts: list[_Part], vocabulary: int) -> list[str]:
-    """The most frequent words, ties in alphabetical order."""
-    counts: collections.Counter[str] = collections.Counter()
-    for part in parts:
-        words = part.words()
-        size = CUT_END + 1 + len(words)
-        found = sum(np.bincount(tokens, minlength=size) for tokens in part.tokens())
-        used = zip(words, found[CUT_END + 1 :].tolist(), strict=True)
-        counts.update({word: count for word, count in used if count})
-    return sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
-
-
-def _write_split(folder: Path, parts: list[_Part], words: list[str], seed: bytes) -> dict[str, Any]:
-    """Writes one split, each part a document; returns what corpus.json says of it."""
-    folder.mkdir(exist_ok=True)
+def _write_split(
+    out: Path, split: str, kept: list[Path], words: list[str], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Writes the files of one split; returns what corpus.json says of it."""
+    (out / split).mkdir(exist_ok=True)
     number, kind = {word: i for i, word in enumerate(words)}, token_type(len(words))
-    documents = np.cumsum([0, *(part.last - part.first for part in parts)], dtype=np.int64)
-    np.save(folder / "documents.npy", documents)
-    shape = (int(documents[-1]) + 1,)
-    offsets = np.lib.format.open_memmap(folder / "offsets.npy", "w+", np.int64, shape)
-    digest = hashlib.sha256(seed + documents.tobytes())
-    written = cut = unknown = 0
-    with open(folder / "tokens.bin", "wb") as file:
-        for part, start in zip(parts, documents.tolist(), strict=False):
-            begins = part.offsets()
-            np.add(begins, written - begins[0], out=offsets[start : start + len(begins)])
-            known = (number.get(word, UNKNOWN) for word in part.words())
-            table = np.array([END, END, *known], kind)
-            for block in part.tokens():
-                tokens = table[block]
-                digest.update(tokens.tobytes())
-                tokens.tofile(file)
-                written += len(tokens)
-                cut += int(np.sum(block == CUT_END))
-                unknown += int(np.sum(tokens == UNKNOWN))
-    digest.update(hashlib.sha256(offsets[1:]).digest())
-    offsets.flush()
+    offsets, documents, content = [np.zeros(1, np.int64)], [0], hashlib.sha256()
+    cut = unknown = 0
+    with open(out / split / "tokens.bin", "wb") as file:
+        for path in kept:
+            own_words, splits = _load(path, options["held_out"])
+            tokens, ends = splits[split]
+            if len(ends) > 1:
+                table = [END, END, *(number.get(word, UNKNOWN) for word in own_words)]
+                numbered = np.array(table, kind)[tokens]
+                numbered.tofile(file)
+                content.update(numbered.tobytes())
+                offsets.append(ends[1:] + offsets[-1][-1])
+                documents.append(documents[-1] + len(ends) - 1)
+                cut += int(np.sum(tokens == CUT_END))
+                unknown += int(np.sum(numbered == UNKNOWN))
+    offsets = np.concatenate(offsets)
+    np.save(out / split / "offsets.npy", offsets)
+    np.save(out / split / "documents.npy", np.array(documents, np.int64))
+    borders = json.dumps([options["max_tokens"], words, documents]).encode() + offsets.tobytes()
     return {
-        "documents": len(parts),
-        "sentences": shape[0] - 1,
-        "tokens": written,
+        "documents": len(documents) - 1,
+        "sentences": len(offsets) - 1,
+        "tokens": int(offsets[-1]),
         "cut": cut,
         "unknown": unknown,
-        "digest": digest.hexdigest()[:16],
+        "digest": hashlib.sha256(borders + content.digest()).hexdigest()[:16],
     }
 
 
 def prepared(path: Path, vocabulary: int, max_tokens: int) -> Path:
-    """The corpus of a folder or file of text, made now unless that was done before.
-
-    Corpora are kept in ~/.cache/hypersphere_jax/text, by the files' places, sizes and times and by
-    the options.
-
-    Args:
-      path: raw text of at most 256 MB, or a prepared corpus, which is returned as it is.
-      vocabulary: how many words get a number, at most.
-      max_tokens: of a sentence, with its end token.
-
-    Raises:
-      UserError: as `prepare_text`, and when there is more text, or the cache cannot be written.
-    """
+    """The corpus of a folder or file of text (itself, if it is one), kept in `CACHE`."""
     if (path / "corpus.json").exists():
         return path
     files = reading.text_files(path)
-    size = sum(file.stat().st_size for file in files) / 1e6
-    by_hand = f"python run.py data prepare-text {path} --out DIR, then --data DIR"
-    require(
-        size <= MAX_MB,
-        f"{path} holds {size:,.0f} MB of text, more than is prepared on the fly: {by_hand}",
-    )
     folder = Path(CACHE).expanduser() / _key(files, vocabulary, max_tokens)
     if not (folder / "corpus.json").exists():
-        message = "the %.1f MB of text in %s are prepared now, and kept for the next time in %s"
-        logger.warning(message, size, path, folder)
-        config = PrepareTextConfig(
-            str(path), str(folder), vocabulary=vocabulary, max_tokens=max_tokens
-        )
-        try:
-            prepare_text(config)
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}): {by_hand}") from error
+        logger.warning("text in %s is prepared now, and kept for the next time in %s", path, folder)
+        options = {"vocabulary": vocabulary, "max_tokens": max_tokens}
+        prepare_text(PrepareTextConfig(str(path), str(folder), **options))
     return folder

@@ -1,7 +1,6 @@
-"""Text files: which there are, their encoding, and their sentences in bounded memory."""
+"""Text files: which there are, their encoding, and their sentences."""
 
 import contextlib
-import functools
 import gzip
 import itertools
 import logging
@@ -18,21 +17,13 @@ logger = logging.getLogger("hypersphere_jax")
 
 SUFFIXES = (".txt", ".txt.gz")
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8, by `surrogateescape`
+WIDE = re.compile(r"[^\x00-\x7f\udc80-\udcff]")  # characters of several bytes in UTF-8
 UTF16 = ("\udcff\udcfe", "\udcfe\udcff")  # its marks of byte order
-# A file is UTF-8 with damage, and not Latin-1, if it has so many characters of several bytes for
-# each byte that is no UTF-8. Latin-1 has next to no such characters, and only by chance.
 MIN_WIDE_PER_BAD = 4
-# Numbers of characters: read at once; at a file's head, for its form and header; of a paragraph
-# before it is split; and kept then of its last sentence, which may go on.
-BLOCK, HEAD, MAX_PARAGRAPH, MAX_SENTENCE = 2**15, 2**18, 2**16, 2**15
 
 
 def text_files(raw: Path) -> list[Path]:
-    """The .txt and .txt.gz files in and below a folder, by name; or the file that `raw` is.
-
-    Raises:
-      UserError: when there is none.
-    """
+    """The .txt and .txt.gz files in and below a folder, by name; or the file that `raw` is."""
     require(raw.exists(), f"no file or folder {raw}")
     if raw.is_file():
         require(is_text_name(raw.name), f"{raw}: text is expected in a file called .txt or .txt.gz")
@@ -47,13 +38,9 @@ def is_text_name(name: str) -> bool:
 
 
 def has_text(folder: Path, not_beside: tuple[str, ...]) -> bool:
-    """Whether there are text files among the first 10,000 entries of a folder and those below it.
-
-    Beside files with the endings `not_beside`, text does not count.
-    """
-    names = [path.name for path in itertools.islice(_visible(folder), 10_000)]
-    is_mixed = any(name.lower().endswith(not_beside) for name in names)
-    return not is_mixed and any(map(is_text_name, names))
+    """Whether there are text files, and none with other endings, among a folder's first 10,000."""
+    names = [path.name.lower() for path in itertools.islice(_visible(folder), 10_000)]
+    return any(map(is_text_name, names)) and not any(name.endswith(not_beside) for name in names)
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -64,52 +51,35 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(
-    path: Path, encoding: str, errors: str = "replace", newline: str | None = None
-) -> Iterator[TextIO]:
+def _opened(path: Path, encoding: str, errors: str = "replace") -> Iterator[TextIO]:
     """A file's text, unpacked if it ends in .gz. Raises UserError when it cannot be read."""
     open_text = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with open_text(path, "rt", encoding=encoding, errors=errors, newline=newline) as stream:
+        with open_text(path, "rt", encoding=encoding, errors=errors) as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged or cut short: {error}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding of a file: "utf-8", or "cp1252", which holds Latin-1.
+    """The encoding of a file: "utf-8", or "cp1252", which holds Latin-1; a warning where unsure.
 
-    UTF-8 where all bytes are that, or where its characters of several bytes are at least four times
-    as many as the bytes that are no UTF-8, which become U+FFFD. A warning names a file that is
-    partly the one and partly the other.
-
-    Raises:
-      UserError: when the file cannot be read, or is in UTF-16.
+    UTF-8 with damage, not Latin-1, has at least `MIN_WIDE_PER_BAD` characters of several bytes for
+    each byte that is no UTF-8; Latin-1 has next to none, and only by chance.
     """
-    position = wide = bad = 0
-    first_bad = None
-    with _opened(path, "utf-8", "surrogateescape", newline="") as stream:
-        while block := stream.read(BLOCK):
-            is_utf16 = position == 0 and block.startswith(UTF16)
+    wide = bad = 0
+    with _opened(path, "utf-8", "surrogateescape") as stream:
+        for number, line in enumerate(stream):
+            is_utf16 = number == 0 and line.startswith(UTF16)
             require(not is_utf16, f"{path} is in UTF-16: convert it to UTF-8")
-            if match := UNDECODED.search(block):
-                if first_bad is None:
-                    first_bad = position + len(block[: match.start()].encode())
-                bad += len(UNDECODED.findall(block))
-            wide += len(block) - len(block.encode("ascii", "ignore"))
-            position += len(block.encode(errors="surrogateescape"))
-    if first_bad is None:
-        return "utf-8"
-    wide -= bad
-    if wide >= MIN_WIDE_PER_BAD * bad:
-        message = "%s is UTF-8 but for %d bytes, the first at %d: they are read as U+FFFD"
-        logger.warning(message, path, bad, first_bad)
-        return "utf-8"
-    if wide:  # plain Latin-1 has next to nothing that could be UTF-8
-        logger.warning("%s is read as Latin-1 (Windows'): byte %d is no UTF-8", path, first_bad)
-    return "cp1252"
+            if not line.isascii():
+                wide += len(WIDE.findall(line))
+                bad += len(UNDECODED.findall(line))
+    is_utf8 = wide >= MIN_WIDE_PER_BAD * bad
+    if wide and bad:
+        read = "UTF-8 but for them" if is_utf8 else "Latin-1 (Windows')"
+        logger.warning("%s has %d bytes that are no UTF-8: it is read as %s", path, bad, read)
+    return "utf-8" if is_utf8 else "cp1252"
 
 
 def read_lines(path: Path) -> list[str]:
@@ -119,35 +89,24 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_head(path: Path, encoding: str, form: str) -> tuple[int, str]:
-    """The number of characters of Project Gutenberg's header, and the form if it is "auto"."""
+    """The number of lines of Project Gutenberg's header, and the form if it is "auto"."""
     with _opened(path, encoding) as stream:
-        lines = stream.read(HEAD).split("\n")[: rules.HEADER_LINES]
-    start = sum(len(line) + 1 for line in lines[: rules.header(lines)])
-    return start, rules.form(lines) if form == "auto" else form
+        lines = list(itertools.islice(stream, rules.HEADER_LINES))
+    return rules.header(lines), rules.form(lines) if form == "auto" else form
 
 
 def read_sentences(path: Path, encoding: str, start: int, form: str) -> Iterator[str]:
-    """The sentences of a file behind its first `start` characters, for `rules.has_word` to sift.
-
-    Memory does not grow with the file, nor with a line, paragraph or sentence of any length.
-    """
+    """The sentences of a file behind its first `start` lines, for `rules.has_word` to sift."""
     split = rules.sentences if form == "prose" else lambda line: [line.strip()]
-    inside, ended, text = True, True, ""  # inside: not behind Project Gutenberg's END marker
+    inside, paragraph = True, []  # inside: not behind Project Gutenberg's END marker
     with _opened(path, encoding) as stream:
-        stream.read(start)
-        for part in iter(functools.partial(stream.readline, BLOCK), ""):
-            begins, ended = ended, part.endswith("\n")  # of a line, which may have many parts
-            mark = rules.border(part) if begins else None
-            is_border = mark is not None or (begins and ended and not part.strip())
-            if is_border or (begins and form == "sentences"):
-                yield from split(text)
-                text = ""
+        for line in itertools.islice(stream, start, None):
+            mark = rules.border(line)
+            if mark is not None or form == "sentences" or not line.strip():
+                yield from split(" ".join(paragraph))
+                paragraph = []
             if mark is not None:
                 inside = mark == "start"
-            elif inside and not is_border:
-                text += part.replace("\n", " ")
-            if len(text) >= MAX_PARAGRAPH:
-                *whole, last = split(text) or [""]
-                yield from whole
-                text = last[:MAX_SENTENCE] + (" " if text[-1].isspace() else "")
-        yield from split(text)
+            elif inside:
+                paragraph.append(line.rstrip("\n"))
+        yield from split(" ".join(paragraph))

@@ -49,6 +49,7 @@ WORD = re.compile(
     rf"\d+(?:[.,]\d+)+|n't(?![^\W_])|'(?:{CLITICS})(?![^\W_])|'t(?=(?:is|was|were|will)(?![^\W_]))"
     rf"|[^\W_]+(?:'(?!(?:{CLITICS})(?![^\W_]))[^\W\d_]+)*|--|\.\.\.|[^\w\s\x00-\x1f\x7f-\x9f]"
 )
+CLOSING = "\"'”’»)]}_*` "
 HAS_WORD = re.compile(r"[^\W_]")
 
 
@@ -57,19 +58,17 @@ def sentences(paragraph: str) -> list[str]:
 
     A sentence ends at `.`, `!`, `?` or `…`, with the quotes and brackets that close after it, where
     space follows and then, perhaps after opening quotes, brackets or a dash, a letter that is not
-    lower-case, or a digit. A point does not end it after a title or other abbreviation before a
-    name (Mr., St., e.g.), `No.` and the like before a number, initials (J. R., U.S.; but I. ends),
-    or a number that begins the sentence, as in a list. So `"Oh!" said he.` is one sentence, and
-    `"Oh!" Emma said.` are two. Text without upper-case letters is one sentence.
+    lower-case, or a digit. A point does not end it after a title (Mr., St., e.g.), `No.` before a
+    number, initials (J. R., U.S.; but I. ends), or a number that begins the sentence.
     """
-    found, start = [], 0
+    parts, start = [], 0
     for match in END.finditer(paragraph):
         if match["next"].islower() or _is_inside(paragraph, start, match):
             continue
-        found.append(paragraph[start : match.end()].strip())
+        parts.append(paragraph[start : match.end()].strip())
         start = match.end()
-    found.append(paragraph[start:].strip())
-    return [sentence for sentence in found if sentence]
+    parts.append(paragraph[start:].strip())
+    return [part for part in parts if part]
 
 
 def _is_inside(paragraph: str, start: int, match: re.Match) -> bool:
@@ -93,9 +92,8 @@ def words(sentence: str) -> list[str]:
     """The tokens of a sentence: words, numbers, and each punctuation mark by itself.
 
     All is lower-case; quotes are straight, `_` of emphasis is dropped, a dash of any length is
-    `--`, dots in a row are `...`. English clitics are tokens of their own, after the manner of the
-    Penn Treebank: it's is `it 's`, don't is `do n't`, cannot is `can not`, 'tis is `'t is`; so text
-    that is in tokens already gives the same ones. Other apostrophes inside a word stay: `o'clock`.
+    `--`, dots in a row are `...`. English clitics are tokens of their own, as in the Penn Treebank,
+    so text that is in tokens already gives the same ones.
 
     >>> words("“It’s _not_ 3.50,” he said--don't!")
     ['"', 'it', "'s", 'not', '3.50', ',', '"', 'he', 'said', '--', 'do', "n't", '!']
@@ -119,11 +117,7 @@ def has_word(sentence: str) -> bool:
 
 
 def header(lines: Sequence[str]) -> int:
-    """How many of the first lines of a text are Project Gutenberg's header; 0 without a marker.
-
-    It goes to the last marker (`*** START OF THIS PROJECT GUTENBERG EBOOK`, or the older
-    `*END*THE SMALL PRINT`) in the first 1,000 lines.
-    """
+    """How many of the first lines are Project Gutenberg's header, up to its last START marker."""
     marks = [i for i, line in enumerate(lines[:HEADER_LINES]) if border(line) == "start"]
     if not marks:
         return 0
@@ -138,11 +132,7 @@ def header(lines: Sequence[str]) -> int:
 
 
 def border(line: str) -> str | None:
-    """Says "start" and "end" of the markers of Project Gutenberg, None of any other line.
-
-    An END marker, or a line that begins with "End of Project Gutenberg", stops the text until the
-    next START.
-    """
+    """Markers of Project Gutenberg: "start" or "end", None for any other line."""
     if line[:1] not in ("*", "E", "e", " "):  # nearly all lines, quickly
         return None
     line = line.lstrip()
@@ -155,17 +145,12 @@ def form(lines: Sequence[str]) -> str:
     """Whether the first lines of a text hold "sentences", one each, or "prose".
 
     Sentences: at least 80% of the lines end as sentences do, and no more than 20% hold several.
-    Lines that are broken at some width seldom end so, and a line that is a whole paragraph mostly
-    holds several sentences; both are prose. So is all text with a marker of Project Gutenberg.
+    Text with a marker of Project Gutenberg is prose.
     """
     if header(lines):
         return "prose"
     lines = [line.strip() for line in lines if line.strip()]
-    ended = sum(_ends(line) for line in lines)
+    ended = sum(line.rstrip(CLOSING).endswith((".", "!", "?", "…")) for line in lines)
     several = sum(len(sentences(line)) > 1 for line in lines)
     one_each = ended >= 0.8 * len(lines) and several <= 0.2 * len(lines)
     return "sentences" if lines and one_each else "prose"
-
-
-def _ends(line: str) -> bool:
-    return line.rstrip("\"'”’»)]}_*` ").endswith((".", "!", "?", "…"))

@@ -1,11 +1,11 @@
-"""A library of small texts, a home without a cache, and preparation in small steps."""
+"""A library of small texts, and a home without a cache."""
 
 import gzip
 import random
 
 import pytest
 
-from hypersphere_jax.data.text import prepare, reading, rules
+from hypersphere_jax.data.text import rules
 
 
 @pytest.fixture(autouse=True)
@@ -13,14 +13,6 @@ def home(tmp_path, monkeypatch):
     """Nothing is put into the user's cache."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-@pytest.fixture
-def small_steps(monkeypatch):
-    """What is in memory at a time is some characters and tokens instead of thousands."""
-    for name, size in (("BLOCK", 7), ("MAX_PARAGRAPH", 300), ("MAX_SENTENCE", 100)):
-        monkeypatch.setattr(reading, name, size)
-    monkeypatch.setattr(prepare, "BLOCK", 64)
 
 
 @pytest.fixture(scope="session")

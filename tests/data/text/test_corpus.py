@@ -19,9 +19,7 @@ from hypersphere_jax.data.text import rules
 from hypersphere_jax.data.text.corpus import Corpus
 
 
-@pytest.mark.parametrize("steps", ["home", "small_steps"])
-def test_corpus_is_what_the_files_hold(library, tmp_path, steps, request):
-    request.getfixturevalue(steps)
+def test_corpus_is_what_the_files_hold(library, tmp_path):
     root, documents = library
     options = {"vocabulary": 40, "max_tokens": 8, "held_out": 0.1, "form": "sentences"}
     splits = made(root, tmp_path / "out", **options)
@@ -42,8 +40,7 @@ def test_corpus_is_what_the_files_hold(library, tmp_path, steps, request):
         said |= {"cut": sum(len(s) > 7 for s in sentences), "unknown": unknown}
         assert {name: corpus.counts[name] for name in said} == said and min(said.values()) > 0
     files = json.loads((tmp_path / "out/corpus.json").read_text())["files"]
-    assert [file["name"] for file in files] == [*documents, "empty.txt"]
-    assert [file["encoding"] for file in files] == ["cp1252", *["utf-8"] * 4]
+    assert [name for name, _ in files] == [*documents, "empty.txt"]
 
 
 def test_source(library, tmp_path):
@@ -166,7 +163,7 @@ def test_goes_on_with_the_file_that_was_being_read(library, tmp_path, monkeypatc
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_corpus_of_other_files_or_options_is_left_alone(library, tmp_path, small_steps):
+def test_a_corpus_of_other_files_or_options_is_left_alone(library, tmp_path):
     root, out, begun, raw = library[0], tmp_path / "out", tmp_path / "begun", tmp_path / "raw"
     assert prepare(root, out) and not prepare(root, out)
     whole = contents(out)
@@ -192,10 +189,11 @@ def test_processes_wait_for_each_other(library, tmp_path):
             assert not futures.wait(waiting, 0.3).done
             return files
 
-        assert prepare(library[0], tmp_path / "out", track) and not waiting[0].result()
+        assert prepare(library[0], tmp_path / "out", track) and waiting[0].result()
+        assert len(waiting) == 1
 
 
-def test_prepared_on_the_fly_once(library, tmp_path, monkeypatch, caplog):
+def test_prepared_on_the_fly_once(library, tmp_path, caplog):
     options = (50_000, 64)
     folder = text.prepared(library[0], *options)
     assert f"kept for the next time in {folder}" in caplog.text
@@ -207,6 +205,3 @@ def test_prepared_on_the_fly_once(library, tmp_path, monkeypatch, caplog):
         (tmp_path / "t.txt").write_text(f"The {animal} sat. The {animal} ate.")
         train, _ = text.open_corpus(text.prepared(tmp_path / "t.txt", *options))
         assert train.text(0) == f"the {animal} sat ."
-    monkeypatch.setenv("HOME", str(tmp_path / "t.txt"))
-    with pytest.raises(UserError, match="cannot be written"):
-        text.prepared(library[0], *options)

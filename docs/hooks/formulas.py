@@ -1,0 +1,69 @@
+"""Formulas as MathML, made when the site is built, so that a page needs no script for them.
+
+Written as `$…$` and `$$…$$` in pages, and as `.. math::` blocks and :math:`…` in docstrings.
+"""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+from markdown import Extension, Markdown
+from markdown.preprocessors import Preprocessor
+from mkdocs.exceptions import PluginError
+
+# What latex2mathml lacks, in what it has.
+ALIASES = {r"\tfrac": r"\frac", r"\dfrac": r"\frac"}
+INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+DIRECTIVE = re.compile(r"^( *)\.\. math::(.*)$")
+
+
+class Directives(Preprocessor):
+    """`.. math::` with its indented lines as a block between `$$`."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        done: list[str] = []
+        rest = list(lines)
+        while rest:
+            line = rest.pop(0)
+            found = DIRECTIVE.match(line)
+            if not found:
+                done.append(re.sub(r":math:`([^`]*)`", r"$\1$", line))
+                continue
+            indent, formula = found.groups()
+            block = [formula.strip()]
+            while rest and (not rest[0].strip() or rest[0].startswith(f"{indent} ")):
+                block.append(rest.pop(0).strip())
+            block = [part for part in block if part]
+            done += ["", f"{indent}$$", *(indent + part for part in block), f"{indent}$$", ""]
+        return done
+
+
+class Formulas(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.preprocessors.register(Directives(md), "math_directives", 20)
+
+
+def mathml(latex: str, display: str) -> str:
+    """MathML of a formula; an error for a command that has none, which would be shown as text."""
+    latex = html.unescape(latex).strip()
+    for name, other in ALIASES.items():
+        latex = latex.replace(name, other)
+    try:
+        result = convert(latex, display=display)
+    except Exception as error:  # of many types
+        raise PluginError(f"formula {latex!r}: {type(error).__name__} {error}") from error
+    unknown = re.findall(r"<m[io]>(\\\w+)</m[io]>", result)
+    if unknown:
+        raise PluginError(f"formula {latex!r}: latex2mathml does not know {', '.join(unknown)}")
+    return result
+
+
+def on_config(config):
+    config.markdown_extensions.append(Formulas())
+    return config
+
+
+def on_page_content(html, page, config, files):
+    html = BLOCK.sub(lambda found: mathml(found[1], "block"), html)
+    return INLINE.sub(lambda found: mathml(found[1], "inline"), html)

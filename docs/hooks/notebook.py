@@ -1,0 +1,105 @@
+"""Notebooks in the percent format (`# %%`), run when the site is built, as its pages.
+
+A cell that fails ends the build. The page shows what a cell prints, its last value and its
+figures; beside it lies the same notebook as .ipynb.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+NOTEBOOKS = ("tutorial.py",)
+_outputs: dict[str, list] = {}  # of notebooks as they were run, for `mkdocs serve`
+
+
+def cells_of(source: str) -> list[tuple[bool, str]]:
+    """Cells of a notebook: whether each is text, and its content."""
+    cells = []
+    for part in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
+        kind, _, body = part.partition("\n")
+        is_text = "[markdown]" in kind
+        body = re.sub(r"^# ?", "", body, flags=re.MULTILINE) if is_text else body
+        cells.append((is_text, body.strip()))
+    return cells
+
+
+def run(cells: list[tuple[bool, str]], name: str) -> list[tuple[str, list[bytes]]]:
+    """What each cell of code prints, its last value included, and its figures as SVG."""
+    matplotlib.use("Agg")
+    names, outputs, here = {"__name__": "__main__"}, [], os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for number, (is_text, body) in enumerate(cells):
+                if not is_text:
+                    outputs.append(run_cell(body, names, f"{name}, cell {number}"))
+        finally:
+            os.chdir(here)
+    return outputs
+
+
+def run_cell(body: str, names: dict, where: str) -> tuple[str, list[bytes]]:
+    statements = ast.parse(body).body
+    last = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
+    printed, figures = io.StringIO(), []
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(ast.Module(statements, []), where, "exec"), names)
+            if last is not None:
+                value = eval(compile(ast.Expression(last.value), where, "eval"), names)
+                if value is not None:
+                    print(repr(value))
+    except Exception as error:
+        raise PluginError(f"{where}: {type(error).__name__}: {error}") from error
+    for number in plt.get_fignums():
+        picture = io.BytesIO()
+        plt.figure(number).savefig(picture, format="svg", bbox_inches="tight")
+        figures.append(picture.getvalue())
+    plt.close("all")
+    return printed.getvalue(), figures
+
+
+def as_ipynb(cells: list[tuple[bool, str]]) -> str:
+    def cell(is_text, body, number):
+        common = {"id": f"cell-{number}", "metadata": {}, "source": body}
+        if is_text:
+            return {"cell_type": "markdown", **common}
+        return {"cell_type": "code", "execution_count": None, "outputs": [], **common}
+
+    numbered = [cell(*content, number) for number, content in enumerate(cells)]
+    return json.dumps({"cells": numbered, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def on_files(files, config):
+    for name in NOTEBOOKS:
+        source = (Path(config.docs_dir) / name).read_text()
+        cells, stem = cells_of(source), name.removesuffix(".py")
+        if source not in _outputs:
+            _outputs[source] = run(cells, name)
+        outputs, page, pictures = iter(_outputs[source]), [], 0
+        for is_text, body in cells:
+            if is_text:
+                page.append(body)
+                continue
+            printed, figures = next(outputs)
+            page.append(f"```python\n{body}\n```")
+            if printed.strip():
+                page.append(f"```text title=\"\"\n{printed.rstrip()}\n```")
+            for figure in figures:
+                pictures += 1
+                path = f"{stem}-{pictures}.svg"
+                files.append(File.generated(config, path, content=figure))
+                page.append(f"![Figure {pictures}]({path})")
+        files.append(File.generated(config, f"{stem}.ipynb", content=as_ipynb(cells)))
+        files.append(File.generated(config, f"{stem}.md", content="\n\n".join(page)))
+    return files

@@ -1,0 +1,150 @@
+# %% [markdown]
+# # Ten minutes
+#
+# Train an encoder of handwritten digits, look at its features, use it, and train with a loss of
+# your own. All of it runs on a CPU in about a minute, without network; this page is made of what it
+# printed when the site was built. [Download it as a notebook](tutorial.ipynb).
+
+# %%
+import hypersphere_jax as hj
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+images, labels = (digits.images * 15).astype(np.uint8), digits.target
+train_x, train_y = images[:1400], labels[:1400]
+test_x, test_y = images[1400:], labels[1400:]
+images.shape, images.dtype
+
+# %% [markdown]
+# ## Train
+#
+# An encoder maps an image to a point of the unit sphere in `dim` dimensions. The default loss has
+# two parts: *alignment*, the mean distance of two random views of an image,
+#
+# $$L_{align} = \frac{1}{n} \sum_i \|x_i - y_i\|_2^2,$$
+#
+# and *uniformity*, which is least where the points cover the sphere evenly:
+#
+# $$L_{uniform} = \log \frac{1}{n (n - 1)} \sum_{i \ne j} e^{-2 \|x_i - x_j\|_2^2}.$$
+#
+# In two dimensions the sphere is a circle, and can be looked at. The labels do not train: they are
+# for the evaluation after every fourth epoch.
+
+# %%
+config = hj.PretrainConfig(name="circle", dim=2, epochs=20, eval_every_epochs=4)
+run = hj.train(config, images=train_x, labels=train_y, test=(test_x, test_y))
+run
+
+# %% [markdown]
+# The run is a folder with its config, log and checkpoints. The same call continues it where it was
+# interrupted; now that it is done, it would return at once.
+#
+# ## Look at the circle
+#
+# Step 0 is the random initialization. Training spreads the images over the circle and brings those
+# of one digit together, without having seen a label.
+
+
+# %%
+def show(axes, encoder, title):
+    z = encoder(test_x)  # [n, 2], unit norm
+    radius = 1 + 0.25 * np.random.default_rng(0).random(len(z))  # so that points do not hide others
+    points = axes.scatter(*(z.T * radius), c=test_y, cmap="tab10", s=8)
+    axes.set_title(title)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    return points
+
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 4))
+show(left, run.load(step=0), "random initialization")
+points = show(right, run.encoder, "trained")
+figure.colorbar(points, ax=(left, right), label="digit", ticks=range(10));
+
+# %% [markdown]
+# ## Alignment and uniformity
+#
+# Every fourth epoch is a point of this plane. Both are better where they are lower.
+
+# %%
+evaluated = [line for line in run.metrics if "eval/align" in line]
+align = [line["eval/align"] for line in evaluated]
+uniform = [line["eval/uniform"] for line in evaluated]
+figure, axes = plt.subplots(figsize=(5, 3.5))
+axes.plot(uniform, align, "o-")
+for line, x, y in zip(evaluated, uniform, align):
+    axes.annotate(f"epoch {line['epoch']:.0f}", (x, y), xytext=(5, 3), textcoords="offset points")
+axes.set(xlabel="uniformity", ylabel="alignment");
+
+# %% [markdown]
+# `measure` gives both for any features of unit norm. Here the positive of an image is the image,
+# moved by one pixel.
+
+# %%
+z = run.encoder(test_x)
+result = hj.measure(z, run.encoder(np.roll(test_x, 1, axis=2)))
+for name in ("align", "uniform", "uniform_optimum", "effective_rank"):
+    print(f"{name:16} {result[name]:.3f}")
+
+# %% [markdown]
+# ## Probe
+#
+# What are the features worth? A linear classifier and the nearest neighbours say it, on test images
+# that neither has seen. Two dimensions are few, so here is an encoder with 32:
+
+# %%
+run = hj.train(hj.PretrainConfig(name="digits", dim=32, epochs=20), images=train_x, labels=train_y)
+encoder = run.encoder
+split = encoder(train_x), train_y, encoder(test_x), test_y
+linear, nearest = hj.linear_probe(*split), hj.knn_probe(*split, k=5)
+low, high = linear["top1_interval"]
+print(f"linear: {linear['top1']:.1f}% (95% interval: {low:.1f} to {high:.1f})")
+print(f"5-NN: {nearest['top1']:.1f}%")
+
+# %% [markdown]
+# ## Use the encoder
+#
+# It takes uint8 images of any size and number, or a list of images or of paths, and runs on all
+# devices. `layer` names another layer than the output.
+
+# %%
+h = encoder(test_x, layer="backbone")
+similarities = encoder(test_x) @ encoder(test_x[:1])[0]
+print(list(encoder.layers))
+print(h.shape, test_y[similarities.argsort()[-8:]])
+
+# %% [markdown]
+# `save` writes one folder with the weights (safetensors), the config and a card.
+
+# %%
+encoder.save("encoder")
+again = hj.load("encoder")
+np.array_equal(again(test_x), encoder(test_x))
+
+# %% [markdown]
+# ## Bring your own loss
+#
+# A loss is a function of the features of both views. This one is SimCLR's with a low temperature,
+# and more alignment. Networks, data and views of your own go in the same way: see
+# [Bring your own](how-to/bring-your-own.md).
+
+
+# %%
+def loss(x, y):
+    return hj.nt_xent_loss(x, y, tau=0.2) + 0.1 * hj.align_loss(x, y)
+
+
+own = hj.train(
+    hj.PretrainConfig(name="own", dim=32, epochs=20), images=train_x, labels=train_y, loss=loss
+)
+split = own.encoder(train_x), train_y, own.encoder(test_x), test_y
+print(f"5-NN: {hj.knn_probe(*split, k=5)['top1']:.1f}%")
+
+# %% [markdown]
+# ## Where to go from here
+#
+# - [Your own images](how-to/own-images.md), [many devices](how-to/many-devices.md)
+# - [Which loss to choose](losses.md)
+# - [The papers' tables and figures](results.md), with small encoders

@@ -1,0 +1,34 @@
+"""Evaluate features of any encoder: alignment, uniformity, rank, linear probe, k-NN.
+
+python examples/probe_features.py
+"""
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import hypersphere_jax as hj
+
+
+def main() -> None:
+    images, labels = load_digits(return_X_y=True)
+    # In the place of your encoder: random projections of the pixels, [1797, 32], unit norm.
+    directions = np.random.default_rng(0).standard_normal((64, 32))
+    features = np.asarray(hj.l2_normalize((images - images.mean(0)) @ directions))
+
+    # Positive pairs are two features of one thing; here, of two images of one class.
+    order = np.argsort(labels, kind="stable")
+    x, y = features[order[:-1]], features[order[1:]]
+    same = labels[order[:-1]] == labels[order[1:]]
+    result = hj.measure(x[same], y[same])
+    for name in ("align", "uniform", "uniform_optimum", "effective_rank"):
+        print(f"{name}: {result[name]:.3f}")
+
+    split = features[:1400], labels[:1400], features[1400:], labels[1400:]
+    linear, nearest = hj.linear_probe(*split), hj.knn_probe(*split, k=5)
+    low, high = linear["top1_interval"]
+    print(f"linear: {linear['top1']:.1f}% (95%: {low:.1f} to {high:.1f})")
+    print(f"5-NN: {nearest['top1']:.1f}%")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""How the encoder of a run is evaluated, from its checkpoints."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.statistics import Rows
+from hypersphere_jax.config import DepthConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax.evaluate import depth_verb
+from hypersphere_jax.evaluate.metrics_verb import run_metrics
+from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.training import checkpoint, run_folder
+from hypersphere_jax.training.metrics_log import read_metrics
+
+
+class Evaluation(NamedTuple):
+    """What is evaluated of an encoder, beside alignment (alpha 2) and uniformity (t 2)."""
+
+    layers: tuple[str, ...] = ("output",)
+    protocol: str = "stl10"  # of the linear probe, as its paper prints it
+    folds: int | None = 5  # of the training split, to select encoders; None: a held-out part
+    all_steps: bool = False  # of every checkpoint that is kept, also the random initialization
+    depth: bool = False  # depth maps from the layers, in place of classes
+    tasks: tuple[str, ...] = ()  # labelled sentences, in place of classes
+    tasks_dir: str | None = None  # their folder, which shapes no number
+    initial: bool = False  # of the random initialization too
+    neighbours: tuple[int, ...] = (5,)  # numbers k of k-NN
+    prototype: bool = False  # the prototype representation bias, of the training split, too
+    logged: bool = False  # nothing but the logged loss, its mean over the last tenth of the steps
+
+
+def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
+    """A row for each checkpoint that is evaluated: alignment, uniformity, and scores."""
+    if evaluation.logged:
+        return [_final_loss(folder)]
+    steps = _steps(folder) if evaluation.all_steps else [None]
+    steps = [0, *steps] if evaluation.initial else steps
+    scores = _depth if evaluation.depth else _tasks if evaluation.tasks else _accuracies
+    rows = []
+    for step in steps:
+        config = MetricsConfig(str(folder), parts=(), step=step)
+        metrics = run_metrics(config)
+        row = {"step": metrics["step"]} | _with_error(metrics, "align", "uniform")
+        if evaluation.prototype:
+            config = dataclasses.replace(config, parts=("prototype",), split="train")
+            row |= _with_error(run_metrics(config), "prototype_bias")
+        rows.append(row | scores(folder, step, evaluation))
+    # Features of all checkpoints are large beside the rest of a run.
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    return rows
+
+
+def _steps(folder: Path) -> list[int]:
+    """Checkpoints that every run of this config has, wherever it was interrupted."""
+    every = run_folder.read_config(folder).runtime.keep_every_steps
+    saved = checkpoint.steps(folder / "checkpoints")
+    return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
+
+
+def _final_loss(folder: Path) -> dict[str, Any]:
+    records = read_metrics(folder)
+    last = records[-1]["step"]
+    losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
+    return {"step": last, "final_loss": sum(losses) / len(losses)}
+
+
+def _with_error(metrics: dict[str, Any], *names: str) -> dict[str, float]:
+    errors = {f"{name}_error": metrics[f"{name}_standard_error"] for name in names}
+    return {name: metrics[name] for name in names} | errors
+
+
+def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    """Linear and k-NN accuracy on each layer, in percent, with the ends of their intervals."""
+    config = ProbeConfig(
+        (str(folder),),
+        layers=evaluation.layers,
+        protocols=(evaluation.protocol, "knn"),
+        folds=evaluation.folds,
+        as_printed=True,
+        k=evaluation.neighbours,
+        step=step,
+    )
+    row = {}
+    for score in run_probe(config):
+        is_knn = score["protocol"] == "knn"
+        name = f"{score['layer']}_{'knn' + str(score['k']) if is_knn else 'linear'}"
+        row |= _with_ends(name, score)
+        if not is_knn:
+            row |= {f"{name}_cv": score["valid_top1"], f"{name}_top5": score["top5"]}
+    return row
+
+
+def _depth(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    row = {}
+    for layer in evaluation.layers:
+        config = DepthConfig((str(folder),), layer=layer, folds=evaluation.folds or 0, step=step)
+        (errors,) = depth_verb.run_depth(config).results
+        row[f"{layer}_mse"] = errors["mse"]
+        row |= {f"{layer}_mse_cv": errors["cv_mse"]} if evaluation.folds else {}
+    return row
+
+
+def _tasks(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    """Accuracy on each task, in percent, with its interval, and that of the cross-validation."""
+    config = ProbeConfig(
+        (str(folder),),
+        data=evaluation.tasks,
+        data_dir=evaluation.tasks_dir,
+        layers=evaluation.layers,
+        protocols=("quick_thought",),
+        step=step,
+    )
+    row = {}
+    for score in run_probe(config):
+        name = score["task"] if score["layer"] == "output" else f"{score['task']}_{score['layer']}"
+        row |= _with_ends(name, score) | {f"{name}_cv": score["valid_top1"]}
+    return row
+
+
+def _with_ends(name: str, score: dict) -> dict[str, float]:
+    low, high = score["top1_interval"]
+    return {name: score["top1"], f"{name}_low": low, f"{name}_high": high}

@@ -1,0 +1,346 @@
+"""Trained encoders as functions of images: load, call, save."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hypersphere_jax import __version__, augment, models, torch_files
+from hypersphere_jax.config import (
+    DataConfig,
+    PretrainConfig,
+    UserError,
+    from_dict,
+    require,
+    to_dict,
+)
+from hypersphere_jax.data.custom import as_image
+from hypersphere_jax.data.decode import decode, reason
+from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.models.torch_names import shortened
+from hypersphere_jax.training import run_folder, sharding
+
+logger = logging.getLogger("hypersphere_jax")
+
+WEIGHTS, CONFIG, CARD = "weights.safetensors", "encoder.json", "README.md"
+LARGEST_BATCH = 256  # images on a device at once
+
+
+class Encoder:
+    """A trained encoder: a function from images to points on the unit hypersphere.
+
+    Attributes:
+      config: of its run.
+      params: nested dict of float32 arrays.
+      stats: running statistics of batch normalization, likewise.
+      step: of the checkpoint.
+      apply: `apply(params, stats, x, train)`, the network itself; see `models.create`.
+      origin: the name of the file of weights, if it was not trained here.
+    """
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        params: Any,
+        stats: Any,
+        step: int,
+        apply: Callable,
+        origin: str | None = None,
+    ):
+        self.config, self.params, self.stats = config, params, stats
+        self.step, self.apply, self.origin = step, apply, origin
+        self._programs: dict[tuple, Callable] = {}
+
+    @functools.cached_property
+    def layers(self) -> dict[str, tuple[int, ...]]:
+        """Names of its layers, in the network's order, and their shapes for one image."""
+        return models.layers(self.config.model)
+
+    def __call__(self, images: Any, layer: str = "output") -> np.ndarray:
+        """Features of images, prepared as in the evaluation of its run: resized, and normalized.
+
+        Args:
+          images: uint8 `[n, h, w, c]` or `[n, h, w]`, of any size and number; or a list of images
+            (arrays, tensors, or of Pillow, see `data.custom.as_source`) or of paths to files.
+          layer: a name in `layers`. "output" is on the unit hypersphere.
+
+        Returns:
+          float32 `[n, d]`, or `[n, h, w, c]` of a layer with space. Computed on all devices.
+
+        Raises:
+          UserError: for a layer that it does not have, or images that do not fit.
+        """
+        models.check_layer(self.config.model, layer, "layer")
+        if isinstance(images, np.ndarray | jax.Array):
+            images = np.asarray(images)
+            images = images[..., None] if images.ndim == 3 else images
+            require(images.ndim == 4, f"images must be [n, h, w, c], not {list(images.shape)}")
+        else:
+            images = list(images)
+        if not len(images):
+            return np.zeros((0, *self.layers[layer]), np.float32)
+        devices = sharding.local_devices()
+        wanted = -(-len(images) // len(devices))
+        # A power of two, so that few numbers of images are compiled.
+        size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)
+        parts = [images[start : start + size] for start in range(0, len(images), size)]
+        return np.concatenate([self._features(part, layer, size, devices) for part in parts])
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes weights (safetensors), config and a card: what `load` needs, and no run.
+
+        Args:
+          folder: new, or one that holds a saved encoder, which is replaced.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = [path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CONFIG, CARD)]
+        require(
+            not taken, f"{folder} holds other files, such as {(taken or [''])[0]}: name another"
+        )
+        arrays = named_arrays(self.params, self.stats)
+        save_file(arrays, folder / WEIGHTS, metadata={"format": "hypersphere_jax"})
+        record = {"version": __version__, "step": self.step, "origin": self.origin}
+        write_json(folder / CONFIG, record | {"config": to_dict(self.config)})
+        (folder / CARD).write_text(self._card(), encoding="utf-8")
+        return folder
+
+    def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
+        images, cropped = self._array(part)
+        padded = np.zeros((size, *images.shape[1:]), images.dtype)
+        padded[: len(images)] = images
+        program = self._program(layer, cropped, images.shape[1:], tuple(devices))
+        rows = sharding.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
+        layers = np.asarray(program(*self._on(tuple(devices)), rows))
+        return layers.reshape(-1, *layers.shape[2:])[: len(images)]
+
+    def _array(self, part: Any) -> tuple[np.ndarray, bool]:
+        """Images as one uint8 array, and whether they had to be cropped for that."""
+        if isinstance(part, np.ndarray) and part.dtype == np.uint8:
+            return part, False
+        images = [_image(image) for image in part]
+        if len({image.shape for image in images}) == 1:
+            return np.stack(images), False
+        config = self.config
+        crop = augment.host_crops(augment.recipe_of(config.data), config.model.image_size)[1]
+        channels = {image.shape[-1] for image in images}
+        if len(channels) > 1:  # grey among colour
+            images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
+        return np.stack([crop(image) for image in images]), True
+
+    def _on(self, devices: tuple) -> Any:
+        if getattr(self, "_placed", (None,))[0] != devices:
+            self._placed = devices, sharding.replicate((self.params, self.stats), devices)
+        return self._placed[1]
+
+    def _program(self, layer: str, cropped: bool, shape: tuple, devices: tuple) -> Callable:
+        key = layer, cropped, shape, devices
+        if key not in self._programs:
+            config = self.config
+            prepare = augment.make_evaluate(
+                augment.recipe_of(config.data),
+                config.model.image_size,
+                cropped=cropped,
+                extra_channels=config.data.extra_channels,
+            )
+            try:
+                view = jax.eval_shape(prepare, jax.ShapeDtypeStruct(shape, jnp.uint8))
+            except ValueError as error:
+                raise UserError(f"images of shape {list(shape)}: {error}") from error
+            channels = config.model.channels
+            require(
+                view.shape[-1] == channels,
+                f"images of {shape[-1]} channel(s), and the encoder takes {channels}",
+            )
+
+            def features(params, stats, images):
+                outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
+                return outputs[layer]
+
+            self._programs[key] = sharding.pmap(features, devices)
+        return self._programs[key]
+
+    def _card(self) -> str:
+        config = self.config
+        layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
+        size = config.model.image_size
+        images, batch = f"by the recipe `{config.data.recipe}`", config.optimizer.batch_size
+        if self.origin is not None:
+            rows = f"| evaluation images | {images} |\n| weights of | `{self.origin}` |"
+        else:
+            rows = f"""| data | {config.data.name}, evaluation images {images} |
+| trained | step {self.step}, seed {config.seed}, batches of {batch} |"""
+        return f"""# {config.name}
+
+An encoder of images on the unit hypersphere, written by hypersphere_jax {__version__}.
+
+```python
+import hypersphere_jax as hj
+z = hj.load("{config.name}")(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
+```
+
+| | |
+| --- | --- |
+| network | {config.model.label}, {size} x {size} pixels, {config.model.channels} channel(s) |
+{rows}
+
+| layer | shape |
+| --- | --- |
+{layers}
+"""
+
+
+def load(
+    where: str | Path,
+    step: int | None = None,
+    *,
+    network: Any = None,
+    preprocess: Callable | None = None,
+    image_size: int | None = None,
+    recipe: str | None = None,
+    prefix: str | None = None,
+    head: bool = True,
+) -> Encoder:
+    """Loads a trained encoder of images.
+
+    Args:
+      where: the folder of a run, or its name under `runs/`, trained here or imported; a folder
+        that `Encoder.save` wrote; or a file of weights that others trained (.safetensors, .npz,
+        PyTorch's .pth, .pt, .pth.tar): ResNets of torchvision, timm, Hugging Face or MoCo, and
+        Wang & Isola's SmallAlexNet. The network is inferred from names and shapes, docs/torch.md.
+      step: of a run's checkpoint; None: the newest one that is sound.
+      network: of an encoder whose network is the user's own, the same as in training.
+      preprocess: likewise, image to image in evaluation. Of a file: in place of the recipe.
+      image_size: of a file: side of the images that enter, pixels. None: 224 for a ResNet, 32 if it
+        begins with a 3x3 convolution; what SmallAlexNet's `fc6` is for.
+      recipe: of a file: the name of the recipe that prepares images. None: "moco", ImageNet's
+        usual one, for a ResNet; "stl10" for SmallAlexNet; "cifar10" for images below 64 pixels.
+      prefix: of a file: that of the encoder's names. None: it is detected.
+      head: of a file: False leaves its head, such as a classifier, out. Without a head "output" is
+        the layer before it ("backbone", "fc7") divided by its norm.
+
+    Returns:
+      The encoder, a function of images.
+
+    Raises:
+      UserError: when there is no such encoder, its files are damaged, or it needs a `network` or
+        `preprocess`.
+
+    Example:
+      >>> import hypersphere_jax as hj
+      >>> encoder = hj.load("runs/mine")  # doctest: +SKIP
+      >>> z = encoder(images)  # float32 [n, d], unit norm  # doctest: +SKIP
+      >>> h = encoder(images, layer="fc7")  # doctest: +SKIP
+      >>> resnet = hj.load("resnet50.safetensors", head=False)  # doctest: +SKIP
+    """
+    own = {"network": network, "preprocess": preprocess}
+    own = {name: value for name, value in own.items() if value is not None}
+    given = {"image_size": image_size, "recipe": recipe, "prefix": prefix, "head=False": not head}
+    of_file = [name for name, value in given.items() if value]
+    file = _file_of_weights(Path(where))
+    if file is not None:
+        fits = step is None and network is None
+        require(fits, f"step and network are not for files of weights, and {file} is one")
+        return _load_file(file, own, image_size, recipe, prefix, head)
+    require(not of_file, f"{', '.join(of_file)}: for files of weights only, and {where} is none")
+    folder = Path(where)
+    if (folder / WEIGHTS).is_file():
+        require(step is None, f"step={step} is of a run's checkpoints, and {folder} is one encoder")
+        return _load_saved(folder, own)
+    folder = run_folder.find(str(where))
+    config = run_folder.read_config(folder).replace(**own)
+    require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
+    loaded = run_folder.load_encoder(folder, step, config)
+    return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
+
+
+def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
+    """Parameters and statistics by their paths, such as "params/conv1/layer/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path({"params": params, "stats": stats})
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.ascontiguousarray(leaf)
+        for path, leaf in leaves
+    }
+
+
+def _file_of_weights(where: Path) -> Path | None:
+    """The file of weights that a path means, if it does: itself, or that of a downloaded folder."""
+    inside = where / torch_files.OF_FOLDER
+    if inside.is_file():
+        return inside
+    exists = where.exists() or Path("runs", where).exists()
+    missing = not exists and where.suffix.lower() in torch_files.SUFFIXES
+    return where if where.is_file() or missing else None
+
+
+def _load_file(
+    file: Path,
+    own: dict[str, Any],
+    image_size: int | None,
+    recipe: str | None,
+    prefix: str | None,
+    head: bool,
+) -> Encoder:
+    state = torch_files.read_state(file)
+    with torch_files.naming(file):
+        state, unused = torch_files.encoder_of(state, prefix)
+        state = state if head else torch_files.without_head(state)[0]
+        model = torch_files.infer(state, image_size)
+        params, stats = torch_files.converted(state, model)
+    if unused:
+        logger.warning("ignored in %s: %s", file, shortened(unused))
+    recipe = recipe or torch_files.recipe_of(model)
+    try:
+        augment.find(recipe)
+    except ValueError as error:
+        raise UserError(f"recipe={recipe!r}: {error}") from error
+    data = DataConfig(name="unknown", recipe=recipe)
+    config = PretrainConfig(name=file.stem, data=data, model=model).replace(**own)
+    return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
+
+
+def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
+    record = read_json(folder / CONFIG)
+    lacking = [key for key in ("config", "step") if key not in record]
+    require(not lacking, f"{folder / CONFIG} lacks {', '.join(lacking)}")
+    config = from_dict(PretrainConfig, record["config"]).replace(**own)
+    apply, params, stats = models.abstract(config.model)
+    like = {"params": params, "stats": stats}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    try:
+        with safe_open(folder / WEIGHTS, framework="numpy") as file:
+            saved = set(file.keys())
+            require(
+                saved == set(names),
+                f"{folder / WEIGHTS} is of another network: missing are "
+                f"{sorted(set(names) - saved)[:3]}, unexpected {sorted(saved - set(names))[:3]}",
+            )
+            arrays = [file.get_tensor(name) for name in names]
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    for name, array, (_, leaf) in zip(names, arrays, leaves, strict=True):
+        require(
+            array.shape == leaf.shape and array.dtype == leaf.dtype,
+            f"{folder / WEIGHTS}: {name} is {array.dtype} {array.shape}, not {leaf.shape}",
+        )
+    tree = jax.tree.unflatten(structure, arrays)
+    origin = record.get("origin")
+    return Encoder(config, tree["params"], tree["stats"], record["step"], apply, origin)
+
+
+def _image(image: Any) -> np.ndarray:
+    try:
+        if isinstance(image, str | Path):
+            return decode(Path(image).read_bytes())
+        return as_image(image)
+    except Exception as error:  # of nearly any type, for a damaged file
+        what = f"{image}" if isinstance(image, str | Path) else "an image"
+        raise UserError(f"{what}: {reason(error)}") from error

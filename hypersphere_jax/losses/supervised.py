@@ -1,0 +1,93 @@
+"""The supervised contrastive loss: all points of a label are each other's positives."""
+
+import jax
+import jax.numpy as jnp
+
+from hypersphere_jax.losses.common import at_least, features, masked, positive, shares_of
+from hypersphere_jax.losses.devices import (
+    AxisName,
+    all_gather,
+    global_sum,
+    mean_of,
+    pair_options,
+)
+from hypersphere_jax.losses.mesh import on_mesh
+from hypersphere_jax.losses.pairs import mean_log_sum, plain_points, real_points
+
+
+@on_mesh("z", "labels", "mask", "weights")
+def supervised_contrastive_loss(
+    z: jax.Array,
+    labels: jax.Array,
+    tau: float = 0.1,
+    *,
+    mask: jax.Array | None = None,
+    weights: jax.Array | None = None,
+    axis_name: AxisName = None,
+    mesh_axis: AxisName = None,
+    block_size: int | None = None,
+    ring: bool = False,
+) -> jax.Array:
+    r"""SupCon: each point's positives are all others of its label, its negatives the rest.
+
+    .. math::
+        -\frac{1}{n} \sum_i \frac{1}{|P(i)|} \sum_{p \in P(i)} \log
+        \frac{e^{z_i^\top z_p / \tau}}{\sum_{k \ne i} e^{z_i^\top z_k / \tau}}
+
+    (Khosla et al., Supervised Contrastive Learning, Eq. (2), L_out, as the mean over i.) P(i) are
+    the points with the label of i, without i. A point without positives is left out of the mean,
+    but is a negative of the others. With the number of the image as label it is NT-Xent, of any
+    number of views of each image.
+
+    Args:
+      z: `[n, d]` features of all views of all images, in any order, unit norm in the paper.
+      labels: integers `[n]`.
+      tau: temperature, > 0.
+      mask: bool `[n]`, which points are real: the others, whatever they hold, count nowhere.
+      weights: `[n]`, zero or positive: the mean over points becomes the weighted mean.
+      axis_name: a mapped axis: the points are those of all devices.
+      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
+      block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      ring: pass the devices' points along a ring, rather than gathering them on each. The sums of
+        the labels' points, `n d` numbers for n points of all devices, are on each in any case.
+
+    Returns:
+      float32 scalar; `log(n - 1)` when all features coincide, 0 where no point has a positive.
+
+    Raises:
+      ValueError: for shapes that do not fit, labels that are not integers, fewer than two points,
+        or tau that is not positive.
+
+    >>> import jax.numpy as jnp
+    >>> z, labels = jnp.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), jnp.array([0, 0, 1])
+    >>> round(float(supervised_contrastive_loss(z, labels, tau=1.0)), 4)
+    0.1269
+    """
+    tau = positive("tau", tau)
+    (z,) = features(z, names="z")
+    at_least(2, "supervised_contrastive_loss", "point", z, axis_name=axis_name)
+    labels = jnp.asarray(labels)
+    if labels.shape != z.shape[:1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels must be integers [{z.shape[0]}], got {labels.dtype}{list(labels.shape)}"
+        )
+    mask, weights, z = masked(mask, weights, z / jnp.sqrt(tau))
+    ones = jnp.ones_like(z, shape=labels.shape)
+    real = ones if mask is None else mask.astype(jnp.float32)
+
+    # A label's place among the labels of all devices, sorted, numbers its class.
+    every = jnp.sort(all_gather(labels, axis_name))
+    place = jnp.searchsorted(every, labels)
+
+    def of_class(values):
+        """The sum over the points of all devices with the same label, for each point."""
+        sums = jnp.zeros_like(values, shape=(every.shape[0], *values.shape[1:]))
+        return global_sum(sums.at[place].add(values), axis_name)[place]
+
+    others = of_class(real) - real
+    similarity = jnp.sum(z * (of_class(z) - z), axis=-1) / jnp.maximum(others, 1.0)
+    weights = jnp.where(others > 0, ones if weights is None else weights, 0.0)
+    shares = shares_of(weights, axis_name)
+    options = pair_options(block_size, axis_name, ring)
+    spread = mean_log_sum(real_points(plain_points(z), mask), 1, options, shares=shares)
+    return spread - mean_of(similarity, shares, axis_name)

@@ -1,0 +1,116 @@
+"""Training from Python, with data, a network, augmentation or a loss of one's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.config.base import Custom
+from hypersphere_jax.data import Dataset
+from hypersphere_jax.data.custom import as_source
+from hypersphere_jax.encoder import Encoder, load
+from hypersphere_jax.training import loop, sharding
+from hypersphere_jax.training.metrics_log import read_metrics
+
+
+class Run:
+    """A trained run.
+
+    Attributes:
+      folder: with its config, checkpoints and log (docs/runs.md).
+    """
+
+    def __init__(self, folder: Path, network: Any = None, preprocess: Callable | None = None):
+        self.folder, self._own = folder, {"network": network, "preprocess": preprocess}
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder of its newest checkpoint."""
+        return self.load()
+
+    def load(self, step: int | None = None) -> Encoder:
+        """The encoder of a checkpoint, see `hypersphere_jax.load`."""
+        return load(self.folder, step, **self._own)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The lines of its log, see docs/runs.md."""
+        return read_metrics(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+
+def train(
+    config: PretrainConfig | None = None,
+    *,
+    images: Any = None,
+    labels: Any = None,
+    data: Any = None,
+    test: Any = None,
+    network: Any = None,
+    augment: Any = None,
+    preprocess: Callable | None = None,
+    loss: Callable | None = None,
+) -> Run:
+    """Trains an encoder, or continues the run that is in the folder of its name.
+
+    All that is the user's own is given here, each alone or together. It is named in the run's
+    `config.json`, and must be given again to continue.
+
+    Args:
+      config: of the run; None: the default, on the embedded digits.
+      images: uint8 `[n, h, w, c]`.
+      labels: of these, integers `[n]`; -1 for none. They do not train, unless the loss takes them.
+      data: in place of `images`: anything with `__len__` and `__getitem__` whose items are an image
+        or (image, label), see `data.custom.as_source`.
+      test: likewise, or `(images, labels)`: what evaluation reports on.
+      network: a module of Flax (NNX or Linen) or of Equinox (of one image), or a pair of functions
+        `init(key, x)` and `apply(params, x)` or `apply(params, stats, x, train)`. `x` is float32
+        `[n, h, w, c]`; it gives features `[n, d]`, or a dict of layers with "output" among them.
+      augment: (key, uint8 image `[h, w, c]`) -> image of the network's size, for one view; or a
+        `Recipe`, or its operations, see `augment`. Integers are divided by 255.
+      preprocess: image -> image, for evaluation. None: as the config's recipe has it; "none",
+        resizing and division by 255, if `augment` is given.
+      loss: `(x, y) -> scalar` of the outputs of both views, `[n, d]` of unit norm; or
+        `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
+        `(query, key, queue) -> scalar`. With an argument `axis_name` it is given one device's
+        features and must give the loss of all; without, it is given all devices' features.
+
+    Returns:
+      The run.
+
+    Raises:
+      UserError: for anything invalid, with what to do.
+      Diverged: for a loss, gradient or parameter that is not finite.
+      Stopped: after SIGINT or SIGTERM, once the state is saved; the same call goes on.
+    """
+    config = config or PretrainConfig()
+    if isinstance(augment, tuple) and hasattr(augment, "train"):
+        augment, preprocess = augment.train, preprocess or augment.evaluate
+    own = {"network": network, "augment": augment, "preprocess": preprocess, "function": loss}
+    own = {name: value for name, value in own.items() if value is not None}
+    require(images is None or data is None, "give images or data, not both")
+    require(labels is None or images is not None, "labels are of images")
+    given = data if images is None else images
+    require(given is not None or test is None, "test goes with images or data")
+    if given is not None:
+        own |= {"data": "python", "source": _dataset(given, labels, test)}
+    config = config.replace(**own)
+    if config.runtime.devices is not None:
+        sharding.use_virtual_cpu_devices(config.runtime.devices)
+    return Run(loop.train(config, "hypersphere_jax.train(...)"), network, preprocess)
+
+
+def _dataset(data: Any, labels: Any, test: Any) -> Custom:
+    train = as_source(data, labels, "the data")
+    held_out = None
+    if test is not None:
+        pair = isinstance(test, tuple) and len(test) == 2
+        held_out = as_source(*(test if pair else (test, None)), "the test data")
+        train.class_names = held_out.class_names = max(
+            train.class_names, held_out.class_names, key=len
+        )
+    small = train.image_shape is not None and train.image_shape[-1] == 1
+    recipe = "digits" if small else "stl10"
+    return Custom(Dataset(train, held_out, train, recipe), Custom(data).name)

@@ -1,0 +1,205 @@
+"""The training loop: from a config to a run's folder, resumable at any step."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from hypersphere_jax import data, models
+from hypersphere_jax.config import PretrainConfig, UserError
+from hypersphere_jax.data.batches import device_batches, is_resident
+from hypersphere_jax.data.sampling import make_sampler
+from hypersphere_jax.evaluate.online import make_evaluation
+from hypersphere_jax.moco import queue_init
+from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.processes import StopSignals
+from hypersphere_jax.training.progress import track
+from hypersphere_jax.training.recorder import Evaluate, Recorder
+from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
+from hypersphere_jax.training.step import Momentum, TrainState, init_state, make_step_of
+
+
+class Job(NamedTuple):
+    """A config with its open fields filled in, and its data opened."""
+
+    config: PretrainConfig
+    dataset: data.Dataset
+    digest: str
+    devices: list[jax.Device]
+    resident: bool  # whether all images stay on the devices
+
+
+class Run(NamedTuple):
+    """What a job trains with: all but the data."""
+
+    apply: Callable
+    optimizer: Any
+    sampler: Callable
+    key: jax.Array
+    state: TrainState
+    recorder: Recorder
+
+
+def train(config: PretrainConfig, command: str = "") -> Path:
+    """Trains an encoder, or continues the run that is in its folder.
+
+    Args:
+      config: all of the run.
+      command: what the user typed, for the line that says how to continue.
+
+    Returns:
+      The run's folder (see docs/runs.md).
+
+    Raises:
+      UserError: for an invalid config, a folder that cannot be written.
+      Diverged: for a loss, gradient or parameter that is not finite.
+      Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
+    """
+    processes.initialize(config.runtime)
+    with processes.exit_on_error(), StopSignals(command) as stop:
+        return train_job(open_job(config), stop, command)
+
+
+def train_job(job: Job, stop: StopSignals, command: str) -> Path:
+    """Trains, or continues, the run of a job; see `train`."""
+    config, dataset, digest, devices, resident = job
+    apply, optimizer, sampler, key, state, recorder = make_run(job)
+    evaluate = make_evaluate(job, apply)
+    processes.check_equal(
+        {
+            "config": run_folder.training_config(config),
+            "data": digest,
+            "devices": len(sharding.local(devices)),
+            "resident": resident,
+        }
+    )
+    with recorder.opened(devices, digest, command):
+        state = sharding.replicate(recorder.restored(state), devices)
+        step = make_step_of(
+            config,
+            dataset.pretrain,
+            apply,
+            optimizer,
+            recorder.total,
+            axis_name=sharding.AXIS,
+            resident=resident,
+        )
+        step = sharding.pmap(step, devices, donate=(0,))
+        steps, key = range(recorder.start, recorder.total), sharding.replicate(key, devices)
+        batches = device_batches(config, dataset, sampler, steps, devices, resident, decoding(stop))
+        fit(recorder, lambda s, batch: step(s, *batch, key), state, batches, evaluate, stop)
+    return recorder.folder
+
+
+def fit(
+    recorder: Recorder,
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: Any,
+    batches: Iterator,
+    evaluate: Evaluate | None,
+    stop: StopSignals,
+) -> None:
+    """Takes the steps of a run that are left, and records them.
+
+    Args:
+      recorder: of the run, opened; `start` steps are done.
+      step: (state, batch) -> (state, metrics), on the devices.
+      state: on the devices.
+      batches: of the steps that are left.
+      evaluate: of the encoder, every so many epochs; None: not at all.
+      stop: whether to stop after the current step.
+
+    Raises:
+      UserError: when an image cannot be read, once the state is saved.
+      Diverged: for a loss, gradient or parameter that is not finite.
+      Stopped: as `train`.
+    """
+    total, runtime = recorder.total, recorder.config.runtime
+    epochs = recorder.config.evaluate.eval_every_epochs or 1
+    every = epochs * recorder.steps_per_epoch
+    with recorder.progress_bar(), contextlib.closing(batches):
+        for done in range(recorder.start, total):
+            if processes.should_stop(stop.asked, done - recorder.start):
+                recorder.save(done, state)
+                recorder.close()
+                raise stop.stopped(f"saved at step {done} of {total} in {recorder.where}")
+            try:
+                with recorder.meter:
+                    batch = next(batches)
+            except UserError:  # an image that cannot be read, or a process that is lost
+                recorder.save(done, state)
+                raise
+            state, metrics = step(state, batch)
+            number, last = done + 1, done + 1 == total
+            recorder.add_metrics(number, metrics)
+            evaluates = evaluate is not None and (number % every == 0 or last)
+            if number % runtime.log_every_steps == 0 or last or evaluates:
+                recorder.log(number, state, evaluate if evaluates else None)
+            if number % runtime.checkpoint_every_steps == 0 or last:
+                recorder.save(number, state)
+        recorder.close()
+        if stop.asked:
+            raise stop.stopped(f"after the last step, all is saved in {recorder.where}")
+
+
+def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
+    """Opens the data of a config, and fills its open fields in.
+
+    Raises:
+      UserError: for a config that does not fit the data or the devices.
+    """
+    devices = sharding.global_devices(config.runtime.devices)
+    sharding.check_batch_size(config.optimizer.batch_size, devices)
+    dataset = load(config.data)
+    config = resolve(config, dataset)
+    check_batch_norm(config, len(devices))
+    digest = dataset.digest()
+    if config.objective.supervised_weight:
+        dataset = labelled(dataset)
+    resident = is_resident(dataset.pretrain, config.runtime.pipeline, devices)
+    return Job(config, dataset, digest, devices, resident)
+
+
+def make_run(job: Job) -> Run:
+    """Network, optimizer and the state at step 0: random, or that of the run to start from."""
+    config, source = job.config, job.dataset.pretrain
+    vocabulary = getattr(source, "vocabulary", None)
+    sampler = make_sampler(source, config.optimizer.batch_size, config.seed)
+    total = config.optimizer.epochs * sampler.steps_per_epoch
+    schedule = make_schedule(config.optimizer, total)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    recorder = Recorder(config, sampler.steps_per_epoch, schedule, vocabulary)
+    run_key = jax.random.key(config.seed)
+    apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
+    fresh = not checkpoint.steps(recorder.folder / "checkpoints")
+    if config.init_from is not None and fresh and processes.is_first():
+        params, stats = run_folder.initial_encoder(config, params, vocabulary)
+    state = init_state(params, stats, optimizer)
+    if config.moco.queue_size:
+        queue_key = jax.random.fold_in(run_key, 2)
+        queue = queue_init(queue_key, config.moco.queue_size, config.model.dim)
+        state = state._replace(momentum=Momentum(params, stats, queue))
+    return Run(apply, optimizer, sampler, jax.random.fold_in(run_key, 1), state, recorder)
+
+
+def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:
+    """What scores the encoder while it trains, if the config asks for it."""
+    if job.config.evaluate.eval_every_epochs is None:
+        return None
+    # Each process evaluates the same by itself, as the others would only wait for the first.
+    return make_evaluation(job.config, job.dataset, apply, sharding.local(job.devices))
+
+
+def decoding(stop: StopSignals) -> Callable[[Sequence[int]], Iterator[int]]:
+    """Shows how far decoding is, before the first step, and stops there when asked to."""
+
+    def items(numbers: Sequence[int]) -> Iterator[int]:
+        for number in track(numbers, "decoding"):
+            if stop.asked:
+                raise stop.stopped("while decoding the images, before a step was taken")
+            yield number
+
+    return items

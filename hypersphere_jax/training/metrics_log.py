@@ -1,0 +1,124 @@
+"""The log of a run: metrics.jsonl, and the same for TensorBoard and Weights & Biases."""
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from hypersphere_jax.config import PretrainConfig, UserError, to_dict
+from hypersphere_jax.extras import how_to_install
+from hypersphere_jax.files import atomic_write
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of metrics.jsonl; a line that was cut short by a kill is left out."""
+    file = folder / "metrics.jsonl"
+    records = []
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict) and "step" in record]
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl and to TensorBoard's files, both cut back to `step` on resuming.
+
+    Args:
+      folder: of the run.
+      step: from which the run goes on.
+      config: of the run, which says whether metrics go to Weights & Biases, too.
+
+    Raises:
+      UserError: when it should, and cannot.
+    """
+
+    def __init__(self, folder: Path, step: int, config: PretrainConfig):
+        # Imported here, as evaluation does without. Not its SummaryWriter: that one writes from a
+        # thread, which dies on a full disk, and the run would wait for it for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        wandb = config.runtime.log_to == "wandb"
+        self._wandb = WandbRun(folder, config) if wandb else None
+        kept = [record for record in read_metrics(folder) if record["step"] <= step]
+        with atomic_write(folder / "metrics.jsonl") as file:
+            file.writelines((json.dumps(record) + "\n").encode() for record in kept)
+        self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
+        self._events = EventsWriter(str(folder / "events"), filename_suffix=f".{os.getpid()}")
+        self._event, self._scalar, self._flushed = Event, scalar, time.monotonic()
+        if step:
+            start = SessionLog(status=SessionLog.START)
+            self._events.write_event(Event(step=step + 1, session_log=start))
+
+    def write(self, record: dict[str, float]) -> None:
+        """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        for name, value in record.items():
+            if name != "step":
+                summary = self._scalar(name, value)
+                event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
+                self._events.write_event(event)
+        if self._wandb is not None:
+            self._wandb.write(record)
+        if time.monotonic() - self._flushed > 5:
+            self._events.flush()
+            self._flushed = time.monotonic()
+
+    def close(self, failed: bool = False) -> None:
+        """Closes the files; raises OSError when the disk is full.
+
+        Args:
+          failed: whether an error ended the run, for Weights & Biases.
+        """
+        if self._wandb is not None:
+            self._wandb.close(failed)
+        with contextlib.closing(self._events):
+            self._file.close()
+
+
+class WandbRun:
+    """A run of Weights & Biases: begun with the first session of a run, continued by the others.
+
+    Its id is kept in the run's folder. Project, entity and mode are those of wandb's environment
+    variables, such as WANDB_PROJECT and WANDB_MODE=offline.
+    """
+
+    def __init__(self, folder: Path, config: PretrainConfig):
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            how = how_to_install("wandb")
+            raise UserError(f"--log-to wandb needs wandb, which is not installed: {how}") from error
+        file = folder / "wandb_id.txt"
+        if not file.is_file():
+            with atomic_write(file) as out:
+                out.write(secrets.token_hex(4).encode())
+        try:
+            self._run: Any = wandb.init(
+                id=file.read_text().strip(),
+                resume="allow",
+                name=config.name,
+                project=os.environ.get("WANDB_PROJECT", "hypersphere-jax"),
+                dir=folder,
+                config=to_dict(config),
+                reinit="create_new",  # runs in one program have one each
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(f"--log-to wandb: {reason}; or set WANDB_MODE=offline") from error
+        self._done = self._run.step  # of a continued run wandb has steps that are done again
+
+    def write(self, record: dict[str, float]) -> None:
+        """Adds a record, unless it is of a step that is there."""
+        if record["step"] >= self._done:
+            self._run.log(record, step=record["step"])
+
+    def close(self, failed: bool) -> None:
+        """Waits until all is sent."""
+        self._run.finish(exit_code=int(failed))

@@ -1,0 +1,300 @@
+"""Objectives: from a config to the global loss of a step, with what is logged beside it."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hypersphere_jax import losses
+from hypersphere_jax.config import ObjectiveConfig, require
+from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
+from hypersphere_jax.losses import (
+    align_loss,
+    contrastive_loss,
+    info_nce_loss,
+    l2_normalize,
+    quick_thought_align_loss,
+    quick_thought_contrastive_loss,
+    quick_thought_uniform_loss,
+    uniform_loss,
+    uniform_queue_loss,
+)
+from hypersphere_jax.losses.devices import all_gather, global_mean
+
+Metrics = dict[str, jax.Array]
+# (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
+Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
+
+# The losses of two views that may take the place of the weighted sum.
+FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
+    "nt_xent": losses.nt_xent_loss,
+    "decoupled_nt_xent": losses.decoupled_nt_xent_loss,
+    "generalized_contrastive": losses.generalized_contrastive_loss,
+    "dcl": losses.dcl_loss,
+    "balanced_contrastive": losses.balanced_contrastive_loss,
+    "generalized_nt_xent": losses.generalized_nt_xent_loss,
+    "logsumexp": losses.logsumexp_loss,
+    "prior_matching": losses.prior_matching_loss,
+}
+# Of these each view has its own; the others compare the two views.
+OF_ONE_VIEW = ("logsumexp", "prior_matching")
+# Those that draw samples.
+RANDOM = ("generalized_contrastive", "prior_matching")
+# Those of two terms, which are logged.
+WITH_TERMS = (
+    "decoupled_nt_xent",
+    "generalized_contrastive",
+    "balanced_contrastive",
+    "generalized_nt_xent",
+)
+# Of features before they are normalized.
+UNNORMALIZED = {"similarity": ("dot", "neg_euclidean"), "prior": ("normal", "hypercube")}
+
+
+def make_objective(
+    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
+) -> Objective:
+    """The weighted sum of losses, or the other loss, that a config describes, global over the axis.
+
+    Alignment and uniformity are always among the metrics, of unit features and with the config's
+    alpha and t, also when the loss does not contain them. Losses of two terms, alignment + lam *
+    distribution, have these as `loss_alignment` and `loss_distribution`.
+
+    Args:
+      config: of the objective.
+      scalars: hyper-parameters in place of the config's fields of these names; may be traced.
+        Which terms the loss has is the config's choice all the same.
+
+    Returns:
+      The objective. Its key is needed where the loss draws samples, and the same on all devices.
+    """
+    if config.function is not None:
+        return _custom(config)
+    config = resolved(config)
+    value = vars(config) | dict(scalars or {})
+
+    def objective(view1, view2, labels, axis_name, key=None):
+        x, y = view1["output"], view2["output"]
+        metrics = _align_uniform(x, y, value["align_alpha"], value["uniform_t"], axis_name)
+        if config.contrastive_weight:
+            metrics["contrastive"] = contrastive_loss(
+                x, y, value["contrastive_tau"], axis_name=axis_name
+            )
+        if config.supervised_weight:
+            metrics["supervised"] = _cross_entropy(view1, view2, labels, axis_name)
+        if config.loss == "weighted":
+            return _weighted(config, value, metrics), metrics
+        loss, terms = two_view_loss(value, view1, view2, axis_name, key)
+        if config.supervised_weight:
+            loss += value["supervised_weight"] * metrics["supervised"]
+        return loss, metrics | terms
+
+    return objective
+
+
+def _align_uniform(x, y, alpha, t, axis_name) -> Metrics:
+    uniform = uniform_loss(x, t, axis_name=axis_name) + uniform_loss(y, t, axis_name=axis_name)
+    return {"align": align_loss(x, y, alpha, axis_name=axis_name), "uniform": uniform / 2}
+
+
+def _custom(config: ObjectiveConfig) -> Objective:
+    """The objective of a loss of the user's own: of both outputs, or of all layers and labels.
+
+    A loss without an argument `axis_name` is given the features of all devices.
+    """
+    loss, count = _custom_loss(config, (2, 4))
+
+    def objective(view1, view2, labels, axis_name, key=None):
+        x, y = view1["output"], view2["output"]
+        arguments = (x, y) if count == 2 else (view1, view2, labels, key)
+        metrics = _align_uniform(x, y, config.align_alpha, config.uniform_t, axis_name)
+        return loss(*arguments, axis_name=axis_name), metrics
+
+    return objective
+
+
+def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callable, int]:
+    """The global loss over an axis, and how many arguments it takes beside its options."""
+    name, function = config.function.name, config.function.value
+    parameters = inspect.signature(function).parameters
+    count = sum(
+        p.default is p.empty and p.kind < p.VAR_POSITIONAL and p.name != "axis_name"
+        for p in parameters.values()
+    )
+    require(
+        count in counts,
+        f"loss= {name} takes {count} arguments: it must be (x, y), or (layers of view 1, layers of "
+        "view 2, labels, key); with a queue (query, key, queue)",
+    )
+
+    def loss(*arguments, axis_name):
+        if "axis_name" in parameters:
+            value = function(*arguments, axis_name=axis_name)
+        else:
+            # The key and the queue, of which every device has all, come last.
+            spread = 3 if count == 4 else 2
+            gathered = jax.tree.map(lambda a: all_gather(a, axis_name), arguments[:spread])
+            value = function(*gathered, *arguments[spread:])
+        require(jnp.shape(value) == (), f"loss= {name} gives {jnp.shape(value)}, not a scalar")
+        return global_mean(jnp.asarray(value, jnp.float32), axis_name)
+
+    return loss, count
+
+
+def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum against a queue of keys (Wang & Isola B.2).
+
+    Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
+    uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
+
+    Returns:
+      `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
+      `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
+      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
+    """
+    custom = None if config.function is None else _custom_loss(config, (3,))[0]
+
+    def objective(query, key, queue, axis_name):
+        def mean(x):
+            return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+        metrics = {
+            "align": align_loss(query, key, config.align_alpha, axis_name=axis_name),
+            "uniform": uniform_queue_loss(
+                query, queue, config.uniform_t, config.uniform_intra_batch, axis_name=axis_name
+            ),
+        }
+        if config.contrastive_weight:
+            metrics["contrastive"] = info_nce_loss(
+                query, key, queue, config.contrastive_tau, axis_name=axis_name
+            )
+        if custom is None:
+            loss = _weighted(config, vars(config), metrics)
+        else:
+            loss = custom(query, key, queue, axis_name=axis_name)
+        similarities = {
+            "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
+            "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
+            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
+        }
+        return loss, metrics | jax.lax.stop_gradient(similarities)
+
+    return objective
+
+
+def make_sentence_objective(
+    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
+) -> Callable[..., tuple[jax.Array, Metrics]]:
+    """The same weighted sum of consecutive sentences' features by two encoders (B.3).
+
+    Alignment and uniformity are of unit features; the contrastive loss is of the features as they
+    are, which have no unit norm in the original Quick-Thought.
+
+    Returns:
+      `objective(f, g, axis_name) -> (loss, metrics)`; features `[k, d]`, the devices' sentences one
+      after the other in the axis' order. `uniform` is the sum of both encoders', as in B.3.
+    """
+    value = vars(config) | dict(scalars or {})
+
+    def objective(f, g, axis_name):
+        unit = l2_normalize(f), l2_normalize(g)
+        over = {"axis_name": axis_name}
+        metrics = {
+            "align": quick_thought_align_loss(*unit, value["align_alpha"], **over),
+            "uniform": quick_thought_uniform_loss(*unit, value["uniform_t"], **over),
+        }
+        if config.contrastive_weight:
+            tau = value["contrastive_tau"]
+            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **over)
+        return _weighted(config, value, metrics), metrics
+
+    return objective
+
+
+def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
+    # A term without weight stays out: zero times its infinity would not be zero.
+    return sum(
+        value[name] * metrics[name.removesuffix("_weight")]
+        for name in WEIGHTS
+        if getattr(config, name)
+    )
+
+
+def resolved(config: ObjectiveConfig) -> ObjectiveConfig:
+    """The config with the settings that it leaves to its loss filled in: those of the function."""
+    if config.loss == "weighted":
+        return config
+    known = inspect.signature(FUNCTIONS[config.loss]).parameters
+    defaults = {
+        field: known[_argument(field)].default
+        for field in SETTINGS[config.loss]
+        if getattr(config, field) is None
+    }
+    return dataclasses.replace(config, **defaults)
+
+
+def settings(config: ObjectiveConfig) -> dict[str, Any]:
+    """What a config gives its loss, by the names of the function's arguments."""
+    return _arguments(vars(resolved(config)))
+
+
+def layer(config: Mapping[str, Any]) -> str:
+    """The layer of the network whose features the loss compares."""
+    raw = any(config[field] in names for field, names in UNNORMALIZED.items())
+    return "unnormalized" if raw else "output"
+
+
+def two_view_loss(
+    config: Mapping[str, Any],
+    view1: Mapping[str, jax.Array],
+    view2: Mapping[str, jax.Array],
+    axis_name: str | None,
+    key: jax.Array | None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of two views' layers, global over the axis, and its terms where it has two.
+
+    Args:
+      config: the fields of a resolved config, of which numbers may be traced.
+      view1: layers of the first view, each `[n, d]`.
+      view2: layers of the second view.
+      axis_name: the mapped axis, or None on a single device.
+      key: random key for a loss that draws, the same on all devices.
+
+    Returns:
+      The loss, times its factor, and `{"loss_alignment": ..., "loss_distribution": ...}` without
+      it, or nothing.
+    """
+    name, of = config["loss"], layer(config)
+    options = _arguments(config) | {"axis_name": axis_name}
+    if name in RANDOM:
+        options["key"] = key
+    if name in OF_ONE_VIEW:
+        both = [FUNCTIONS[name](z=view[of], **options) for view in (view1, view2)]
+        return config["loss_factor"] * (both[0] + both[1]) / 2, {}
+    if name not in WITH_TERMS:
+        loss = FUNCTIONS[name](z1=view1[of], z2=view2[of], **options)
+        return config["loss_factor"] * loss, {}
+    terms = FUNCTIONS[name](z1=view1[of], z2=view2[of], with_terms=True, **options)
+    logged = {"loss_alignment": terms.alignment, "loss_distribution": terms.distribution}
+    return config["loss_factor"] * terms.loss, logged
+
+
+def _cross_entropy(view1, view2, labels, axis_name):
+    losses = [
+        optax.softmax_cross_entropy_with_integer_labels(view["logits"], labels).mean()
+        for view in (view1, view2)
+    ]
+    mean = sum(losses) / 2
+    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+
+
+def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {_argument(field): config[field] for field in SETTINGS[config["loss"]]}
+
+
+def _argument(field: str) -> str:
+    return field.removeprefix("loss_").removeprefix("align_")

@@ -1,0 +1,214 @@
+"""What a run keeps while it trains: checkpoints, a log of metrics, its progress on screen."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax.config import Diverged, PretrainConfig, UserError
+from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
+from hypersphere_jax.training.metrics_log import MetricsWriter
+from hypersphere_jax.training.progress import Meter, Progress
+from hypersphere_jax.training.step import TrainState
+
+Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`
+
+
+class Recorder:
+    """Writes the folder of a run. Every process has one; only that of the first process writes.
+
+    Metrics stay on the devices until they are needed, since reading them waits for the step.
+
+    Args:
+      config: with all sizes filled in.
+      steps_per_epoch: of the run.
+      schedule: learning rate by steps done.
+      vocabulary: words of a run of text, by number.
+    """
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        steps_per_epoch: int,
+        schedule: Callable[[int], Any],
+        vocabulary: Sequence[str] | None = None,
+    ):
+        self.config, self.folder = config, run_folder.folder_of(config)
+        self.steps_per_epoch = steps_per_epoch
+        self.total = config.optimizer.epochs * steps_per_epoch
+        unit = "sentences" if config.model.reads_text else "images"
+        self.meter = Meter(config.optimizer.batch_size, unit)
+        self.title, self.where = config.name, str(self.folder)  # for messages
+        self._schedule, self._vocabulary = schedule, vocabulary
+        self._unfetched: list[tuple[int, Any]] = []
+        self._metrics: dict[str, float] = {}  # of the newest step that was read
+        self._checkpoints: checkpoint.Checkpoints | None = None
+        self._log: MetricsWriter | None = None
+        self._progress: Progress | None = None
+
+    @contextlib.contextmanager
+    def opened(self, devices: Sequence[jax.Device], digest: str, command: str) -> Iterator[None]:
+        """Holds the run's folder. What is written is complete after `close` only.
+
+        Raises:
+          UserError: when the folder holds another run, or another process trains in it.
+        """
+        if not processes.is_first():
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run_folder.lock(self.folder))
+            stack.callback(self._abandon)
+            run_folder.open_folder(self.config, devices, digest, command)
+            if self._vocabulary is not None:
+                run_folder.write_vocabulary(self.folder, self._vocabulary)
+            runtime = self.config.runtime
+            self._checkpoints = checkpoint.Checkpoints(
+                self.folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
+            )
+            yield
+
+    def restored(self, state: TrainState) -> TrainState:
+        """The state of the newest checkpoint, from which the run goes on; else this one, saved."""
+        if self._checkpoints is not None:
+            newest = self._checkpoints.restore_newest(tree_of(state))
+            if newest is None:
+                self._checkpoints.save(0, jax.tree.map(np.array, tree_of(state)))
+            else:
+                state = TrainState(**newest[1])
+        state = sharding.from_first_process(state)
+        self.start = self.saved = int(state.step)
+        if self._checkpoints is not None:
+            self._log = MetricsWriter(self.folder, self.start, self.config)
+        return state
+
+    @contextlib.contextmanager
+    def progress_bar(self) -> Iterator[None]:
+        """Shows on stderr how far the run is."""
+        if not processes.is_first():
+            yield
+            return
+        self._progress = Progress(self.title, self.start, self.total)
+        try:
+            yield
+        finally:
+            self._progress.close()
+
+    def add_metrics(self, step: int, metrics: Any) -> None:
+        """Keeps the metrics of a step, on the devices, until they are read."""
+        self.meter.step_done()
+        self._unfetched.append((step, metrics))
+
+    def fetch_metrics(self) -> None:
+        """Reads the metrics that are kept.
+
+        Raises:
+          Diverged: when a loss or a gradient is not finite.
+        """
+        for step, metrics in self._unfetched:
+            self.check(step, sharding.unreplicate(metrics))
+        self._unfetched.clear()
+
+    def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
+        """Writes a line of metrics, with those of an evaluation of the encoder if there is one."""
+        self.fetch_metrics()
+        figures = self.meter.read()
+        if evaluate is not None:
+            figures |= self.evaluate(step, encoder_on_host(state), evaluate)
+            self.meter.read()  # so that its time is not the next steps'
+        self.update_progress(self.write(step, figures))
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Saves the state, unless that of this step is."""
+        self.fetch_metrics()
+        if self.saved != step:
+            self.save_tree(step, tree_of(sharding.unreplicate(state)))
+
+    def close(self) -> None:
+        """Waits until all is written.
+
+        Raises:
+          UserError: when it could not be.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+        self._close_log()
+
+    # What is done for one run, of arrays on the host.
+
+    def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
+        """Takes in the metrics of a step; raises Diverged as `fetch_metrics` does."""
+        self._metrics = {name: float(value) for name, value in metrics.items()}
+        loss, gradient = self._metrics["loss"], self._metrics["grad_norm"]
+        if not (math.isfinite(loss) and math.isfinite(gradient)):
+            raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
+
+    def evaluate(self, step: int, encoder: checkpoint.Tree, evaluate: Evaluate) -> dict:
+        """The scores of an encoder; raises Diverged for weights or features that are not finite."""
+        self._check_finite(step, encoder)
+        try:
+            return evaluate(encoder["params"], encoder["stats"], self.config.objective)
+        except FloatingPointError as error:
+            raise self._diverged(f"{error} at step {step}") from error
+
+    def write(self, step: int, figures: dict[str, float]) -> dict[str, float]:
+        """Writes the newest metrics with further figures, as a line of the log, and returns it."""
+        metrics = dict(self._metrics)
+        record = {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
+        record |= {"loss": metrics.pop("loss")} | metrics
+        record |= {"lr": float(self._schedule(step - 1))} | figures
+        if self._log is not None:
+            self._log.write(record)
+        return record
+
+    def update_progress(self, record: dict[str, float]) -> None:
+        if self._progress is not None:
+            self._progress.update(record)
+
+    def save_tree(self, step: int, tree: checkpoint.Tree) -> None:
+        """Saves a state; raises Diverged when it is not finite."""
+        self._check_finite(step, tree)
+        if self._checkpoints is not None:
+            self._checkpoints.save(step, tree)
+        self.saved = step
+
+    def _check_finite(self, step: int, tree: checkpoint.Tree) -> None:
+        for leaf in jax.tree.leaves(tree):
+            if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
+                raise self._diverged(
+                    f"parameters or optimizer state that are not finite at step {step}"
+                )
+
+    def _diverged(self, reason: str) -> Diverged:
+        return Diverged(
+            f"the run diverged: {reason}; the checkpoint of step {self.saved} is kept in "
+            f"{self.folder}",
+            "choose another --name with a lower --learning-rate or smaller loss weights",
+        )
+
+    def _close_log(self, failed: bool = False) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close(failed)
+
+    def _abandon(self) -> None:
+        """Closes what is open still, after an error: that one is the one to report."""
+        try:
+            with contextlib.suppress(UserError):
+                if self._checkpoints is not None:
+                    self._checkpoints.close()
+        finally:
+            self._close_log(failed=True)
+
+
+def tree_of(state: TrainState) -> checkpoint.Tree:
+    """What a checkpoint holds of a state."""
+    return {name: part for name, part in state._asdict().items() if part is not None}
+
+
+def encoder_on_host(state: TrainState) -> checkpoint.Tree:
+    """Parameters and statistics of a state on the devices, on the host."""
+    return sharding.unreplicate({"params": state.params, "stats": state.stats})

@@ -1,0 +1,145 @@
+"""A config with its open fields filled in from the data, and refused where it does not fit them."""
+
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+
+from hypersphere_jax import augment, data, models
+from hypersphere_jax.config import PretrainConfig, UserError, require
+from hypersphere_jax.data import subsets
+from hypersphere_jax.data.sampling import make_sampler
+from hypersphere_jax.training import objectives
+
+logger = logging.getLogger("hypersphere_jax")
+
+# Of a text's sentences, those in whole batches are usually more than this share.
+MOST_USED = 0.9
+
+
+def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    """Fills in what the config leaves open: recipe, image size, classes, batch norm, and the like.
+
+    A file is named by its whole path, so that the run can be evaluated from any folder.
+
+    Raises:
+      UserError: for options that do not fit the data.
+    """
+    is_text = isinstance(dataset.pretrain, data.Corpus)
+    kinds = ("sentences", "images") if is_text else ("images", "sentences")
+    require(
+        is_text == config.model.reads_text,
+        f"{dataset.origin} holds {kinds[0]}, and --model {config.model.name} is for {kinds[1]}"
+        + (": take --model sentence_gru" if is_text else ""),
+    )
+    if is_text:
+        return _resolved_text(config, dataset)
+    recipe = config.data.recipe or ("none" if config.data.augment else dataset.recipe)
+    shape, size = dataset.pretrain.image_shape, config.model.image_size
+    require(
+        bool(shape or size),
+        f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
+        "enter the network, such as --image-size 224",
+    )
+    size = size or max(shape[:2])
+    extra = config.data.extra_channels
+    image = jax.ShapeDtypeStruct(shape or (size, size, 3 + extra), np.uint8)
+    try:
+        whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
+        evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
+        view = jax.eval_shape(evaluate, image)
+    except ValueError as error:
+        raise UserError(f"--recipe {recipe}: {error}") from error
+    supervised = config.objective.supervised_weight > 0
+    require(
+        bool(dataset.class_names) or not supervised,
+        f"--supervised-weight: the images of {dataset.origin} have no labels",
+    )
+    model = dataclasses.replace(config.model, image_size=size, channels=view.shape[-1])
+    if model.network is None:
+        norm = model.batch_norm or ("split" if config.moco.queue_size else "sync")
+        classes = len(dataset.class_names) if supervised else 0
+        model = dataclasses.replace(model, num_classes=classes, batch_norm=norm)
+    else:
+        require(not supervised, "--supervised-weight is for this package's networks: pass a loss=")
+        model = dataclasses.replace(model, dim=models.layers(model)["output"][0])
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
+        objective=objectives.resolved(config.objective),
+        model=models.resolved(model),
+    )
+
+
+def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    for unfit, flag in (
+        (config.moco.queue_size > 0, "--queue-size"),
+        (config.objective.supervised_weight > 0, "--supervised-weight"),
+        (config.evaluate.eval_every_epochs is not None, "--eval-every-epochs"),
+        (config.runtime.pipeline != "auto", "--pipeline"),
+        (config.runtime.workers > 0, "--workers"),
+    ):
+        require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
+    source, size = dataset.pretrain, config.optimizer.batch_size
+    used = size * make_sampler(source, size, config.seed).steps_per_epoch
+    if used < MOST_USED * len(source):
+        logger.warning(
+            "%.0f%% of the %d sentences are left out: a batch is of --batch-size %d consecutive "
+            "ones of a document, and many documents have fewer",
+            100 * (1 - used / len(source)),
+            len(source),
+            size,
+        )
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, recipe=dataset.recipe, **data.located(config.data)),
+        model=dataclasses.replace(config.model, vocabulary=len(dataset.pretrain.vocabulary)),
+    )
+
+
+def check_batch_norm(config: PretrainConfig, devices: int) -> None:
+    """Refuses batch norm's groups before a folder is made, where the step would only later.
+
+    Raises:
+      UserError: for groups that do not fit, or would give the positives away.
+    """
+    norm, groups = config.model.batch_norm, config.model.bn_groups
+    batch_size = config.optimizer.batch_size
+    if norm == "split":
+        require(
+            groups % devices == 0 and batch_size % groups == 0,
+            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
+            f"--batch-size {batch_size}",
+        )
+    if not config.moco.queue_size:
+        return
+    require(
+        not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
+        "keys would have the batch statistics of their queries' images, which give the positives "
+        "away: with a queue on one device take --batch-norm split with several --bn-groups",
+    )
+    if norm == "sync":
+        logger.warning(
+            "--batch-norm sync with a queue: keys have the batch statistics of their queries' "
+            "images, which give the positives away; split or local keep them apart"
+        )
+
+
+def labelled(dataset: data.Dataset) -> data.Dataset:
+    """The data with labelled images alone to train on.
+
+    Raises:
+      UserError: when they are all of one class.
+    """
+    labels = np.asarray(dataset.train.labels)
+    known, classes = np.flatnonzero(labels >= 0), np.unique(labels[labels >= 0])
+    require(
+        len(classes) > 1,
+        f"--supervised-weight: the labelled images of {dataset.origin} are all of one class, and "
+        "two are needed",
+    )
+    train = dataset.train
+    if len(known) < len(labels):
+        train = subsets.Subset(train, known, "labelled images")
+    return dataset._replace(train=train, pretrain=train)

@@ -1,0 +1,299 @@
+"""One training step as a pure function of one device: state, update, and what a config asks for.
+
+The step knows devices only as the name of an axis: it runs under `pmap`, under `shard_map`, and,
+with `axis_name=None`, on a single device, with the same numbers.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
+from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.data import Source
+from hypersphere_jax.moco import (
+    KeyQueue,
+    ema_update,
+    momentum_schedule,
+    queue_push,
+    queue_statistics,
+    shuffle,
+)
+from hypersphere_jax.packing import OTHER_DEVICE, PADDING, Packed
+from hypersphere_jax.training.objectives import (
+    Metrics,
+    Objective,
+    make_objective,
+    make_queue_objective,
+    make_sentence_objective,
+)
+
+
+class Momentum(NamedTuple):
+    """Momentum Contrast: the encoder of the keys, and the keys themselves."""
+
+    params: Any
+    stats: Any
+    queue: KeyQueue
+
+
+class TrainState(NamedTuple):
+    """All that a step changes, and all that a checkpoint holds."""
+
+    step: jax.Array  # int32, steps done
+    params: Any
+    stats: Any
+    opt_state: Any
+    momentum: Momentum | None = None  # None without a queue
+
+
+def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step."""
+    return TrainState(jnp.zeros((), jnp.int32), params, stats, optimizer.init(params))
+
+
+def make_step_of(
+    config: PretrainConfig,
+    source: Source,
+    apply: Callable,
+    optimizer: optax.GradientTransformation,
+    total: int,
+    *,
+    axis_name: str | None,
+    resident: bool = True,
+    scalars: Mapping[str, jax.Array] | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """The step that a config describes: of sentences, or of images, with a queue or without.
+
+    Args:
+      config: with all sizes filled in.
+      source: what is trained on.
+      apply: the network, see `models.create`.
+      optimizer: an optax transformation.
+      total: steps of the run.
+      axis_name: the mapped axis, or None on a single device.
+      resident: see `make_moco_step`.
+      scalars: see `make_objective`; not with a queue.
+    """
+    if config.model.reads_text:
+        objective = make_sentence_objective(config.objective, scalars)
+        return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
+    augment = make_augment(
+        recipe_of(config.data),
+        config.model.image_size,
+        cropped=source.image_shape is None,
+        extra_channels=config.data.extra_channels,
+    )
+    if not config.moco.queue_size:
+        objective = make_objective(config.objective, scalars)
+        return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
+    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
+    separate = None
+    if config.model.batch_norm in ("split", "local"):
+        groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+        separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
+    return make_moco_step(
+        apply,
+        make_queue_objective(config.objective),
+        optimizer,
+        augment,
+        axis_name=axis_name,
+        separate=separate,
+        resident=resident,
+        decay=momentum_schedule(config.moco.ema_decay, final, total),
+        own_stats=config.moco.ema_stats == "own",
+    )
+
+
+def make_step(
+    apply: Callable,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    augment: Callable,
+    *,
+    axis_name: str | None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A training step of one device, in which both views pass through one network.
+
+    Args:
+      apply: the network, see `models.create`.
+      objective: the global loss of two views, see `make_objective`.
+      optimizer: an optax transformation, see `optimizers.make_optimizer`.
+      augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
+      axis_name: the mapped axis, or None on a single device.
+
+    Returns:
+      `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
+      `[m, h, w, c]` uint8 and `labels` `[m]` are the whole training split, `indices` `[n]` this
+      device's part of the batch, and `key` the run's random key.
+    """
+
+    def step(state, images, labels, indices, key):
+        key = jax.random.fold_in(key, state.step)
+        # Both views pass through the network at once, so batch norm sees them together; side by
+        # side, so that its groups are the same images' on any number of devices.
+        positions = _positions(indices, axis_name)
+        views = jnp.stack(two_views(augment, key, images[indices], positions), axis=1)
+        views = views.reshape(-1, *views.shape[2:])
+
+        def loss_of(params):
+            outputs, stats = apply(params, state.stats, views, True, axis_name)
+            first = {name: layer[0::2] for name, layer in outputs.items()}
+            second = {name: layer[1::2] for name, layer in outputs.items()}
+            drawn = jax.random.fold_in(key, zlib.crc32(b"objective"))
+            loss, metrics = objective(first, second, labels[indices], axis_name, drawn)
+            return loss, (stats, metrics)
+
+        return _updated(state, loss_of, optimizer, axis_name)
+
+    return step
+
+
+def make_sentence_step(
+    apply: Callable,
+    objective: Callable,
+    optimizer: optax.GradientTransformation,
+    *,
+    axis_name: str | None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A training step of Quick-Thought's two sentence encoders, on one device.
+
+    Args:
+      apply: the network, see `models.SentenceGRU`.
+      objective: the global loss of both encoders' features, see `make_sentence_objective`.
+      optimizer: an optax transformation.
+      axis_name: the mapped axis, or None on a single device.
+
+    Returns:
+      As `make_step`, where the images are `Packed` sentences: some of a batch of consecutive ones,
+      whichever this device was dealt. `padding` among the metrics is the share of the work that is
+      padding.
+
+    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
+    """
+
+    def step(state, sentences, labels, indices, key):
+        del labels, indices, key  # nothing is drawn, and all sentences are this step's
+
+        def loss_of(params):
+            outputs, stats = apply(params, state.stats, sentences, True, axis_name)
+            f, g = (_own_part(outputs[name], sentences, axis_name) for name in ("f", "g"))
+            loss, metrics = objective(f, g, axis_name)
+            return loss, (stats, metrics)
+
+        padding = jnp.mean(sentences.words == PADDING)
+        padding = padding if axis_name is None else jax.lax.pmean(padding, axis_name)
+        state, metrics = _updated(state, loss_of, optimizer, axis_name)
+        return state, metrics | {"padding": padding}
+
+    return step
+
+
+def make_moco_step(
+    apply: Callable,
+    objective: Callable,
+    optimizer: optax.GradientTransformation,
+    augment: Callable,
+    *,
+    axis_name: str | None,
+    separate: Callable | None = None,
+    resident: bool = True,
+    decay: Callable[[jax.Array], jax.Array] = lambda step: 0.999,
+    own_stats: bool = True,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """A training step of Momentum Contrast, on one device.
+
+    In the order of MoCo's Algorithm 1: keys of the second view by the momentum encoder, loss of the
+    queries against the queue as it was, update of the encoder, then of the momentum encoder, and
+    the keys enter the queue.
+
+    Args:
+      apply: the network, see `models.create`.
+      objective: the global loss of queries, keys and queue, see `make_queue_objective`.
+      optimizer: an optax transformation.
+      augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
+      axis_name: the mapped axis, or None on a single device.
+      separate: (samples, random key) -> samples, undo: puts the samples of the keys into other
+        groups of batch norm than those of their queries, such as `shuffle`; None: they stay.
+      resident: whether every device has all images, so that their numbers are what is sent to
+        another one; else the images are, as uint8.
+      decay: of the momentum encoder's parameters, at a step.
+      own_stats: the momentum encoder's running statistics are those of the keys, as in MoCo's
+        code; else they are averaged as its parameters are.
+
+    Returns:
+      As `make_step`; the state needs its `momentum`.
+
+    Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
+    """
+
+    def step(state, images, labels, indices, key):
+        key = jax.random.fold_in(key, state.step)
+        positions = _positions(indices, axis_name)
+        target = state.momentum
+        view1 = one_view(augment, key, images[indices], positions, 0)
+        keys, target_stats = _keys(target, images, indices, positions, key)
+
+        def loss_of(params):
+            outputs, stats = apply(params, state.stats, view1, True, axis_name)
+            loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
+            return loss, (stats, metrics)
+
+        state, metrics = _updated(state, loss_of, optimizer, axis_name)
+        m = decay(state.step - 1)
+        if not own_stats:
+            target_stats = ema_update(target.stats, state.stats, m)
+        momentum = Momentum(
+            ema_update(target.params, state.params, m),
+            target_stats,
+            queue_push(target.queue, keys, axis_name=axis_name),
+        )
+        batch = len(indices) * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+        metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
+        return state._replace(momentum=momentum), metrics
+
+    def _keys(target, images, indices, positions, key):
+        # A sample goes to its group as what its view is made of: few bytes, and the same view.
+        samples, undo = (indices if resident else images[indices], positions), None
+        if separate is not None:
+            samples, undo = separate(samples, jax.random.fold_in(key, zlib.crc32(b"separate")))
+        sample, positions = samples
+        view = one_view(augment, key, images[sample] if resident else sample, positions, 1)
+        outputs, stats = apply(target.params, target.stats, view, True, axis_name)
+        stats = stats if axis_name is None else jax.lax.pmean(stats, axis_name)
+        keys = outputs["output"] if undo is None else undo(outputs["output"])
+        return jax.lax.stop_gradient(keys), stats
+
+    return step
+
+
+def _own_part(x, sentences: Packed, axis_name):
+    """Features `[k / devices, d]` of this device's part of the batch, wherever they were made."""
+    if axis_name is None:
+        return x
+    made_here = (sentences.last != OTHER_DEVICE)[:, None]
+    return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
+
+
+def _positions(indices, axis_name):
+    """The places of this device's samples in the global batch."""
+    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    return device * len(indices) + jnp.arange(len(indices))
+
+
+def _updated(state, loss_of, optimizer, axis_name):
+    """The state after a step down the gradient of `loss_of(params) -> loss, (stats, metrics)`."""
+    (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    if axis_name is not None:
+        # The loss is the global one on every device, so the mean of gradients is its gradient;
+        # statistics of parts of the batch become one, as the state is one.
+        grads, stats = jax.lax.pmean((grads, stats), axis_name)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, stats, opt_state, state.momentum), metrics

@@ -1,0 +1,358 @@
+"""Many encoders trained in one program: `vmap` over their states and scalar hyper-parameters.
+
+The loop is that of one run. Here its step is mapped over stacked states, and its recorder writes
+the folder of each run.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax import data, models
+from hypersphere_jax.config import Diverged, PretrainConfig, require
+from hypersphere_jax.config.objective import WEIGHTS
+from hypersphere_jax.data.batches import vmapped_batches
+from hypersphere_jax.data.sampling import make_sampler
+from hypersphere_jax.training import checkpoint, run_folder, sharding
+from hypersphere_jax.training.loop import (
+    Job,
+    decoding,
+    fit,
+    make_evaluate,
+    make_run,
+    open_job,
+    train_job,
+)
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.processes import StopSignals
+from hypersphere_jax.training.recorder import Evaluate, Recorder, encoder_on_host, tree_of
+from hypersphere_jax.training.step import TrainState, init_state, make_step_of
+
+# Of a device's memory, what the step of all encoders may take.
+MEMORY_SHARE = 0.8
+# Scalar hyper-parameters: they may differ between encoders of one program, as may seed and start.
+SCALARS = {
+    "objective": (
+        *WEIGHTS,
+        *("contrastive_tau", "align_alpha", "uniform_t"),
+        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
+    ),
+    "optimizer": ("learning_rate", "weight_decay", "momentum"),
+}
+
+
+def train_vmapped(
+    configs: Sequence[PretrainConfig], command: str = "", at_most: int | None = None
+) -> list[Path | Diverged]:
+    """Trains encoders, or continues their runs, many of them in one program.
+
+    Those that differ in scalar hyper-parameters alone (see `structure`), and of which as many steps
+    are done, are trained in one, with the results of `train` up to rounding. The others are trained
+    by `train`, one after another; so are runs with a queue, and such whose images are streamed.
+
+    Args:
+      configs: all of the runs, each with a folder of its own.
+      command: what the user typed, for the line that says how to continue.
+      at_most: encoders at a time. None: as many as the devices' memory holds.
+
+    Returns:
+      For each config the folder of its run, or why it diverged: the others go on without it.
+
+    Raises:
+      UserError: as `train`, before the first run is begun where it can be known by then; for
+        several processes.
+      Stopped: after SIGTERM or SIGINT, once the states of all that train are saved. The same call
+        goes on.
+    """
+    require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
+    multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
+    require(not multi, "encoders train in one program on one machine: start one on each")
+    folders = [run_folder.folder_of(config).resolve() for config in configs]
+    for folder in folders:
+        require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
+    outcomes: dict[int, Path | Diverged] = {}
+    with StopSignals(command) as stop:
+        load = functools.cache(data.load)
+        jobs = [open_job(config, load) for config in configs]
+        for group in _groups(jobs):
+            compiled = functools.cache(functools.partial(_compiled, jobs[group[0]]))
+            limit = MEMORY_SHARE * sharding.memory(jobs[group[0]].devices)
+            for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
+                if stop.asked:
+                    raise stop.stopped("between two groups of encoders")
+                trained = _train([jobs[i] for i in part], command, stop, compiled)
+                outcomes |= dict(zip(part, trained, strict=True))
+    return [outcomes[i] for i in range(len(configs))]
+
+
+def structure(config: PretrainConfig) -> Hashable:
+    """What encoders of one program share: all but scalar hyper-parameters, seed, start and name.
+
+    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    """
+    standard = PretrainConfig()
+    objective = {name: getattr(standard.objective, name) for name in SCALARS["objective"]}
+    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
+    optimizer = {name: getattr(standard.optimizer, name) for name in SCALARS["optimizer"]}
+    places = ("name", "runs_dir", "seed", "init_from", "init_step")
+    return dataclasses.replace(
+        config,
+        **{name: getattr(standard, name) for name in places},
+        objective=dataclasses.replace(config.objective, **objective),
+        optimizer=dataclasses.replace(config.optimizer, **optimizer),
+    )
+
+
+def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
+    """A config's scalar hyper-parameters, as `make_vmapped_step` takes them; float32.
+
+    Those that its loss does not have, None in a config with open fields filled in, are left out.
+    """
+    return {
+        part: {
+            name: np.float32(value)
+            for name in names
+            if (value := getattr(getattr(config, part), name)) is not None
+        }
+        for part, names in SCALARS.items()
+    }
+
+
+def make_vmapped_step(
+    config: PretrainConfig, source: data.Source, apply: Callable, total: int
+) -> Callable:
+    """The step of one device for encoders of one structure, whose images are resident.
+
+    Args:
+      config: of any of them.
+      source: what is trained on.
+      apply: the network, see `models.create`.
+      total: steps of a run.
+
+    Returns:
+      `step(state, images, labels, indices, key, scalars) -> (state, metrics)` as `make_step`'s,
+      where all but `images` and `labels` have a leading axis of the encoders.
+    """
+
+    def step(state, images, labels, indices, key, scalars):
+        rule = scalars["optimizer"]
+        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
+        optimizer = make_optimizer(config.optimizer, schedule, rule)
+        one = make_step_of(
+            config,
+            source,
+            apply,
+            optimizer,
+            total,
+            axis_name=sharding.AXIS,
+            scalars=scalars["objective"],
+        )
+        return one(state, images, labels, indices, key)
+
+    return jax.vmap(step, in_axes=(0, None, None, 0, 0, 0))
+
+
+class VmappedRecorder:
+    """As `Recorder`, of several runs with stacked states: one that diverges ends, others go on.
+
+    Args:
+      runs: the recorders of the runs, opened, of which as many steps are done.
+    """
+
+    def __init__(self, runs: Sequence[Recorder]):
+        first = runs[0]
+        self.config, self.start, self.total = first.config, first.start, first.total
+        self.steps_per_epoch, self.meter = first.steps_per_epoch, first.meter
+        first.title += f" and {len(runs) - 1} more"
+        self._runs, self.diverged = list(runs), dict[int, Diverged]()
+        self._unfetched: list[tuple[int, Any]] = []
+
+    @property
+    def where(self) -> str:
+        return ", ".join(run.where for _, run in self._going())
+
+    def progress_bar(self) -> contextlib.AbstractContextManager:
+        return self._runs[0].progress_bar()
+
+    def add_metrics(self, step: int, metrics: Any) -> None:
+        self.meter.step_done()
+        self._unfetched.append((step, metrics))
+
+    def fetch_metrics(self) -> None:
+        for step, metrics in self._unfetched:
+            values = sharding.unreplicate(metrics)
+            self._each(lambda i, run: run.check(step, _part(values, i)))  # noqa: B023
+        self._unfetched.clear()
+
+    def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
+        self.fetch_metrics()
+        figures, records = self.meter.read(), []
+        encoders = None if evaluate is None else encoder_on_host(state)
+
+        def one(i, run):
+            scores = {}
+            if evaluate is not None:
+                scores = run.evaluate(step, _part(encoders, i), evaluate)
+            records.append(run.write(step, figures | scores))
+
+        self._each(one)
+        if evaluate is not None:
+            self.meter.read()  # so that its time is not the next steps'
+        self._runs[0].update_progress(records[0])
+
+    def save(self, step: int, state: TrainState) -> None:
+        self.fetch_metrics()
+        if any(run.saved != step for _, run in self._going()):
+            trees = tree_of(sharding.unreplicate(state))
+            self._each(lambda i, run: run.save_tree(step, _part(trees, i)))
+
+    def close(self) -> None:
+        self._each(lambda _, run: run.close())
+
+    def _going(self) -> list[tuple[int, Recorder]]:
+        return [(i, run) for i, run in enumerate(self._runs) if i not in self.diverged]
+
+    def _each(self, do: Callable[[int, Recorder], None]) -> None:
+        """Does it for each run that goes on; raises Diverged when there is none any more."""
+        for i, run in self._going():
+            try:
+                do(i, run)
+            except Diverged as error:
+                self.diverged[i] = error
+                run.close()
+        if not self._going():
+            raise list(self.diverged.values())[-1]
+
+
+def _train(
+    jobs: Sequence[Job], command: str, stop: StopSignals, compiled: Callable
+) -> list[Path | Diverged]:
+    """Trains jobs of one structure in one program, to their ends."""
+    if len(jobs) == 1:
+        try:
+            return [train_job(jobs[0], stop, command)]
+        except Diverged as error:
+            return [error]
+    job, runs = jobs[0], [make_run(job) for job in jobs]
+    evaluate = make_evaluate(job, runs[0].apply)
+    diverged: dict[Path, Diverged] = {}
+    with contextlib.ExitStack() as stack:
+        for recorder in [run.recorder for run in runs]:
+            stack.enter_context(recorder.opened(job.devices, job.digest, command))
+        states = [run.recorder.restored(run.state) for run in runs]
+        runs = [run._replace(state=None) for run in runs]  # memory that the steps need
+        # A damaged checkpoint may have put one of them back.
+        for start in sorted({run.recorder.start for run in runs}):
+            places = [i for i, run in enumerate(runs) if run.recorder.start == start]
+            part = [runs[i] for i in places]
+            recorder = VmappedRecorder([run.recorder for run in part])
+            state = sharding.replicate(stacked([states[i] for i in places]), job.devices)
+            for i in places:
+                states[i] = None
+            with contextlib.suppress(Diverged):
+                _fit(job, part, recorder, state, evaluate, stop, compiled)
+            diverged |= {part[i].recorder.folder: error for i, error in recorder.diverged.items()}
+    return [diverged.get(run.recorder.folder, run.recorder.folder) for run in runs]
+
+
+def _fit(job, runs, recorder, state, evaluate, stop, compiled) -> None:
+    """The loop of runs of which as many steps are done."""
+    devices = job.devices
+    step = compiled(len(runs))
+    fixed = stacked([(run.key, scalars_of(run.recorder.config)) for run in runs])
+    fixed = sharding.replicate(fixed, devices)
+    batches = vmapped_batches(
+        job.config,
+        job.dataset,
+        [run.sampler for run in runs],
+        range(recorder.start, recorder.total),
+        devices,
+        decoding(stop),
+    )
+    fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, stop)
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[int]]:
+    """The places of the jobs, those together that can train in one program."""
+    groups: dict[Any, list[int]] = {}
+    for i, (config, dataset, _, _, resident) in enumerate(jobs):
+        sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
+        saved = checkpoint.steps(run_folder.folder_of(config) / "checkpoints") or [0]
+        done = saved[-1] >= config.optimizer.epochs * sampler.steps_per_epoch
+        alone = done or not resident or config.moco.queue_size > 0
+        groups.setdefault(i if alone else (structure(config), saved[-1]), []).append(i)
+    return list(groups.values())
+
+
+def _parts(n: int, at_most: int | None, limit: float, compiled: Callable) -> int:
+    """Into how many programs n encoders go, so that the step of each fits into the memory."""
+    if n == 1 or at_most is not None:
+        return math.ceil(n / (at_most or 1))
+    size = n
+    while size > 1 and (needed := _bytes_needed(compiled, size)) > limit:
+        # All but the images grows with their number, so that no more than this share will fit.
+        size = min(size - 1, max(1, int(size * max(limit / needed, 0.5))))
+    return math.ceil(n / size)
+
+
+def _bytes_needed(compiled: Callable, n: int) -> float:
+    """By the step of n encoders on each device, with all that it is given."""
+    try:
+        needed = compiled(n).memory_analysis()
+    except jax.errors.JaxRuntimeError as error:  # some compilers refuse what does not fit
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return math.inf
+    arguments = needed.argument_size_in_bytes - needed.alias_size_in_bytes
+    return arguments + needed.output_size_in_bytes + needed.temp_size_in_bytes
+
+
+def _compiled(job: Job, n: int) -> Any:
+    """The step of n encoders, compiled."""
+    config, source, devices = job.config, job.dataset.pretrain, job.devices
+    size = config.optimizer.batch_size
+    total = config.optimizer.epochs * (len(source) // size)
+    apply, params, stats = models.abstract(config.model)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    key = jax.eval_shape(jax.random.key, 0)
+    indices = jax.ShapeDtypeStruct((size // len(devices),), np.int32)
+    images = jax.ShapeDtypeStruct((len(source), *source.image_shape), np.uint8)
+    labels = jax.ShapeDtypeStruct((len(source),), np.int32)
+
+    def on_devices(tree, *axes):
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((len(devices), *axes, *x.shape), x.dtype), tree
+        )
+
+    step = make_vmapped_step(config, source, apply, total)
+    return (
+        sharding.pmap(step, devices, donate=(0,))
+        .lower(
+            on_devices(state, n),
+            *on_devices((images, labels)),
+            *on_devices((indices, key, scalars_of(config)), n),
+        )
+        .compile()
+    )
+
+
+def _part(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i, ...], tree)
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """Trees of one structure as one, whose arrays have a leading axis."""
+
+    def stack(*leaves):
+        keys = jax.dtypes.issubdtype(leaves[0].dtype, jax.dtypes.prng_key)
+        return jax.numpy.stack(leaves) if keys else np.stack(leaves)
+
+    return jax.tree.map(stack, *trees)

@@ -1,0 +1,151 @@
+"""Padded batches, weights of pairs, and the supervised loss: against the oracle of what is real."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
+from loss_cases import CASES, D, inputs
+from points import sphere
+
+import hypersphere_jax as hj
+
+N = 12
+LABELS = np.array([0, 7, -3, 0, 7, 7, 5, 0, 7, 5, 0, 9])
+SUPERVISED = hj.supervised_contrastive_loss, oracles.supervised_contrastive_oracle
+FAST = ["align", "uniform", "contrastive", "nt_xent", "supervised"]
+SLOW = ["uniform (8)", "contrastive rows", "nt_xent neg_euclidean"]
+each_loss = pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+
+
+def arguments(name, rng):
+    """The loss, its oracle, `[n, d]` arrays and, of the supervised one, labels."""
+    if name == "supervised":
+        return *SUPERVISED, [sphere(rng, N, D)], {"labels": LABELS}
+    loss, oracle, shapes, _ = CASES[name]
+    return loss, oracle, inputs(rng, shapes, n=N), {}
+
+
+def step(loss, **options):
+    """`arrays, weights, mask, labels -> value, gradients of arrays and weights`."""
+
+    def call(arrays, weights, mask, labels):
+        return loss(*arrays, weights=weights, mask=mask, **labels, **options)
+
+    return jax.value_and_grad(call, argnums=(0, 1))
+
+
+def masks(rng):
+    """Which are real, and their weights: the last devices have few or none, and one weighs zero."""
+    weights = rng.uniform(0.5, 2.0, N)
+    weights[3] = 0.0
+    some, few = np.arange(N) % 5 != 2, np.arange(N) < 4
+    some[-3:] = False
+    return [(some, weights), (few, weights), (np.full(N, True), np.full(N, 3.0))]
+
+
+def assert_is_the_oracle(run, name, rng, times=1):
+    """Of `run(arrays, weights, mask, labels)`, with padding that is no number."""
+    _, oracle, arrays, labels = arguments(name, rng)
+    for mask, weights in masks(rng):
+        padded = [np.where(mask[:, None], array, np.nan) for array in arrays]
+        found, (slopes, by_weight) = run(padded, np.where(mask, weights, np.nan), mask, labels)
+
+        real = {key: array[mask] for key, array in labels.items()}
+        exact = lambda *a, real=real: oracle(*a[:-1], weights=a[-1], **real)  # noqa: E731
+        kept = [np.float64(a[mask]) for a in (*arrays, weights)]
+        np.testing.assert_allclose(found, exact(*kept), rtol=1e-5, atol=1e-6)
+        slopes = [np.asarray(slope) / times for slope in (*slopes, by_weight)]
+        assert all((slope[~mask] == 0).all() for slope in slopes)
+        towards = [
+            rng.standard_normal(a.shape) * (weights[mask] > 0).reshape(-1, *[1] * (a.ndim - 1))
+            for a in kept
+        ]
+        expected = oracles.numeric_slopes(exact, kept, towards)
+        along = [np.vdot(s[mask], v) for s, v in zip(slopes, towards, strict=True)]
+        np.testing.assert_allclose(along, expected, rtol=1e-3, atol=3e-5)
+    nothing = run([a * np.nan for a in arrays], np.ones(N), np.full(N, False), labels)
+    assert all((np.asarray(a) == 0).all() for a in jax.tree.leaves(nothing))
+
+
+@each_loss
+def test_over_a_mesh(name, rng):
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    program = jax.jit(step(arguments(name, rng)[0]))
+    with jax.set_mesh(mesh):
+
+        def run(*given):
+            given = jax.tree.map(lambda a: np.float32(a) if a.dtype == float else a, given)
+            return jax.device_get(program(*jax.device_put(given, P("data"))))
+
+        assert_is_the_oracle(run, name, rng)
+
+
+@pytest.mark.slow
+@each_loss
+@pytest.mark.parametrize("form", ["one device", "blocks", "pmap", "ring"])
+def test_other_forms(name, form, rng):
+    loss = arguments(name, rng)[0]
+    options = {} if form == "one device" else {"block_size": 3}
+    if form in ("pmap", "ring"):
+        options = {"axis_name": "data"} | ({"ring": True} if form == "ring" else {})
+    if name == "align":
+        options = {key: options[key] for key in options if key == "axis_name"}
+    if "axis_name" not in options:
+        return assert_is_the_oracle(jax.jit(step(loss, **options)), name, rng)
+    mapped = jax.pmap(step(loss, **options), "data", devices=jax.devices()[:4])
+
+    def run(*given):
+        shares = jax.tree.map(lambda a: a.reshape(4, -1, *a.shape[1:]), given)
+        values, slopes = mapped(*shares)
+        assert (values == values[0]).all()
+        return values[0], jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), slopes)
+
+    return assert_is_the_oracle(run, name, rng, times=4)
+
+
+@pytest.mark.parametrize("name", ["nt_xent", "supervised"])
+def test_memory_is_linear_in_n(name):
+    """With a mask no array is as large as a part of all pairs."""
+    n, loss = 512, arguments(name, np.random.default_rng(0))[0]
+    arrays = [jax.ShapeDtypeStruct((n, 2), jnp.float32)] * (1 if name == "supervised" else 2)
+    labels = {"labels": jax.ShapeDtypeStruct((n,), jnp.int32)} if name == "supervised" else {}
+    program = step(loss, block_size=16)
+    made = jax.make_jaxpr(program)(arrays, None, jax.ShapeDtypeStruct((n,), bool), labels)
+    shapes = re.findall(r"(?:f32|bool)\[([\d,]+)\]", str(made))
+    assert 2 * n <= max(math.prod(map(int, shape.split(","))) for shape in shapes) <= 4 * n
+
+
+@pytest.mark.slow
+def test_supervised_exports_with_a_symbolic_number_of_points(rng):
+    _, oracle, (z,), labels = arguments("supervised", rng)
+    (n,) = export.symbolic_shape("n", constraints=["n >= 2"])
+    specs = jax.ShapeDtypeStruct((n, D), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
+    made = export.export(jax.jit(hj.supervised_contrastive_loss))(*specs)
+    labels = np.int32(labels["labels"])
+    np.testing.assert_allclose(made.call(z, labels), oracle(z, labels), rtol=2e-5)
+
+
+def test_mistakes(rng):
+    x, y = inputs(rng, "nn")
+    for options, message in (
+        ({"mask": np.ones(11, bool)}, r"mask must be \[12\], got shape \(11,\)"),
+        ({"mask": np.ones(12, int)}, "mask must be bool, .* got int"),
+        ({"weights": np.ones((12, 1))}, r"weights must be \[12\], got shape \(12, 1\)"),
+        ({"weights": -np.ones(12)}, "weights must be zero or positive"),
+    ):
+        for loss in (hj.align_loss, hj.contrastive_loss, hj.nt_xent_loss):
+            with pytest.raises(ValueError, match=message):
+                loss(x, y, **options)
+    for labels in (np.ones(12), np.ones((12, 1), int), np.ones(11, int)):
+        with pytest.raises(ValueError, match=r"labels must be integers \[12\], got"):
+            hj.supervised_contrastive_loss(x, labels)
+    with pytest.raises(ValueError, match="at least two points"):
+        hj.supervised_contrastive_loss(x[:1], np.ones(1, int))

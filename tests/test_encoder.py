@@ -1,0 +1,113 @@
+"""Encoders as functions: the features that evaluation sees, of images in all forms; saved."""
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import hypersphere_jax as hj
+from hypersphere_jax import data
+from hypersphere_jax.config import DataConfig
+from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.training import run_folder
+
+
+@pytest.fixture(scope="module")
+def encoder(image_run):
+    return hj.load(image_run)
+
+
+def test_the_features_of_evaluation(encoder, image_run, tmp_path):
+    """Of any number of images, on all devices; "output" on the unit sphere."""
+    test = data.load(DataConfig()).test
+    loaded = run_folder.load_encoder(image_run)._replace(folder=tmp_path)
+    expected = split_features(loaded, test, ["output", "backbone"], jax.devices()[:1]).features
+    for layer in ("output", "backbone"):
+        found = encoder(test.images, layer=layer)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected[layer].x, rtol=1e-4, atol=1e-5)
+        for few in (0, 1, 3):
+            part = encoder(test.images[:few], layer=layer)
+            np.testing.assert_allclose(part, found[:few], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(encoder(test.images), axis=1), 1, rtol=1e-5)
+    assert encoder.layers["conv2"] == (4, 4, 16)
+    assert encoder(test.images[:2], layer="conv2").shape == (2, 4, 4, 16)
+
+
+def test_images_in_all_forms(encoder, tmp_path):
+    images = load_digits().images[:4]
+    array = np.round(images * (255 / 16)).astype(np.uint8)
+    Image.fromarray(array[0]).save(tmp_path / "zero.png")
+    expected = encoder(array[..., None])
+    for form in (array, list(array), list(images / 16), [Image.fromarray(a) for a in array]):
+        np.testing.assert_allclose(encoder(form), expected, atol=0.02)
+    larger = np.kron(array[1], np.ones((2, 2), np.uint8))
+    mixed = encoder([array[0], larger])  # of different sizes: resized
+    np.testing.assert_allclose(mixed[0], expected[0], atol=1e-5)
+    assert mixed[1] @ expected[1] > 0.97
+
+
+def test_saved_and_loaded(encoder, tmp_path):
+    images = data.load(DataConfig()).test.images[:5]
+    folder = encoder.save(tmp_path / "encoder")
+    names = {"README.md", "encoder.json", "weights.safetensors"}
+    assert {path.name for path in folder.iterdir()} == names
+    again = hj.load(folder)
+    jax.tree.map(np.testing.assert_array_equal, again.params, encoder.params)
+    np.testing.assert_array_equal(again(images), encoder(images))
+    assert (
+        again.step == encoder.step == 56 and "| `backbone` |" in (folder / "README.md").read_text()
+    )
+    encoder.save(folder)  # in its own place
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(hj.UserError, match=r"notes\.txt"):
+        encoder.save(folder)
+    whole = (folder / "weights.safetensors").read_bytes()
+    (folder / "weights.safetensors").write_bytes(whole[:200])
+    with pytest.raises(hj.UserError, match="cannot be read"):
+        hj.load(folder)
+
+
+def test_steps_and_names(image_run, text_run):
+    random = hj.load(str(image_run), step=0)
+    assert random.step == 0
+    with pytest.raises(hj.UserError, match="no checkpoint of step 5"):
+        hj.load(image_run, step=5)
+    with pytest.raises(hj.UserError, match="no run 'nowhere'"):
+        hj.load("nowhere")
+    with pytest.raises(hj.UserError, match="of sentences"):
+        hj.load(text_run)
+
+
+@pytest.mark.parametrize(
+    ("images", "layer", "match"),
+    [
+        (np.zeros((2, 8, 8, 1), np.uint8), "fc7", "no such layer"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "output", r"shape \[8, 8, 3\]"),
+        (np.zeros(8, np.uint8), "output", r"not \[8\]"),
+        (["nowhere.png"], "output", "nowhere.png"),
+        ([np.full((8, 8), 7.0)], "output", "not 0 to 1"),
+    ],
+)
+def test_what_is_no_image(encoder, images, layer, match):
+    with pytest.raises(hj.UserError, match=match):
+        encoder(images, layer=layer)
+
+
+def test_probes_and_measures(encoder):
+    train, test = data.load(DataConfig())[:2]
+    x, xt = encoder(train.images), encoder(test.images)
+    split = x, train.labels, xt, test.labels
+    assert hj.linear_probe(*split)["top1"] > 75 and hj.knn_probe(*split, k=5)["top1"] > 75
+    result = hj.measure(xt, xt)
+    assert result["align"] == 0 and result["uniform_optimum"] < result["uniform"] < 0
+    np.testing.assert_allclose(result["uniform"], hj.uniform_loss(xt), rtol=1e-5)
+    values = np.linalg.svd(xt, compute_uv=False)
+    shares = values / values.sum()
+    rank = np.exp(-(shares * np.log(shares)).sum())
+    np.testing.assert_allclose(result["effective_rank"], rank, rtol=1e-4)
+    with pytest.raises(hj.UserError, match="unit norm"):
+        hj.measure(2 * xt)
+    with pytest.raises(hj.UserError, match=r"\(3, 6\)"):
+        hj.measure(xt, xt[:3])

@@ -1,0 +1,289 @@
+"""What installing brings, and what a lack of it says; files of options; Weights & Biases."""
+
+import importlib
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import processes
+import pytest
+import tiny_runs
+
+import hypersphere_jax
+from hypersphere_jax import __main__, cli
+from hypersphere_jax.config import (
+    FinetuneConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    UserError,
+    to_dict,
+)
+from hypersphere_jax.config.from_file import blank, with_file
+from hypersphere_jax.extras import EXTRAS, how_to_install
+from hypersphere_jax.training import loop, metrics_log
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def listed(name):
+    """Requirement lines of a file, and the files that it takes in, without their reasons."""
+    lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    return {line for line in lines if line and not line.startswith("-r")}
+
+
+def test_requirements_are_those_of_the_extras():
+    extras = PROJECT["optional-dependencies"]
+    assert {re.split("[><=]", one)[0] for one in PROJECT["dependencies"]} == {"jax", "numpy"}
+    installed = {*PROJECT["dependencies"], *extras["train"], *extras["tfds"]}
+    assert listed("requirements.txt") == installed
+    assert listed("requirements-dev.txt") | {"hypersphere-jax[train,tfds]"} == set(extras["dev"])
+    for one in installed:  # a floor and a cap each
+        assert re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", one), one
+
+
+def test_extras_name_what_the_package_imports():
+    of_pip = {"orbax": "orbax-checkpoint", "sklearn": "scikit-learn", "PIL": "pillow"}
+    of_pip |= {"tensorflow_datasets": "tensorflow-datasets", "yaml": "pyyaml"}
+    for extra, modules in EXTRAS.items():
+        named = {re.split("[><=]", one)[0] for one in PROJECT["optional-dependencies"][extra]}
+        assert {of_pip.get(module, module) for module in modules} == named
+    assert how_to_install("orbax.checkpoint") == "pip install 'hypersphere-jax[train]'"
+    assert how_to_install("my_module") is how_to_install(None) is None
+
+
+def test_version_licence_and_types():
+    assert PROJECT["version"] == hypersphere_jax.__version__
+    assert f'version: "{PROJECT["version"]}"' in (ROOT / "CITATION.cff").read_text()
+    assert (ROOT / "hypersphere_jax/py.typed").exists() and PROJECT["license-files"] == ["LICENSE"]
+    module, function = PROJECT["scripts"]["hypersphere-jax"].split(":")
+    assert getattr(importlib.import_module(module), function) is __main__.main
+
+
+WITHOUT = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Without())
+import hypersphere_jax as hj
+hj.align_loss, hj.nt_xent_loss
+for name in ("load", "train", "PretrainConfig", "Recipe", "measure"):
+    try:
+        getattr(hj, name)
+    except ImportError as error:
+        assert str(error).startswith(f"hypersphere_jax.{{name}} needs "), error
+        assert str(error).endswith("pip install 'hypersphere-jax[train]'"), error
+    else:
+        raise AssertionError(name)
+sys.argv = ["hypersphere-jax", "pretrain"]
+from hypersphere_jax.__main__ import main
+assert main() == 2
+"""
+
+
+def test_without_the_extra_of_training():
+    """The losses are there; all else is one line that names the extra."""
+    missing = {*EXTRAS["train"], *EXTRAS["tfds"]} - {"scipy"}  # which jax needs
+    done = processes.python("-c", WITHOUT.format(missing=missing))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"error: .* pip install 'hypersphere-jax\[train\]'\n", done.stderr)
+
+
+def test_a_module_that_no_extra_has_is_an_error_as_it_is(monkeypatch):
+    def lacking(arguments):
+        raise ModuleNotFoundError("No module named 'mine'", name="mine")
+
+    monkeypatch.setattr(cli, "main", lacking)
+    with pytest.raises(ModuleNotFoundError, match="mine"):
+        __main__.main()
+
+
+def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    for line in (*("quickstart", "reproduce", "bench losses"), "pretrain moco_cifar10/contrastive"):
+        assert cli.main(line.split()) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {line.removesuffix(' losses')} is in the repository only")
+        assert said.count("\n") == 1
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "--help"])
+    assert "moco_cifar10" not in capsys.readouterr().out
+    assert cli._parse(PretrainConfig, "pretrain", ["--epochs", "3"]).optimizer.epochs == 3
+
+
+def test_commands_are_named_as_they_were_called(monkeypatch):
+    for called, program, command in (
+        ("run.py", "python run.py", "python run.py probe 'a b'"),
+        ("/x/run.py", "python run.py", "python /x/run.py probe 'a b'"),
+        ("/x/bin/hypersphere-jax", "hypersphere-jax", "hypersphere-jax probe 'a b'"),
+        ("/x/hypersphere_jax/__main__.py", *["python -m hypersphere_jax"] * 2),
+    ):
+        monkeypatch.setattr(sys, "argv", [called, "probe", "a b"])
+        assert cli._program() == program and cli._command().startswith(command)
+
+
+def parsed(tmp_path, text, *flags, verb="pretrain", cls=PretrainConfig, name="options.yaml"):
+    """What a verb makes of a file of options and flags."""
+    (tmp_path / name).write_text(text)
+    return cli._parse(cls, verb, ["--config", str(tmp_path / name), *flags])
+
+
+def test_a_runs_record_is_a_file_of_options(short_run, tmp_path):
+    text = (short_run / "config.json").read_text()
+    recorded = json.loads(text)["config"]
+    assert to_dict(parsed(tmp_path, text, name="config.json")) == recorded
+    bare = json.dumps(recorded)
+    again = parsed(tmp_path, bare, "--epochs=7", "--data", "cifar10", "--devices", "2")
+    changes = {"data": recorded["data"] | {"name": "cifar10"}}
+    changes["optimizer"] = recorded["optimizer"] | {"epochs": 7}
+    assert to_dict(again) == recorded | changes
+    earlier = json.dumps({"config": {"runtime": {"hosts": "auto"}}})
+    assert parsed(tmp_path, earlier).runtime.processes == "auto"
+
+
+def test_options_in_yaml_as_flags_are_named(tmp_path):
+    text = """
+        # Numbers as in JSON, too.
+        name: mine
+        data: cifar10
+        model: {name: resnet18, dim: 128}
+        learning-rate: 1e-2
+        optimizer: {epochs: 7, decay_at: [0.5, 1]}
+        adam_betas: [0.8, 9e-1]
+        nesterov: true
+        devices: null
+    """
+    expected = PretrainConfig(
+        **{"name": "mine", "data": "cifar10", "model": "resnet18", "dim": 16},
+        **{"learning_rate": 0.01, "epochs": 7, "decay_at": (0.5, 1), "adam_betas": (0.8, 0.9)},
+        nesterov=True,
+    )
+    assert parsed(tmp_path, text, "--dim", "16") == expected
+    # On top of an experiment; valid with its flags alone.
+    named = ["pretrain", ["moco_cifar10/align_uniform", "--config", str(tmp_path / "options.yaml")]]
+    config = cli._parse(PretrainConfig, *named)
+    assert (config.moco.queue_size, config.optimizer.epochs) == (4096, 7)
+    assert parsed(tmp_path, "data: random_bits", "--bits", "4").data.bits == 4
+    text = "run: mine\nlearning_rates: [0.1, 0.2]\nkeep-last: 5"
+    config = parsed(tmp_path, text, "--seed", "3", verb="finetune", cls=FinetuneConfig)
+    expected = {"learning_rates": (0.1, 0.2), "seed": 3, "runtime": RuntimeConfig(keep_last=5)}
+    assert config == FinetuneConfig("mine", **expected)
+
+
+def test_files_of_options_that_do_not_fit(tmp_path):
+    file = tmp_path / "options.yaml"
+    for text, said in (
+        ("epohcs: 3", "no option 'epohcs'; did you mean 'epochs'?"),
+        ("optimizer: {epoch: 3}", "no option 'optimizer.epoch'; did you mean 'epochs'?"),
+        ("optimizer: 3", "optimizer is 3: must be options with their values"),
+        ("epochs: ten", 'optimizer.epochs is "ten": must be a whole number'),
+        ("epochs: 1.5", "must be a whole number"),
+        ("epochs: true", "must be a whole number"),
+        ("epochs: null", "must be a whole number"),
+        ("learning_rate: [1]", "must be a number"),
+        ("resume: yes", "must be one of auto, never"),
+        ("devices: two", "must be a whole number or null"),
+        ("adam_betas: [0.5]", "must be a list of 2 values, each a number"),
+        ("decay_at: 0.5", "must be a list, each a number"),
+        ("network: my.Net", "your own my.Net, which only Python can give"),
+        ("a: [1\nb: 2", "is not YAML: line 2, column 2"),
+        ("- epochs", "must hold options"),
+        ("", "must hold options"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError) as error:
+            with_file(blank(PretrainConfig, None), str(file))
+        assert said in str(error.value) and "\n" not in str(error.value), text
+        assert str(error.value).startswith(f"--config {file}"), text
+    for flags, said in (
+        (["--config"], "name a file after it"),
+        (["--config", "nowhere.yaml"], "No such file"),
+        (["--config", "a", "--config=b"], "given twice"),
+    ):
+        with pytest.raises(UserError, match=said):
+            cli._parse(PretrainConfig, "pretrain", flags)
+    with pytest.raises(UserError, match="--epochs 0"):  # a value that the config refuses
+        parsed(tmp_path, "epochs: 0")
+
+
+class FakeWandb(ModuleType):
+    """The part of wandb that is used; `runs` is what its server would have, by id."""
+
+    Error = type("Error", (Exception,), {})
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.runs, self.ended, self.fail = {}, [], None
+
+    def Settings(self, **settings):
+        return settings
+
+    def init(self, id, resume, **options):
+        if self.fail:
+            raise self.Error(self.fail)
+        assert resume == "allow" and options["reinit"] == "create_new"
+        return FakeRun(self, self.runs.setdefault(id, {"options": options, "records": []}))
+
+
+class FakeRun:
+    def __init__(self, wandb, run):
+        self.wandb, self.records = wandb, run["records"]
+        self.step = self.records[-1]["step"] + 1 if self.records else 0
+
+    def log(self, record, step):
+        assert step >= self.step  # wandb warns and drops others
+        self.records.append(record)
+
+    def finish(self, exit_code):
+        self.wandb.ended.append(exit_code)
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake := FakeWandb())
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return fake
+
+
+def test_wandb_has_the_metrics_of_a_run_that_was_continued(wandb, tmp_path):
+    config = PretrainConfig(name="a", epochs=3, log_to="wandb")
+    records = [{"step": step, "loss": 1 / step} for step in range(1, 7)]
+    first = metrics_log.MetricsWriter(tmp_path, 0, config)
+    for record in records[:4]:
+        first.write(record)
+    first.close(failed=True)
+    second = metrics_log.MetricsWriter(tmp_path, 2, config)  # from the checkpoint of step 2
+    for record in records[2:]:
+        second.write(record)
+    second.close()
+    (run,) = wandb.runs.values()
+    assert run["records"] == metrics_log.read_metrics(tmp_path) == records
+    assert wandb.ended == [1, 0]
+    options = run["options"]
+    assert options["config"] == to_dict(config) and options["dir"] == tmp_path
+    assert (options["name"], options["project"]) == ("a", "hypersphere-jax")
+    metrics_log.MetricsWriter(tmp_path / "b", 0, config.replace(log_to="none")).close()
+    metrics_log.MetricsWriter(tmp_path / "c", 0, config).close()
+    assert len(wandb.runs) == 2  # a run of its own, and none of one that does not ask for it
+
+
+def test_a_run_logs_to_wandb(wandb, tmp_path):
+    config = tiny_runs.short(tmp_path).replace(log_to="wandb")
+    folder = loop.train(config)
+    (run,) = wandb.runs.values()
+    assert run["records"] == metrics_log.read_metrics(folder) and wandb.ended == [0]
+
+
+def test_wandb_missing_or_unable(wandb, monkeypatch, tmp_path):
+    config = PretrainConfig(log_to="wandb")
+    wandb.fail = "No key\n  configured."
+    with pytest.raises(UserError, match=r"^--log-to wandb: No key configured; or set WANDB_MODE"):
+        metrics_log.MetricsWriter(tmp_path, 0, config)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"^--log-to wandb needs wandb.*hypersphere-jax\[wandb\]'$"):
+        metrics_log.MetricsWriter(tmp_path, 0, config)

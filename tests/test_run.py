@@ -1,0 +1,165 @@
+"""Training from Python: with everything of one's own, the same as plain JAX, and resumed."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import run_states
+from sklearn.datasets import load_digits
+
+import hypersphere_jax as hj
+from hypersphere_jax import augment
+
+DIGITS = load_digits()
+IMAGES, LABELS = np.round(DIGITS.images[:48] * 15).astype(np.uint8)[..., None], DIGITS.target[:48]
+NETWORK = (
+    lambda key, x: {"w": 0.1 * jax.random.normal(key, (x[0].size, 4))},
+    lambda params, x: jnp.tanh(x.reshape(len(x), -1) @ params["w"]),
+)
+RATE = 0.5
+
+
+class Pairs:
+    def __len__(self):
+        return len(IMAGES)
+
+    def __getitem__(self, i):
+        return IMAGES[i, ..., 0] / 255, int(LABELS[i])
+
+
+def half(key, image):
+    """A view that draws nothing."""
+    return image.astype(jnp.float32) / 510
+
+
+def noisy(key, image):
+    return image.astype(jnp.float32) / 255 + 0.1 * jax.random.normal(key, image.shape)
+
+
+def spread(x, y):
+    squares = jnp.sum((x[:, None] - x[None]) ** 2, axis=-1)
+    return jnp.mean(jnp.sum((x - y) ** 2, axis=-1)) + jnp.log(jnp.mean(jnp.exp(-squares)))
+
+
+def supervised(view1, view2, labels, key):
+    same = labels[:, None] == labels[None]
+    scores = jax.nn.log_softmax(view1["output"] @ view2["output"].T / 0.5)
+    return -jnp.mean(jnp.sum(scores * same, axis=1) / jnp.sum(same, axis=1))
+
+
+def against_queue(query, key, queue):
+    return jnp.mean(jax.nn.logsumexp(query @ queue.T, axis=1) - jnp.sum(query * key, axis=1))
+
+
+def config(folder, name="own", **changes):
+    rule = {"optimizer": "sgd", "learning_rate": RATE, "scaling": "none", "momentum": 0.0}
+    rule |= {"weight_decay": 0.0, "decay_at": (), "epochs": 4, "batch_size": 48}
+    rule |= {"log_every_steps": 1, "checkpoint_every_steps": 1, "devices": 1}
+    return hj.PretrainConfig(name=name, runs_dir=str(folder), **(rule | changes))
+
+
+@pytest.mark.parametrize("loss", [spread, supervised])
+def test_steps_are_those_of_plain_jax(loss, tmp_path):
+    """Batches of all images, in an order that no loss sees: gradient descent by hand."""
+    run = hj.train(config(tmp_path), data=Pairs(), network=NETWORK, augment=half, loss=loss)
+    params = run.load(0).params
+    views, labels = IMAGES / np.float32(510), jnp.asarray(LABELS)
+
+    def value(params):
+        layers = {"output": hj.l2_normalize(NETWORK[1](params, views))}
+        both = (layers["output"],) * 2 if loss is spread else (layers, layers, labels, None)
+        return loss(*both)
+
+    for record in run.metrics:
+        expected, slope = jax.value_and_grad(value)(params)
+        np.testing.assert_allclose(record["loss"], expected, rtol=1e-5)
+        params = jax.tree.map(lambda p, g: p - RATE * g, params, slope)
+    np.testing.assert_allclose(run.encoder.params["w"], params["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_devices_change_nothing_and_runs_go_on(tmp_path):
+    """Two devices, killed and continued: the losses of one device, and the same parameters."""
+    own = {"images": IMAGES, "labels": LABELS, "network": NETWORK, "augment": noisy}
+    small = {"batch_size": 16, "epochs": 2}
+    for loss, more in ((spread, {}), (supervised, {}), (against_queue, {"queue_size": 24})):
+        name = loss.__name__
+        one = hj.train(config(tmp_path, f"{name}1", **small, **more), loss=loss, **own)
+        two = config(tmp_path, f"{name}2", devices=2, **small, **more)
+        with run_states.killed_after_checkpoint(3):
+            hj.train(two, loss=loss, **own)
+        run = hj.train(two, loss=loss, **own)
+        assert [record["step"] for record in run.metrics] == list(range(1, 7))
+        losses = [[record["loss"] for record in r.metrics] for r in (one, run)]
+        np.testing.assert_allclose(*losses, rtol=1e-4)
+        np.testing.assert_allclose(one.encoder.params["w"], run.encoder.params["w"], atol=1e-5)
+
+
+def test_what_is_ones_own_is_named_and_asked_for(tmp_path):
+    own = {"data": Pairs(), "network": NETWORK, "augment": noisy, "loss": spread}
+    run = hj.train(config(tmp_path, epochs=1), **own)
+    record = json.loads((run.folder / "config.json").read_text())["config"]
+    assert record["data"]["source"] == "test_run.Pairs"
+    assert record["data"]["augment"] == "test_run.noisy" and record["data"]["recipe"] == "none"
+    assert record["objective"]["function"] == "test_run.spread"
+    z = run.encoder(IMAGES[:3])
+    expected = hj.l2_normalize(NETWORK[1](run.encoder.params, IMAGES[:3] / np.float32(255)))
+    np.testing.assert_allclose(z, expected, rtol=1e-5)
+    np.testing.assert_array_equal(hj.load(run.folder, network=NETWORK)(IMAGES[:3]), z)
+    for name in own:
+        rest = {other: value for other, value in own.items() if other != name}
+        with pytest.raises(hj.UserError, match=rf"your own {name}.*{name}=…\)"):
+            hj.train(config(tmp_path, epochs=1), **rest)
+    with pytest.raises(hj.UserError, match="network="):
+        hj.load(run.folder)
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    """Operations by name and as functions, in training and in evaluation."""
+
+    def invert(key, image, *, size):
+        return 1 - image
+
+    recipe = hj.Recipe(
+        train=(("center_crop", {}), (invert, {})), evaluate=(("center_crop", {}), (invert, {}))
+    )
+    run = hj.train(config(tmp_path, epochs=1), images=IMAGES, network=NETWORK, augment=recipe)
+    found = run.encoder(IMAGES[:3])
+    inverted = 1 - IMAGES[:3] / np.float32(255)
+    np.testing.assert_allclose(
+        found, hj.l2_normalize(NETWORK[1](run.encoder.params, inverted)), rtol=1e-5
+    )
+    view = augment.make_augment(recipe, 8)(jax.random.key(0), IMAGES[0])
+    np.testing.assert_allclose(view, inverted[0], rtol=1e-6)
+    with pytest.raises(hj.UserError, match="preprocess="):
+        hj.load(run.folder, network=NETWORK)(IMAGES[:3])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"images": IMAGES, "data": Pairs()}, "images or data, not both"),
+        ({"data": Pairs(), "labels": LABELS}, "labels are of images"),
+        ({"test": Pairs()}, "test goes with"),
+        ({"loss": lambda x: x}, "takes 1 arguments"),
+        ({"loss": lambda x, y: x}, "not a scalar"),
+        ({"loss": lambda a, b, c: 0.0}, "takes 3 arguments"),
+        ({"augment": lambda key, image: image[:4]}, r"gives \[4, 8, 1\]"),
+        ({"network": 3}, "must be a module"),
+    ],
+)
+def test_what_does_not_fit(given, match, tmp_path):
+    rest = {} if {"images", "data", "test"} & set(given) else {"images": IMAGES}
+    with pytest.raises((hj.UserError, ValueError), match=match):
+        hj.train(config(tmp_path), **rest, **given)
+
+
+def test_a_flat_config():
+    flat = hj.PretrainConfig(name="a", epochs=3, model="resnet18", optimizer="lars", data="cifar10")
+    assert flat.optimizer.epochs == 3 and flat.optimizer.optimizer == "lars"
+    assert flat.model.name == "resnet18" and flat.data.name == "cifar10"
+    again = flat.replace(dim=8, seed=2)
+    assert (again.model.dim, again.model.name, again.seed, flat.seed) == (8, "resnet18", 2, 0)
+    with pytest.raises(hj.UserError, match="did you mean 'epochs'"):
+        hj.PretrainConfig(epoch=3)

@@ -1,0 +1,250 @@
+"""Checkpoints, strict and never silently wrong; runs that go on from them to the same numbers."""
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny_runs
+from run_states import assert_same_run, at_line, state_of, timeless
+
+from hypersphere_jax import config as C
+from hypersphere_jax.data import arrays
+from hypersphere_jax.files import atomic_write, read_json, write_json
+from hypersphere_jax.training import checkpoint, loop, run_folder
+from hypersphere_jax.training.checkpoint import Checkpoints, restore
+
+
+def tree(step, **changes):
+    kernel, trace = np.random.default_rng(step).standard_normal((2, 40, 30)).astype(np.float32)
+    made = {"step": np.asarray(step, np.int32), "params": {"conv": {"kernel": kernel}}, "stats": {}}
+    return made | {"opt_state": (optax.TraceState(trace), ())} | changes
+
+
+def assert_equal(a, b):
+    jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), a, b)
+
+
+def save(folder, *trees, **options):
+    checkpoints = Checkpoints(folder, **options)
+    for saved in trees:
+        checkpoints.save(int(saved["step"]), saved)
+    checkpoints.close()
+
+
+def fails(number, *_, **options):
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Of the steps 0, 5, 20, 25, 105 and 110 the last two, multiples of 20, and 0 are kept."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    save(folder, *map(tree, (0, 5, 20, 25, 105, 110)), keep_last=2, keep_every=20)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def test_round_trip_and_what_is_kept(saved, tmp_path):
+    assert checkpoint.steps(saved) == [0, 20, 105, 110]
+    step, found = restore(saved, tree(0))
+    assert step == 110
+    assert_equal(found, tree(110))
+    assert_equal(restore(saved, tree(0), 20)[1], tree(20))
+    # Only the entries that are asked for are read.
+    _, parts = restore(saved, {"params": tree(0)["params"], "stats": {}})
+    assert_equal(parts, {"params": tree(110)["params"], "stats": {}})
+    save(tmp_path / "last", *map(tree, range(4)), keep_last=2)
+    assert checkpoint.steps(tmp_path / "last") == [0, 2, 3]
+    with pytest.raises(C.UserError, match=r"step 7 .*0, 20, 105, 110"):
+        restore(saved, tree(0), 7)
+    assert Checkpoints(tmp_path / "new").restore_newest(tree(0)) is None
+
+
+def test_structure_must_fit(saved):
+    kernel = np.zeros((40, 30), np.float32)
+    for conv, message in (
+        ({"weight": kernel}, r"missing: .*conv/weight.*unexpected: .*conv/kernel"),
+        ({"kernel": kernel.T}, r"other: params/conv/kernel .*40, 30.*30, 40"),
+        ({"kernel": kernel.astype(np.int32)}, r"other: .*kernel .*float32.*int32"),
+    ):
+        with pytest.raises(C.UserError, match=message):
+            Checkpoints(saved).restore_newest(tree(0, params={"conv": conv}))
+    assert checkpoint.steps(saved) == [0, 20, 105, 110]  # which are not damaged
+
+
+def test_damaged_checkpoint_is_set_aside(copy, caplog):
+    shutil.rmtree(copy / "110" / "state" / "d")
+    checkpoints = Checkpoints(copy, keep_last=2, keep_every=20)
+    step, found = checkpoints.restore_newest(tree(0))
+    assert step == 105 and "110 is damaged" in caplog.text
+    assert_equal(found, tree(105))
+    assert checkpoint.steps(copy) == [0, 20, 105]
+    checkpoints.save(110, tree(110))  # the run goes on and comes to the same step again
+    checkpoints.close()
+    assert_equal(restore(copy, tree(0))[1], tree(110))
+    assert (copy / "110.damaged-1").is_dir()
+
+
+def test_other_numbers_in_sound_files_are_noticed(copy, tmp_path, caplog):
+    other = tree(110)
+    other["params"]["conv"]["kernel"][-1, -1] += 1
+    save(tmp_path / "other", other)
+    shutil.rmtree(copy / "110" / "state")
+    shutil.copytree(tmp_path / "other" / "110" / "state", copy / "110" / "state")
+    assert restore(copy, tree(0))[0] == 105
+    assert "checksums differ for params/conv/kernel)" in caplog.text
+    (copy / "105").rename(copy / "105.orbax-checkpoint-tmp")  # an unfinished save is not seen
+    assert checkpoint.steps(copy) == [0, 20, 110] and restore(copy, tree(0))[0] == 20
+    for step in (0, 20):
+        (copy / str(step) / "contents" / "metadata").unlink()
+    with pytest.raises(C.UserError, match="every checkpoint"):
+        restore(copy, tree(0))
+
+
+def test_what_passes_is_no_damage(copy, monkeypatch):
+    """Too many open files say nothing of the checkpoint: it is not set aside."""
+    full = functools.partial(fails, errno.EMFILE)
+    monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        Checkpoints(copy).restore_newest(tree(0))
+    assert checkpoint.steps(copy) == [0, 20, 105, 110]
+
+
+def test_whatever_stops_it_the_run_is_the_same(short_run, tmp_path):
+    """C.Stopped by SIGTERM, ended by a full disk, stopped by SIGINT."""
+    config, folder = tiny_runs.short(tmp_path), tmp_path / "short"
+    sends = lambda number: functools.partial(os.kill, os.getpid(), number)  # noqa: E731
+
+    for step, happens, error, kept in (
+        (4, sends(signal.SIGTERM), C.Stopped, [0, 3, 4]),
+        (8, functools.partial(fails, errno.ENOSPC), OSError, [0, 3, 4, 6]),
+        (10, sends(signal.SIGINT), C.Stopped, [0, 6, 9, 10]),
+    ):
+        message = f"saved at step {step} of 12 .*to go on: CMD|No space left"
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=message):
+            at_line(patch, step, happens)
+            loop.train(config, command="CMD")
+        assert checkpoint.steps(folder / "checkpoints") == kept
+    loop.train(config, command="CMD")
+    assert_same_run(folder, short_run)
+    sessions = json.loads((folder / "config.json").read_text())["sessions"]
+    assert [session["command"] for session in sessions] == ["CMD"] * 4
+    # TensorBoard drops what is there from the step on with which a session begins.
+    events = b"".join(file.read_bytes() for file in folder.glob("events.out.tfevents.*"))
+    assert sorted(map(ord, re.findall(rb"\x10(.):\x02\x08\x01", events))) == [5, 7, 11]
+
+
+def test_damaged_checkpoint_half_line_and_earlier_version(killed_run, short_run, tmp_path, caplog):
+    """Lines after the checkpoint are written again; options that came later had standard values."""
+    killed = shutil.copytree(killed_run, tmp_path / "short")
+    next((killed / "checkpoints" / "9" / "state" / "d").iterdir()).write_bytes(b"cut")
+    with open(killed / "metrics.jsonl", "a") as file:
+        file.write('{"step": 10, "loss": 1.0}\n{"step": 12, "lo')
+    record = json.loads((killed / "config.json").read_text())
+    del record["config"]["moco"], record["config"]["optimizer"]["clip_norm"]
+    record["config"]["runtime"]["hosts"] = record["config"]["runtime"].pop("processes")
+    (killed / "config.json").write_text(json.dumps(record))
+    loop.train(tiny_runs.short(killed.parent))
+    assert "checkpoints/9 is damaged" in caplog.text
+    assert_same_run(killed, short_run)
+
+
+def test_on_other_devices(killed_run, short_run, tmp_path):
+    """And with other intervals, which do not divide the steps: the last one is logged and saved."""
+    killed = shutil.copytree(killed_run, tmp_path / "short")
+    runtime = C.RuntimeConfig(devices=1, log_every_steps=5, checkpoint_every_steps=5)
+    loop.train(tiny_runs.short(tmp_path, runtime=runtime))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4)
+    jax.tree.map(close, state_of(killed), state_of(short_run))
+    assert timeless(killed)[:-2] == timeless(short_run)[:-2]
+    assert [record["step"] for record in timeless(killed)] == [2, 4, 6, 8, 10, 12]
+    assert checkpoint.steps(killed / "checkpoints") == [0, 9, 10, 12]
+
+
+def test_folder_with_another_run(short_run, tmp_path):
+    folder = shutil.copytree(short_run, tmp_path / "short")
+    double = {"objective": C.ObjectiveConfig(align_weight=2)}
+    for changes, message in (
+        (double, r"objective.align_weight: 1.0 -> 2.*choose another --name"),
+        ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "--resume is 'never'"),
+    ):
+        with pytest.raises(C.UserError, match=message):
+            loop.train(tiny_runs.short(tmp_path, **changes))
+    assert (folder / "config.json").read_bytes() == (short_run / "config.json").read_bytes()
+
+
+def test_two_processes_in_one_folder(tmp_path):
+    with run_folder.lock(tmp_path / "short"), pytest.raises(C.UserError, match="another process"):
+        loop.train(tiny_runs.short(tmp_path))
+    assert not (tmp_path / "short" / "config.json").exists()
+
+
+def test_encoder_of_a_step_and_changed_data(short_run, monkeypatch):
+    for step in (None, 6):
+        encoder = run_folder.load_encoder(short_run, step)
+        assert (encoder.step, encoder.folder) == (step or 12, short_run)
+        saved = state_of(short_run, step)["params"]
+        jax.tree.map(np.testing.assert_array_equal, encoder.params, saved)
+    train, test = arrays.digits()
+    train.images[0, 0, 0] ^= 1
+    monkeypatch.setattr(arrays, "digits", lambda: (train, test))
+    for use in (run_folder.load_data, lambda folder: loop.train(tiny_runs.short(folder.parent))):
+        with pytest.raises(C.UserError, match="no longer has"):
+            use(short_run)
+
+
+def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_path):
+    folder = shutil.copytree(short_run, tmp_path / "short")
+    record = json.loads((folder / "config.json").read_text())
+    record["config"]["model"]["batch_norm"] = "local"
+    (folder / "config.json").write_text(json.dumps(record))
+    local = C.ModelConfig(dim=3, width=0.1, batch_norm="local")
+    with pytest.raises(C.UserError, match="begun with --batch-norm local: give --devices 2"):
+        loop.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
+    assert loop.train(tiny_runs.short(tmp_path, model=local)) == folder
+
+
+def test_what_shapes_a_run():
+    """All but where it lies, how it is carried out, and what is evaluated."""
+
+    shape = lambda **of: run_folder.training_config(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
+
+    parts = {"seed", "init_from", "init_step", "data", "model", "objective", "moco", "optimizer"}
+    assert shape().keys() == parts
+    moved = shape(name="/a/b.npz", data_dir="/a", bad_images="skip")
+    assert moved == shape(name="/c.npz", data_dir="/c", bad_images="error")
+    for change in ({"name": "cifar10"}, {"fraction": 0.5}, {"recipe": "none"}, {"folds": 5}):
+        assert shape(**change) != shape()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "made" / "result.json"
+    write_json(file, {"a": 1})
+    with pytest.raises(KeyboardInterrupt), atomic_write(file) as written:
+        written.write(b"half")
+        written.flush()
+        assert read_json(file) == {"a": 1}
+        raise KeyboardInterrupt
+    assert read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
+
+
+def test_words_that_a_run_of_text_knows(text_run, tmp_path):
+    words = run_folder.read_vocabulary(text_run)
+    assert len(set(words)) == len(words) == run_folder.read_config(text_run).model.vocabulary
+    shutil.copy(text_run / "config.json", tmp_path)
+    for known in (words[:-1], (*words, "more")):
+        run_folder.write_vocabulary(tmp_path, known)
+        with pytest.raises(C.UserError, match=f"has {len(known)} words, .* knows {len(words)}"):
+            run_folder.read_vocabulary(tmp_path)

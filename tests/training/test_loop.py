@@ -1,0 +1,280 @@
+"""The training loop: what a run leaves, where it starts from, clear ends; runs of sentences."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import shutil
+import signal
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs
+from run_states import assert_same_run, killed_after_checkpoint, state_of
+
+from experiments import sweeps
+from experiments.protocols import Evaluation
+from hypersphere_jax import config as C
+from hypersphere_jax import data
+from hypersphere_jax.data import arrays
+from hypersphere_jax.data.batches import packed
+from hypersphere_jax.data.sampling import Consecutive, make_sampler
+from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
+from hypersphere_jax.packing import OTHER_DEVICE, PADDING
+from hypersphere_jax.training import checkpoint, loop, progress, run_folder, sharding
+from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training.processes import StopSignals
+
+SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
+
+
+def begun(folder, **changes):
+    """A run `short` as it starts, without a folder."""
+    run = loop.make_run(loop.open_job(tiny_runs.short(folder, **changes)))
+    run.recorder.start = run.recorder.saved = 0
+    return run
+
+
+def test_folder_of_a_run(short_run, tmp_path):
+    saved = json.loads((short_run / "config.json").read_text())
+    filled = {"image_size": 8, "channels": 1, "num_classes": 0, "batch_norm": "sync"}
+    assert saved["config"]["model"].items() >= filled.items()
+    assert saved["config"]["data"]["recipe"] == "digits"
+    assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "processes": 1}
+    assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
+    # A finished run is not done again.
+    folder = shutil.copytree(short_run, tmp_path / "short")
+    assert loop.train(tiny_runs.short(tmp_path)) == folder
+    assert read_metrics(folder) == read_metrics(short_run)
+
+
+def test_metrics_of_a_run(short_run):
+    records = read_metrics(short_run)
+    assert [record["step"] for record in records] == [2, 4, 6, 8, 10, 12]
+    names = {"step", "epoch", "loss", "align", "uniform", "grad_norm", "lr"}
+    assert records[-1].keys() == names | {"images_per_s", "data_wait"}
+    for record in records:
+        assert record["epoch"] == round(record["step"] / 6, 4)
+        np.testing.assert_allclose(record["loss"], record["align"] + record["uniform"], rtol=1e-5)
+        # The rate of this step, which comes after `step - 1` others; three decays in twelve steps.
+        decays = sum(record["step"] - 1 >= round(12 * share) for share in (0.775, 0.85, 0.925))
+        np.testing.assert_allclose(record["lr"], 0.12 * 220 / 256 * 0.1**decays, rtol=1e-5)
+    assert records[-1]["loss"] < records[0]["loss"] - 0.1
+    assert len(list(short_run.glob("events.out.tfevents.*"))) == 1  # TensorBoard's
+
+
+def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
+    def drawn(seed):
+        run = loop.make_run(loop.open_job(tiny_runs.queue(tmp_path, seed=seed)))
+        kernel = run.state.params["conv1"]["layer"]["kernel"]
+        queue, key = run.state.momentum.queue.keys, jax.random.key_data(run.key)
+        return np.asarray(kernel), np.asarray(queue), run.sampler(0), key
+
+    for one, same, other in zip(*map(drawn, (1, 1, 2)), strict=True):
+        assert np.array_equal(one, same) and np.mean(one == other) < 0.1
+
+
+def test_a_run_starts_from_another_run(short_run, tmp_path):
+    start = lambda **more: begun(tmp_path, init_from=str(short_run), **more).state  # noqa: E731
+    for asked, step in ((None, 12), (6, 6)):
+        found, saved = start(init_step=asked), state_of(short_run, step)
+        for part in ("params", "stats"):
+            jax.tree.map(np.testing.assert_array_equal, getattr(found, part), saved[part])
+        assert not any(map(np.any, jax.tree.leaves((found.step, found.opt_state))))
+    # For another loss: the classifier, which the source has not, starts fresh.
+    params = start(objective=SUPERVISED, seed=3).params
+    assert params["head"].pop("classifier")["kernel"].shape == (3, 10)
+    jax.tree.map(np.testing.assert_array_equal, params, state_of(short_run)["params"])
+    with pytest.raises(C.UserError, match=r"does not fit.*head/output"):
+        start(model=C.ModelConfig(dim=5, width=0.1))
+    # Once there are checkpoints the source is not needed.
+    shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
+    begun(tmp_path, init_from="gone")
+
+
+def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
+    run = begun(tmp_path)
+    recorder = run.recorder
+    for loss, gradient in ((np.nan, 1.0), (1.0, np.inf), (-np.inf, 1.0)):
+        with pytest.raises(C.Diverged, match="at step 3"):
+            recorder.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
+    for part in ("params", "stats", "opt_state"):
+        tree = run.state._asdict()
+        first, *rest = jax.tree.leaves(tree[part])
+        tree[part] = [np.full_like(first, np.nan), *rest]
+        with pytest.raises(C.Diverged, match="at step 3"):
+            recorder.save_tree(3, tree)
+    assert recorder.saved == 0
+    # All steps since the last reading are read, not the newest alone.
+    for step, loss in ((1, 0.5), (2, np.nan), (3, 0.5)):
+        metrics = {"loss": np.float32(loss), "grad_norm": np.float32(1)}
+        recorder.add_metrics(step, sharding.replicate(metrics, sharding.local_devices(2)))
+    with pytest.raises(C.Diverged, match="at step 2;"):
+        recorder.fetch_metrics()
+
+
+def test_mistakes_leave_no_folder(short_run, tmp_path):
+    local, one = C.ModelConfig(batch_norm="split", bn_groups=1), C.RuntimeConfig(devices=1)
+    alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
+    for changes, message in (
+        ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
+        ({"model": local}, r"--bn-groups 1: .* 2 device"),
+        ({"moco": C.MocoConfig(130), "model": alone, "runtime": one}, "give the positives away"),
+        ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
+        ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
+    ):
+        with pytest.raises(C.UserError, match=message):
+            loop.train(tiny_runs.short(tmp_path, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
+    train, test = arrays.digits()
+    labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
+    some = Arrays(train.images, labels, train.class_names, train.origin)
+    monkeypatch.setattr(arrays, "digits", lambda: (some, test))
+    task = loop.open_job(tiny_runs.short(tmp_path, objective=SUPERVISED))
+    assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
+    assert task.config.model.num_classes == 10
+    # The data are the same ones nonetheless, of which evaluation has the digest.
+    assert task.digest == data.load(C.DataConfig()).digest()
+
+
+def test_signals_ask_once_and_are_given_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for first in (signal.SIGTERM, signal.SIGINT):
+        with StopSignals() as stop, pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), first)
+            assert stop.asked
+            os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_rate_of_images_and_share_of_waiting(monkeypatch):
+    now = 100.0
+    told = lambda: now  # noqa: E731
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
+    meter = progress.Meter(20)
+    # The first one compiles, and does not count.
+    for waited, computed in ((50, 1000), (1, 4), (1, 4), (1, 4)):
+        with meter:
+            now += waited
+        now += computed
+        meter.step_done()
+    assert meter.read() == {"images_per_s": 3 * 20 / 15, "data_wait": 0.2}
+    now += 7
+    assert meter.read() == {}  # an evaluation, say
+    now += 2
+    meter.step_done()
+    assert meter.read() == {"images_per_s": 10.0, "data_wait": 0.0}
+
+
+# Runs of sentence encoders.
+
+
+@pytest.fixture(scope="module")
+def books(texts):
+    return data.load(C.DataConfig(str(texts / "books")))
+
+
+@pytest.fixture(scope="module")
+def measured(text_run, texts, tmp_path_factory):
+    """A copy of the run to evaluate, and its rows of a sweep that measures it."""
+    folder = shutil.copytree(text_run, tmp_path_factory.mktemp("measured") / "text")
+    tasks = (str(texts / "labelled" / "topics"),)
+    measures = Evaluation(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
+    one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
+    with pytest.MonkeyPatch.context() as patch:
+        few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
+        patch.setattr("hypersphere_jax.evaluate.probe_verb.sentence_probe", few)
+        assert sweeps.carry_out(one) is None  # trained it is already
+    return folder, sweeps.rows_of(one)
+
+
+def test_batches_are_of_consecutive_sentences_of_one_document():
+    documents = np.array([0, 50, 58, 90])
+    sampler = Consecutive(documents, 8, seed=3)
+    assert sampler.steps_per_epoch == 6 + 1 + 4
+    epochs = [[sampler(step) for step in range(start, start + 11)] for start in (0, 11)]
+    for batches in epochs:
+        assert all((np.diff(batch) == 1).all() and len(batch) == 8 for batch in batches)
+        assert sorted(batch[0] for batch in batches) == [*range(0, 48, 8), 50, *range(58, 90, 8)]
+    first, second = ([batch[0] for batch in batches] for batches in epochs)
+    assert first != second and first != sorted(first)
+    assert Consecutive(documents, 8, seed=3)(17).tolist() == epochs[1][6].tolist()
+    source = SimpleNamespace(documents=documents)
+    for seed, alike in ((3, True), (4, False)):
+        order = make_sampler(source, 8, seed)
+        assert ([order(step)[0] for step in range(11)] == first) == alike
+    with pytest.raises(C.UserError, match=r"--batch-size 51 is more than .*document \(50\)"):
+        Consecutive(documents, 51, seed=0)
+
+
+def test_a_run_of_text(text_run, books):
+    assert run_folder.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
+    assert run_folder.read_vocabulary(text_run) == books.train.vocabulary
+    records = read_metrics(text_run)
+    assert [record["step"] for record in records] == list(range(1, 11))
+    for record in records:
+        parts = record["contrastive"] + 0.5 * record["align"] + 0.1 * record["uniform"]
+        assert record["loss"] == pytest.approx(parts, rel=1e-4)
+    assert records[-1]["contrastive"] < records[0]["contrastive"] - 0.1
+
+
+def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path):
+    with killed_after_checkpoint(6):  # of 5 steps an epoch
+        loop.train(tiny_runs.text(tmp_path, texts))
+    assert_same_run(loop.train(tiny_runs.text(tmp_path, texts)), text_run)
+
+
+def test_what_the_devices_get(books):
+    words, first, last = packed(books.train, np.arange(30, 54), sharding.local_devices(4))
+    for place in range(24):
+        (device,) = np.flatnonzero(first[:, place] != OTHER_DEVICE)
+        whole = slice(first[device, place], last[device, place] + 1)
+        its = books.train[30 + place]["image"]
+        np.testing.assert_array_equal(words[device].ravel()[whole], its[its != PADDING])
+
+
+def test_probe_of_labelled_sentences(measured):
+    """The two classes have no noun in common: also a small encoder tells them apart."""
+    folder, rows = measured
+    assert [row["step"] for row in rows] == [0, 10]
+    for row, name in itertools.product(rows, ("topics", "topics_bag")):
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] and row[f"{name}_cv"] > 65
+    assert rows[1]["topics_bag"] > 80
+    files = list((folder / "eval").glob("quick_thought-*-tasktopics*.json"))
+    for result in (json.loads(file.read_text()) for file in files):
+        bag = result["layer"] == "bag"
+        assert result["d"] == (12 if bag else 16) and result["n"] == 80
+        assert result["top1"] == rows[result["step"] == 10]["topics" + "_bag" * bag]
+    assert len(files) == 4
+
+
+def test_metrics_are_of_held_out_neighbours(measured, books):
+    folder, rows = measured
+    words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
+    apply = jax.jit(run_folder.load_encoder(folder).apply, static_argnums=3)
+    for row in rows:
+        outputs, _ = apply(run_folder.load_encoder(folder, row["step"]).params, {}, words, False)
+        f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
+        expected = neighbour_metrics(f, g, books.test.documents)
+        for name in ("align", "uniform"):
+            assert row[name] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
+    asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
+    config = dataclasses.replace(asked, model=run_folder.read_config(text_run).model)
+    params, _ = run_folder.initial_encoder(config, {}, run_folder.read_vocabulary(text_run))
+    jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
+    # As many words, and others.
+    for file in tiny_runs.books(tmp_path / "others").iterdir():
+        file.write_text(file.read_text().replace("ship", "boat"))
+    other = dataclasses.replace(asked, data=C.DataConfig(str(tmp_path / "others")))
+    with pytest.raises(C.UserError, match="it knows other words"):
+        loop.train(other)

@@ -1,0 +1,188 @@
+"""Processes as a user starts them: killed at any moment, and several that train one run.
+
+XLA is as it is by default, so that numbers agree to the bit where this is promised. Lines around
+`run.py` let a process end itself, or get a signal, at a given step: no clock decides.
+"""
+
+import concurrent.futures
+import functools
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from processes import ROOT, environment
+from run_states import assert_same_run, state_of, timeless
+
+from hypersphere_jax.config import UserError
+from hypersphere_jax.training import checkpoint, processes
+
+TINY = "--width 0.1 --dim 3 --name run"
+# 12 steps, of which 2, 4, … are logged and 3, 6, … are saved.
+SHORT = f"{TINY} --epochs 2 --batch-size 220 --log-every-steps 2 --checkpoint-every-steps 3"
+
+
+def begin(options, folder, driver="", **more):
+    """`run.py pretrain` after the lines of a driver, whose own arguments are read from `DRIVE`."""
+    lines = f"""import json, os, signal, sys, time, run
+from jax._src import distributed
+from hypersphere_jax.training import checkpoint, processes, recorder, sharding
+{driver}
+sys.exit(run.main(['pretrain', *sys.argv[1:]]))"""
+    return subprocess.Popen(
+        [sys.executable, "-c", lines, *options.split(), "--runs-dir", str(folder)],
+        cwd=ROOT,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process):
+    """The status of a process and what it wrote to stderr."""
+    errors = process.communicate()[1]
+    assert "Traceback" not in errors and "stack trace" not in errors, errors
+    return process.returncode, errors
+
+
+# Ends the process at the n-th file that it opens, makes, renames or removes in the run's folder
+# after the save of a step began: threads write the checkpoint meanwhile.
+KILLED = """
+step, left = json.loads(os.environ["DRIVE"])
+armed = step == 0
+def count(event, arguments):
+    global left
+    if armed and event in ("open", "os.mkdir", "os.rename", "os.remove"):
+        left -= "/killed/" in str(arguments[0])
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+save = checkpoint.Checkpoints.save
+def save_armed(self, at, tree):
+    global armed
+    armed = armed or at >= step
+    save(self, at, tree)
+checkpoint.Checkpoints.save = save_armed
+"""
+
+
+@pytest.mark.slow
+def test_killed_twelve_times_is_the_same_run(tmp_path):
+    options = "--devices 1 " + SHORT.replace("checkpoint-every-steps 3", "checkpoint-every-steps 1")
+    assert finished(begin(options, tmp_path / "whole"))[0] == 0
+    dice = random.Random(0)
+    # While it starts and restores, then in and around one save after the other.
+    for moment in [(0, 2), (0, 15)] + [(step, dice.randrange(30)) for step in range(1, 11)]:
+        process = begin(options, tmp_path / "killed", KILLED, DRIVE=json.dumps(moment))
+        assert finished(process)[0] == -signal.SIGKILL, moment
+    assert finished(begin(options, tmp_path / "killed"))[0] == 0
+    assert_same_run(tmp_path / "killed" / "run", tmp_path / "whole" / "run")
+
+
+@pytest.mark.slow
+def test_streamed_images_are_resident_ones_to_the_bit(tmp_path):
+    for way in ("resident", "streaming --workers 2"):
+        assert finished(begin(f"--devices 2 {SHORT} --pipeline {way}", tmp_path / way))[0] == 0
+    resident, streamed = (timeless(folder / "run") for folder in sorted(tmp_path.iterdir()))
+    assert len(resident) == 6 and streamed == resident
+
+
+# The run `short` with a queue, which the batch of 220 does not divide, on four devices in all.
+QUEUE = f"{SHORT} --queue-size 130 --ema-decay 0.9 --bn-groups 4"
+QUEUE += " --eval-every-epochs 1 --eval-images 200 --evaluators align_uniform"
+# `DRIVE` says at which step this process gets a signal, or, for -1, raises an error.
+PROCESS = """
+at, number = json.loads(os.environ["DRIVE"])
+read = recorder.Recorder.read
+def read_then(self):
+    steps = [step for step, _ in self._unread]
+    read(self)
+    if at in steps and number == -1:
+        raise processes.UserError("no room")
+    if at in steps and number:
+        os.kill(os.getpid(), number)
+    if number and max(steps, default=0) >= at:
+        time.sleep(5)  # JAX looks for signals once a second
+recorder.Recorder.read = read_then
+# Gloo gives up where one waits for the other for 30 seconds: none does while the other compiles.
+pmap, compiled = sharding.pmap, []
+def compiling_together(*given, **options):
+    mapped = pmap(*given, **options)
+    def call(*arrays):
+        if mapped not in compiled:
+            mapped.lower(*arrays).compile()
+            compiled.append(mapped)
+            client = distributed.global_state.client
+            client.wait_at_barrier(f"compiled {len(compiled)}", 3_600_000)
+        return mapped(*arrays)
+    return call
+sharding.pmap = compiling_together
+"""
+
+
+def run_two(folder, options="", at=0, signals=(0, 0)):
+    """(status, stderr) of two processes, of two devices each, which get signals at a step."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    both = []
+    for i in range(2):
+        named = f"--coordinator {address} --num-processes 2 --process-index {i}"
+        more = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # both compile, and soon
+        more |= {"JAX_ENABLE_COMPILATION_CACHE": "false", "DRIVE": json.dumps([at, signals[i]])}
+        both.append(begin(f"{QUEUE} --devices 2 {named} {options}", folder, PROCESS, **more))
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:  # neither ends before the other
+        errors = list(threads.map(lambda process: process.communicate()[1], both))
+    return [(process.returncode, text) for process, text in zip(both, errors, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one_of_as_many_devices_whatever_happens(tmp_path):
+    """They differ; one dies; one fails; both are stopped; the run ends in one process."""
+    first, second = run_two(tmp_path, at=4, signals=(signal.SIGKILL, 0))
+    assert first[0] == -signal.SIGKILL and second[0] != 0
+    first, second = run_two(tmp_path, at=6, signals=(0, -1))
+    assert first[0] != 0 and second[0] == 2 and "error: no room" in second[1]
+    # With streamed images now, of which each process reads its rows.
+    for status, errors in run_two(tmp_path, "--pipeline streaming", 8, (0, signal.SIGTERM)):
+        step = int(re.search(r"saved at step (\d+) of 12", errors)[1])
+        assert status == 0
+        assert checkpoint.steps(tmp_path / "run" / "checkpoints")[-1] == step >= 9
+    # It ends in one process of as many devices.
+    for folder in (tmp_path, tmp_path / "one"):
+        assert finished(begin(f"{QUEUE} --devices 4", folder))[0] == 0
+    assert len(list((tmp_path / "run").glob("events.out*"))) == 4  # of the first process alone
+    folders = tmp_path / "run", tmp_path / "one" / "run"
+    for record, expected in zip(*map(timeless, folders), strict=True):
+        assert record == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4)
+    jax.tree.map(close, *map(state_of, folders))
+
+
+def test_processes_that_differ_are_refused(monkeypatch):
+    """Three processes, of which each says in turn what it has."""
+    assert (
+        processes.is_first()
+        and processes.should_stop(True, 1)
+        and not processes.should_stop(False, 1)
+    )
+    others = [json.dumps({"seed": seed}).encode() for seed in (0, 0, 10)]
+    gathered = iter([np.array([len(text) for text in others]), others])
+
+    def gather(mine):
+        if (told := next(gathered)) is not others:
+            return told
+        return np.stack([np.frombuffer(text.ljust(mine.size), np.uint8) for text in others])
+
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
+    with pytest.raises(UserError, match=r"process 2 differs from process 0 \(seed: 0 -> 10\)"):
+        processes.check_equal({"seed": 0})
