@@ -7,6 +7,7 @@ points back on the circle, where they belong on it.
 """
 
 import dataclasses
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax.plots.common import COLORS
@@ -24,10 +27,10 @@ from hypersphere_jax.plots.common import COLORS
 IMAGES = Path(__file__).parent / "losses" / "images"
 SEED = 0
 GROUPS = (6, 4, 2)  # images of each colour
-CENTRES = (100, 195, 240)  # degrees, of each colour at the start
-SPREAD, NOISE = 22, 9  # degrees: of the images of a colour, of the views of an image
+ARCS = ((38, 116), (140, 188), (216, 234))  # degrees, of each colour at the start
+NOISE = 9  # degrees, of the views of an image
 SENTENCES = 12
-QUEUE = (np.linspace(-70, 175, 18), 1.12)  # degrees, and the radius they are drawn at
+QUEUE = np.linspace(-75, 105, 16)  # degrees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +68,13 @@ def start_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
         turns = np.linspace(20, 200, SENTENCES) + random.normal(0, 9, (2, SENTENCES))
         return on_circle(turns), np.arange(SENTENCES)
     colors = np.repeat(np.arange(len(GROUPS)), GROUPS)
-    images = np.array(CENTRES)[colors] + random.normal(0, SPREAD, len(colors))
+    images = np.concatenate([np.linspace(*arc, n) for arc, n in zip(ARCS, GROUPS, strict=True)])
     return on_circle(images + random.normal(0, NOISE, (2, len(colors)))), colors
 
 
 def with_queue(loss):
     """The loss of queries and keys; keys take no gradient and follow with MoCo's momentum."""
-    queue = jnp.asarray(on_circle(QUEUE[0]))
+    queue = jnp.asarray(on_circle(QUEUE))
     return lambda z, key: loss(z[0], lax.stop_gradient(z[1]), queue)
 
 
@@ -100,7 +103,9 @@ def descend(start: np.ndarray, descent: Descent, momentum: bool) -> tuple[np.nda
 def directions(start: np.ndarray, descent: Descent) -> np.ndarray:
     """The descent's first direction along the circle, the longest of length 0.45."""
     keys = jax.random.split(jax.random.key(SEED), 256)
-    down = -np.asarray(jax.vmap(jax.grad(descent.loss), (None, 0))(jnp.asarray(start), keys).mean(0))
+    down = -np.asarray(
+        jax.vmap(jax.grad(descent.loss), (None, 0))(jnp.asarray(start), keys).mean(0)
+    )
     if descent.on_circle:
         down = down - np.sum(down * start, axis=-1, keepdims=True) * start
     return down * 0.45 / np.maximum(np.linalg.norm(down, axis=-1).max(), 1e-9)
@@ -116,7 +121,7 @@ def draw_points(axes: Axes, points: np.ndarray, colors: np.ndarray, picture: Pic
     shades = [COLORS[color % len(COLORS)] for color in colors]
     first, second = points
     if picture.start == "sentences":
-        shades = _viridis(np.linspace(0, 0.92, len(colors)))
+        shades = colormaps["viridis"](np.linspace(0, 0.92, len(colors)))
         for i, shade in enumerate(shades):
             for j in {max(i - 1, 0), min(i + 1, len(colors) - 1)} - {i}:
                 axes.plot(*zip(first[i], second[j], strict=True), color=shade, linewidth=0.8)
@@ -125,31 +130,31 @@ def draw_points(axes: Axes, points: np.ndarray, colors: np.ndarray, picture: Pic
             axes.plot(*zip(a, b, strict=True), color=shade, linewidth=1.2)
     axes.scatter(*first.T, s=20, color=shades, zorder=3)
     axes.scatter(*second.T, s=62, facecolors="none", edgecolors=shades, linewidth=1.3, zorder=2)
-    axes.set(aspect="equal", xlim=(-1.42, 1.42), ylim=(-1.42, 1.42))
+    axes.set(aspect="equal", xlim=(-1.3, 1.3), ylim=(-1.3, 1.3))
     axes.axis("off")
-
-
-def _viridis(values):
-    from matplotlib import colormaps
-
-    return list(colormaps["viridis"](values))
 
 
 def draw(picture: Picture) -> Figure:
     start, colors = start_of(picture.start)
-    figure = Figure(figsize=(7, 2.75), dpi=150, layout="constrained")
+    figure = Figure(figsize=(7, 2.85), dpi=150)
     panels = figure.subplots(1, 3)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.85, wspace=0.03)
     draw_points(panels[0], start, colors, picture)
-    panels[0].set_title("start", fontsize=10)
-    for points, arrows in zip(start, directions(start, picture.descents[0]), strict=True):
-        panels[0].quiver(
-            *points.T, *arrows.T, angles="xy", scale_units="xy", scale=1, width=0.007, zorder=4
-        )
+    panels[0].set_title("start\n", fontsize=10)
+    arrows = directions(start, picture.descents[0])
+    panels[0].quiver(*start[0].T, *arrows[0].T, width=0.008, zorder=4, **IN_UNITS)
     for axes, descent in zip(panels[1:], picture.descents, strict=True):
         end, before, after = descend(start, descent, picture.start == "queue")
         draw_points(axes, end, colors, picture)
         axes.set_title(f"{descent.title}\n{before:.2f} → {after:.2f}", fontsize=10)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """In 64 colours, at half the size."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def _of_views(function, **settings):
@@ -192,12 +197,13 @@ def _sliced(angles):
 
 def _supervised(labels):
     labels = jnp.asarray(np.tile(labels, 2))
-    return lambda z, key: hj.supervised_contrastive_loss(z.reshape(-1, 2), labels, 0.1)
+    return lambda z, key: hj.supervised_contrastive_loss(z.reshape(-1, 2), labels, 0.3)
 
 
 SAMPLES = on_circle(np.linspace(0, 360, 2 * sum(GROUPS), endpoint=False) + 4)
 CLASSES = start_of("images")[1]
-QUEUED = {"start": "queue", "others": QUEUE[1] * on_circle(QUEUE[0])}
+IN_UNITS = {"angles": "xy", "scale_units": "xy", "scale": 1}
+QUEUED = {"start": "queue", "others": 1.13 * on_circle(QUEUE)}
 
 PICTURES = {
     "align_loss": Picture(
@@ -232,10 +238,17 @@ PICTURES = {
     "queue_losses": Picture(
         ("info_nce_loss", "uniform_queue_loss"),
         (
-            Descent("InfoNCE, tau = 0.2", with_queue(lambda q, k, queue: hj.info_nce_loss(q, k, queue, 0.2))),
+            Descent(
+                "InfoNCE, tau = 0.2",
+                with_queue(lambda q, k, queue: hj.info_nce_loss(q, k, queue, 0.2)),
+            ),
             Descent(
                 "3 align + uniform, t = 3",
-                with_queue(lambda q, k, queue: 3 * hj.align_loss(q, k) + hj.uniform_queue_loss(q, queue, 3.0)),
+                with_queue(
+                    lambda q, k, queue: (
+                        3 * hj.align_loss(q, k) + hj.uniform_queue_loss(q, queue, 3.0)
+                    )
+                ),
             ),
         ),
         **QUEUED,
@@ -250,8 +263,16 @@ PICTURES = {
     "decoupled_nt_xent_loss": Picture(
         ("decoupled_nt_xent_loss",),
         (
-            Descent("tau = 0.2, lam = 0.2", _of_views(hj.decoupled_nt_xent_loss, tau=0.2, lam=0.2)),
-            Descent("tau = 0.2, lam = 2", _of_views(hj.decoupled_nt_xent_loss, tau=0.2, lam=2.0)),
+            Descent(
+                "tau = 0.05, lam = 0.05",
+                _of_views(hj.decoupled_nt_xent_loss, tau=0.05, lam=0.05),
+                rate=0.01,
+            ),
+            Descent(
+                "tau = 0.05, lam = 2",
+                _of_views(hj.decoupled_nt_xent_loss, tau=0.05, lam=2.0),
+                rate=0.0005,
+            ),
         ),
     ),
     "logsumexp_loss": Picture(
@@ -273,32 +294,38 @@ PICTURES = {
         ("balanced_contrastive_loss",),
         (
             Descent("alpha = 4, lam = 2", _of_views(hj.balanced_contrastive_loss)),
-            Descent("alpha = 4, lam = 8", _of_views(hj.balanced_contrastive_loss, lam=8.0)),
+            Descent(
+                "alpha = 8, lam = 8",
+                _of_views(hj.balanced_contrastive_loss, alpha=8.0, lam=8.0),
+                rate=0.002,
+            ),
         ),
     ),
     "generalized_nt_xent_loss": Picture(
         ("generalized_nt_xent_loss",),
         (
             Descent("alpha = 2, lam = 2", _of_views(hj.generalized_nt_xent_loss)),
-            Descent("alpha = 4, lam = 8", _of_views(hj.generalized_nt_xent_loss, alpha=4.0, lam=8.0)),
+            Descent(
+                "alpha = 8, lam = 8",
+                _of_views(hj.generalized_nt_xent_loss, alpha=8.0, lam=8.0),
+                rate=0.002,
+            ),
         ),
     ),
     "generalized_contrastive_loss": Picture(
         ("generalized_contrastive_loss",),
         (
-            Descent("hypersphere", _with_key(hj.generalized_contrastive_loss)),
-            Descent(
-                "normal",
-                _with_key(hj.generalized_contrastive_loss, prior="normal"),
-                on_circle=False,
-            ),
+            Descent("lam = 5", _with_key(hj.generalized_contrastive_loss), rate=0.004),
+            Descent("lam = 0.5", _with_key(hj.generalized_contrastive_loss, lam=0.5)),
         ),
     ),
     "prior_matching_loss": Picture(
         ("prior_matching_loss",),
         (
             Descent("hypersphere", _matched(hj.prior_matching_loss)),
-            Descent("hypercube", _matched(hj.prior_matching_loss, prior="hypercube"), on_circle=False),
+            Descent(
+                "hypercube", _matched(hj.prior_matching_loss, prior="hypercube"), on_circle=False
+            ),
         ),
         joined=False,
         frame=True,
@@ -315,7 +342,9 @@ PICTURES = {
     "quick_thought_contrastive_loss": Picture(
         ("quick_thought_contrastive_loss",),
         (
-            Descent("tau = 0.1", _of_views(hj.quick_thought_contrastive_loss, tau=0.1), rate=0.002),
+            Descent(
+                "tau = 0.05", _of_views(hj.quick_thought_contrastive_loss, tau=0.05), rate=0.001
+            ),
             Descent("tau = 1", _of_views(hj.quick_thought_contrastive_loss, tau=1.0)),
         ),
         start="sentences",
@@ -323,11 +352,13 @@ PICTURES = {
     "quick_thought_align_and_uniform": Picture(
         ("quick_thought_align_loss", "quick_thought_uniform_loss"),
         (
-            Descent("align", _of_views(hj.quick_thought_align_loss)),
+            Descent("align", _of_views(hj.quick_thought_align_loss), rate=0.05),
             Descent(
                 "0.9 align + 0.1 uniform, t = 5",
-                lambda z, key: 0.9 * hj.quick_thought_align_loss(z[0], z[1])
-                + 0.1 * hj.quick_thought_uniform_loss(z[0], z[1], 5.0),
+                lambda z, key: (
+                    0.9 * hj.quick_thought_align_loss(z[0], z[1])
+                    + 0.1 * hj.quick_thought_uniform_loss(z[0], z[1], 5.0)
+                ),
             ),
         ),
         start="sentences",
@@ -335,8 +366,8 @@ PICTURES = {
     "supervised_contrastive_loss": Picture(
         ("supervised_contrastive_loss",),
         (
-            Descent("labels: colours", _supervised(CLASSES), rate=0.002),
-            Descent("labels: images", _supervised(np.arange(len(CLASSES))), rate=0.002),
+            Descent("labels: colours", _supervised(CLASSES)),
+            Descent("labels: images", _supervised(np.arange(len(CLASSES)))),
         ),
     ),
 }
@@ -346,8 +377,8 @@ def main(names: list[str]) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     for name in names or PICTURES:
         path = IMAGES / f"{name}.png"
-        draw(PICTURES[name]).savefig(path)
-        print(path.relative_to(Path.cwd()), f"{path.stat().st_size / 1000:.0f} kB")
+        save(draw(PICTURES[name]), path)
+        print(f"{path.name} {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

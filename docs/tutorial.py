@@ -2,20 +2,21 @@
 # # Ten minutes
 #
 # Train an encoder of handwritten digits, look at its features, use it, and train with a loss of
-# your own. All of it runs on a CPU in about a minute, without network; this page is made of what it
+# your own. All of it runs on a CPU in about a minute, without network. The site shows what it
 # printed when the site was built. [Download it as a notebook](tutorial.ipynb).
 
 # %%
-import hypersphere_jax as hj
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
+
+import hypersphere_jax as hj
 
 digits = load_digits()
 images, labels = (digits.images * 15).astype(np.uint8), digits.target
 train_x, train_y = images[:1400], labels[:1400]
 test_x, test_y = images[1400:], labels[1400:]
-images.shape, images.dtype
+print(images.shape, images.dtype)
 
 # %% [markdown]
 # ## Train
@@ -29,13 +30,20 @@ images.shape, images.dtype
 #
 # $$L_{uniform} = \log \frac{1}{n (n - 1)} \sum_{i \ne j} e^{-2 \|x_i - x_j\|_2^2}.$$
 #
-# In two dimensions the sphere is a circle, and can be looked at. The labels do not train: they are
-# for the evaluation after every fourth epoch.
+# In two dimensions the sphere is a circle, and can be looked at. No labels are needed; both terms
+# are evaluated after every fourth epoch.
 
 # %%
-config = hj.PretrainConfig(name="circle", dim=2, epochs=20, eval_every_epochs=4)
-run = hj.train(config, images=train_x, labels=train_y, test=(test_x, test_y))
-run
+config = hj.PretrainConfig(
+    name="circle",
+    dim=2,
+    width=0.5,  # half the channels
+    epochs=16,
+    eval_every_epochs=4,
+    evaluators=("align_uniform",),
+)
+run = hj.train(config, images=train_x)
+print(run)
 
 # %% [markdown]
 # The run is a folder with its config, log and checkpoints. The same call continues it where it was
@@ -61,12 +69,12 @@ def show(axes, encoder, title):
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 4))
 show(left, run.load(step=0), "random initialization")
 points = show(right, run.encoder, "trained")
-figure.colorbar(points, ax=(left, right), label="digit", ticks=range(10));
+_ = figure.colorbar(points, ax=(left, right), label="digit", ticks=range(10))
 
 # %% [markdown]
 # ## Alignment and uniformity
 #
-# Every fourth epoch is a point of this plane. Both are better where they are lower.
+# Each evaluation is a point of this plane. Both are better where they are lower.
 
 # %%
 evaluated = [line for line in run.metrics if "eval/align" in line]
@@ -74,9 +82,9 @@ align = [line["eval/align"] for line in evaluated]
 uniform = [line["eval/uniform"] for line in evaluated]
 figure, axes = plt.subplots(figsize=(5, 3.5))
 axes.plot(uniform, align, "o-")
-for line, x, y in zip(evaluated, uniform, align):
+for line, x, y in zip(evaluated, uniform, align, strict=True):
     axes.annotate(f"epoch {line['epoch']:.0f}", (x, y), xytext=(5, 3), textcoords="offset points")
-axes.set(xlabel="uniformity", ylabel="alignment");
+_ = axes.set(xlabel="uniformity", ylabel="alignment")
 
 # %% [markdown]
 # `measure` gives both for any features of unit norm. Here the positive of an image is the image,
@@ -95,7 +103,8 @@ for name in ("align", "uniform", "uniform_optimum", "effective_rank"):
 # that neither has seen. Two dimensions are few, so here is an encoder with 32:
 
 # %%
-run = hj.train(hj.PretrainConfig(name="digits", dim=32, epochs=20), images=train_x, labels=train_y)
+config = hj.PretrainConfig(name="digits", dim=32, width=0.5, epochs=12)
+run = hj.train(config, images=train_x)
 encoder = run.encoder
 split = encoder(train_x), train_y, encoder(test_x), test_y
 linear, nearest = hj.linear_probe(*split), hj.knn_probe(*split, k=5)
@@ -136,9 +145,7 @@ def loss(x, y):
     return hj.nt_xent_loss(x, y, tau=0.2) + 0.1 * hj.align_loss(x, y)
 
 
-own = hj.train(
-    hj.PretrainConfig(name="own", dim=32, epochs=20), images=train_x, labels=train_y, loss=loss
-)
+own = hj.train(config.replace(name="own"), images=train_x, loss=loss)
 split = own.encoder(train_x), train_y, own.encoder(test_x), test_y
 print(f"5-NN: {hj.knn_probe(*split, k=5)['top1']:.1f}%")
 

@@ -13,8 +13,8 @@ from sklearn.datasets import load_digits
 from hypersphere_jax import align_loss, l2_normalize, uniform_loss
 
 
-def main(steps: int = 100) -> None:
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+def main(steps: int = 100, devices: int | None = None) -> float:
+    mesh = jax.make_mesh((devices or jax.device_count(),), ("data",))
     images = jnp.asarray(load_digits().images[:1792], jnp.float32).reshape(-1, 64) / 16
     images = jax.device_put(images, NamedSharding(mesh, PartitionSpec("data")))
 
@@ -43,6 +43,7 @@ def main(steps: int = 100) -> None:
             params, state, value = step(params, state, jax.random.key(number))
             if number % 20 == 0 or number == steps - 1:
                 print(f"step {number}: loss {value:.3f}")
+    return float(value)
 
 
 if __name__ == "__main__":

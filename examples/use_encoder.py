@@ -11,11 +11,11 @@ from sklearn.datasets import load_digits
 import hypersphere_jax as hj
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, epochs: int = 10) -> None:
     digits = load_digits()
     images, labels = (digits.images * 15).astype("uint8"), digits.target  # [1797, 8, 8], [1797]
 
-    config = hj.PretrainConfig(name="digits", runs_dir=str(folder), epochs=10)
+    config = hj.PretrainConfig(name="digits", runs_dir=str(folder), epochs=epochs)
     run = hj.train(config, images=images[:1400], labels=labels[:1400])
 
     encoder = run.encoder  # or hj.load(run.folder), in another process

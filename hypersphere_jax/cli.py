@@ -90,7 +90,8 @@ def depth(parse: Callable) -> None:
     keys = ["run", "layer", "step", *(["cv_mse"] if config.folds else []), *names, "n"]
     print_table(keys, [[result.get(key) for key in keys] for result in results])
     title = "{run}, {layer}: depth of test images, RMSE {rmse:.3f} m".format(**results[0])
-    plots.depth_sheet(title, *examples, figure)
+    images, depths, predicted = examples
+    plots.depth_sheet(title, list(images), depths, predicted, figure)
     print(f"picture: {figure}")
 
 
@@ -226,9 +227,9 @@ def main(arguments: list[str]) -> int:
     """Carries out a command line, without the program's name; returns its exit status."""
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "help"):
-        print(f"usage: {_program()} VERB [options]     options of a verb: VERB --help\n")
-        for called, verb in VERBS.items():
-            print(f"  {called:<14}{(verb.__doc__ or '').splitlines()[0]}")
+        usage = f"usage: {_program()} VERB [options]     options of a verb: VERB --help\n"
+        about = {called: (verb.__doc__ or "").splitlines()[0] for called, verb in VERBS.items()}
+        print("\n".join([usage, *(f"  {called:<14}{line}" for called, line in about.items())]))
         return 0
     if name not in VERBS:
         hint = did_you_mean(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
@@ -265,7 +266,8 @@ def silence_orbax() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     show = sys.unraisablehook
 
-    def hook(unraisable):  # after a failure Orbax's threads report to an event loop that it closed
+    # After a failure Orbax's threads report to an event loop that it closed.
+    def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 

@@ -129,7 +129,8 @@ class Encoder:
         if len({image.shape for image in images}) == 1:
             return np.stack(images), False
         config = self.config
-        crop = augment.host_crops(augment.recipe_of(config.data), config.model.image_size)[1]
+        size: Any = config.model.image_size  # which is known of a trained encoder
+        crop = augment.host_crops(augment.recipe_of(config.data), size)[1]
         channels = {image.shape[-1] for image in images}
         if len(channels) > 1:  # grey among colour
             images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
@@ -144,9 +145,10 @@ class Encoder:
         key = layer, cropped, shape, devices
         if key not in self._programs:
             config = self.config
+            size: Any = config.model.image_size
             prepare = augment.make_evaluate(
                 augment.recipe_of(config.data),
-                config.model.image_size,
+                size,
                 cropped=cropped,
                 extra_channels=config.data.extra_channels,
             )
@@ -160,7 +162,7 @@ class Encoder:
                 f"images of {shape[-1]} channel(s), and the encoder takes {channels}",
             )
 
-            def features(params, stats, images):
+            def features(params: Any, stats: Any, images: jax.Array) -> jax.Array:
                 outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
                 return outputs[layer]
 
@@ -265,7 +267,7 @@ def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
     """Parameters and statistics by their paths, such as "params/conv1/layer/kernel"."""
     leaves = jax.tree_util.tree_leaves_with_path({"params": params, "stats": stats})
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.ascontiguousarray(leaf)
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.array(leaf, order="C")
         for path, leaf in leaves
     }
 
@@ -302,7 +304,8 @@ def _load_file(
     except ValueError as error:
         raise UserError(f"recipe={recipe!r}: {error}") from error
     data = DataConfig(name="unknown", recipe=recipe)
-    config = PretrainConfig(name=file.stem, data=data, model=model).replace(**own)
+    name = file.resolve().parent.name if file.name == torch_files.OF_FOLDER else file.stem
+    config = PretrainConfig(name=name or "encoder", data=data, model=model).replace(**own)
     return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
 
 

@@ -158,7 +158,7 @@ def ema_update(target: Any, online: Any, decay: jax.Array | float) -> Any:
     if not isinstance(decay, jax.core.Tracer) and not 0 <= decay <= 1:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
 
-    def average(path, old, new):
+    def average(path: Any, old: Any, new: Any) -> jax.Array:
         old, new = jnp.asarray(old), jnp.asarray(new)
         if old.shape != new.shape:
             where = jax.tree_util.keystr(path)
@@ -239,7 +239,7 @@ def shuffle(
     share = len(jax.tree.leaves(x)[0])
     order = permutation(key, share * devices, devices if groups is None else groups)
 
-    def take(tree, order):
+    def take(tree: Any, order: jax.Array) -> Any:
         start = 0
         if axis_name is not None:
             tree = jax.tree.map(lambda a: lax.all_gather(a, axis_name, tiled=True), tree)

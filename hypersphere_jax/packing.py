@@ -81,7 +81,7 @@ def pack(sentences: Sequence[np.ndarray], t: int, devices: int = 1) -> list[Pack
     for device in range(devices):
         words = np.full(shape, PADDING, np.int32)
         mine = rows % devices == device
-        for i in np.flatnonzero(mine):
+        for i in np.flatnonzero(mine).tolist():
             row, column = rows[i] // devices, columns[i]
             words[row, column : column + lengths[i]] = sentences[i]
         first = np.where(mine, rows // devices * t + columns, OTHER_DEVICE).astype(np.int32)

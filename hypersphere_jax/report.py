@@ -4,7 +4,7 @@ import base64
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from numbers import Integral, Real
@@ -82,7 +82,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(text_of, value))
     if isinstance(value, Real) and not isinstance(value, Integral):
-        return f"{value:#.4g}" if abs(value) < 1000 else f"{value:.0f}"
+        return f"{value:#.4g}" if abs(float(value)) < 1000 else f"{value:.0f}"
     return str(value)
 
 
@@ -258,7 +258,7 @@ def _figure(path: str | Path, caption: str) -> str:
     return f'<figure><div class="wide">{image}</div>{_tag("figcaption", caption)}</figure>'
 
 
-RENDERERS = {
+RENDERERS: dict[str, Callable[..., str]] = {
     "heading": partial(_tag, "h2"),
     "subheading": partial(_tag, "h3"),
     "text": partial(_tag, "p"),

@@ -421,7 +421,7 @@ def repelling_bound(
     left = jnp.max(jnp.where(others, cosines, -jnp.inf), axis=1)
     nu = jnp.min(jnp.where(others, norms, jnp.inf), axis=1)
 
-    def log_sum(view):
+    def log_sum(view: jax.Array) -> jax.Array:
         similarities = jnp.matmul(anchors, view.T, precision=PRECISION)
         return jax.nn.logsumexp(alpha * similarities, axis=1)
 

@@ -10,12 +10,15 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, UserError, require
+from hypersphere_jax.extras import how_to_install
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch, head_of, shortened
 
@@ -28,9 +31,12 @@ CONTAINERS = ("state_dict", "model_state_dict", "model_state", "model")
 # An entry that every encoder of a family has.
 FIRST = {"ResNet": "layer1.0.conv1.weight", "SmallAlexNet": "blocks.0.0.weight"}
 # Hugging Face's names of a ResNet, and torchvision's.
-STEM = r"(?P<prefix>^|.*\.)(resnet\.)?embedder\.embedder\."
-BLOCK = r"(?P<prefix>^|.*\.)(resnet\.)?encoder\.stages\.(?P<stage>\d+)\.layers\.(?P<block>\d+)\."
+STEM = r"(?P<prefix>^|.*?\.)(resnet\.)?embedder\.embedder\."
+BLOCK = r"(?P<prefix>^|.*?\.)(resnet\.)?encoder\.stages\.(?P<stage>\d+)\.layers\.(?P<block>\d+)\."
 KINDS = {"convolution": "conv", "normalization": "bn"}
+# Types by the names of safetensors, whose older versions give NumPy no bfloat16.
+DTYPES = {"BF16": jnp.bfloat16, **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}}
+DTYPES |= {f"{k}{bits}": f"{k.lower()}{bits // 8}" for k in "IU" for bits in (8, 16, 32, 64)}
 
 
 def read_state(file: Path) -> State:
@@ -60,7 +66,9 @@ def read_state(file: Path) -> State:
     return state
 
 
-def encoder_of(state: Mapping[str, np.ndarray], prefix: str | None = None) -> tuple[State, list]:
+def encoder_of(
+    state: Mapping[str, np.ndarray], prefix: str | None = None
+) -> tuple[State, list[str]]:
     """The entries of one encoder under torchvision's names, and the names of all others.
 
     Args:
@@ -81,8 +89,8 @@ def encoder_of(state: Mapping[str, np.ndarray], prefix: str | None = None) -> tu
     listed = ", ".join(map(repr, prefixes)) or f"none of a {' or a '.join(FIRST)}"
     if prefix is None:
         choice = [name for name in prefixes if name.endswith("encoder_q.")] or prefixes
-        several = f"the file holds several encoders, under {listed}: choose one, prefix=… in Python"
-        require(len(choice) <= 1, f"{several}, --prefix on the command line")
+        several = f"the file holds several encoders, under {listed}: choose one with prefix"
+        require(len(choice) <= 1, f"{several}=… in Python, --prefix on the command line")
         require(
             bool(choice),
             "no ResNet (of torchvision, timm, Hugging Face or MoCo) and no SmallAlexNet is in it; "
@@ -156,7 +164,7 @@ def _as_torchvision(name: str) -> str:
         inner = f"{KINDS.get(match['kind'])}{int(match['number']) + 1}."
     elif match := re.match(BLOCK + r"shortcut\.(?P<kind>\w+)\.", name):
         inner = f"downsample.{int(match['kind'] == 'normalization')}."
-    elif match := re.match(r"(?P<prefix>^|.*\.)classifier\.1\.", name):
+    elif match := re.match(r"(?P<prefix>^|.*?\.)classifier\.1\.", name):
         inner = "fc."
     else:
         return name
@@ -216,13 +224,13 @@ def _small_alexnet(shapes: Mapping[str, tuple[int, ...]], image_size: int | None
 
 def _head(
     shapes: Mapping[str, tuple[int, ...]], sequence: str, features: int, layer: str
-) -> dict[str, int | str | None]:
+) -> dict[str, Any]:
     """The fields of a config for the head and the classifier."""
     form, weights = head_of(shapes, sequence)
     widths = [_shape(shapes, name, 2)[0] for name in weights]
     dim = widths[-1] if widths else features
     hidden = {f"projection{number + 1}": width for number, width in enumerate(widths[:-1])}
-    fields = {"head": form, "dim": dim, "head_hidden": hidden.get("projection1")}
+    fields: dict[str, Any] = {"head": form, "dim": dim, "head_hidden": hidden.get("projection1")}
     if "classifier.weight" in shapes:
         classes, inputs = _shape(shapes, "classifier.weight", 2)
         places = {"output": dim, layer: features, **hidden}
@@ -264,24 +272,22 @@ def _read_npz(file: Path) -> State:
 
 
 def _read_safetensors(file: Path) -> State:
-    # `get_tensor` gives bfloat16 by way of ml_dtypes, which JAX brings.
     try:
-        with safe_open(file, framework="numpy") as tensors:
-            kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
-            other = [name for name, kind in kinds.items() if not re.match(r"(BF|F|I|U)\d+$", kind)]
-            require(not other, f"{file}: not plain real numbers are {shortened(sorted(other))}")
-            state = {name: tensors.get_tensor(name) for name in kinds}
-    except (SafetensorError, OSError) as error:
+        tensors = dict(deserialize(file.read_bytes()))
+    except SafetensorError as error:
         raise UserError(f"{file} is not a readable .safetensors file: {error}") from error
-    return {
-        name: array.astype(np.float32) if "F" in kinds[name] else array
-        for name, array in state.items()
-    }
+    other = [name for name in sorted(tensors) if tensors[name]["dtype"] not in DTYPES]
+    require(not other, f"{file}: not plain real numbers are {shortened(other)}")
+    state = {}
+    for name, tensor in tensors.items():
+        array = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        state[name] = array.astype(np.float32) if "F" in tensor["dtype"] else array
+    return state
 
 
 def _read_torch(file: Path) -> State:
     # Older ones run code in files that were made for that, `weights_only` or not.
-    install = "pip install 'torch>=2.6'"
+    install = how_to_install("torch")
     try:
         import torch
     except ImportError as error:

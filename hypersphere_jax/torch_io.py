@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from hypersphere_jax import data, encoder, models, torch_files
 from hypersphere_jax.config import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
-from hypersphere_jax.config.base import changed
+from hypersphere_jax.config.base import changed, flag_of
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
 from hypersphere_jax.training import checkpoint, resolve, run_folder, sharding
@@ -23,9 +23,9 @@ logger = logging.getLogger("hypersphere_jax")
 def import_torch(config: ImportConfig, command: str = "") -> Path:
     """Makes a run whose checkpoint of step 0 is an encoder from PyTorch.
 
-    The network is inferred from the file; flags come before that. The run's `config.json` says in
-    `sessions` where the encoder comes from. Objective and optimizer there are the defaults: the
-    file does not say how it was trained.
+    The network is inferred from the file. The run's `config.json` says in `sessions` where the
+    encoder comes from. Objective and optimizer there are the defaults: the file does not say how
+    it was trained.
 
     Args:
       config: file, model, and the data that the encoder is to be evaluated on.
@@ -35,8 +35,8 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
       The run's folder.
 
     Raises:
-      UserError: when the file cannot be read as arrays alone, or is not exactly the model; when
-        the folder holds a run already.
+      UserError: when the file cannot be read as arrays alone, or is not exactly a network of this
+        package, or not that of the flags; when the folder holds a run already.
     """
     file = config.file
     fields = {name: getattr(config, name) for name in ("name", "runs_dir", "seed", "data")}
@@ -113,9 +113,19 @@ def _head_of(model: ModelConfig) -> str:
 
 
 def _with_flags(model: ModelConfig, config: ImportConfig) -> ModelConfig:
-    """The model of the file with what the flags say otherwise; a fresh head is theirs."""
+    """The model of the file with the flags that it leaves open; a fresh head is theirs.
+
+    Raises:
+      UserError: for a flag that says otherwise than the file.
+    """
     flags = {name: getattr(config.model, name) for name in changed(config.model)}
+    fixed, head = ["name", "stem"], ["head", "dim", "head_hidden"]
     if config.fresh_head:
-        head = ("head", "dim", "head_hidden")
         flags |= {name: getattr(config.model, name) for name in head}
+    else:
+        fixed += head
+    for name in fixed:
+        flag, shown = flag_of("model" if name == "name" else name), getattr(model, name)
+        given = flags.get(name, shown)
+        require(given == shown, f"{flag} {given}: the file has {shown}; leave that flag out")
     return dataclasses.replace(model, **flags)

@@ -29,17 +29,41 @@ def run_snippets(page):
     return code, printed.getvalue().splitlines()
 
 
+DOCS = ROOT / "docs"
+# Pages with snippets that the fast tests run.
+FAST = ("data", "text", "augmentation", "evaluation", "reference/config", "how-to/many-devices")
+PRINTING = [
+    str(path.relative_to(DOCS).with_suffix(""))
+    for path in sorted(DOCS.rglob("*.md"))
+    if re.search(r"^ *print\(.*\)  # ", path.read_text(), re.MULTILINE)
+]
+TRAINING = [
+    str(path.relative_to(DOCS).with_suffix(""))
+    for path in sorted(DOCS.rglob("*.md"))
+    if "\n```python\n" in path.read_text()
+    and str(path.relative_to(DOCS).with_suffix("")) not in (*FAST, *PRINTING)
+]
+
+
 @pytest.mark.slow
-def test_snippets_print_what_stands_beside_them():
-    code, printed = run_snippets("losses")
+@pytest.mark.parametrize("page", PRINTING)
+def test_snippets_print_what_stands_beside_them(page):
+    code, printed = run_snippets(page)
     comments = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(comments) == code.count("print(")
     assert printed == [line for comment in comments for line in comment.split(" / ")]
 
 
-def test_snippets_run():
-    for page in ("data", "text", "augmentation", "evaluation"):
-        assert run_snippets(page)[0]  # their assertions are their own
+@pytest.mark.parametrize("page", FAST)
+def test_snippets_run(page):
+    assert run_snippets(page)[0]  # their assertions are their own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TRAINING)
+def test_snippets_train(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_snippets(page)[0]
 
 
 def test_every_loss_stands_in_the_table():
@@ -82,13 +106,18 @@ def section_of(anchor):
     raise AssertionError(anchor)
 
 
-def test_readme_snippets_run(rng):
+@pytest.mark.slow
+def test_readme_snippets_run(rng, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     labels = np.arange(60) % 10
     x = np.eye(10, dtype=np.float32)[labels] + 0.1 * rng.standard_normal((60, 10), np.float32)
     names = {"train_x": x[:40], "train_y": labels[:40], "test_x": x[40:], "test_y": labels[40:]}
-    for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
-        exec(compile(code, "README.md", "exec"), names)
+    names |= {"images": rng.integers(0, 256, (320, 8, 8, 1), np.uint8), "labels": np.arange(320)}
+    with jax.numpy_rank_promotion("allow"):
+        for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+            exec(compile(code.replace("epochs=10", "epochs=1"), "README.md", "exec"), names)
     assert names["linear"] == names["nearest"] == 100 and np.isfinite(names["loss"])
+    assert names["z"].shape == (320, 32) and names["geometry"]["n"] == 320
 
 
 def test_readme_says_what_was_recorded():
@@ -112,6 +141,6 @@ def test_pages_name_files_that_exist():
     modules = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")}
     named = re.findall(r"`([a-z_/0-9]+\.py)`", (ROOT / "docs" / "code.md").read_text())
     assert not [n for n in named if not any(f"/{module}".endswith(f"/{n}") for module in modules)]
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), (page.name, link)

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 import hypersphere_jax as hj
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig
+from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.training import run_folder
 
@@ -59,6 +60,7 @@ def test_saved_and_loaded(encoder, tmp_path):
     assert (
         again.step == encoder.step == 56 and "| `backbone` |" in (folder / "README.md").read_text()
     )
+    assert named_arrays({}, {"calls": np.float32(2)})["stats/calls"].shape == ()
     encoder.save(folder)  # in its own place
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(hj.UserError, match=r"notes\.txt"):

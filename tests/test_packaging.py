@@ -1,6 +1,7 @@
 """What installing brings, and what a lack of it says; files of options; Weights & Biases."""
 
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -13,8 +14,9 @@ import pytest
 import tiny_runs
 
 import hypersphere_jax
-from hypersphere_jax import __main__, cli
+from hypersphere_jax import __main__, cli, data, moco, theory
 from hypersphere_jax.config import (
+    DataConfig,
     FinetuneConfig,
     PretrainConfig,
     RuntimeConfig,
@@ -40,8 +42,10 @@ def test_requirements_are_those_of_the_extras():
     assert {re.split("[><=]", one)[0] for one in PROJECT["dependencies"]} == {"jax", "numpy"}
     installed = {*PROJECT["dependencies"], *extras["train"], *extras["tfds"]}
     assert listed("requirements.txt") == installed
+    assert listed("requirements-docs.txt") == set(extras["docs"])
+    assert listed("requirements-docs.txt") == set(extras["docs"])
     assert listed("requirements-dev.txt") | {"hypersphere-jax[train,tfds]"} == set(extras["dev"])
-    for one in installed:  # a floor and a cap each
+    for one in installed | listed("requirements-docs.txt"):  # a floor and a cap each
         assert re.fullmatch(r"[\w-]+>=[\d.]+,<[\d.]+", one), one
 
 
@@ -61,6 +65,29 @@ def test_version_licence_and_types():
     assert (ROOT / "hypersphere_jax/py.typed").exists() and PROJECT["license-files"] == ["LICENSE"]
     module, function = PROJECT["scripts"]["hypersphere-jax"].split(":")
     assert getattr(importlib.import_module(module), function) is __main__.main
+
+
+def test_public_functions_have_complete_hints():
+    names = [*hypersphere_jax.__all__, *hypersphere_jax._MODULES]
+    public = {name: getattr(hypersphere_jax, name) for name in names}
+    public |= {
+        f"{module.__name__}.{name}": value
+        for module in (moco, theory)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
+    functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
+    for name, value in public.items():
+        for method, function in vars(value).items() if inspect.isclass(value) else ():
+            if inspect.isfunction(function) and (
+                not method.startswith("_") or method == "__call__"
+            ):
+                functions[f"{name}.{method}"] = function
+    assert len(functions) > 40 and {"Encoder.__call__", "load", "align_loss"} <= functions.keys()
+    for name, function in functions.items():
+        signature = inspect.signature(function)
+        hints = [one.annotation for one in signature.parameters.values() if one.name != "self"]
+        assert inspect.Parameter.empty not in (*hints, signature.return_annotation), name
 
 
 WITHOUT = """
@@ -94,6 +121,13 @@ def test_without_the_extra_of_training():
     assert re.fullmatch(r"error: .* pip install 'hypersphere-jax\[train\]'\n", done.stderr)
 
 
+def test_without_the_extra_of_data_sets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets.core.read_only_builder", None)
+    with pytest.raises(UserError, match=r"pip install 'hypersphere-jax\[tfds\]'"):
+        data.load(DataConfig("cifar10"))
+
+
 def test_a_module_that_no_extra_has_is_an_error_as_it_is(monkeypatch):
     def lacking(arguments):
         raise ModuleNotFoundError("No module named 'mine'", name="mine")
@@ -105,6 +139,8 @@ def test_a_module_that_no_extra_has_is_an_error_as_it_is(monkeypatch):
 
 def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "ROOT", tmp_path)
+    with pytest.raises(UserError, match="in the repository only"):
+        cli._need_repository("quickstart")
     for line in (*("quickstart", "reproduce", "bench losses"), "pretrain moco_cifar10/contrastive"):
         assert cli.main(line.split()) == 2
         said = capsys.readouterr().err
@@ -192,6 +228,8 @@ def test_files_of_options_that_do_not_fit(tmp_path):
         ("decay_at: 0.5", "must be a list, each a number"),
         ("network: my.Net", "your own my.Net, which only Python can give"),
         ("a: [1\nb: 2", "is not YAML: line 2, column 2"),
+        ("name: 2026-13-45", "is not YAML: month must be in 1..12"),
+        ("optimizer: {1: 2}", "no option 'optimizer.1'"),
         ("- epochs", "must hold options"),
         ("", "must hold options"),
     ):

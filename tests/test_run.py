@@ -106,7 +106,9 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path):
     z = run.encoder(IMAGES[:3])
     expected = hj.l2_normalize(NETWORK[1](run.encoder.params, IMAGES[:3] / np.float32(255)))
     np.testing.assert_allclose(z, expected, rtol=1e-5)
-    np.testing.assert_array_equal(hj.load(run.folder, network=NETWORK)(IMAGES[:3]), z)
+    saved = run.encoder.save(tmp_path / "saved")
+    for place in (run.folder, saved):
+        np.testing.assert_array_equal(hj.load(place, network=NETWORK)(IMAGES[:3]), z)
     for name in own:
         rest = {other: value for other, value in own.items() if other != name}
         with pytest.raises(hj.UserError, match=rf"your own {name}.*{name}=…\)"):

@@ -21,6 +21,25 @@ def random_state(config, rng):
     return state
 
 
+def hugging_face(state, prefix="resnet."):
+    """A ResNet's entries under the names of transformers' modules, written out from these."""
+    modules = {"conv1": "embedder.embedder.convolution", "bn1": "embedder.embedder.normalization"}
+    for stage in range(4):
+        for block in range(6):
+            there, here = f"encoder.stages.{stage}.layers.{block}", f"layer{stage + 1}.{block}"
+            modules[f"{here}.downsample.0"] = f"{there}.shortcut.convolution"
+            modules[f"{here}.downsample.1"] = f"{there}.shortcut.normalization"
+            for number in range(3):
+                modules[f"{here}.conv{number + 1}"] = f"{there}.layer.{number}.convolution"
+                modules[f"{here}.bn{number + 1}"] = f"{there}.layer.{number}.normalization"
+    named = {}
+    for name, array in state.items():
+        module, _, leaf = name.rpartition(".")
+        head = f"{prefix.removesuffix('resnet.')}classifier.1"
+        named[f"{head if module == 'fc' else prefix + modules[module]}.{leaf}"] = array
+    return named
+
+
 relu = partial(np.maximum, 0)
 
 
@@ -78,7 +97,7 @@ class Network:
         return relu(inner + x)
 
     def resnet(self, x):
-        large = self.config.image_size >= 64
+        large = self.state["conv1.weight"].shape[-1] == 7
         x = relu(self.conv(x, "conv1", "bn1", 2 if large else 1))
         x = windows(x, 3, 2, 1, -np.inf).max((4, 5)) if large else x
         yield "conv1", x
@@ -105,9 +124,11 @@ class Network:
 
     def head(self, x, sequence, single):  # the linear one, or an MLP's layers in sequence
         form = self.config.head
-        hidden = {"linear": 0, "moco_v2": 1, "simclr2": 1, "simclr3": 2, "balanced": 2}[form]
-        normed = form not in ("linear", "moco_v2")
-        for number in range(hidden + 1):
+        hidden = {"none": 0, "linear": 0, "moco_v2": 1, "simclr2": 1, "simclr3": 2, "balanced": 2}[
+            form
+        ]
+        normed = form not in ("none", "linear", "moco_v2")
+        for number in range(hidden + 1 if form != "none" else 0):
             place = (3 if normed else 2) * number
             x = self.linear(x, f"{sequence}.{place}" if hidden else single)
             x = self.normed(x, f"{sequence}.{place + 1}") if normed else x

@@ -1,6 +1,6 @@
 """Formulas as MathML, made when the site is built, so that a page needs no script for them.
 
-Written as `$…$` and `$$…$$` in pages, and as `.. math::` blocks and :math:`…` in docstrings.
+They are written as `$…$` and `$$…$$` in pages, as `.. math::` and :math:`…` in docstrings.
 """
 
 import html
@@ -18,30 +18,39 @@ BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTA
 DIRECTIVE = re.compile(r"^( *)\.\. math::(.*)$")
 
 
-class Directives(Preprocessor):
-    """`.. math::` with its indented lines as a block between `$$`."""
+class Docstrings(Preprocessor):
+    """What docstrings have and Markdown has not: `.. math::` as `$$`, doctests as code."""
 
     def run(self, lines: list[str]) -> list[str]:
         done: list[str] = []
         rest = list(lines)
+        fenced = False
         while rest:
             line = rest.pop(0)
+            fenced ^= line.lstrip().startswith("```")
             found = DIRECTIVE.match(line)
-            if not found:
+            if fenced:
+                done.append(line)
+            elif found:
+                indent, formula = found.groups()
+                block = [formula.strip()]
+                while rest and (not rest[0].strip() or rest[0].startswith(f"{indent} ")):
+                    block.append(rest.pop(0).strip())
+                block = [part for part in block if part]
+                done += ["", f"{indent}$$", *(indent + part for part in block), f"{indent}$$", ""]
+            elif line.startswith(">>> "):
+                block = [line]
+                while rest and rest[0].strip():
+                    block.append(rest.pop(0))
+                done += ["", "```pycon", *block, "```", ""]
+            else:
                 done.append(re.sub(r":math:`([^`]*)`", r"$\1$", line))
-                continue
-            indent, formula = found.groups()
-            block = [formula.strip()]
-            while rest and (not rest[0].strip() or rest[0].startswith(f"{indent} ")):
-                block.append(rest.pop(0).strip())
-            block = [part for part in block if part]
-            done += ["", f"{indent}$$", *(indent + part for part in block), f"{indent}$$", ""]
         return done
 
 
 class Formulas(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        md.preprocessors.register(Directives(md), "math_directives", 20)
+        md.preprocessors.register(Docstrings(md), "docstrings", 26)
 
 
 def mathml(latex: str, display: str) -> str:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -80,6 +81,12 @@ def as_ipynb(cells: list[tuple[bool, str]]) -> str:
     return json.dumps({"cells": numbered, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
 
 
+def on_config(config):
+    # The package need not be installed.
+    sys.path.insert(0, str(Path(config.config_file_path).parent))
+    return config
+
+
 def on_files(files, config):
     for name in NOTEBOOKS:
         source = (Path(config.docs_dir) / name).read_text()
@@ -94,7 +101,7 @@ def on_files(files, config):
             printed, figures = next(outputs)
             page.append(f"```python\n{body}\n```")
             if printed.strip():
-                page.append(f"```text title=\"\"\n{printed.rstrip()}\n```")
+                page.append(f"```text\n{printed.rstrip()}\n```")
             for figure in figures:
                 pictures += 1
                 path = f"{stem}-{pictures}.svg"

@@ -7,6 +7,7 @@ The same distribution of boxes and the same resampling as on the device, rounded
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -36,6 +37,8 @@ def host_crops(
       ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
         do the same after it.
     """
+    train: Any
+    evaluate: Any
     train, evaluate = (() if callable(part) else part for part in find(recipe))
     if not evaluate:  # one's own takes the middle
         evaluate = RECIPES["none"].evaluate

@@ -107,13 +107,13 @@ def hold_custom(config: Any, name: str) -> None:
 @typing.dataclass_transform(frozen_default=True)
 def config(cls: type) -> type:
     """A frozen dataclass; the text below each field is its help, in one line."""
-    made = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
-    (definition,) = ast.parse(inspect.getsource(cls)).body
+    made: Any = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
+    definition: Any = ast.parse(inspect.getsource(cls)).body[0]
     for field, text in itertools.pairwise(definition.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             # Otherwise tyro would break lines where the source does.
-            help_text = " ".join(text.value.value.split())
-            made.__dataclass_fields__[field.target.id].metadata = {"help": help_text}
+            help_text = " ".join(ast.literal_eval(text.value).split())
+            made.__dataclass_fields__[ast.unparse(field.target)].metadata = {"help": help_text}
     return made
 
 

@@ -10,7 +10,7 @@ from hypersphere_jax.config.base import SEEDS, check_range, config, refuse, requ
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
 Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal[
-    *("lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought")
+    "lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought"
 ]
 Evaluator = Literal["knn", "linear", "align_uniform", "classifier"]
 

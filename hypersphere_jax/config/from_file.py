@@ -64,16 +64,15 @@ def _read(file: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "is no text"
         raise UserError(f"--config {file}: {reason}") from error
     try:
-        # A safe loader, see above.
         values = json.loads(text) if file.endswith(".json") else yaml.load(text, Loader=_Loader)
     except json.JSONDecodeError as error:
         raise UserError(f"--config {file} is not JSON: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter for dates that do not exist
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         where = f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else error
         raise UserError(f"--config {file} is not YAML: {where}") from error
     require(
-        isinstance(values, dict) and all(isinstance(key, str) for key in values),
+        isinstance(values, dict),
         f"--config {file}: must hold options with their values, such as `epochs: 10`",
     )
     return values
@@ -81,13 +80,14 @@ def _read(file: str) -> dict[str, Any]:
 
 def _with(config: Any, values: dict[str, Any], file: str, prefix: str = "") -> Any:
     """A config with values of a file; `prefix` is of the part that it is."""
-    cls = type(config)
+    cls: Any = type(config)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     parts = {name for name, field in fields.items() if dataclasses.is_dataclass(field.type)}
-    part_of = {f.name: part for part in parts for f in dataclasses.fields(fields[part].type)}
-    made, of_parts = dict(vars(config)), {}
+    kinds: dict[str, Any] = {part: fields[part].type for part in parts}
+    part_of = {f.name: part for part in parts for f in dataclasses.fields(kinds[part])}
+    made, of_parts = dict(vars(config)), dict[str, dict[str, Any]]()
     for key, value in values.items():
-        name = key.replace("-", "_")
+        name = str(key).replace("-", "_")
         if prefix == "runtime.":
             name = RENAMED.get(name, name)
         if name in parts and isinstance(value, dict):
@@ -100,14 +100,14 @@ def _with(config: Any, values: dict[str, Any], file: str, prefix: str = "") -> A
             of_parts.setdefault(part_of[name], {})[name] = value
         else:
             hint = did_you_mean(name, [*fields, *part_of])
-            raise UserError(f"--config {file}: no option {prefix + key!r}{hint}")
+            raise UserError(f"--config {file}: no option '{prefix}{key}'{hint}")
     for part, changes in of_parts.items():
         made[part] = _with(made[part], changes, file, f"{part}.")
     return _made(cls, made)
 
 
 def _made(cls: type, values: dict[str, Any]) -> Any:
-    config = object.__new__(cls)
+    config: Any = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(config, name, value)
     return config

@@ -50,7 +50,7 @@ class ObjectiveConfig:
     """With a queue: whether pairs inside the batch count in the uniformity, too."""
     supervised_weight: float = 0.0
     """Weight of the cross entropy of a linear classifier, trained along."""
-    loss: Literal[*SETTINGS] = "weighted"
+    loss: Literal[*SETTINGS] = "weighted"  # type: ignore[valid-type]  # it wants literals
     """`weighted`: the sum of the weighted losses above. Else this one replaces contrastive,
     alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
     loss (Chen, Luo & Li); DCL, the balanced contrastive loss or the generalized NT-Xent (the

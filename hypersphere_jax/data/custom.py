@@ -64,7 +64,7 @@ class Items:
     def __init__(self, data: Any, labels: Any, what: str):
         self._data = data
         self.origin = what
-        self.image_shape = None
+        self.image_shape: tuple[int, int, int] | None = None
         self._labels = None if labels is None else np.asarray(labels)
         self.class_names = _names(self.labels)
 

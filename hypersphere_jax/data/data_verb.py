@@ -3,6 +3,7 @@
 import contextlib
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +159,7 @@ def show(
 def _inspect_text(config: InspectConfig, out: Path | None) -> None:
     dataset = data.load(config)
     results, rows = {}, []
+    corpus: Any  # text.Corpus, where `Dataset` says `Source`
     for name, corpus in (("train", dataset.train), ("test", dataset.test)):
         if corpus is None:
             continue
@@ -201,7 +203,7 @@ def _views(
     source: Source, images: list[np.ndarray], recipe: str, size: int, seed: int, extra: int
 ) -> np.ndarray:
     """Two views of each image `[n, 2, size, size, c]`, without the recipe's normalization."""
-    train = find(recipe).train
+    train: Any = find(recipe).train
     shown = Recipe(tuple(step for step in train if step[0] != "normalize"), ())
     cropped = source.image_shape is None
     transform = augment.make_augment(shown, size, cropped=cropped, extra_channels=extra)

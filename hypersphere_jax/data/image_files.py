@@ -11,7 +11,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
@@ -146,7 +146,7 @@ class ImageFiles:
         except Exception:  # reported when the image is read
             return None
 
-    def _open(self, name: str) -> BinaryIO:
+    def _open(self, name: str) -> IO[bytes]:
         if self._archive is None:
             return open(self._prefix + name, "rb")
         return _open_zip(*self._archive, os.getpid()).open(self._prefix + name)

@@ -32,7 +32,7 @@ class MatSource:
         self._path = Path(path)
         self.class_names: tuple[str, ...] = ()
         self.origin = str(path)
-        shape = self._file["images"].shape if "images" in self._file else ()
+        shape: Any = self._file["images"].shape if "images" in self._file else ()
         require(
             shape[1:2] == (3,)
             and "depths" in self._file
@@ -127,7 +127,8 @@ def _read_splits(path: Path, n: int) -> tuple[np.ndarray, np.ndarray]:
         len(np.unique(every)) == len(every) and 0 <= every.min() <= every.max() < n,
         f"{path} does not fit the {n} images beside it: move it away for a split by scene",
     )
-    return tuple(map(np.sort, parts))
+    train, test = map(np.sort, parts)
+    return train, test
 
 
 def _by_scene(source: MatSource) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from typing import Protocol, TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 
@@ -12,6 +12,7 @@ class Sample(TypedDict):
 
     image: np.ndarray  # uint8 [h, w, c]
     label: int  # -1 where there is none
+    depth: NotRequired[np.ndarray]  # float32 [h, w], metres, where the data have it
 
 
 class UnreadableImage(Exception):
@@ -23,11 +24,15 @@ class Source(Protocol):
 
     class_names: tuple[str, ...]  # of label 0, 1, …; empty where nothing has a label
     origin: str  # where it came from, for messages
-    image_shape: tuple[int, int, int] | None  # None where images may differ
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> Sample: ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """`[h, w, c]` of all images; None where they may differ."""
+        ...
 
     @property
     def labels(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
+from hypersphere_jax.extras import how_to_install
 from hypersphere_jax.files import atomic_write
 
 FORMAT = "array_record"
@@ -132,7 +133,11 @@ def open_tfds(name: str, data_dir: Path | None = None) -> tuple[Source, Source, 
 
 def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, list[str]]:
     """Folder of a prepared data set, the newest version unless the name says it; its splits."""
-    from tensorflow_datasets.core.read_only_builder import builder_from_files
+    try:
+        from tensorflow_datasets.core.read_only_builder import builder_from_files
+    except ModuleNotFoundError as error:
+        how = f"for data sets by name, {how_to_install('tensorflow_datasets')}"
+        raise UserError(f"{name} is no file or folder here; {how}") from error
 
     root = data_root(data_dir)
     where = f" --data-dir {data_dir}" if data_dir else ""

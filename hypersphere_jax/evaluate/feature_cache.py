@@ -54,7 +54,7 @@ def write(
                 if layer not in widths:
                     widths[layer] = x.shape[1]
                     _write_header(streams[layer], (0, x.shape[1]))
-                streams[layer].write(np.ascontiguousarray(x))
+                streams[layer].write(np.ascontiguousarray(x).data)
             labels.append(labels_of_batch)
         y = np.concatenate(labels).astype("<i4")
         for layer, stream in streams.items():

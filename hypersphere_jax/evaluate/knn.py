@@ -31,10 +31,10 @@ class Neighbours(NamedTuple):
 
 
 def knn_probe(
-    train_x,
-    train_y,
-    test_x,
-    test_y,
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
     *,
     num_classes: int | None = None,
     k: int = 5,
@@ -216,4 +216,5 @@ def _search(queries, best, members, first) -> tuple[jax.Array, jax.Array]:
         nearness, chosen = lax.top_k(both, k)  # the first of equals
         old = jnp.take_along_axis(best[1][tile], jnp.minimum(chosen, k - 1), axis=1)
         tiles.append((nearness, jnp.where(chosen < k, old, first + chosen - k)))
-    return tuple(jnp.concatenate(parts) for parts in zip(*tiles, strict=True))
+    nearness, places = (jnp.concatenate(parts) for parts in zip(*tiles, strict=True))
+    return nearness, places

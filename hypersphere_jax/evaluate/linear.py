@@ -29,10 +29,10 @@ EXCESS = 1e-6
 
 
 def linear_probe(
-    train_x,
-    train_y,
-    test_x,
-    test_y,
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
     *,
     num_classes: int | None = None,
     protocol: str = "lbfgs",

@@ -166,7 +166,7 @@ def fit_logistic(
     part = _padded(part, PADDING, problem.samples.part.shape)
     samples = problem.samples._replace(part=sharding.split(part, devices))
     begin, advance = _mapped(lbfgs_begin, devices), _mapped(_advance, devices, donate=(0,))
-    l2s, held_out = np.float32(l2s), np.int32(held_out)
+    l2s, held_out = np.asarray(l2s, np.float32), np.asarray(held_out, np.int32)
     fits = []
     for group in np.array_split(np.arange(len(l2s)), -(-len(l2s) // problem.fits)):
         filled = np.resize(group, problem.fits) if problem.small else group

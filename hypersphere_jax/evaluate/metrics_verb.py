@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax.config import MetricsConfig, UserError, require
-from hypersphere_jax.data import Source, subsets
+from hypersphere_jax.data import Corpus, Source, subsets
 from hypersphere_jax.evaluate import geometry, metrics, results_file
 from hypersphere_jax.evaluate.checks import check_features
 from hypersphere_jax.evaluate.feature_files import load_array, load_features
@@ -134,7 +134,7 @@ def _run_inputs(
     return header, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
 
 
-def _of_text(encoder: Encoder, source: Source, devices: list[jax.Device]) -> MetricsInputs:
+def _of_text(encoder: Encoder, source: Corpus, devices: list[jax.Device]) -> MetricsInputs:
     """Neighbouring sentences are a pair: f of one and g of the other."""
     features = split_features(encoder, source, ["f", "g"], devices).features
     f, g = (check_features(name, features[name].x) for name in ("f", "g"))

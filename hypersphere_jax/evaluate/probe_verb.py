@@ -181,7 +181,7 @@ def _protocol(
 ) -> Iterator[tuple[str, dict[str, Any], Callable[..., Result]]]:
     """Name, options that are not the default, and what scores: for k-NN, of each k."""
     if protocol == "knn":
-        options = {} if config.metric == "cosine" else {"metric": config.metric}
+        options: dict[str, Any] = {} if config.metric == "cosine" else {"metric": config.metric}
         if config.vote == "similarity":
             options |= {"vote": config.vote, "temperature": config.temperature}
         for k in config.k:
@@ -193,7 +193,8 @@ def _protocol(
         inner = {"inner_folds": config.folds} if folds else {}
         yield protocol, folds | seed, partial(sentence_probe, seed=config.seed, **inner)
         return
-    names, options = {}, dict(folds)
+    names: dict[str, str] = {}
+    options = dict(folds)
     if protocol == "lbfgs" and config.l2 is not None:
         names, options["grid"] = {"l2": "_".join(f"{l2:g}" for l2 in config.l2)}, config.l2
     elif protocol != "lbfgs":

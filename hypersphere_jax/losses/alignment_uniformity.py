@@ -1,6 +1,7 @@
 """Alignment and uniformity (Wang & Isola, ICML 2020)."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +149,7 @@ def _weighted_uniform(
     x: jax.Array, t: float, include_self: bool, weights: jax.Array, options: PairOptions
 ) -> jax.Array:
     """The log of the weighted mean; 0 where fewer than two points have weight."""
-    shares = shares_of(weights, options.axis_name)
+    shares: Any = shares_of(weights, options.axis_name)
     squares = global_sum(jnp.sum(jnp.square(shares)), options.axis_name)
     pairs = global_sum(jnp.sum(shares > 0), options.axis_name) > 1
     points = gaussian_points(x, t, options.axis_name, shares=shares)

@@ -110,7 +110,7 @@ def _sweep(
     columns are None if the one block met only itself.
     """
     symmetric = columns is None
-    columns = rows if symmetric else columns
+    columns = rows if columns is None else columns
     counts = rows[0].bias.shape[0], columns[0].bias.shape[0]
     if counts == (1, 1):
         row, column = _at(rows, 0), _at(columns, 0)

@@ -98,9 +98,7 @@ def log_count(n: int) -> Any:
     return math.log(n) if isinstance(n, int) else jnp.log(jnp.asarray(n, jnp.float32))
 
 
-def masked(
-    mask: Any, weights: Any, *arrays: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None, *tuple[jax.Array, ...]]:
+def masked(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
     """What is real, how much it counts, and arrays `[n, d]` with zeros in place of the rest.
 
     Args:

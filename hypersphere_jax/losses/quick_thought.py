@@ -5,6 +5,8 @@ f's sentence i are g's sentences i - 1 and i + 1, with weight 1/2 each; the firs
 sentence have one neighbour, with weight 1.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -149,11 +151,11 @@ def quick_thought_uniform_loss(
     -16.0
     """
     f, g = _sentences(f, g, "quick_thought_uniform_loss", axis_name)
-    options = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
+    options: dict[str, Any] = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
     return uniform_loss(f, t, **options) + uniform_loss(g, t, **options)
 
 
-def _sentences(f, g, loss, axis_name):
+def _sentences(f: jax.Array, g: jax.Array, loss: str, axis_name: AxisName) -> tuple[jax.Array, ...]:
     f, g = features(f, g, names="f, g")
     at_least(2, loss, "sentence", f, axis_name=axis_name)
     return f, g

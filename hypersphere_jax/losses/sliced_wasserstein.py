@@ -203,16 +203,16 @@ def _distance(
 def _row_distances(ours: jax.Array, theirs: jax.Array) -> jax.Array:
     """The mean square of the gaps between each row, sorted, of `[k, n]` and its partner, sorted."""
 
-    def distance(our, their):
+    def distance(our: jax.Array, their: jax.Array) -> jax.Array:
         return jnp.mean(jnp.square(_sorted(our) - _sorted(their)))
 
     return _by_blocks(distance, ours, theirs)
 
 
-def _row_distances_rule(primals, tangents):
+def _row_distances_rule(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     """The gradients along with the value, so that nothing else is kept for them."""
 
-    def with_slope(one, other):
+    def with_slope(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
         order = _order(one)
         gaps = one[order] - _sorted(other)
         slope = jnp.zeros_like(gaps).at[order].set(2 * gaps / gaps.shape[0], unique_indices=True)
@@ -235,7 +235,7 @@ def _sorted(row: jax.Array) -> jax.Array:
 
 
 @_sorted.defjvp
-def _sorted_rule(primals, tangents):
+def _sorted_rule(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     order = _order(primals[0])
     return primals[0][order], tangents[0][order]
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from hypersphere_jax.losses.common import at_least, features, masked, positive, shares_of
 from hypersphere_jax.losses.devices import (
@@ -75,14 +76,15 @@ def supervised_contrastive_loss(
     ones = jnp.ones_like(z, shape=labels.shape)
     real = ones if mask is None else mask.astype(jnp.float32)
 
-    # A label's place among the labels of all devices, sorted, numbers its class.
-    every = jnp.sort(all_gather(labels, axis_name))
-    place = jnp.searchsorted(every, labels)
+    own = every = _numbered(all_gather(labels, axis_name))
+    if axis_name is not None:
+        n = labels.shape[0]
+        own = lax.dynamic_slice_in_dim(every, lax.axis_index(axis_name) * n, n)
 
-    def of_class(values):
+    def of_class(values: jax.Array) -> jax.Array:
         """The sum over the points of all devices with the same label, for each point."""
         sums = jnp.zeros_like(values, shape=(every.shape[0], *values.shape[1:]))
-        return global_sum(sums.at[place].add(values), axis_name)[place]
+        return global_sum(sums.at[own].add(values), axis_name)[own]
 
     others = of_class(real) - real
     similarity = jnp.sum(z * (of_class(z) - z), axis=-1) / jnp.maximum(others, 1.0)
@@ -91,3 +93,12 @@ def supervised_contrastive_loss(
     options = pair_options(block_size, axis_name, ring)
     spread = mean_log_sum(real_points(plain_points(z), mask), 1, options, shares=shares)
     return spread - mean_of(similarity, shares, axis_name)
+
+
+def _numbered(labels: jax.Array) -> jax.Array:
+    """Any integers `[n]` as numbers of classes, from 0 to at most n - 1."""
+    order = jnp.argsort(labels)
+    ordered = labels[order]
+    changes = (ordered[1:] != ordered[:-1]).astype(order.dtype)
+    numbers = jnp.cumsum(jnp.concatenate([jnp.zeros_like(order[:1]), changes]))
+    return jnp.zeros_like(order).at[order].set(numbers, unique_indices=True)

@@ -7,6 +7,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "small_cnn": SmallCNN,
     "small_alexnet": SmallAlexNet,
     "resnet18": ResNet18,
@@ -81,8 +82,8 @@ def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
     config = resolved(config)
     if config.network is not None:
-        init, apply = _custom(config)
-        return apply, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
+        init, own = _custom(config)
+        return own, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
     @functools.cache
     def definition(groups, axis_name):

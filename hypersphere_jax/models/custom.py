@@ -121,7 +121,8 @@ def _nnx(module: nnx.Module) -> Functions:
                 part.axis_name = axis_name
         return nnx.split(clone, *parts)
 
-    _, params, randoms, stats = nnx.split(module, *parts)
+    made: Any = nnx.split(module, *parts)
+    _, params, randoms, stats = made
 
     def apply(params, stats, x, train, key, axis_name):
         graphdef, _, own, _ = definition(train, axis_name)

@@ -10,7 +10,8 @@ Tree = dict[str, Any]
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef, Tree, Tree]:
     """The definition, the parameters and the running statistics of a module."""
-    graphdef, params, stats = nnx.split(module, nnx.Param, nnx.BatchStat)
+    parts: Any = nnx.split(module, nnx.Param, nnx.BatchStat)
+    graphdef, params, stats = parts
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
 

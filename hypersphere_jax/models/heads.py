@@ -1,6 +1,6 @@
 """From the backbone's features to the hypersphere: the papers' projections, linear, or none."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,9 @@ class Head(nnx.Module):
     """The map to the hypersphere, and a linear classifier when there are classes.
 
     Its hidden layers are "projection1" and "projection2", after ReLU; "output" is "unnormalized"
-    divided by its norm. With the head "none", "unnormalized" is the layer that enters (with `inputs`
-    features). The classifier is on "output", a hidden layer, or the layer that enters the head;
-    UserError for another one.
+    divided by its norm; that is what enters, where the head is "none". The classifier is on
+    "output", a hidden layer, or the layer (with `inputs` features) that enters the head; UserError
+    for another one.
     """
 
     def __init__(self, inputs: int, config: ModelConfig, *, layer: str, norm, dtype, rngs):
@@ -64,7 +64,7 @@ class Head(nnx.Module):
                 config.dim == inputs,
                 f"--head none: the output is the layer {layer}: take --dim {inputs}",
             )
-            self.output = None
+            self.output: Any = None
         elif form.normed:
             self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
         else:

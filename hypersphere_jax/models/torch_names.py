@@ -129,7 +129,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
         array = np.asarray(state[entry.name], np.float32)
         require(
             array.shape == entry.shape,
-            f"{entry.name} has shape {array.shape}, where the model needs {entry.shape}",
+            f"{entry.name} has shape {array.shape}, where {config.name} needs {entry.shape}",
         )
         if entry.image is not None:
             h, w, c = entry.image

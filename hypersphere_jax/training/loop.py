@@ -1,7 +1,7 @@
 """The training loop: from a config to a run's folder, resumable at any step."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def fit(
     recorder: Recorder,
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
-    batches: Iterator,
+    batches: Generator,
     evaluate: Evaluate | None,
     stop: StopSignals,
 ) -> None:

@@ -30,7 +30,7 @@ Metrics = dict[str, jax.Array]
 Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
 
 # The losses of two views that may take the place of the weighted sum.
-FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nt_xent": losses.nt_xent_loss,
     "decoupled_nt_xent": losses.decoupled_nt_xent_loss,
     "generalized_contrastive": losses.generalized_contrastive_loss,

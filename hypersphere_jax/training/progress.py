@@ -40,7 +40,7 @@ class Progress:
 
     def update(self, record: dict[str, float]) -> None:
         """Shows a record of metrics (see docs/runs.md)."""
-        step, now = record["step"], time.monotonic()
+        step, now = int(record["step"]), time.monotonic()
         values = f"loss {record['loss']:.3f}"
         for key, value in record.items():
             if key.endswith(PER_SECOND):

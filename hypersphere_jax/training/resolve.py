@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax
 import numpy as np
@@ -81,7 +82,8 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
         (config.runtime.workers > 0, "--workers"),
     ):
         require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
-    source, size = dataset.pretrain, config.optimizer.batch_size
+    source: Any = dataset.pretrain  # a corpus
+    size = config.optimizer.batch_size
     used = size * make_sampler(source, size, config.seed).steps_per_epoch
     if used < MOST_USED * len(source):
         logger.warning(
@@ -94,7 +96,7 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, recipe=dataset.recipe, **data.located(config.data)),
-        model=dataclasses.replace(config.model, vocabulary=len(dataset.pretrain.vocabulary)),
+        model=dataclasses.replace(config.model, vocabulary=len(source.vocabulary)),
     )
 
 

@@ -101,7 +101,7 @@ def open_folder(
     """
     folder = folder_of(config)
     file = folder / "config.json"
-    record = {"config": to_dict(config), "data_digest": digest, "sessions": []}
+    record: dict[str, Any] = {"config": to_dict(config), "data_digest": digest, "sessions": []}
     if file.is_file():
         record = _read_record(file)
         _check_continues(folder, record, config, len(devices), digest)
@@ -200,7 +200,7 @@ def training_config(config: PretrainConfig) -> dict[str, Any]:
     """The part of a config that determines the results: must not change between two sessions."""
     kept = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
     # Of the data the digest is compared: they may have moved.
-    places = {"data_dir": None, "classes": None, "bad_images": None}
+    places: dict[str, Any] = {"data_dir": None, "classes": None, "bad_images": None}
     if "/" in kept["data"]["name"]:
         places["name"] = "a path"
     return kept | {"data": kept["data"] | places}

@@ -32,7 +32,7 @@ def use_virtual_cpu_devices(count: int) -> None:
 
 def keep_compiled(folder: str | Path) -> None:
     """Keeps compiled programs in a folder for the next process, unless JAX was told where."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         # Programs for one processor may not run on another one that shares the folder.
         info = Path("/proc/cpuinfo")
         lines = info.read_text().splitlines() if info.is_file() else []
@@ -116,9 +116,7 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
     )
 
 
-def pmap(
-    function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()
-) -> Callable[..., Any]:
+def pmap(function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()) -> Any:
     """Maps a per-device function over the axis `AXIS`, a leading one of local devices."""
     forget_compiled()
     return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))

@@ -203,7 +203,7 @@ def make_moco_step(
     axis_name: str | None,
     separate: Callable | None = None,
     resident: bool = True,
-    decay: Callable[[jax.Array], jax.Array] = lambda step: 0.999,
+    decay: Callable[[jax.Array], jax.Array | float] = lambda step: 0.999,
     own_stats: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """A training step of Momentum Contrast, on one device.

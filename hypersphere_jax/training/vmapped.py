@@ -117,7 +117,7 @@ def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
     """
     return {
         part: {
-            name: np.float32(value)
+            name: np.asarray(value, np.float32)
             for name in names
             if (value := getattr(getattr(config, part), name)) is not None
         }
