@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from depth_cases import scenes, write_mat
 
-import run as command_line
 from hypersphere_jax import augment, data, models
+from hypersphere_jax import cli as command_line
 from hypersphere_jax import config as C
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features

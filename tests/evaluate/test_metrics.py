@@ -12,7 +12,7 @@ import pytest
 from oracles import quick_thought_align_oracle, uniformity
 from points import sphere
 
-import run as command_line
+from hypersphere_jax import cli as command_line
 from hypersphere_jax import theory
 from hypersphere_jax.config import MetricsConfig, UserError
 from hypersphere_jax.data import Arrays, subsets

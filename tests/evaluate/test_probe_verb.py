@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-import run as command_line
+from hypersphere_jax import cli as command_line
 from hypersphere_jax.config import ProbeConfig, UserError
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
