@@ -30,11 +30,12 @@ SHORT = f"{TINY} --epochs 2 --batch-size 220 --log-every-steps 2 --checkpoint-ev
 
 def begin(options, folder, driver="", **more):
     """`run.py pretrain` after the lines of a driver, whose own arguments are read from `DRIVE`."""
-    lines = f"""import json, os, signal, sys, time, run
+    lines = f"""import json, os, signal, sys, time
+from hypersphere_jax import cli
 from jax._src import distributed
 from hypersphere_jax.training import checkpoint, processes, recorder, sharding
 {driver}
-sys.exit(run.main(['pretrain', *sys.argv[1:]]))"""
+sys.exit(cli.main(['pretrain', *sys.argv[1:]]))"""
     return subprocess.Popen(
         [sys.executable, "-c", lines, *options.split(), "--runs-dir", str(folder)],
         cwd=ROOT,
