@@ -102,9 +102,9 @@ QUEUE += " --eval-every-epochs 1 --eval-images 200 --evaluators align_uniform"
 # `DRIVE` says at which step this process gets a signal, or, for -1, raises an error.
 PROCESS = """
 at, number = json.loads(os.environ["DRIVE"])
-read = recorder.Recorder.read
+read = recorder.Recorder.fetch_metrics
 def read_then(self):
-    steps = [step for step, _ in self._unread]
+    steps = [step for step, _ in self._unfetched]
     read(self)
     if at in steps and number == -1:
         raise processes.UserError("no room")
@@ -112,7 +112,7 @@ def read_then(self):
         os.kill(os.getpid(), number)
     if number and max(steps, default=0) >= at:
         time.sleep(5)  # JAX looks for signals once a second
-recorder.Recorder.read = read_then
+recorder.Recorder.fetch_metrics = read_then
 # Gloo gives up where one waits for the other for 30 seconds: none does while the other compiles.
 pmap, compiled = sharding.pmap, []
 def compiling_together(*given, **options):
