@@ -19,6 +19,7 @@ def a_users_jax():
         yield
 
 
+@pytest.mark.slow
 def test_own_training_loop_is_the_same_on_one_device_and_on_four(capsys):
     main = main_of("own_training_loop")
     one = main(8, devices=1)
