@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,18 @@ class Encoder:
         models.check_layer(self.config.model, layer, "layer")
         if isinstance(images, np.ndarray | jax.Array):
             images = np.asarray(images)
-            images = images[..., None] if images.ndim == 3 else images
-            require(images.ndim == 4, f"images must be [n, h, w, c], not {list(images.shape)}")
+            shape = list(images.shape)
+            one = len(shape) == 3 and shape[-1] in (1, 3, 4, self.config.model.channels)
+            require(not one, f"images must be [n, h, w, c], not {shape}: of one pass images[None]")
+            images = images[..., None] if len(shape) == 3 else images
+            require(images.ndim == 4, f"images must be [n, h, w, c], not {shape}")
         else:
+            require(
+                not isinstance(images, str | Path), f"{images} is one path: pass a list of paths"
+            )
+            many = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
+            what = f"images must be an array or a list, not a {type(images).__name__}"
+            require(many and not isinstance(images, Mapping), what)
             images = list(images)
         if not len(images):
             return np.zeros((0, *self.layers[layer]), np.float32)
@@ -98,8 +107,12 @@ class Encoder:
 
         Args:
           folder: new, or one that holds a saved encoder, which is replaced.
+
+        Raises:
+          UserError: for a file, or a folder that holds anything else.
         """
         folder = Path(folder)
+        require(folder.is_dir() or not folder.exists(), f"{folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
         taken = [path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CONFIG, CARD)]
         require(
@@ -133,6 +146,8 @@ class Encoder:
         crop = augment.host_crops(augment.recipe_of(config.data), size)[1]
         channels = {image.shape[-1] for image in images}
         if len(channels) > 1:  # grey among colour
+            what = " and ".join(map(str, sorted(channels)))
+            require(channels == {1, 3}, f"images of {what} channels: all must have as many")
             images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
         return np.stack([crop(image) for image in images]), True
 
@@ -179,13 +194,18 @@ class Encoder:
         else:
             rows = f"""| data | {config.data.name}, evaluation images {images} |
 | trained | step {self.step}, seed {config.seed}, batches of {batch} |"""
+        own = {"network": config.model.network, "preprocess": config.data.preprocess}
+        own = [name for name, value in own.items() if value is not None]
+        needs = "".join(f", {name}={name}" for name in own)
+        yours = f"  # your own {' and '.join(own)}, as in training" if own else ""
         return f"""# {config.name}
 
 An encoder of images on the unit hypersphere, written by hypersphere_jax {__version__}.
 
 ```python
 import hypersphere_jax as hj
-z = hj.load("{config.name}")(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
+encoder = hj.load("{config.name}"{needs}){yours}
+z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 ```
 
 | | |
@@ -259,6 +279,7 @@ def load(
     folder = run_folder.find(str(where))
     config = run_folder.read_config(folder).replace(**own)
     require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
+    _require_preprocess(config)
     loaded = run_folder.load_encoder(folder, step, config)
     return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
 
@@ -309,11 +330,17 @@ def _load_file(
     return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
 
 
+def _require_preprocess(config: PretrainConfig) -> None:
+    own = config.data.preprocess
+    require(not isinstance(own, str), f"images were prepared by your own {own}: give preprocess=")
+
+
 def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
     record = read_json(folder / CONFIG)
     lacking = [key for key in ("config", "step") if key not in record]
     require(not lacking, f"{folder / CONFIG} lacks {', '.join(lacking)}")
     config = from_dict(PretrainConfig, record["config"]).replace(**own)
+    _require_preprocess(config)
     apply, params, stats = models.abstract(config.model)
     like = {"params": params, "stats": stats}
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)

@@ -1,9 +1,10 @@
 """Training from Python, with data, a network, augmentation or a loss of one's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hypersphere_jax.augment import Recipe
 from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
@@ -20,7 +21,7 @@ class Run:
       folder: with its config, checkpoints and log (docs/runs.md).
     """
 
-    def __init__(self, folder: Path, network: Any = None, preprocess: Callable | None = None):
+    def __init__(self, folder: Path, network: Any = None, preprocess: Any = None):
         self.folder, self._own = folder, {"network": network, "preprocess": preprocess}
 
     @property
@@ -50,7 +51,7 @@ def train(
     test: Any = None,
     network: Any = None,
     augment: Any = None,
-    preprocess: Callable | None = None,
+    preprocess: Any = None,
     loss: Callable | None = None,
 ) -> Run:
     """Trains an encoder, or continues the run that is in the folder of its name.
@@ -61,13 +62,16 @@ def train(
     Args:
       config: of the run; None: the default, on the embedded digits.
       images: uint8 `[n, h, w, c]`.
-      labels: of these, integers `[n]`; -1 for none. They do not train, unless the loss takes them.
+      labels: of images or data, integers `[n]`; -1 for none. They do not train, unless the loss
+        takes them.
       data: in place of `images`: anything with `__len__` and `__getitem__` whose items are an image
         or (image, label), see `data.custom.as_source`.
-      test: likewise, or `(images, labels)`: what evaluation reports on.
+      test: likewise, or `(images, labels)`: held out for evaluation, also while training.
       network: a module of Flax (NNX or Linen) or of Equinox (of one image), or a pair of functions
         `init(key, x)` and `apply(params, x)` or `apply(params, stats, x, train)`. `x` is float32
-        `[n, h, w, c]`; it gives features `[n, d]`, or a dict of layers with "output" among them.
+        `[n, h, w, c]`; it gives features `[n, d]`, or a dict of layers with "output" among them. A
+        module of NNX or Equinox begins with the parameters that it has; what it draws in training,
+        such as dropout, is drawn anew for each step and device.
       augment: (key, uint8 image `[h, w, c]`) -> image of the network's size, for one view; or a
         `Recipe`, or its operations, see `augment`. Integers are divided by 255.
       preprocess: image -> image, for evaluation. None: as the config's recipe has it; "none",
@@ -86,16 +90,37 @@ def train(
       Stopped: after SIGINT or SIGTERM, once the state is saved; the same call goes on.
     """
     config = config or PretrainConfig()
-    if isinstance(augment, tuple) and hasattr(augment, "train"):
-        augment, preprocess = augment.train, preprocess or augment.evaluate
+    require(
+        isinstance(config, PretrainConfig),
+        f"config is a {type(config).__name__}: give a PretrainConfig, as PretrainConfig(epochs=10)",
+    )
+    for name, part in (("loss", loss), ("preprocess", preprocess)):
+        require(part is None or callable(part), f"{name}={part!r}: must be a function")
+    require(
+        augment is None
+        or callable(augment)
+        or (isinstance(augment, Sequence | Recipe) and not isinstance(augment, str)),
+        f"augment={augment!r}: must be a function or a Recipe; one of this package's by name is "
+        "PretrainConfig(recipe=…)",
+    )
+    require(
+        not isinstance(network, str),
+        f"network={network!r}: must be a network; one of this package's by name is "
+        "PretrainConfig(model=…)",
+    )
+    if isinstance(augment, Recipe):
+        preprocess = preprocess or augment.evaluate
+        augment = augment.train
     own = {"network": network, "augment": augment, "preprocess": preprocess, "function": loss}
     own = {name: value for name, value in own.items() if value is not None}
     require(images is None or data is None, "give images or data, not both")
-    require(labels is None or images is not None, "labels are of images")
     given = data if images is None else images
+    require(labels is None or given is not None, "labels go with images or data")
     require(given is not None or test is None, "test goes with images or data")
     if given is not None:
         own |= {"data": "python", "source": _dataset(given, labels, test)}
+        if test is not None and config.evaluate.eval_split is None:
+            own["eval_split"] = "test"
     config = config.replace(**own)
     if config.runtime.devices is not None:
         sharding.use_virtual_cpu_devices(config.runtime.devices)
@@ -106,7 +131,7 @@ def _dataset(data: Any, labels: Any, test: Any) -> Custom:
     train = as_source(data, labels, "the data")
     held_out = None
     if test is not None:
-        pair = isinstance(test, tuple) and len(test) == 2
+        pair = isinstance(test, tuple | list) and len(test) == 2
         held_out = as_source(*(test if pair else (test, None)), "the test data")
         train.class_names = held_out.class_names = max(
             train.class_names, held_out.class_names, key=len

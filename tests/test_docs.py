@@ -31,7 +31,7 @@ def run_snippets(page):
 
 DOCS = ROOT / "docs"
 # Pages with snippets that the fast tests run.
-FAST = ("data", "text", "augmentation", "evaluation", "reference/config")
+FAST = ("data", "text", "reference/config")
 PRINTING = [
     str(path.relative_to(DOCS).with_suffix(""))
     for path in sorted(DOCS.rglob("*.md"))

@@ -1,5 +1,7 @@
 """Encoders as functions: the features that evaluation sees, of images in all forms; saved."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -43,6 +45,8 @@ def test_images_in_all_forms(encoder, tmp_path):
     expected = encoder(array[..., None])
     for form in (array, list(array), list(images / 16), [Image.fromarray(a) for a in array]):
         np.testing.assert_allclose(encoder(form), expected, atol=0.02)
+    paths = [tmp_path / "zero.png", str(tmp_path / "zero.png")]
+    np.testing.assert_array_equal(encoder([Image.open(paths[0])]), encoder(array[:1]))
     larger = np.kron(array[1], np.ones((2, 2), np.uint8))
     mixed = encoder([array[0], larger])  # of different sizes: resized
     np.testing.assert_allclose(mixed[0], expected[0], atol=1e-5)
@@ -65,10 +69,32 @@ def test_saved_and_loaded(encoder, tmp_path):
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(hj.UserError, match=r"notes\.txt"):
         encoder.save(folder)
+    with pytest.raises(hj.UserError, match=r"notes\.txt is a file"):
+        encoder.save(folder / "notes.txt")
     whole = (folder / "weights.safetensors").read_bytes()
     (folder / "weights.safetensors").write_bytes(whole[:200])
     with pytest.raises(hj.UserError, match="cannot be read"):
         hj.load(folder)
+
+
+def test_the_card_says_how_to_load(encoder):
+    network, half = ((lambda key, x: {}, lambda params, x: x), lambda image: image / 2)
+    for own, expected in (
+        ({}, f'encoder = hj.load("{encoder.config.name}")\n'),
+        ({"preprocess": half}, '", preprocess=preprocess)  # your own preprocess, as'),
+    ):
+        config = encoder.config.replace(**own)
+        card = hj.Encoder(config, {}, {}, 0, encoder.apply)._card()
+        assert expected in card and "z = encoder(images)" in card
+    config = hj.PretrainConfig(
+        name="own", network=network, preprocess=half, image_size=8, channels=1
+    )
+    own = hj.Encoder(config, {}, {}, 0, encoder.apply)
+    own.layers = {"output": (2,)}
+    line = (
+        'encoder = hj.load("own", network=network, preprocess=preprocess)  # your own network and'
+    )
+    assert line in own._card()
 
 
 def test_steps_and_names(image_run, text_run):
@@ -88,6 +114,14 @@ def test_steps_and_names(image_run, text_run):
         (np.zeros((2, 8, 8, 1), np.uint8), "fc7", "no such layer"),
         (np.zeros((2, 8, 8, 3), np.uint8), "output", r"shape \[8, 8, 3\]"),
         (np.zeros(8, np.uint8), "output", r"not \[8\]"),
+        (np.zeros((8, 8, 3), np.uint8), "output", r"\[8, 8, 3\]: of one pass images\[None\]"),
+        (np.zeros((8, 8, 1), np.uint8), "output", r"images\[None\]"),
+        ("nowhere.png", "output", "nowhere.png is one path: pass a list"),
+        (Path("nowhere.png"), "output", "pass a list of paths"),
+        (None, "output", "not a NoneType"),
+        ({"image": 1}, "output", "not a dict"),
+        (Image.new("L", (8, 8)), "output", "a list, not a Image"),
+        ([np.zeros((8, 8, 2), np.uint8), np.zeros((8, 8))], "output", "images of 1 and 2 channels"),
         (["nowhere.png"], "output", "nowhere.png"),
         ([np.full((8, 8), 7.0)], "output", "not 0 to 1"),
     ],

@@ -310,6 +310,7 @@ def test_wandb_has_the_metrics_of_a_run_that_was_continued(wandb, tmp_path):
     assert len(wandb.runs) == 2  # a run of its own, and none of one that does not ask for it
 
 
+@pytest.mark.slow
 def test_a_run_logs_to_wandb(wandb, tmp_path):
     config = tiny_runs.short(tmp_path).replace(log_to="wandb")
     folder = loop.train(config)

@@ -1,5 +1,6 @@
 """Training from Python: with everything of one's own, the same as plain JAX, and resumed."""
 
+import functools
 import json
 
 import jax
@@ -10,6 +11,7 @@ import run_states
 from sklearn.datasets import load_digits
 
 import hypersphere_jax as hj
+import hypersphere_jax.config
 from hypersphere_jax import augment
 
 DIGITS = load_digits()
@@ -83,7 +85,7 @@ def test_devices_change_nothing_and_runs_go_on(tmp_path):
     """Two devices, killed and continued: the losses of one device, and the same parameters."""
     own = {"images": IMAGES, "labels": LABELS, "network": NETWORK, "augment": noisy}
     small = {"batch_size": 16, "epochs": 2}
-    for loss, more in ((spread, {}), (supervised, {}), (against_queue, {"queue_size": 24})):
+    for loss, more in ((supervised, {}), (against_queue, {"queue_size": 24})):
         name = loss.__name__
         one = hj.train(config(tmp_path, f"{name}1", **small, **more), loss=loss, **own)
         two = config(tmp_path, f"{name}2", devices=2, **small, **more)
@@ -135,14 +137,19 @@ def test_a_recipe_of_ones_own(tmp_path):
     view = augment.make_augment(recipe, 8)(jax.random.key(0), IMAGES[0])
     np.testing.assert_allclose(view, inverted[0], rtol=1e-6)
     with pytest.raises(hj.UserError, match="preprocess="):
-        hj.load(run.folder, network=NETWORK)(IMAGES[:3])
+        hj.load(run.folder, network=NETWORK)
 
 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
         ({"images": IMAGES, "data": Pairs()}, "images or data, not both"),
-        ({"data": Pairs(), "labels": LABELS}, "labels are of images"),
+        ({"labels": LABELS}, "labels go with"),
+        ({"loss": supervised}, "takes labels, and the images of the data have none"),
+        ({"loss": "nt_xent"}, "must be a function"),
+        ({"augment": "moco"}, r"PretrainConfig\(recipe=…\)"),
+        ({"network": "resnet18"}, r"PretrainConfig\(model=…\)"),
+        ({"config": {"epochs": 3}}, "config is a dict"),
         ({"test": Pairs()}, "test goes with"),
         ({"loss": lambda x: x}, "takes 1 arguments"),
         ({"loss": lambda x, y: x}, "not a scalar"),
@@ -152,9 +159,21 @@ def test_a_recipe_of_ones_own(tmp_path):
     ],
 )
 def test_what_does_not_fit(given, match, tmp_path):
-    rest = {} if {"images", "data", "test"} & set(given) else {"images": IMAGES}
+    rest = {} if {"images", "data", "test", "labels"} & set(given) else {"images": IMAGES}
     with pytest.raises((hj.UserError, ValueError), match=match):
-        hj.train(config(tmp_path), **rest, **given)
+        hj.train(**{"config": config(tmp_path)} | rest | given)
+
+
+def test_evaluation_sees_no_label_that_trained(tmp_path):
+    """Of a loss that takes labels: on the test images alone, whose labels are noise here."""
+    own = {"network": NETWORK, "loss": supervised, "augment": half}
+    evaluated = config(tmp_path, "own", epochs=60, eval_every_epochs=60, evaluators=("knn",))
+    with pytest.raises(hj.UserError, match="trains on the training labels"):
+        hj.train(evaluated, images=IMAGES, labels=LABELS, **own)
+    noise = np.random.default_rng(0).integers(0, 10, 48)
+    run = hj.train(evaluated, images=IMAGES, labels=LABELS, test=[IMAGES, noise], **own)
+    assert run.metrics[-1]["eval/knn_top1"] < 40
+    assert hj.knn_probe(run.encoder(IMAGES), LABELS, run.encoder(IMAGES), LABELS)["top1"] > 60
 
 
 def test_a_flat_config():
@@ -163,5 +182,16 @@ def test_a_flat_config():
     assert flat.model.name == "resnet18" and flat.data.name == "cifar10"
     again = flat.replace(dim=8, seed=2)
     assert (again.model.dim, again.model.name, again.seed, flat.seed) == (8, "resnet18", 2, 0)
-    with pytest.raises(hj.UserError, match="did you mean 'epochs'"):
-        hj.PretrainConfig(epoch=3)
+    for wrong, match in (
+        ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"epochs": "3"}, "no number"),
+        ({"network": NETWORK, "width": 0.5}, "width: for this package's networks"),
+        ({"function": spread, "loss": "nt_xent"}, "loss: for this package's losses"),
+    ):
+        with pytest.raises(hj.UserError, match=match):
+            hj.PretrainConfig(**wrong)
+    assert "\nepochs = 200: " in hj.PretrainConfig.__doc__
+    loss = functools.partial(hj.nt_xent_loss, tau=0.1)
+    named = hypersphere_jax.config.to_dict(hj.PretrainConfig(function=loss, network=NETWORK))
+    assert named["objective"]["function"].endswith("nt_xent_loss(tau=0.1)")
+    assert named["model"]["network"] == "test_run.<lambda>, test_run.<lambda>"

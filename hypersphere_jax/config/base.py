@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import json
@@ -86,15 +87,23 @@ class Custom:
     """
 
     def __init__(self, value: Any, name: str | None = None):
-        self.value = value
-        named = value if hasattr(value, "__qualname__") else type(value)
-        self.name = name or f"{named.__module__}.{named.__qualname__}"
+        self.value, self.name = value, name or _name_of(value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Custom) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        options = [f"{name}={option!r}" for name, option in value.keywords.items()]
+        return f"{_name_of(value.func)}({', '.join([*map(repr, value.args), *options])})"
+    if type(value) is tuple:
+        return ", ".join(map(_name_of, value))
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def hold_custom(config: Any, name: str) -> None:

@@ -70,8 +70,9 @@ class ModelConfig:
     def __post_init__(self):
         hold_custom(self, "network")
         if self.network is not None:
-            names = {"image_size", "channels", "dim", "network"}
-            refuse(self, set(changed(self)) - names, "is for the networks of this package")
+            names = set(changed(self)) - {"image_size", "channels", "dim", "network"}
+            what = ", ".join(sorted(names)).replace("name", "model")
+            require(not names, f"{what}: for this package's networks, and network= is your own")
         require(self.dim >= 2, f"--dim {self.dim}: the hypersphere needs at least 2 dimensions")
         check_range(self, "(0, 100)", "width")
         check_range(self, "[4, inf)", "image_size")

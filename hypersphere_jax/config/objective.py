@@ -81,6 +81,10 @@ class ObjectiveConfig:
 
     def __post_init__(self):
         hold_custom(self, "function")
+        if self.function is not None:
+            names = set(changed(self)) - {"function", "align_alpha", "uniform_t"}
+            what = ", ".join(sorted(names))
+            require(not names, f"{what}: for this package's losses, and loss= is your own")
         factors = ("contrastive_tau", "align_alpha", "uniform_t", "loss_factor")
         check_range(self, "[0, inf)", *WEIGHTS, "loss_lam")
         check_range(self, "(0, inf)", *factors, "loss_tau", "loss_alpha")

@@ -1,6 +1,7 @@
 """All of a training run."""
 
 import dataclasses
+import textwrap
 from typing import Any
 
 from hypersphere_jax.config.base import (
@@ -67,7 +68,10 @@ class PretrainConfig:
             elif name in values:
                 values[name] = value
             else:
-                changes.setdefault(_part_with(name), {})[name] = value
+                part, kind = _part_with(name)
+                is_text = any(word in kind for word in ("str", "Literal", "Any"))
+                require(is_text or not isinstance(value, str), f"{name}={value!r}: is no number")
+                changes.setdefault(part, {})[name] = value
         for part, change in changes.items():
             values[part] = dataclasses.replace(values[part], **change)
         for name, value in values.items():
@@ -96,15 +100,30 @@ class PretrainConfig:
         check_range(self, SEEDS, "seed")
 
 
-def _part_with(name: str) -> str:
-    """The part of the config that has a field."""
-    parts = {
-        part.name: [field.name for field in dataclasses.fields(part.type)]
-        for part in dataclasses.fields(PretrainConfig)
-        if dataclasses.is_dataclass(part.type)
-    }
-    for part, names in parts.items():
-        if name in names:
-            return part
-    known = [*parts, *(field for names in parts.values() for field in names)]
+PARTS = [part for part in dataclasses.fields(PretrainConfig) if dataclasses.is_dataclass(part.type)]
+
+
+def _options() -> str:
+    """The options of all parts, as `help` shows them."""
+    lines = ["All of a training run.", "", "Options may be given by name, without their parts.", ""]
+    for part in dataclasses.fields(PretrainConfig):
+        fields = dataclasses.fields(part.type) if part in PARTS else [part]
+        for field in fields:
+            name = part.name if NAMED.get(part.name) == field.name else field.name
+            text = field.metadata.get("help", "")
+            if not text.endswith("from Python only."):
+                lines += textwrap.wrap(f"{name} = {field.default!r}: {text}", 96)
+    return "\n".join(lines)
+
+
+PretrainConfig.__doc__ = _options()
+
+
+def _part_with(name: str) -> tuple[str, str]:
+    """The part of the config that has a field, and the kind of its values."""
+    for part in PARTS:
+        for field in dataclasses.fields(part.type):
+            if field.name == name:
+                return part.name, str(field.type)
+    known = [field.name for part in PARTS for field in (part, *dataclasses.fields(part.type))]
     raise UserError(f"PretrainConfig has no field {name!r}{did_you_mean(name, known)}")

@@ -2,16 +2,19 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data.decode import pixels, reason
 from hypersphere_jax.data.source import Arrays, Sample, Source, UnreadableImage
 
 IMAGE_KEYS, LABEL_KEYS = ("image", "img", "pixels"), ("label", "labels", "fine_label", "target")
 IN_MEMORY = 2**31  # bytes of images up to which all are read at once
+FIRST = 64  # items that tell how large images are, and whether they are grey
 DIGESTED = 64  # samples, evenly spread, whose content identifies the data
 
 
@@ -21,10 +24,12 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
     Args:
       data: images uint8 `[n, h, w, c]` or `[n, h, w]`; or anything with `__len__` and
         `__getitem__`, such as data sets of PyTorch, Hugging Face or Grain, whose items are an
-        image, (image, label), or a dict with "image" and perhaps "label". An image is an array or
-        tensor, uint8 or of floats from 0 to 1, `[h, w, c]`, `[c, h, w]` of a tensor, or
-        `[h, w]`; or of Pillow. The same index must give the same item always.
-      labels: integers `[n]`, -1 for an image without one; None: those of the items, if any.
+        image, (image, label, …), or a dict with "image" and perhaps "label". An image is an array
+        or tensor, uint8 or of floats from 0 to 1, `[h, w, c]`, `[c, h, w]` of a tensor, or
+        `[h, w]`; or of Pillow. Grey images among RGB ones become RGB. The same index must give the
+        same item always.
+      labels: integers `[n]`, -1 for an image without one; None: those of the items, where None is
+        for an image without one, or of a list beside them (`targets`, `labels`).
       what: for messages.
 
     Raises:
@@ -46,50 +51,61 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         f"{what}: a {type(data).__name__} has no length or no items: give arrays, or a data set "
         "with __len__ and __getitem__",
     )
-    require(len(data) > 0, f"{what} is empty")
-    items = Items(data, labels, what)
-    if len(items) * items[0]["image"].nbytes > IN_MEMORY:
-        return items
-    samples = [items[i] for i in range(len(items))]
-    shapes = {sample["image"].shape for sample in samples}
-    if len(shapes) > 1:
-        return items
-    images = np.stack([sample["image"] for sample in samples])
-    return _arrays(images, np.array([sample["label"] for sample in samples]), what)
+    n = len(data)
+    require(n > 0, f"{what} is empty")
+    names = [*data.keys()] if hasattr(data, "keys") else [0]
+    require(
+        not all(isinstance(name, str) for name in names),
+        f"{what}: a {type(data).__name__} of {', '.join(map(str, names))}: give one split, such as "
+        f"data[{names[0]!r}]",
+    )
+    known = None if labels is None else _checked(labels, n, what)
+    try:
+        read = [_read(data, i, what) for i in range(min(n, FIRST))]
+        channels = _channels([image for image, _ in read], what)
+        if n * max(image.nbytes for image, _ in read) > IN_MEMORY:
+            return Items(data, _labels(data, what) if known is None else known, channels, what)
+        read += [_read(data, i, what) for i in range(len(read), n)]
+    except UnreadableImage as error:
+        raise UserError(str(error)) from error
+    channels = _channels([image for image, _ in read], what)
+    if known is None:
+        own = [label for _, label in read]
+        listed = _listed(data) if all(label is None for label in own) else None
+        known = _own_labels(own, what) if listed is None else listed
+    if len({image.shape[:2] for image, _ in read}) > 1:
+        return Items(data, known, channels, what)
+    return _arrays(np.stack([_coloured(image, channels) for image, _ in read]), known, what)
 
 
 class Items:
-    """A source of anything with a length and items; see `as_source`."""
+    """A source of anything with a length and items, read one by one; see `as_source`.
 
-    def __init__(self, data: Any, labels: Any, what: str):
-        self._data = data
+    Args:
+      data: whose items are images, with labels or without.
+      labels: integers `[n]`.
+      channels: of all images.
+      what: for messages.
+    """
+
+    def __init__(self, data: Any, labels: np.ndarray, channels: int, what: str):
+        self._data, self._channels = data, channels
         self.origin = what
         self.image_shape: tuple[int, int, int] | None = None
-        self._labels = None if labels is None else np.asarray(labels)
+        self.labels = _checked(labels, len(data), what)
         self.class_names = _names(self.labels)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, i: int) -> Sample:
-        image, label = _parts(self._data[int(i)], self.origin)
-        try:
-            image = as_image(image)
-        except (ValueError, TypeError) as error:
-            raise UnreadableImage(f"item {i} of {self.origin}: {error}") from error
-        if self._labels is not None:
-            label = self._labels[i]
-        return {"image": image, "label": int(label)}
-
-    @functools.cached_property
-    def labels(self) -> np.ndarray:
-        """Int32 `[n]`, from a list of them that the data set has, else from its items."""
-        if self._labels is None:
-            self._labels = _listed(self._data)
-        if self._labels is None:
-            parts = (_parts(self._data[i], self.origin) for i in range(len(self)))
-            self._labels = np.array([int(label) for _, label in parts])
-        return _checked(self._labels, len(self), self.origin)
+        image = _coloured(_read(self._data, i, self.origin)[0], self._channels)
+        if image.shape[-1] != self._channels:
+            raise UserError(
+                f"item {i} of {self.origin} has {image.shape[-1]} channels, others have "
+                f"{self._channels}: all images must have as many"
+            )
+        return {"image": image, "label": int(self.labels[i])}
 
     @functools.cached_property
     def digest(self) -> str:
@@ -102,6 +118,9 @@ class Items:
 
 def as_image(image: Any) -> np.ndarray:
     """An image as uint8 `[h, w, c]`, see `as_source`; ValueError for what is none."""
+    if isinstance(image, Image.Image):
+        grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+        return pixels(image, "L" if grey else "RGB")
     channels_first = type(image).__module__.startswith("torch")
     array = np.asarray(image)
     if array.ndim == 2:
@@ -140,26 +159,90 @@ def _names(labels: np.ndarray) -> tuple[str, ...]:
     return tuple(str(label) for label in range(int(labels.max(initial=-1)) + 1))
 
 
-def _parts(item: Any, what: str) -> tuple[Any, int]:
-    """Image and label of an item; -1 where it has none."""
+def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:
+    """Image, uint8 `[h, w, c]`, and label of an item; UnreadableImage for what is no image."""
+    image, label = _item(data, i, what)
+    try:
+        return as_image(image), label
+    except Exception as error:  # of nearly any type, for a damaged file of Pillow
+        raise UnreadableImage(f"item {i} of {what}: {reason(error)}") from error
+
+
+def _item(data: Any, i: int, what: str) -> tuple[Any, Any]:
+    """Image and label of an item, as they are; None where it has no label."""
+    try:
+        item = data[int(i)]
+    except Exception as error:  # of the user's code
+        raise UserError(f"item {i} of {what}: {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
         image = next((item[key] for key in IMAGE_KEYS if key in item), None)
         if image is None:
             raise UserError(f"{what}: items have {', '.join(map(str, item))}, and no 'image'")
-        return image, next((int(item[key]) for key in LABEL_KEYS if key in item), -1)
-    if isinstance(item, Sequence) and len(item) == 2:
-        return item[0], int(item[1])
-    return item, -1
+        return image, next((item[key] for key in LABEL_KEYS if key in item), None)
+    if isinstance(item, tuple | list):
+        require(len(item) > 0, f"item {i} of {what} is empty: expected an image, (image, label)")
+        return item[0], item[1] if len(item) > 1 else None
+    return item, None
+
+
+def _own_labels(labels: Iterable[Any], what: str) -> np.ndarray:
+    """Labels of items as integers; None becomes -1."""
+    return np.array([_label(label, i, what) for i, label in enumerate(labels)])
+
+
+def _label(label: Any, i: int, what: str) -> int:
+    if label is None:
+        return -1
+    try:
+        number = np.asarray(label).item()
+        integral = not isinstance(number, str | bytes) and float(number).is_integer()
+    except (TypeError, ValueError):  # of several numbers, or none
+        integral = False
+    if not integral:
+        text = " ".join(repr(label).split())
+        raise UserError(f"item {i} of {what}: label {text:.40} is no integer; None or -1 for none")
+    return int(number)
+
+
+def _labels(data: Any, what: str) -> np.ndarray:
+    """Of data too large to hold: a list beside the items that agrees with them, or of each item."""
+    n, listed = len(data), _listed(data)
+    if listed is not None:
+        own = {i: _item(data, i, what)[1] for i in (0, n - 1)}
+        if all(x is None or _label(x, i, what) == listed[i] for i, x in own.items()):
+            return listed
+    return _own_labels((_item(data, i, what)[1] for i in range(n)), what)
 
 
 def _listed(data: Any) -> np.ndarray | None:
     """All labels, where a data set lists them: as torchvision's or a column of Hugging Face's."""
-    for name in ("targets", "labels"):
-        listed = getattr(data, name, None)
-        if listed is not None and np.shape(listed) == (len(data),):
-            return np.asarray(listed)
-    columns = getattr(data, "column_names", ())
-    return next((np.asarray(data[key]) for key in LABEL_KEYS if key in columns), None)
+    if getattr(data, "target_transform", None) is not None:
+        return None
+    lists = [getattr(data, name, None) for name in ("targets", "labels")]
+    columns = getattr(data, "column_names", None) or ()
+    for listed in [*lists, *(data[key] for key in LABEL_KEYS if key in columns)]:
+        try:
+            labels = np.asarray(listed)
+        except ValueError:  # lists of unequal length
+            continue
+        if labels.shape == (len(data),) and np.issubdtype(labels.dtype, np.integer):
+            return labels
+    return None
+
+
+def _channels(images: Sequence[np.ndarray], what: str) -> int:
+    """Channels of all images, 3 for grey among RGB."""
+    kinds = sorted({image.shape[-1] for image in images})
+    require(
+        len(kinds) == 1 or kinds == [1, 3],
+        f"{what}: images of {' and '.join(map(str, kinds))} channels: all must have as many",
+    )
+    return kinds[-1]
+
+
+def _coloured(image: np.ndarray, channels: int) -> np.ndarray:
+    grey = image.shape[-1] == 1 and channels == 3
+    return np.repeat(image, 3, axis=-1) if grey else image
 
 
 def _is_jax(data: Any) -> bool:

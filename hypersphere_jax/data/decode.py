@@ -31,14 +31,19 @@ def decode(data: bytes, mode: str = "RGB") -> np.ndarray:
     """
     _silence_pillow()
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.mode == mode:
-            return np.atleast_3d(np.array(image))
-        if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-            grey = np.asarray(image).astype(np.int32)
-            image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
-        if image.mode not in CONVERTED:
-            raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colour")
-        return np.atleast_3d(np.array(image.convert(mode)))
+        return pixels(image, mode)
+
+
+def pixels(image: Image.Image, mode: str = "RGB") -> np.ndarray:
+    """The pixels of an image of Pillow, as those that `decode` gives of its file."""
+    if image.mode == mode:
+        return np.atleast_3d(np.array(image))
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        grey = np.asarray(image).astype(np.int32)
+        image = Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+    if image.mode not in CONVERTED:
+        raise ValueError(f"has pixels of Pillow's mode {image.mode!r}, not 8-bit colour")
+    return np.atleast_3d(np.array(image.convert(mode)))
 
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:

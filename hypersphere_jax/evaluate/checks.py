@@ -13,8 +13,9 @@ UNIT_TOLERANCE = 0.01  # half precisions keep norms to a few thousandths
 
 
 def number_of_classes(*labels) -> int:
-    """One more than the largest label."""
-    return 1 + max(int(np.max(part, initial=-1)) for part in labels)
+    """One more than the largest label; `check_labels` refuses those that are not integers."""
+    integers = [x for x in map(np.asarray, labels) if np.issubdtype(x.dtype, np.integer)]
+    return 1 + max((int(np.max(x, initial=-1)) for x in integers), default=0)
 
 
 def check_splits(train_x, train_y, test_x, test_y, num_classes: int) -> tuple:

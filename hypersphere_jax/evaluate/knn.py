@@ -75,7 +75,7 @@ def knn_probe(
     result = scores(ranked, test_y, num_classes=num_classes)
     return {
         "protocol": "knn",
-        "k": k,
+        "k": int(k),
         "metric": metric,
         "vote": vote,
         "temperature": temperature,
@@ -132,6 +132,7 @@ def nearest(
     """
     require(metric in METRICS, f"metric {metric!r}: choose one of {', '.join(METRICS)}")
     (m, d), n = bank.shape, queries.shape[0]
+    require(isinstance(k, int | np.integer), f"k = {k}: must be an integer")
     require(1 <= k <= m, f"k = {k}: choose 1 to {m}, the size of the bank")
     devices = sharding.local_devices(1) if devices is None else devices
     unit = np.bool_(metric == "cosine")

@@ -13,6 +13,7 @@ from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import knn, linear
 from hypersphere_jax.evaluate.features import joined, make_forward
 from hypersphere_jax.losses import align_loss, uniform_loss
+from hypersphere_jax.training.objectives import uses_labels
 
 # Of the images and of their two views: the same ones in every run, so that runs compare.
 SEED = 0
@@ -117,12 +118,12 @@ def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
     """Images to search and fit on, and images to classify: none whose labels the run trains on."""
     options, count = config.evaluate, config.evaluate.eval_images
     labelled = [name for name in options.evaluators if name in LABELLED]
-    supervised = bool(labelled) and config.objective.supervised_weight > 0
+    supervised = bool(labelled) and uses_labels(config.objective)
     split = options.eval_split or ("test" if supervised and config.data.folds > 1 else "train")
     require(
         split == "test" or not supervised,
-        "--eval-split: a supervised run trains on the training labels; take --eval-split test, or "
-        "pretrain with --folds, which holds a part of the images out",
+        "--eval-split: this run trains on the training labels; take --eval-split test, or pretrain "
+        "with --folds, which holds a part of the images out",
     )
     require(
         bool(dataset.class_names) or not labelled,

@@ -128,7 +128,7 @@ def masked(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
         weights = jnp.where(mask, weights, 0.0)
         arrays = tuple(jnp.where(mask[:, None], array, 0.0) for array in arrays)
     if not isinstance(weights, jax.core.Tracer) and not (weights >= 0).all():
-        raise ValueError(f"weights must be zero or positive, got {weights}")
+        raise ValueError(f"weights must be zero or positive, got {float(weights.min())}")
     return mask, weights, *arrays
 
 

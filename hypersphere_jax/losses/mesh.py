@@ -35,7 +35,10 @@ def on_mesh(*sharded: str) -> Callable[[Loss], Loss]:
 
         @functools.wraps(loss)
         def wrapper(*args, **kwargs):
-            options = signature.bind(*args, **kwargs).arguments
+            try:
+                options = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{loss.__name__}() {error}") from None
             mesh_axis = options.pop("mesh_axis", None)
             if options.get("axis_name") is not None:
                 if mesh_axis is not None:
@@ -68,6 +71,11 @@ def _find_axis(
         along = (sharding.spec[0] for sharding in shardings if sharding.spec)
         return mesh, next((axis for axis in along if axis is not None), None)
     names = {mesh_axis} if isinstance(mesh_axis, str) else set(mesh_axis)
+    if mesh.empty:
+        raise ValueError(
+            f"mesh_axis={mesh_axis!r}, and no mesh is set: jax.set_mesh(mesh), or shard the arrays "
+            "(in mapped functions give axis_name)"
+        )
     if not names <= _not_mapped(mesh):
         raise ValueError(
             f"mesh_axis={mesh_axis!r} is no axis of the mesh, which has {mesh.axis_names}: call "

@@ -59,8 +59,9 @@ def create(network: Custom, shape: tuple[int, ...]) -> tuple[Callable, Callable]
 
     def init(key):
         params, stats = functions.init(key, jnp.zeros(example.shape, example.dtype))
-        stats = to_stats(stats)
-        return to_params(params), stats | ({CALLS: jnp.zeros(())} if functions.random else {})
+        # Runs of other seeds begin elsewhere in the sequence of draws.
+        begin = jnp.floor(2**20 * jax.random.uniform(jax.random.fold_in(key, 1)))
+        return to_params(params), to_stats(stats) | ({CALLS: begin} if functions.random else {})
 
     def apply(params, stats, x, train, axis_name=None):
         calls, key = stats.get(CALLS), None
@@ -109,8 +110,8 @@ def _functions(network: Custom) -> Functions:
 
 
 def _nnx(module: nnx.Module) -> Functions:
-    """Parameters are the module's own, as it was made; the rest are statistics."""
-    parts = (nnx.Param, nnx.RngState, ...)
+    """Parameters are the module's own, as they are at the time; the rest are statistics."""
+    parts = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
     flags = _flags(type(module).__call__)
 
     def definition(train: bool, axis_name: str | None):
@@ -121,19 +122,20 @@ def _nnx(module: nnx.Module) -> Functions:
                 part.axis_name = axis_name
         return nnx.split(clone, *parts)
 
-    made: Any = nnx.split(module, *parts)
-    _, params, randoms, stats = made
+    def init(key, x):
+        _, params, _, _, stats = nnx.split(module, *parts)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
     def apply(params, stats, x, train, key, axis_name):
-        graphdef, _, own, _ = definition(train, axis_name)
+        graphdef, _, own, intermediates, _ = definition(train, axis_name)
         if key is not None:
             own = jax.tree.map(functools.partial(_reseeded, key), own)
-        copy = nnx.merge(graphdef, params, own, stats, copy=True)
+        copy = nnx.merge(graphdef, params, own, intermediates, stats, copy=True)
         outputs = copy(x, **flags(train))
-        return outputs, nnx.to_pure_dict(nnx.split(copy, *parts)[3])
+        return outputs, nnx.to_pure_dict(nnx.split(copy, *parts)[-1])
 
-    params, stats = nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
-    return Functions(lambda key, x: (params, stats), apply, bool(jax.tree.leaves(randoms)))
+    made: Any = nnx.split(module, *parts)
+    return Functions(init, apply, bool(jax.tree.leaves(made[2])))
 
 
 def _reseeded(key: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -154,15 +156,33 @@ def _linen(module: linen.Module) -> Functions:
         variables = {"params": params, **stats}
         if not train:
             return module.apply(variables, x, **flags(False)), stats
-        rngs = {} if key is None else {"dropout": key}
-        return module.apply(variables, x, **flags(True), mutable=list(stats), rngs=rngs)
+        # Streams of other names fall back on that of the parameters.
+        keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
+        options = {**flags(True), "mutable": list(stats), "rngs": keys}
+        with linen.intercept_methods(functools.partial(_over_devices, axis_name)):
+            return module.apply(variables, x, **options)
 
     return Functions(init, apply, True)
+
+
+def _over_devices(axis_name: str | None, call: Callable, args, kwargs, context) -> Any:
+    """Batch norm without an axis of its own takes the statistics of all devices."""
+    part = context.module
+    if isinstance(part, linen.BatchNorm) and part.axis_name is None:
+        object.__setattr__(part, "axis_name", axis_name)
+    return call(*args, **kwargs)
 
 
 def _equinox(module: Any) -> Functions:
     """A module of one example, as Equinox has them."""
     import equinox
+
+    indices = jax.tree.leaves(module, is_leaf=lambda leaf: isinstance(leaf, equinox.nn.StateIndex))
+    require(
+        not any(isinstance(leaf, equinox.nn.StateIndex) for leaf in indices),
+        f"{type(module).__name__} has a state, such as BatchNorm's: give a pair of functions, "
+        "init(key, x) -> (params, stats) and apply(params, stats, x, train) -> (outputs, stats)",
+    )
 
     takes_key = "key" in inspect.signature(type(module).__call__).parameters
     params, rest = equinox.partition(module, equinox.is_inexact_array)

@@ -151,6 +151,7 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     Raises:
       UserError: for a config that does not fit the data or the devices.
     """
+    run_folder.require_own(config)
     devices = sharding.global_devices(config.runtime.devices)
     sharding.check_batch_size(config.optimizer.batch_size, devices)
     dataset = load(config.data)

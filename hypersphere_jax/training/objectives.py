@@ -145,6 +145,13 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
     return loss, count
 
 
+def uses_labels(config: ObjectiveConfig) -> bool:
+    """Whether the loss is given the labels of the training images."""
+    if config.function is not None:
+        return _custom_loss(config, (2, 3, 4))[1] == 4
+    return config.supervised_weight > 0
+
+
 def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
     """The same weighted sum against a queue of keys (Wang & Isola B.2).
 

@@ -54,8 +54,9 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         raise UserError(f"--recipe {recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0
     require(
-        bool(dataset.class_names) or not supervised,
-        f"--supervised-weight: the images of {dataset.origin} have no labels",
+        bool(dataset.class_names) or not objectives.uses_labels(config.objective),
+        f"the loss takes labels, and the images of {dataset.origin} have none: leave "
+        "--supervised-weight out, or take another loss",
     )
     model = dataclasses.replace(config.model, image_size=size, channels=view.shape[-1])
     if model.network is None:

@@ -267,12 +267,6 @@ def _check_continues(
     first = record["sessions"][0]
     other_data = record["data_digest"] != digest
     begun, local = first["device"]["count"], config.model.batch_norm == "local"
-    lacking = [name for name, old, new in _own(read_config(folder), config) if old and not new]
-    require(
-        not lacking,
-        f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
-        f"hypersphere_jax.train(config, {', '.join(f'{name}=…' for name in lacking)})",
-    )
     reasons = {
         "holds a run, and --resume is 'never'": config.runtime.resume == "never",
         "holds an imported encoder, which --init-from begins with": "imported" in first,
@@ -282,6 +276,19 @@ def _check_continues(
     }
     for reason, applies in reasons.items():
         require(not applies, f"{folder} {reason}, or choose another --name")
+
+
+def require_own(config: PretrainConfig) -> None:
+    """Raises UserError when the run of a config has parts of the user's own that it lacks."""
+    folder = folder_of(config)
+    if not (folder / "config.json").is_file():
+        return
+    lacking = [name for name, old, new in _own(read_config(folder), config) if old and not new]
+    require(
+        not lacking,
+        f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
+        f"hypersphere_jax.train(config, {', '.join(f'{name}=…' for name in lacking)})",
+    )
 
 
 def _own(*configs: PretrainConfig) -> list[tuple[str, ...]]:

@@ -162,6 +162,13 @@ def test_refusals(rng):
     arrays = problem(rng)
     with pytest.raises(UserError, match="k = 98: choose 1 to 97, the size of the bank"):
         knn_probe(*arrays, num_classes=4, k=98)
+    with pytest.raises(UserError, match=r"k = 2\.5: must be an integer"):
+        knn_probe(*arrays, k=2.5)
+    for wrong, split in ((arrays[1].astype(str), "train"), (arrays[1] + 0.5, "train")):
+        with pytest.raises(UserError, match=f"{split} labels: expected integers, got"):
+            knn_probe(arrays[0], wrong, *arrays[2:])
+    with pytest.raises(UserError, match="test labels: expected integers, got <U"):
+        knn_probe(*arrays[:3], arrays[3].astype(str))
     arrays[0][-1] = 1e30
     with pytest.raises(UserError, match="too unlike"):
         knn_probe(*arrays, num_classes=4, metric="euclidean", k=97)

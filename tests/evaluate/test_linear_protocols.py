@@ -204,6 +204,8 @@ def test_mistakes(rng, fits, monkeypatch):
     for change, message in (
         ({"train_x": np.where(bad, 1e39, np.zeros(D))}, r"4 of 300 .* \(rows 4, 27, 100, 299\)"),
         ({"train_y": np.arange(N) % 6 - 1}, r"train labels: -1 \(row 0\)"),
+        ({"train_y": ["cat", "dog"] * (N // 2), "num_classes": None}, "train labels: .* got <U3"),
+        ({"test_y": arrays["test_y"] / 2, "num_classes": None}, "test labels: .* got float64"),
         ({"protocol": "moco", "grid": [(1e4, 0.0)]}, "diverged at learning rate 10000"),
     ):
         with pytest.raises(UserError, match=message):

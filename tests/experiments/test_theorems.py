@@ -91,6 +91,7 @@ def test_losses_with_one_negative_are_integrals():
             assert single_negative.von_mises_single(kappa, tau) == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_theorem2(tmp_path, drawn):
     result = single_negative.theorem2(tmp_path, 1)
     for tau, dim, name, loss, exact, above in result.rows:

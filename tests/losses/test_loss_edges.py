@@ -99,6 +99,27 @@ def test_mistakes_with_every_loss(name, rng):
         fails("two (points|pairs)", [a[:1] for a in good])
 
 
+def test_messages_are_short_and_name_the_loss(rng):
+    x = sphere(rng, 3, 2)
+    for call, error, match in (
+        (lambda: hj.uniform_loss(x, tau=2.0), TypeError, r"^uniform_loss\(\) .*'tau'"),
+        (lambda: hj.align_loss(x), TypeError, r"^align_loss\(\) missing .*'y'"),
+        (lambda: hj.uniform_loss(x, weights=[1.0, -2.0, 3.0]), ValueError, r"positive, got -2\.0$"),
+        (
+            lambda: hj.uniform_loss(x, weights=[1.0, math.nan, 3.0]),
+            ValueError,
+            "positive, got nan$",
+        ),
+        (
+            lambda: hj.uniform_loss(x, mesh_axis="data"),
+            ValueError,
+            r"no mesh is set: jax\.set_mesh",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            call()
+
+
 def test_l2_normalize(rng):
     """Along any axis, of any length; zero stays zero, and its gradient is finite."""
     x = rng.standard_normal((4, 3, 5)).astype(np.float32)

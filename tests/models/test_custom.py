@@ -121,17 +121,19 @@ def test_training_takes_the_batchs_statistics_and_drops_units(network, x):
     np.testing.assert_allclose(means[2] - means[1], (means[1] - means[0]) / 2, rtol=1e-5)
 
 
-def test_statistics_over_devices_are_the_global_batchs(x):
-    """Of an NNX module, whose batch norm has no axis of its own; dropout differs by device."""
-    params, stats, apply = made(Nnx(nnx.Rngs(0)))
+@pytest.mark.parametrize("network", [Nnx(nnx.Rngs(0)), Linen()], ids=["nnx", "linen"])
+def test_statistics_over_devices_are_the_global_batchs(network, x):
+    """Of modules whose batch norm has no axis of its own; dropout differs by device."""
+    params, stats, apply = made(network)
     x = np.concatenate([x[:4], x[:4] + 1])
     whole, after = apply(params, stats, x, True)
-    _, plain = custom.create(Custom(Nnx(nnx.Rngs(0))), SHAPE)
+    _, plain = custom.create(Custom(network), SHAPE)
     parts = jax.pmap(
         lambda x: plain(params, stats, x, True, "data"), "data", devices=jax.devices()[:2]
     )(x.reshape(2, 4, *SHAPE))
     np.testing.assert_allclose(parts[0]["before"].reshape(8, 6), whole["before"], atol=1e-5)
-    np.testing.assert_allclose(parts[1]["norm"]["mean"][0], after["norm"]["mean"], atol=1e-6)
+    means = [jax.tree.leaves(s.get("batch_stats", s.get("norm")))[0] for s in (parts[1], after)]
+    np.testing.assert_allclose(means[0][0], means[1], atol=1e-6)
     dropped = parts[0]["unnormalized"] == 0
     assert (dropped[0] != dropped[1]).any()
 
@@ -153,8 +155,18 @@ def test_as_a_model_of_a_config(x):
         models.check_layer(config, "fc7")
     with pytest.raises(C.UserError, match=r"mine\.ViT.*network="):
         models.resolved(C.ModelConfig(network="mine.ViT", image_size=4, channels=1))
-    with pytest.raises(C.UserError, match="--width is for the networks of this package"):
+    with pytest.raises(C.UserError, match="width: for this package's networks"):
         C.ModelConfig(network=PAIR, width=0.5)
+
+
+def test_nnx_parameters_are_those_of_the_time(x):
+    module = Nnx(nnx.Rngs(0))
+    config = C.ModelConfig(network=module, image_size=4, channels=1)
+    before = models.create(config, jax.random.key(0))[1]
+    nnx.update(module, nnx.state(Nnx(nnx.Rngs(1)), nnx.Param))
+    after = models.create(config, jax.random.key(0))[1]
+    kernels = [tree["layers"]["0"]["kernel"] for tree in (before, after)]
+    assert (kernels[0] != kernels[1]).any()
 
 
 @pytest.mark.parametrize(
