@@ -1,232 +1,231 @@
-"""What a run would cost: the FLOP of a step, counted or its measured time, times the steps."""
+"""Time and memory of runs, before they begin: from step_costs.json, without opening any data.
+
+The time of a step is that of its FLOP and of the elements of everything else (step_costs.py), at
+what this machine is taken to do in a second.
+"""
 
 import dataclasses
 import functools
+import json
 import math
 import os
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
 
-import jax
-import numpy as np
-
-from hypersphere_jax import data, models
-from hypersphere_jax.config import (
-    DataConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    UserError,
-)
-from hypersphere_jax.data.sampling import make_sampler
+from experiments import workers
+from experiments.reproduction import folder_of
+from experiments.sweeps import Planned
+from hypersphere_jax import data
+from hypersphere_jax.config import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
-from hypersphere_jax.moco import queue_init
-from hypersphere_jax.packing import END, SPECIAL, pack
-from hypersphere_jax.training import resolve, sharding
-from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.step import Momentum, init_state, make_step_of
+from hypersphere_jax.data.text import labelled, reading
+from hypersphere_jax.training import sharding
 
-# Number and side of the images, where they are not here.
-ABSENT = {
-    "stl10": (105_000, 96),
-    "nyu_depth_v2": (795, 480),
-    "imagenet2012": (1_281_167, 224),
-    "cifar10": (50_000, 32),
+FILE = Path(__file__).with_name("step_costs.json")
+# Number, side and channels of the images to train on, as published.
+IMAGES = {
+    "digits": (1_400, 8, 1),
+    "random_bits": (data.BITS_COUNT, data.BITS_SIZE, 0),
+    "cifar10": (50_000, 32, 3),
+    "stl10": (105_000, 96, 3),
+    "nyu_depth_v2": (795, 480, 3),
+    "imagenet2012": (1_281_167, 224, 3),  # their sizes differ
 }
-SENTENCES, VOCABULARY = 52_799_513, 50_001  # of BookCorpus, likewise
-LENGTHS = (4, 8, 12, 16, 20, 24, 34, 64)  # words of sentences: those of novels, roughly
 IMAGENET100 = 126_689  # images of the 100 classes of Table 7
-# FLOP and, on CPU, time of a step of images grow in proportion to its pairs; this many are counted.
-MOST_PAIRS = 32
+SENTENCES, VOCABULARY = 52_799_513, 50_001  # of BookCorpus
+NOVELS = 120_529  # sentences of the eight novels of docs/results.md
+SENTENCE = {True: 42, False: 115}  # bytes in a file, whether that is compressed
 # Of all counted steps, as these hardly matter to them: one is counted for a whole sweep.
-DIM = 128
+DIM, QUEUE = 128, 4096
 EVERY_TERM = ObjectiveConfig(contrastive_weight=1)
-REPEATS = 3
-# FLOP a second that training in float32 is taken to sustain, by what the device's kind contains. Of
-# a CPU: each core. V100: MoCo v2 in 53 hours on 8 (moco_v2_imagenet.py); the others are scaled from
-# it by the bandwidth of their memory, 1.6, 3.35 and 4.8 TB/s against 0.9: not measured.
-CPU_CORE = 50e9
+# What a core of a CPU does in a second: FLOP, and elements of other operations. With the seconds of
+# a run beside its steps, and those for each image (or labelled sentence) that is evaluated, the
+# times of docs/results/*/results.csv, of runs on one core each, come out within a factor of two; a
+# step of ResNet-18 (CIFAR-10) and one of SmallAlexNet (64 pixels) take 0.6 and 0.7 of theirs.
+CORE_FLOP, CORE_ELEMENTS = 80e9, 1e9
+START, EVALUATED, TASKS = 18.0, 1e-3, 15_000
+# FLOP a second that training in float32 is taken to sustain, all else included, by what the
+# device's kind contains. V100: MoCo v2 in 53 hours on 8 (moco_v2_imagenet.py); the others are
+# scaled from it by the bandwidth of their memory, 1.6, 3.35 and 4.8 TB/s against 0.9: not measured.
 SUSTAINED = {"V100": 5.5e12, "A100": 10e12, "H100": 20e12, "H200": 29e12}
+PROCESS = 0.8e9  # bytes of a process that trains, beside its arrays
+RESIDENT = 0.25  # share of the memory up to which images stay there
+
+
+class Machine(NamedTuple):
+    """What trains: a CPU's cores, or all accelerators of this process."""
+
+    name: str
+    devices: int  # 0: it is a CPU
+    flop: float  # a second; of one device
+    elements: float  # of other operations, likewise
+    memory: int  # bytes, of one device
+    part: int = 1  # of a CPU: how many processes share it
+
+    def shared(self, jobs: int) -> "Machine":
+        """What each of so many processes has."""
+        if self.devices:
+            return self if jobs == 1 else self._replace(devices=1)
+        flop, elements = self.flop / jobs, self.elements / jobs
+        return self._replace(flop=flop, elements=elements, part=jobs)
 
 
 class Cost(NamedTuple):
-    """Steps of a run, and the seconds of one."""
+    """What a run takes."""
 
     steps: int
-    seconds: float
+    step: float  # seconds of one
+    seconds: float  # of training and evaluation
+    memory: float  # bytes, on each device
 
 
-def cost(config: PretrainConfig, measure: bool = False) -> Cost:
-    """Steps of a run, and the seconds of one on this machine's first device.
+def machine(apart: bool = False) -> Machine:
+    """This machine; `apart`: GPUs are asked in another process, so that they stay free."""
+    if apart and workers.nvidia_gpus():
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(machine).result()
+    devices = sharding.local_devices()
+    memory = sharding.memory(devices[:1])
+    if devices[0].platform == "cpu":
+        known = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        name = f"{cores} CPU core{'s' * (cores > 1)}"
+        return Machine(name, 0, cores * CORE_FLOP, cores * CORE_ELEMENTS, memory)
+    kind = devices[0].device_kind
+    gpu = next((gpu for gpu in SUSTAINED if gpu in kind), "A100")
+    name = f"{len(devices)} {kind}" + ("" if gpu in kind else f" (taken for {gpu})")
+    return Machine(name, len(devices), SUSTAINED[gpu], math.inf, memory)
+
+
+def cost(one: Planned, here: Machine, laptop: bool, step: float | str | None = None) -> Cost:
+    """Steps, time and memory of a run.
 
     Args:
-      config: of the run.
-      measure: run a step and take its time, rather than counting its FLOP.
+      one: the run.
+      here: what it runs on.
+      laptop: whether text that is not here is that of a few novels.
+      step: measured seconds of a step, on CPU with all cores; or why there are none, and then the
+        run is without a time. None: by the stored cost.
     """
+    config, needs = one.config, _stored()[key(one.config)]
     batch = config.optimizer.batch_size
-    steps = config.optimizer.epochs * _steps_per_epoch(config)
-    # The update of the words is most of a small step of text, and does not grow with the batch.
-    whole = config.model.reads_text or (measure and jax.default_backend() != "cpu")
-    pairs = batch if whole else min(batch, MOST_PAIRS)
-    model = config.model
-    plain = PretrainConfig(
-        data=config.data,
-        model=model if model.reads_text else dataclasses.replace(model, dim=DIM),
-        moco=config.moco,
-        objective=EVERY_TERM,
-        # Its numbers do not matter to the cost.
-        optimizer=OptimizerConfig(batch_size=pairs, optimizer=config.optimizer.optimizer),
+    n = sentences(config.data, laptop) if config.model.reads_text else images(config.data)
+    steps = config.optimizer.epochs * max(1, n // batch)
+    devices = max(1, min(config.runtime.devices or here.devices, here.devices))
+    flop, elements, memory = (
+        whole + each * batch / (1 if config.model.reads_text else devices)
+        for whole, each in (needs[name] for name in ("flop", "elements", "bytes"))
     )
-    seconds = _seconds(plain) if measure else _flop(plain) / _sustained()[1]
-    return Cost(steps, seconds * batch / pairs)
+    estimate = flop / here.flop + elements / here.elements
+    kept = 0 if config.model.reads_text else n * math.prod(shape_of(config.data))
+    memory += PROCESS + (kept if kept < RESIDENT * here.memory else 0)
+    if isinstance(step, str):
+        return Cost(steps, math.nan, 0.0, memory)
+    step = estimate if step is None else step * here.part
+    return Cost(steps, step, START + steps * step + _evaluation(one, n, steps), memory)
 
 
-def notes(hours: float, measure: bool = False) -> list[str]:
-    """What one should know of these numbers, and of the hours of all runs."""
-    name, here = _sustained()
-    if measure:
-        lines = [
-            f"s / step: measured on {name} with random images or words; on CPU {MOST_PAIRS} pairs "
-            "of images at most, scaled to the batch."
-        ]
-    else:
-        gpus = [f"{gpu} {hours * here / speed:,.2g}" for gpu, speed in SUSTAINED.items()]
-        speeds = ", ".join(f"{speed / 1e12:g}" for speed in SUSTAINED.values())
-        lines = [
-            f"s / step: FLOP of its products and convolutions, at {here / 1e12:g} TFLOP/s, taken "
-            f"for {name}, of which small networks reach a part; --measure takes the time of a step "
-            "here.",
-            f"Hours on one GPU, taken for {speeds} TFLOP/s in float32: {', '.join(gpus)}.",
-        ]
-    return [
-        *lines,
-        "Training alone: reading data, compiling and evaluation come on top. Of data that are not "
-        "here the paper's number is counted.",
-    ]
-
-
-def _sustained() -> tuple[str, float]:
-    """This machine's first device, and its FLOP a second."""
-    kind = jax.devices()[0].device_kind
-    if kind == "cpu":
-        cores = os.cpu_count() or 1
-        return f"{cores} CPU cores", cores * CPU_CORE
-    known = [gpu for gpu in SUSTAINED if gpu in kind] or ["A100"]
-    return f"{kind} as {known[0]}", SUSTAINED[known[0]]
-
-
-def _steps_per_epoch(config: PretrainConfig) -> int:
-    batch = config.optimizer.batch_size
-    if not config.model.reads_text:
-        return max(1, _images(config.data)[0] // batch)
-    corpus = _source(config.data)
-    if corpus is None:
-        return SENTENCES // batch
-    return make_sampler(corpus, batch, config.seed).steps_per_epoch
+def _evaluation(one: Planned, n: int, steps: int) -> float:
+    """Seconds; of n images to train on."""
+    how, every = one.evaluation, one.config.runtime.keep_every_steps
+    if how.logged:
+        return 0.0
+    checkpoints = 1 + how.initial + (steps // every if how.all_steps and every else 0)
+    return checkpoints * EVALUATED * (TASKS if how.tasks else n)
 
 
 @functools.cache
-def _source(config: DataConfig) -> Any:
-    """What is trained on; None where the data are not here."""
-    try:
-        return data.load(config).pretrain
-    except UserError:
-        return None
+def _stored() -> dict[str, dict[str, list[float]]]:
+    return json.loads(FILE.read_text())["steps"]
 
 
-def _images(config: DataConfig) -> tuple[int, tuple[int, int, int]]:
-    """Number and shape of the images to train on; those of ImageNet differ in size."""
-    source = None if config.name == "imagenet2012" else _source(config)
-    if source is not None:
-        return len(source), source.image_shape
-    count, side = ABSENT[config.name]
-    count = IMAGENET100 if config.classes else round(count * config.fraction)
+def plain(config: PretrainConfig) -> PretrainConfig:
+    """Of a config what matters to the cost of a step of some pairs."""
+    model = config.model
+    queue = QUEUE if config.moco.queue_size else 0
+    return PretrainConfig(
+        data=dataclasses.replace(config.data, data_dir=None),
+        model=model if model.reads_text else dataclasses.replace(model, dim=DIM),
+        moco=dataclasses.replace(config.moco, queue_size=queue),
+        objective=EVERY_TERM,
+        optimizer=OptimizerConfig(
+            batch_size=config.optimizer.batch_size, optimizer=config.optimizer.optimizer
+        ),
+    )
+
+
+def key(config: PretrainConfig) -> str:
+    """The name of a config's entry among the stored costs."""
+    model, rule = config.model, config.optimizer.optimizer
+    if model.reads_text:
+        parts = (model.dim, model.embedding, rule, config.optimizer.batch_size)
+        return "{} {} of {}, {}, batch {}".format(model.name, *parts)
+    side, _, channels = shape_of(config.data)
+    head = f"{model.head}{model.head_hidden or ''}"
+    views = f"{channels}x{side} to {model.image_size or side}"
+    recipe = config.data.recipe or data.NAMED[config.data.name]
+    network = f"{model.name} x{model.width:g} {head}, {views}, {recipe}, {rule}"
+    return network + (", MoCo" if config.moco.queue_size else "")
+
+
+def shape_of(config: DataConfig) -> tuple[int, int, int]:
+    """Shape of the images to train on."""
+    _, side, channels = IMAGES[config.name]
+    bits = config.bits if config.name == "random_bits" else config.extra_channels
+    return side, side, channels + bits
+
+
+def images(config: DataConfig) -> int:
+    """Number of the images to train on, as published."""
     if config.subset != "all":
-        count = int(long_tailed_counts(1000).sum())
-    return count, (side, side, 3 + config.extra_channels)
+        classes = 1000 if config.name == "imagenet2012" else 10
+        return config.subset_size or int(long_tailed_counts(classes).sum())
+    return IMAGENET100 if config.classes else round(IMAGES[config.name][0] * config.fraction)
 
 
-@functools.cache
-def _flop(config: PretrainConfig) -> float:
-    """FLOP of a step, from its program: nothing is computed or compiled."""
-    step, start, batch = _step(config, None)
-    key = jax.eval_shape(jax.random.key, 0)
-    return flop(jax.make_jaxpr(step)(jax.eval_shape(start), *batch, key).jaxpr)
+def sentences(config: DataConfig, laptop: bool) -> int:
+    """Number of the sentences to train on: by the size of their files, or as published."""
+    if not is_here(config.name, config.data_dir):
+        return NOVELS if laptop else SENTENCES
+    where = Path(config.data_dir).expanduser()
+    if (where / "corpus.json").is_file():
+        return len(text.open_corpus(where)[0])
+    files = reading.text_files(where)
+    return round(sum(file.stat().st_size / SENTENCE[file.suffix == ".gz"] for file in files))
 
 
-def flop(jaxpr: Any) -> float:
-    """FLOP of a program's matrix products and convolutions, with all turns of its loops.
-
-    (XLA's own `cost_analysis` counts the body of a loop once, and so a recurrent network's words.)
-    """
-    total = 0.0
-    for equation in jaxpr.eqns:
-        name, given = equation.primitive.name, equation.params
-        shapes = [variable.aval.shape for variable in equation.invars]
-        size = sum(math.prod(variable.aval.shape) for variable in equation.outvars)
-        if name == "dot_general":
-            (contracted, _), _ = given["dimension_numbers"]
-            total += 2 * size * math.prod(shapes[0][axis] for axis in contracted)
-        elif name == "conv_general_dilated":
-            kernel, outputs = shapes[1], given["dimension_numbers"].rhs_spec[0]
-            # Of a dilated image all but one in so many are zeros.
-            taps = math.prod(kernel) / kernel[outputs] / math.prod(given["lhs_dilation"])
-            total += 2 * size * taps
-        inner = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(list(given.values()))]
-        turns = given["length"] if name == "scan" else 1
-        total += turns * sum(flop(each) for each in inner if hasattr(each, "eqns"))
-    return total
+def is_here(name: str, data_dir: str | None) -> bool:
+    """Whether a data set seems to be there, by its files' names."""
+    if name in data.EMBEDDED:
+        return True
+    place = folder_of(name, data_dir)
+    where = None if place is None else Path(place).expanduser()
+    if name == "books":
+        return where is not None and data.is_text(where)
+    if name == "sentiment":
+        names = [labelled.NAMED[task] for task in ("mr", "cr")]
+        return where is not None and all(any(where.glob(f"{each}.pos*")) for each in names)
+    if where is not None and (where.is_file() or image_files.is_image_tree(where)):
+        return True
+    return any((tfds.data_root(where) / name).glob("*/dataset_info.json"))
 
 
-@functools.cache
-def _seconds(config: PretrainConfig) -> float:
-    """Measured seconds of a step."""
-    devices = sharding.local_devices(1)
-    step, start, batch = _step(config, sharding.AXIS)
-    step = sharding.pmap(step, devices, donate=(0,))
-    batch = sharding.replicate((*batch, jax.random.key(2)), devices)
-    state = sharding.replicate(start(), devices)
-    times = []
-    for _ in range(1 + REPEATS):  # the first one compiles
-        began = time.perf_counter()
-        state, metrics = step(state, *batch)
-        jax.block_until_ready(metrics)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+def time_text(seconds: float) -> str:
+    """Such as `40 s`, `12 min`, `1.5 h` or `1,300 h`."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    if seconds < 3600 * 0.95:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    if hours < 9.95:
+        return f"{hours:.1f} h"
+    digits = max(0, len(str(round(hours))) - 2)
+    return f"{round(hours, -digits):,.0f} h"
 
 
-def _step(config: PretrainConfig, axis_name: str | None) -> tuple[Callable, Callable, tuple]:
-    """Step, what makes its first state, and a batch of random images or words."""
-    random, pairs = np.random.default_rng(0), config.optimizer.batch_size
-    if config.model.reads_text:
-        source = None
-        model = dataclasses.replace(config.model, vocabulary=VOCABULARY)
-        config = dataclasses.replace(config, model=model)
-        sentences = [
-            np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
-            for n in np.resize(LENGTHS, pairs)
-        ]
-        batch = *pack(sentences, max(LENGTHS)), np.zeros(0, np.int32), np.zeros(0, np.int32)
-    else:
-        shape = (2 * pairs, *_images(config.data)[1])
-        images = random.integers(0, 256, shape, dtype=np.uint8)
-        labels = np.arange(len(images), dtype=np.int32) % 2
-        source = data.Arrays(images, labels, ("a", "b"), "random images")
-        recipe = config.data.recipe or data.NAMED[config.data.name]
-        few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
-        config = dataclasses.replace(config, data=few)
-        config = resolve.resolve(config, data.Dataset(source, source, source, recipe))
-        batch = images, labels, np.arange(pairs, dtype=np.int32)
-    apply, _, _ = models.abstract(config.model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
-
-    def start():
-        _, params, stats = models.create(config.model, jax.random.key(0))
-        state = init_state(params, stats, optimizer)
-        if not config.moco.queue_size:
-            return state
-        queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
-        return state._replace(momentum=Momentum(params, stats, queue))
-
-    return make_step_of(config, source, apply, optimizer, 1000, axis_name=axis_name), start, batch
+def memory_text(size: float) -> str:
+    """Such as `0.7 GB`."""
+    return f"{size / 1e9:.1f} GB" if size < 9.95e9 else f"{size / 1e9:,.0f} GB"

@@ -65,8 +65,11 @@ COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "linear (%)", "5-NN
 class QuickstartConfig:
     """The whole path in minutes: pretrain, checkpoint, probe from the checkpoint, report."""
 
-    out: str = "runs/quickstart"
-    """Folder of the runs, pictures and page. What is finished there is not done again."""
+    out: str | None = None
+    """Folder of the runs, pictures and page; None: RUNS_DIR/quickstart. What is finished there is
+    not done again."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each encoder of the table; the pictures are of the first."""
     choose: bool = False
@@ -75,6 +78,11 @@ class QuickstartConfig:
 
     def __post_init__(self):
         require(len(self.seeds) > 0, "--seeds: at least one is needed")
+
+    @property
+    def folder(self) -> str:
+        """Of the runs, pictures and page."""
+        return self.out or f"{self.runs_dir}/quickstart"
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
@@ -87,11 +95,11 @@ def main(config: QuickstartConfig, command: str = "") -> None:
 
 def run(config: QuickstartConfig, command: str) -> None:
     """The quickstart itself."""
-    out, (first, *_) = Path(config.out), config.seeds
+    out, (first, *_) = Path(config.folder), config.seeds
     configs = [
-        _config(name, of, config.out, seed) for seed in config.seeds for name, of in RUNS.items()
+        _config(name, of, config.folder, seed) for seed in config.seeds for name, of in RUNS.items()
     ]
-    configs += [_config(name, of, config.out, first) for name, of in CIRCLE_RUNS.items()]
+    configs += [_config(name, of, config.folder, first) for name, of in CIRCLE_RUNS.items()]
     folders = {(one.name.rsplit("_seed")[0], one.seed): loop.train(one, command) for one in configs}
     scores = {
         name: [_scores(folders[run, seed], step) for seed in config.seeds]
@@ -127,7 +135,7 @@ def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:
 
 def choose(config: QuickstartConfig, command: str) -> None:
     """Accuracies of learning rates on a fifth of the training split, means over the seeds."""
-    folder, held_out = f"{config.out}/choose", DataConfig(folds=5, fold=0)
+    folder, held_out = f"{config.folder}/choose", DataConfig(folds=5, fold=0)
     scores: dict[str, dict[str, float]] = {}
     for name, (objective, dim, epochs, _) in RUNS.items():
         scores[name] = {}
@@ -138,7 +146,7 @@ def choose(config: QuickstartConfig, command: str) -> None:
             ]
             linear = [_scores(loop.train(one, command), None)["linear"] for one in configs]
             scores[name][f"{rate:g}"] = float(np.mean(linear))
-    write_json(Path(config.out) / "choice.json", {"seeds": config.seeds, "linear": scores})
+    write_json(Path(config.folder) / "choice.json", {"seeds": config.seeds, "linear": scores})
     rows = [[name, *of.values(), max(of, key=of.get)] for name, of in scores.items()]
     title = "Linear accuracy (%) on a held-out fifth of the training split, by learning rate"
     report.print_table(["encoder", *map(str, RATES), "best"], rows, title=title)
@@ -196,12 +204,12 @@ def _page(
             "the test images as they are",
         ),
         ("heading", "Full configuration of align_uniform"),
-        ("config", to_dict(_config(name, RUNS[name], config.out, config.seeds[0]))),
+        ("config", to_dict(_config(name, RUNS[name], config.folder, config.seeds[0]))),
         ("heading", "To go on"),
         ("command", f"python run.py probe {folders[name]} --layers backbone\n{mine}"),
     ]
     title = "Quickstart: alignment and uniformity on handwritten digits"
-    return report.write_page(Path(config.out) / "report.html", title, blocks)
+    return report.write_page(Path(config.folder) / "report.html", title, blocks)
 
 
 def _config(

@@ -1,24 +1,23 @@
 """The papers' tables and figures, each by one command: `python run.py reproduce ITEM`."""
 
-import fnmatch
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from experiments import balanced, chen, costs, sweeps, wang_isola
-from experiments.reproduction import Context, Reproduction, Result, Scale, folder_of
+from experiments import balanced, chen, costs, plans, sweeps, wang_isola
+from experiments.costs import Machine, memory_text, time_text
+from experiments.plans import Plan
+from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows, done
-from experiments.sweeps import Planned
-from experiments.wang_isola.encoder_tables import BOOKCORPUS
-from hypersphere_jax import data, report
-from hypersphere_jax.config import DataConfig, UserError, require
+from hypersphere_jax import report
+from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.config.base import check_range, config, did_you_mean, refuse
 from hypersphere_jax.evaluate import results_file
-from hypersphere_jax.files import write_json
+from hypersphere_jax.files import read_json, write_json
 
 # By the first part of the names, in the order of all lists.
 PAPERS = {
@@ -45,10 +44,11 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     name: _OF_PAPERS[name] for name in sorted(_OF_PAPERS, key=_order)
 }
 OTHERS = wang_isola.OTHERS | chen.OTHERS | balanced.OTHERS  # name: where it is instead
+HEAD = ["data", "network", "epochs", "seeds", "encoders"]  # of the table on top of a page
 # What is written of a reproduction, beside its page and figure.
 ROWS, RESULT = "results.csv", "shown.json"
-# Of a run: the results that the paper printed of it, on its validation split.
-PRINTED = ("paper_val_", "paper_top1")
+# Seconds beyond which `--yes` is asked for.
+LONG = 3600
 
 
 @config
@@ -56,14 +56,15 @@ class ReproduceConfig:
     """A table, figure or theorem of a paper: the paper's numbers and ours, side by side.
 
     Trains and evaluates the encoders that it needs, if that is not done yet, and writes table,
-    picture and page. The same command continues what was interrupted. Without ITEM: lists all.
+    picture and page. The same command continues what was interrupted. Without ITEM: lists all;
+    with ITEM alone: says what its scales would take.
     """
 
     item: Annotated[Positional[str | None], arg(metavar="[ITEM]")] = None
     """What to reproduce, such as wang-isola/table1."""
-    scale: Literal["paper", "laptop"] = "paper"
-    """`paper`: its data and settings; `laptop`: the same claims with digits, or CIFAR-10 and a
-    narrow encoder, in minutes to an hour on 2 cores (all of Table 8: two)."""
+    scale: Literal["laptop", "paper"] | None = None
+    """`laptop`: the paper's claims with digits, or CIFAR-10 and a narrow encoder, in minutes to
+    hours on 2 cores; `paper`: its data and settings, which need GPUs."""
     row: int | None = None
     """Of a table: the one encoder of this row, counted from 1 as in experiments/paper_tables/."""
     only: tuple[str, ...] = ()
@@ -73,51 +74,58 @@ class ReproduceConfig:
     vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
     """Whether encoders that differ in scalars alone (weights, tau, alpha, t, rate, seed) train
     under `vmap`, as many at a time as fit. `auto`: with one job, on accelerators."""
+    yes: bool = False
+    """Begin also what takes over an hour, or more memory than there is."""
     dry_run: bool = False
-    """Print the runs, what they would cost, and the paper's numbers; train nothing."""
+    """Print the runs, what they would take, and the paper's numbers; train nothing."""
     measure: bool = False
-    """With `--dry-run`: run a step of each and take its time, rather than counting its FLOP."""
+    """With `--dry-run`: take the time of a step of each, rather than estimate it."""
     retry: bool = False
     """Do those runs again that failed before."""
     data_dir: str | None = None
     """Folder of the images: of CIFAR-10, DATA_DIR/cifar10 if that holds train/ or train.zip; else
     as for `pretrain`."""
-    out: Path = Path("runs/reproduce")
-    """Folder of all that is reproduced."""
+    out: Path | None = None
+    """Folder of all that is reproduced; None: RUNS_DIR/reproduce."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "jobs")
         require(self.jobs == 1 or self.vmapped != "yes", "--vmapped yes needs --jobs 1")
         if self.item is None:
-            refuse(self, ("row", "only", "dry_run", "retry"), "needs an ITEM")
+            refuse(self, ("scale", "row", "only", "dry_run", "retry"), "needs an ITEM")
         require(self.dry_run or not self.measure, "--measure needs --dry-run")
+
+    @property
+    def folder(self) -> Path:
+        """Of all that is reproduced."""
+        return self.out or Path(self.runs_dir, "reproduce")
 
 
 def main(options: ReproduceConfig, command: str = "") -> None:
-    """Lists all, says what one would cost, or reproduces it."""
+    """Lists all, says what one would take, or reproduces it."""
     if options.item is None:
-        _list(options.data_dir)
+        _list(options)
         return
     reproduction = find(options.item)
-    where = f"{options.item} at --scale {options.scale}"
+    scales = reproduction.scales
+    name = options.scale or list(scales)[-1]
+    where = f"{options.item} at --scale {name}"
+    require(name in scales, f"no {where}: take --scale {' or '.join(scales)}")
+    typed = command or f"python run.py reproduce {options.item}"
+    if options.scale is None and _differ(scales):
+        _choose(reproduction, options, typed)
+        return
     require(
-        options.scale in reproduction.scales,
-        f"no {where}: take --scale {' or '.join(reproduction.scales)}",
-    )
-    require(
-        options.row is None or options.scale in reproduction.by_row,
+        options.row is None or name in reproduction.by_row,
         f"--row: {where} is no table of encoders",
     )
-    scale = reproduction.scales[options.scale]
-    context = Context(
-        options.scale,
-        options.out / options.item.partition("/")[0] / f"runs-{options.scale}",
-        result_folder(options.out, options.item, options.scale, options.row),
-        options.data_dir,
-        options.row,
-    )
-    if options.dry_run:
-        _dry_run(scale, context, options)
+    scale, context = scales[name], _context(options, name)
+    if options.dry_run and not scale.stages:
+        print(f"{options.item}: nothing to train; the command without --dry-run computes it")
+        return
+    if scale.stages and not _begins(scale, context, options, typed):
         return
     rows, errors, total = _train(scale, context, options, command)
     failed = [row for row in rows if row["status"] == "failed"]
@@ -135,7 +143,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     result = result._replace(text=[*result.text, *filter(None, [lost, part])])
     figures = [(path.name, caption) for path, caption in result.figures]
     write_json(context.folder / RESULT, {**result._asdict(), "figures": figures, "part": part})
-    page = _page(context, result, command)
+    page = _page(context, _trained(scale, context, rows), result, command)
     report.print_table(result.columns, result.rows, title=result.title)
     print("\n" + "\n".join(result.text))
     if result.verdict:
@@ -163,23 +171,103 @@ def result_folder(out: Path, item: str, scale: str, row: int | None = None) -> P
     return out / (item if row is None else f"{item}-row{row}") / scale
 
 
-def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planned]:
-    """The runs whose name fits one of the patterns, and those of the plan that they begin from.
+def all_configs() -> list[PretrainConfig]:
+    """Of every run of every item and scale that can be told before any is done."""
+    return [
+        one.config
+        for reproduction in REPRODUCTIONS.values()
+        for name, scale in reproduction.scales.items()
+        for stage in scale.stages
+        for one in stage(Context(name, Path(), Path()), [])
+    ]
+
+
+def _differ(scales: dict[str, Scale]) -> bool:
+    """Whether there is a choice: what trains nothing is the same at both scales."""
+    return len({id(scale) for scale in scales.values()}) > 1
+
+
+def _context(options: ReproduceConfig, scale: str, item: str | None = None) -> Context:
+    item = item or options.item or ""
+    return Context(
+        scale,
+        options.folder / item.partition("/")[0] / f"runs-{scale}",
+        result_folder(options.folder, item, scale, options.row),
+        options.data_dir,
+        options.row,
+    )
+
+
+def _plan(
+    scale: Scale,
+    context: Context,
+    options: ReproduceConfig,
+    here: Machine,
+    steps: plans.Steps | None = None,
+) -> Plan:
+    return plans.plan(scale, context, here, options.only, options.jobs, options.retry, steps)
+
+
+def _choose(reproduction: Reproduction, options: ReproduceConfig, command: str) -> None:
+    """What each scale would take; raises UserError, as one has to be chosen, unless `--dry-run`."""
+    scales = {
+        name: scale
+        for name, scale in reproduction.scales.items()
+        if options.row is None or name in reproduction.by_row
+    }
+    require(bool(scales), f"--row: {options.item} is no table of encoders")
+    for flag in ("only", "measure"):
+        require(not getattr(options, flag), f"--{flag} needs a --scale: {' or '.join(scales)}")
+    here = costs.machine(apart=options.jobs > 1)
+    made = {
+        name: _plan(scale, _context(options, name), options, here) for name, scale in scales.items()
+    }
+    _print_scales(reproduction, made, here, options)
+    for place, name in enumerate(made):
+        print(f"{'choose one:' if place == 0 else ' ' * 11} {command} --scale {name}")
+    require(options.dry_run, f"{options.item} needs a --scale: {' or '.join(made)}")
+
+
+def _print_scales(
+    reproduction: Reproduction, made: dict[str, Plan], here: Machine, options: ReproduceConfig
+) -> None:
+    rows = [
+        plans.line(options.item or "", reproduction.scales[name], _context(options, name), one)
+        for name, one in made.items()
+    ]
+    report.print_table(plans.COLUMNS, rows, title=f"{options.item}: {reproduction.title}")
+    print("\n" + "\n".join(plans.notes(here, made.values())))
+    if "paper" in made and not here.devices:
+        print(f"--scale paper, {plans.on_gpus(made['paper'], laptop=False)}")
+
+
+def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: str) -> bool:
+    """Whether the runs are to begin; in a dry run, prints what each of them takes.
 
     Raises:
-      UserError: when there is none.
+      UserError: for runs that take long, or more memory than there is, without `--yes`.
     """
-    chosen = [
-        one.config
-        for one in planned
-        if any(fnmatch.fnmatch(one.config.name, each) for each in patterns or ("*",))
-    ]
-    require(
-        bool(chosen), f"--only {' '.join(patterns)}: no run has such a name; --dry-run prints them"
-    )
-    names = {config.name for config in chosen}
-    names |= {Path(config.init_from).name for config in chosen if config.init_from}
-    return [one for one in planned if one.config.name in names]
+    here = costs.machine(apart=options.jobs > 1 or options.measure)
+    made = _plan(scale, context, options, here)
+    where = f"{options.item} at --scale {context.scale}"
+    if options.dry_run:
+        steps = plans.measure(made, here) if options.measure else {}
+        made = _plan(scale, context, options, here, steps)
+        plans.print_runs(where, made, here, steps)
+        if context.scale == "paper" and not here.devices:
+            print(f"time {plans.on_gpus(made, context.laptop)}")
+        return False
+    reasons = []
+    if made.seconds > LONG:
+        reasons.append(f"about {time_text(made.seconds)} on {here.name}")
+    if made.memory > here.memory:
+        reasons.append(f"{memory_text(made.memory)} of memory, of {memory_text(here.memory)}")
+    if reasons and not options.yes:
+        _print_scales(find(options.item or ""), {context.scale: made}, here, options)
+        raise UserError(f"this takes {' and '.join(reasons)}; to begin: {command} --yes")
+    if made.costs:
+        print(f"{where}: {plans.summary(made, here)}, in {context.runs_dir}", file=sys.stderr)
+    return True
 
 
 def _train(
@@ -193,7 +281,7 @@ def _train(
         planned = stage(context, rows)
         names |= {one.config.name for one in planned}  # a run may be evaluated in two stages
         errors += sweeps.sweep(
-            matching(planned, options.only) if number == 0 else planned,
+            plans.matching(planned, options.only) if number == 0 else planned,
             jobs=options.jobs,
             retry=options.retry,
             command=command,
@@ -206,8 +294,42 @@ def _train(
     return rows, errors, len(names)
 
 
-def _page(context: Context, result: Result, command: str) -> Path:
+def _trained(scale: Scale, context: Context, rows: Rows) -> list[list]:
+    """What was trained: data, network, epochs, seeds and number of encoders, for each of `HEAD`."""
+    groups: dict[tuple[str, str], dict[str, dict]] = {}
+    for row in done(rows):
+        file = context.runs_dir / row["run"] / "config.json"
+        config = read_json(file)["config"] if file.is_file() else {"data": {}, "model": {}}
+        images, model = config["data"], config["model"]
+        parts = [("fraction", 1.0), ("subset", "all"), ("bits", 0), ("folds", 1)]
+        told = [f"{k} {images[k]}" for k, usual in parts if images.get(k, usual) != usual]
+        network = str(model.get("network") or model.get("name", "-"))
+        network += f", width {model['width']}" if model.get("width", 1.0) != 1 else ""
+        runs = groups.setdefault((", ".join([Path(row["data"]).name, *told]), network), {})
+        runs[row["run"]] = row  # one that is evaluated twice has two rows
+    if not groups:
+        return [[", ".join(scale.data) or "see below", "nothing is trained", "-", "-", 0]]
+    return [
+        [
+            *group,
+            *(_numbers(row[key] for row in runs.values()) for key in ("epochs", "seed")),
+            len(runs),
+        ]
+        for group, runs in groups.items()
+    ]
+
+
+def _numbers(values: Iterable[int]) -> str:
+    """Different numbers in order; of many consecutive ones the ends."""
+    numbers = sorted(set(values))
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _page(context: Context, trained: list[list], result: Result, command: str) -> Path:
     blocks = [
+        ("table", HEAD, trained),
         *(("text", text) for text in result.text),
         *([("text", f"Verdict: {result.verdict}.")] if result.verdict else []),
         ("table", result.columns, result.rows),
@@ -218,78 +340,23 @@ def _page(context: Context, result: Result, command: str) -> Path:
     return report.write_page(context.folder / "report.html", result.title, blocks)
 
 
-def _list(data_dir: str | None) -> None:
-    columns = ["item", "scale", "data", "here", "encoders", "hours on 2 cores"]
-    rows, here = [], {}
-    for name, reproduction in REPRODUCTIONS.items():
+def _list(options: ReproduceConfig) -> None:
+    here = costs.machine(apart=options.jobs > 1)
+    made, rows = [], []
+    for item, reproduction in REPRODUCTIONS.items():
         scales = reproduction.scales
-        if len(set(scales.values())) < len(scales):  # nothing depends on it
-            scales = {"both": scales["paper"]}
-        for scale, needs in scales.items():
-            here |= {each: _is_here(each, data_dir) for each in needs.data if each not in here}
-            first = needs.stages[0](Context(scale, Path(), Path()), []) if needs.stages else []
-            line = ["" if rows and rows[-1][0] == name else name, scale]
-            line += [", ".join(needs.data) or "none"]
-            line += ["yes" if all(here[each] for each in needs.data) else "no", len(first)]
-            rows.append([*line, f"{needs.hours:.1g}" if needs.hours < 1 else f"{needs.hours:,.0f}"])
-    report.print_table(columns, rows, title="Tables, figures and theorems of the papers")
-    print(
-        "\nhere: whether the data are in --data-dir. hours on 2 cores: of a CPU, for all runs; at\n"
-        "--scale paper, which is meant for GPUs, an estimate for comparison. `ITEM --dry-run` has\n"
-        "the hours of this device.\n"
-    )
+        if both := len(scales) > 1 and not _differ(scales):
+            scales = {"paper": scales["paper"]}
+        for place, (name, scale) in enumerate(scales.items()):
+            context = _context(options, name, item)
+            made.append(_plan(scale, context, options, here))
+            _, *line = plans.line(item, scale, context, made[-1])
+            rows.append(["" if place else item, "both" if both else name, *line])
+    title = "Tables, figures and theorems of the papers"
+    report.print_table(["item", *plans.COLUMNS], rows, title=title)
+    print("\n" + "\n".join(plans.notes(here, made)) + "\n")
     for name, reproduction in REPRODUCTIONS.items():
         print(f"  {name:<21}{reproduction.title}")
     print("\nNothing to reproduce:")
     for name, why in OTHERS.items():
         print(f"  {name:<21}{why}")
-
-
-def _is_here(name: str, data_dir: str | None) -> bool:
-    if name in data.EMBEDDED:
-        return True
-    place = folder_of(name, data_dir)
-    try:
-        if name == "sentiment":
-            for task in BOOKCORPUS.tasks:
-                data.load_labelled(task, place, data.text.SPECIAL)
-            return True
-        data.load(DataConfig(name, data_dir=place))
-    except UserError:
-        return False
-    return True
-
-
-def _dry_run(scale: Scale, context: Context, options: ReproduceConfig) -> None:
-    if not scale.stages:
-        print(f"{options.item}: nothing to train; the command without --dry-run computes it")
-        return
-    planned = matching(scale.stages[0](context, []), options.only)
-    names = (name for one in planned for name in one.about if name.startswith(PRINTED))
-    printed = next(names, "")
-    columns = ["run", "loss", "d", "pairs", "steps", "s / step", "hours"]
-    columns += ["paper"] if printed else []
-    rows, total = [], 0.0
-    for one in planned:
-        cost = costs.cost(one.config, options.measure)
-        known = sweeps.known([one])
-        hours = 0.0 if known else cost.steps * cost.seconds / 3600
-        total += hours
-        rows.append(
-            [
-                one.config.name,
-                *(one.about[name] for name in ("loss", "dim", "batch")),
-                cost.steps,
-                f"{cost.seconds:.2g}",
-                known[0]["status"] if known else f"{hours:.2g}",
-                *([one.about.get(printed)] if printed else []),
-            ]
-        )
-    report.print_table(columns, rows, title=f"{options.item} at --scale {options.scale}")
-    print(f"\n{len(planned)} runs, {total:.2g} hours of training one after the other")
-    if printed:
-        print(f"paper: its {printed.removeprefix('paper_').replace('_', ' ')}")
-    for line in costs.notes(total, options.measure):
-        print(line)
-    if len(scale.stages) > 1:
-        print("More runs follow, which depend on what these give.")

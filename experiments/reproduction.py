@@ -54,13 +54,13 @@ class Scale(NamedTuple):
     """What a reproduction needs at a scale."""
 
     data: tuple[str, ...]  # names of the data sets
-    hours: float  # on 2 CPU cores; at the paper's scale an estimate
     stages: tuple[Stage, ...] = ()  # of runs; empty where nothing is trained
+    seconds: float = 0.0  # of what has no stages, on 2 CPU cores
 
 
-def scale(data: str, hours: float, *stages: Stage) -> Scale:
+def scale(data: str, *stages: Stage) -> Scale:
     """A scale with data sets such as "books, sentiment"."""
-    return Scale(tuple(filter(None, data.split(", "))), hours, stages)
+    return Scale(tuple(data.split(", ")), stages)
 
 
 class Reproduction(NamedTuple):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from experiments import plans
 from experiments.reproduce import PAPERS, REPRODUCTIONS, RESULT, ROWS, result_folder
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
@@ -20,7 +21,6 @@ from hypersphere_jax.files import read_json
 from hypersphere_jax.report import text_of
 
 ROOT = Path(__file__).parent.parent
-KEPT = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "results.md"
 
 COLORS = 128  # of a picture that is kept: a quarter of the bytes, and hardly another look
@@ -34,7 +34,7 @@ def page() -> str:
         (name, scale, path)
         for name, reproduction in REPRODUCTIONS.items()
         for scale in reproduction.scales
-        if (path := _kept(name, scale)).is_dir()
+        if (path := plans.kept(name, scale)).is_dir()
     ]
     overview = [["item", "what", "here"], ["---"] * 3]
     for name, _, path in kept:
@@ -49,7 +49,7 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     Raises:
       UserError: when there is nothing, or a part of its runs is missing.
     """
-    source, kept = result_folder(out, item, scale), _kept(item, scale)
+    source, kept = result_folder(out, item, scale), plans.kept(item, scale)
     require((source / RESULT).is_file(), f"no result in {source}: reproduce {item} first")
     part = read_json(source / RESULT)["part"]
     require(not part, f"{source}: {part} Do the rest first")
@@ -88,10 +88,6 @@ def _section(name: str, scale: str, path: Path) -> str:
 def _table(rows: list[list[str]]) -> str:
     cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
-def _kept(item: str, scale: str) -> Path:
-    return KEPT / f"{item.replace('/', '-')}-{scale}"
 
 
 if __name__ == "__main__":

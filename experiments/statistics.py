@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 Rows = list[dict[str, Any]]  # one a run, or one a checkpoint of a run
 
@@ -40,8 +40,14 @@ def with_interval(scores: Sequence[float]) -> str:
     mean = f"{np.mean(scores):.2f}"
     if len(scores) < 2:
         return mean
-    half = stats.t.ppf(0.975, len(scores) - 1) * stats.sem(scores)
+    half = scipy.stats.t.ppf(0.975, len(scores) - 1) * scipy.stats.sem(scores)
     return f"{mean} ± {half:.2f}"
+
+
+def with_deviation(scores: Sequence[float]) -> str:
+    """The mean ± the standard deviation over runs; a single one has none."""
+    deviation = f" ± {np.std(scores, ddof=1):.3f}" if len(scores) > 1 else ""
+    return f"{np.mean(scores):.3f}{deviation}"
 
 
 def means(rows: Rows, *scores: str) -> list[str | None]:
@@ -70,7 +76,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference | None:
     """Mean of a less mean of b, two runs each at least; None with fewer."""
     if min(len(a), len(b)) < 2:
         return None
-    ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    ends = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     return Difference(float(np.mean(a) - np.mean(b)), float(ends.low), float(ends.high))
 
 
@@ -78,4 +84,4 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's; NaN where all values on one side are the same."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return math.nan
-    return float(stats.spearmanr(a, b).statistic)
+    return float(scipy.stats.spearmanr(a, b).statistic)

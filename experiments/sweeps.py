@@ -171,6 +171,8 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
 def rows_of(one: Planned) -> Rows | None:
     """The rows of a run that is done or failed; None for one that is still to do."""
     common = {"run": one.config.name, **one.about}
+    if not (run_folder.folder_of(one.config) / "sweep").is_dir():
+        return None
     if _rows_file(one).is_file():
         return [common | {"status": "done"} | row for row in read_json(_rows_file(one))["rows"]]
     if _failure(one).is_file():

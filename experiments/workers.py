@@ -114,7 +114,7 @@ def _begin(place: dict, log: Path | None) -> None:
 
 def _places(jobs: int) -> list[dict]:
     """The cores and the GPU of each process."""
-    gpus = _gpus()
+    gpus = nvidia_gpus()
     require(
         not gpus or jobs <= len(gpus),
         f"--jobs {jobs}: there are {len(gpus)} GPU(s), of which each process takes one",
@@ -128,7 +128,7 @@ def _places(jobs: int) -> list[dict]:
     ]
 
 
-def _gpus() -> list[str]:
+def nvidia_gpus() -> list[str]:
     """Numbers of NVIDIA's GPUs, without starting JAX, which would take one."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")

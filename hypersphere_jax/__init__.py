@@ -1,16 +1,15 @@
 """Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
 
 The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
-them needs jax and numpy only; what trains, loads and evaluates encoders is imported when its name
-is first used, and needs `pip install 'hypersphere-jax[train]'`.
+them needs jax and numpy only; what trains, loads and evaluates encoders needs `pip install
+'hypersphere-jax[train]'`. Names are imported when they are first used.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from hypersphere_jax.extras import how_to_install
-from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
-from hypersphere_jax.losses import __all__  # noqa: F401
 
 if TYPE_CHECKING:
     from hypersphere_jax.augment import Recipe as Recipe
@@ -23,12 +22,14 @@ if TYPE_CHECKING:
     from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
     from hypersphere_jax.evaluate.measure import measure as measure
+    from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
+    from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
     from hypersphere_jax.run import train as train
 
 __version__ = "0.1.0"
 
-# Where the other names are.
+# Where names are that are no losses.
 _MODULES = {
     **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "config"),
     **dict.fromkeys(("Encoder", "load"), "encoder"),
@@ -42,7 +43,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _loss(name)
     try:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
@@ -56,4 +57,17 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_loss("__all__")})
+
+
+def _loss(name: str) -> Any:
+    """A loss, their module `losses`, or `__all__`, the list of their names."""
+    other = name != "losses" and importlib.util.find_spec(f"{__name__}.{name}") is not None
+    if not other and (name == "__all__" or not name.startswith("__")):
+        losses = importlib.import_module(f"{__name__}.losses")
+        if name == "losses":
+            return losses
+        if name in ("__all__", *losses.__all__):
+            globals()[name] = value = getattr(losses, name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 import sys
 
+from hypersphere_jax import signals
 from hypersphere_jax.extras import how_to_install
 
 
@@ -10,10 +11,16 @@ def main() -> int:
 
     Where an extra of the package is missing, that is one line and status 2.
     """
+    if sys.platform == "win32":  # files are locked by `fcntl`
+        print("error: this runs on Linux and macOS; on Windows in WSL", file=sys.stderr)
+        return 2
+    signals.answer_signals()
     try:
         from hypersphere_jax import cli
 
         return cli.main(sys.argv[1:])
+    except KeyboardInterrupt:  # before the command line could begin
+        return 0
     except ModuleNotFoundError as error:
         how = how_to_install(error.name)
         if how is None:

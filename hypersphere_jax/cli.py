@@ -1,16 +1,23 @@
 """The command line of hypersphere_jax. `python run.py VERB --help` explains a verb."""
 
+import contextlib
+import dataclasses
+import functools
+import inspect
 import logging
 import os
+import platform
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from hypersphere_jax import __version__, hints, signals, usage
 from hypersphere_jax import config as C
 from hypersphere_jax.config.base import did_you_mean
 
@@ -26,14 +33,15 @@ def quickstart(parse: Callable) -> None:
 def pretrain(parse: Callable) -> None:
     """Train an encoder, or continue the run that is in its folder."""
     config = parse(C.PretrainConfig)
-    from hypersphere_jax import report
+    from hypersphere_jax import report, sheets
     from hypersphere_jax.training import loop, processes, sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
     folder = loop.train(config, command=_command())
     if processes.is_first():
         more = f" {report.OF_SENTENCES}" if config.model.reads_text else ""
-        print(f"trained: {folder} ({report.run_report(folder)})")
+        sheets.draw(folder)
+        print(f"trained: {folder}{_page(folder)}")
         print(f"evaluate: {_program()} probe {shlex.quote(str(folder))}{more}")
 
 
@@ -44,11 +52,13 @@ def probe(parse: Callable) -> None:
     from hypersphere_jax.evaluate.probe_verb import run_probe
     from hypersphere_jax.report import print_table
 
+    _keep_compiled(config.runs, config.runs_dir)
     failures: list[str] = []
     scores = run_probe(config, lambda line: print(line, file=sys.stderr), failures.append)
     if scores:
         title, columns, rows = results_file.table(scores)
         print_table(columns, rows, title)
+        _pages(config.runs, config.runs_dir)
     if failures:
         raise C.UserError("; ".join(failures))
 
@@ -60,6 +70,7 @@ def metrics(parse: Callable) -> None:
     from hypersphere_jax.evaluate import metrics_verb
     from hypersphere_jax.report import print_table, with_error
 
+    _keep_compiled([config.run], config.runs_dir)
     result = metrics_verb.run_metrics(config)
     where = [key for key in ("split", "step") if key in result]
     columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
@@ -76,6 +87,23 @@ def metrics(parse: Callable) -> None:
     drawn = figure and plots.metrics_figure(result, figure)
     for path in filter(None, (out, drawn and figure)):
         print(f"written: {path}", file=sys.stderr)
+    _pages([config.run], config.runs_dir)
+
+
+def features(parse: Callable) -> None:
+    """Features of any images, by a run or a saved encoder, into an .npy or .npz file."""
+    config = parse(C.FeaturesConfig)
+    from hypersphere_jax.evaluate.features_verb import run_features
+
+    _keep_compiled([config.run], config.runs_dir)
+    written = run_features(config)
+    shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
+    least, largest = (f"{norm:.4g}" for norm in written.norms)
+    norms = f"norm {least}" if least == largest else f"norms {least} to {largest}"
+    print(f"layer {config.layer}: {', '.join(shapes)} float32, {norms}")
+    print(f"written: {', '.join(map(str, written.files))}")
+    if {"train", "test"} <= written.shapes.keys() and written.labelled:
+        print(f"evaluate: {_program()} probe {shlex.quote(str(config.out))}")
 
 
 def depth(parse: Callable) -> None:
@@ -85,6 +113,7 @@ def depth(parse: Callable) -> None:
     from hypersphere_jax.evaluate import depth_verb
     from hypersphere_jax.report import print_table
 
+    _keep_compiled(config.runs, config.runs_dir)
     results, figure, examples = depth_verb.run_depth(config)
     names = ["mse", "rmse", "abs_rel", "log10", "delta1", "delta2", "delta3"]
     keys = ["run", "layer", "step", *(["cv_mse"] if config.folds else []), *names, "n"]
@@ -93,12 +122,13 @@ def depth(parse: Callable) -> None:
     images, depths, predicted = examples
     plots.depth_sheet(title, list(images), depths, predicted, figure)
     print(f"picture: {figure}")
+    _pages(config.runs, config.runs_dir)
 
 
 def finetune(parse: Callable) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a part of them."""
     config = parse(C.FinetuneConfig)
-    from hypersphere_jax import finetune, report
+    from hypersphere_jax import finetune, report, sheets
     from hypersphere_jax.training import sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
@@ -107,7 +137,9 @@ def finetune(parse: Callable) -> None:
         names = {"top1": "top-1 (%)", "top5": "top-5 (%)"}
         keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
         report.print_table([names.get(key, key) for key in keys], [[result[key] for key in keys]])
-        print(f"finetuned: {folder} ({report.run_report(folder)})")
+        sheets.draw(folder)
+        print(f"finetuned: {folder}{_page(folder)}")
+        _pages([config.run], config.runs_dir)
 
 
 def import_torch(parse: Callable) -> None:
@@ -159,20 +191,26 @@ def data(parse: Callable) -> None:
 
 def report(parse: Callable) -> None:
     """Write the page of one run, or one page of several."""
-    from hypersphere_jax import report
+    from hypersphere_jax import report, sheets
     from hypersphere_jax.training import run_folder
 
-    def pages(names: tyro.conf.Positional[tuple[str, ...]], out: str = "runs/report.html") -> Any:
+    def pages(
+        names: tyro.conf.Positional[tuple[str, ...]], runs_dir: str = "runs", out: str | None = None
+    ) -> Any:
         """Write the page of one run into its folder, or one page of several runs.
 
         Args:
-            names: Runs: their folders, or their names under `runs/`.
-            out: The page of several runs.
+            names: Runs: their folders, or their names in RUNS_DIR.
+            runs_dir: Folder of all runs.
+            out: The page of several runs; None: RUNS_DIR/report.html.
         """
-        folders = [run_folder.find(name) for name in names]
+        folders = [run_folder.find(name, runs_dir) for name in names]
         if len(folders) == 1:
+            sheets.draw(folders[0], redraw=False)
             return report.run_report(folders[0])
-        return report.sweep_report(folders, out, "Runs")
+        from hypersphere_jax.runs_page import sweep_report
+
+        return sweep_report(folders, out or Path(runs_dir, "report.html"), "Runs")
 
     print(parse(pages))
 
@@ -212,12 +250,13 @@ def bench(parse: Callable) -> None:
 VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
-        *(quickstart, pretrain, finetune, probe, metrics, depth, reproduce, data, report, bench),
-        *(import_torch, export, export_npz),
+        *(quickstart, pretrain, finetune, probe, metrics, features, depth, reproduce, data),
+        *(report, bench, import_torch, export, export_npz),
     )
 }
 
 
+HELP = ("--help", "-h", "--help-all")
 # Those that train; of `reproduce` the settings are the papers'.
 WITH_FILE = ("pretrain", "finetune", "quickstart")
 ROOT = Path(__file__).parent.parent  # of the repository, where this is one
@@ -225,14 +264,11 @@ ROOT = Path(__file__).parent.parent  # of the repository, where this is one
 
 def main(arguments: list[str]) -> int:
     """Carries out a command line, without the program's name; returns its exit status."""
+    if arguments[:1] == ["help"]:  # help VERB
+        arguments = [*arguments[1:], "--help"]
     name = arguments[0] if arguments else "--help"
-    if name in ("--help", "-h", "help"):
-        usage = f"usage: {_program()} VERB [options]     options of a verb: VERB --help\n"
-        about = {called: (verb.__doc__ or "").splitlines()[0] for called, verb in VERBS.items()}
-        print("\n".join([usage, *(f"  {called:<14}{line}" for called, line in about.items())]))
-        return 0
-    if name not in VERBS:
-        hint = did_you_mean(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
+    if name not in (*HELP, "--version", *VERBS):
+        hint = hints.verb(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
         print(f"error: no verb {name!r}{hint}", file=sys.stderr)
         return 2
 
@@ -240,11 +276,18 @@ def main(arguments: list[str]) -> int:
     # SIGTERM stops as Ctrl-C does; the training loop handles both while it can save first.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        VERBS[name](lambda target: _parse(target, name, arguments[1:]))
+        if name in HELP:
+            print(_overview())
+        elif name == "--version":
+            print(f"hypersphere_jax {__version__}, jax {metadata.version('jax')}, ", end="")
+            print(f"Python {platform.python_version()}")
+        else:
+            VERBS[name](lambda target: _parse(target, name, arguments[1:]))
     except C.Stopped as stopped:
         print(stopped, file=sys.stderr)
     except KeyboardInterrupt:
         print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
+        signals.end_if_signalled(0)
     except C.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -258,6 +301,17 @@ def main(arguments: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _about(verb: str) -> str:
+    """What a verb does, in one line."""
+    return (VERBS[verb].__doc__ or "").splitlines()[0]
+
+
+def _overview() -> str:
+    """All verbs."""
+    lines = [f"usage: {_program()} VERB [options]     options of a verb: VERB --help", ""]
+    return "\n".join([*lines, *(f"  {verb:<14}{_about(verb)}" for verb in VERBS)])
 
 
 def silence_orbax() -> None:
@@ -278,10 +332,17 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     """A dataclass filled, or a function (of a dict: the named one) called, with the arguments.
 
     Of verbs that train, what a file of options has replaces the defaults; so does, of `pretrain`,
-    an experiment that is named by the first argument. Flags replace both. On CPU as many devices
-    are made as the options ask for.
+    an experiment that is named by the first argument; without these, what the run that `--name`
+    names was made with. Flags replace all of them. On CPU as many devices are made as the options
+    ask for.
     """
-    prog = f"{_program().removeprefix('python ')} {verb}"
+    if isinstance(target, dict) and not set(HELP) & set(arguments[:1]):
+        part, *arguments = arguments or [""]
+        hint = did_you_mean(part, target) or f"; name one of {', '.join(target)}"
+        wrong = f"{verb}: no {part!r}{hint}" if part else f"{verb}: {hint.strip('; ')}"
+        C.require(part in target, wrong)
+        target, verb = target[part], f"{verb} {part}"
+    prog = f"{_program()} {verb}"
     options: dict[str, Any] = {}
     if verb in WITH_FILE:
         default, help_text = None, [target.__doc__.split("\n\n")[0]]
@@ -299,16 +360,30 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
             "`--config FILE` takes options from a file, YAML or JSON as a run's config.json; flags "
             "override it."
         )
+        if verb != "quickstart":
+            help_text.append(
+                "Without these, if there is a run of that `--name`, its options are the defaults."
+            )
         options["description"] = " ".join(help_text)
         file, arguments = _option("--config", arguments)
         if file is not None:
             from hypersphere_jax.config.from_file import blank, with_file
 
             default = with_file(default or blank(target, tyro.MISSING), file)
+        elif default is None and verb != "quickstart":
+            default = _recorded(verb, arguments)
         options |= {} if default is None else {"default": default}
+    if verb in usage.PAGES and not {"--help", "-h"}.isdisjoint(arguments):
+        about = _about(verb)
+        default = options.get("default")
+        print(usage.short_help(_program(), verb, about, target, default, _in_repository()))
+        raise SystemExit(0)
+    arguments = ["--help" if argument in HELP else argument for argument in arguments]
     cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
     options["config"] = (tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed)
-    result = cli(target, args=arguments, prog=prog, **options)
+    with hints.one_line(verb, target, arguments):
+        result = cli(_later(target), args=arguments, prog=prog, **options)
+    result = result() if isinstance(result, functools.partial) else result
     devices = getattr(getattr(result, "runtime", result), "devices", None)
     if devices is not None:
         from hypersphere_jax.training.sharding import use_virtual_cpu_devices
@@ -317,18 +392,55 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     return result
 
 
+def _later(target: Any) -> Any:
+    """Of a function, the one with the same arguments that gives the call; else the target."""
+    if not inspect.isfunction(target):
+        return target
+
+    @functools.wraps(target)
+    def later(*arguments: Any, **options: Any) -> Any:
+        return functools.partial(target, *arguments, **options)
+
+    return later
+
+
+def _recorded(verb: str, arguments: list[str]) -> Any:
+    """The options of the run that `--name` names, as its last session had them; None: no run."""
+    (name, _), (runs_dir, _) = (_option(flag, arguments) for flag in ("--name", "--runs-dir"))
+    runs_dir = runs_dir or C.PretrainConfig.runs_dir
+    if name is None or not (file := Path(runs_dir, name, "config.json")).is_file():
+        return None
+    from hypersphere_jax import finetune
+    from hypersphere_jax.training import run_folder
+
+    print(f"{name}: options as recorded in {file}", file=sys.stderr)
+    read = run_folder.read_config if verb == "pretrain" else finetune.recorded
+    return dataclasses.replace(read(file.parent), name=name, runs_dir=runs_dir)
+
+
 def _option(flag: str, arguments: list[str]) -> tuple[str | None, list[str]]:
     """The value of a flag among arguments, and the others; None where it is not given."""
     value, others, left = None, [], iter(arguments)
     for argument in left:
         given, equals, after = argument.partition("=")
-        if given != flag:
+        if given.replace("_", "-") != flag:
             others.append(argument)
             continue
         C.require(value is None, f"{flag} is given twice: give it once")
         value = after if equals else next(left, "")
-        C.require(bool(value) and not value.startswith("--"), f"{flag}: name a file after it")
+        C.require(bool(value) and not value.startswith("--"), f"{flag}: give a value after it")
     return value, others
+
+
+def _keep_compiled(runs: Sequence[str], runs_dir: str) -> None:
+    """Keeps compiled programs where the first of the runs does; of files of features, as usual."""
+    from hypersphere_jax.training import run_folder, sharding
+
+    folder = C.RuntimeConfig.cache_dir
+    with contextlib.suppress(C.UserError, OSError):  # the verb will say what is wrong
+        run, *_ = run_folder.find_all(runs[0], runs_dir)
+        folder = run_folder.read_config(run).runtime.cache_dir
+    sharding.keep_compiled(folder)
 
 
 def _in_repository() -> bool:
@@ -345,6 +457,28 @@ def _need_repository(command: str) -> None:
         f"{command} is in the repository only, not in the installed package: clone it, and there "
         f"run `python run.py {command}`",
     )
+
+
+def _page(folder: Path) -> str:
+    """Writes the page of a run that was trained; where it is, in brackets."""
+    from hypersphere_jax import report
+
+    return "".join(f" ({page})" for page in report.refreshed([folder], redraw=True))
+
+
+def _pages(names: Sequence[str], runs_dir: str) -> None:
+    """Writes the pages of runs that were evaluated anew, and says where they are."""
+    from hypersphere_jax import report
+    from hypersphere_jax.training import run_folder
+
+    folders: list[Path] = []
+    for name in names:
+        with contextlib.suppress(C.UserError):  # a file of features, or what was told already
+            folders += run_folder.find_all(name, runs_dir)
+    pages = report.refreshed(folders)
+    if pages:
+        more = f" and {len(pages) - 1} more, each in its run's folder" if len(pages) > 1 else ""
+        print(f"page: {pages[0]}{more}", file=sys.stderr)
 
 
 def _experiments(command: str) -> Any:

@@ -1,8 +1,9 @@
 """Trained encoders as functions of images: load, call, save."""
 
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypersphere_jax.config import (
     require,
     to_dict,
 )
+from hypersphere_jax.data.channels import as_channels
 from hypersphere_jax.data.custom import as_image
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.files import read_json, write_json
@@ -68,7 +70,8 @@ class Encoder:
 
         Args:
           images: uint8 `[n, h, w, c]` or `[n, h, w]`, of any size and number; or a list of images
-            (arrays, tensors, or of Pillow, see `data.custom.as_source`) or of paths to files.
+            (arrays, tensors, or of Pillow, see `data.custom.as_source`) or of paths to files. A
+            network of one channel sees the luma of RGB images.
           layer: a name in `layers`. "output" is on the unit hypersphere.
 
         Returns:
@@ -95,12 +98,35 @@ class Encoder:
             images = list(images)
         if not len(images):
             return np.zeros((0, *self.layers[layer]), np.float32)
-        devices = sharding.local_devices()
-        wanted = -(-len(images) // len(devices))
+        return np.concatenate(list(self.batches(images, layer, len(images))))
+
+    def batches(
+        self,
+        images: Iterable,
+        layer: str = "output",
+        count: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> Iterator[np.ndarray]:
+        """The same features batch by batch, of more images than memory holds.
+
+        Args:
+          images: an array, or images one by one, each as in a list.
+          layer: a name in `layers`.
+          count: how many images there are, or more. None: many.
+          devices: to compute on. None: all.
+        """
+        models.check_layer(self.config.model, layer, "layer")
+        devices = devices or sharding.local_devices()
+        wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
         size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)
-        parts = [images[start : start + size] for start in range(0, len(images), size)]
-        return np.concatenate([self._features(part, layer, size, devices) for part in parts])
+        if isinstance(images, np.ndarray):
+            parts = (images[start : start + size] for start in range(0, len(images), size))
+        else:
+            left = iter(images)
+            parts = iter(lambda: list(itertools.islice(left, size)), [])
+        for part in parts:
+            yield self._features(part, layer, size, devices)
 
     def save(self, folder: str | Path) -> Path:
         """Writes weights (safetensors), config and a card: what `load` needs, and no run.
@@ -137,8 +163,8 @@ class Encoder:
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
         """Images as one uint8 array, and whether they had to be cropped for that."""
         if isinstance(part, np.ndarray) and part.dtype == np.uint8:
-            return part, False
-        images = [_image(image) for image in part]
+            return self._recoloured(part), False
+        images = [self._recoloured(_image(image)) for image in part]
         if len({image.shape for image in images}) == 1:
             return np.stack(images), False
         config = self.config
@@ -150,6 +176,15 @@ class Encoder:
             require(channels == {1, 3}, f"images of {what} channels: all must have as many")
             images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
         return np.stack([crop(image) for image in images]), True
+
+    def _recoloured(self, images: np.ndarray) -> np.ndarray:
+        """Grey or RGB images as the run had them: grey, if its network takes one channel."""
+        channels = self.config.data.channels
+        if self.config.model.channels == 1 and self.config.data.preprocess is None:
+            channels = 1
+        if channels is None or images.shape[-1] not in (1, 3):
+            return images
+        return as_channels(images, channels)
 
     def _on(self, devices: tuple) -> Any:
         if getattr(self, "_placed", (None,))[0] != devices:
@@ -223,6 +258,7 @@ def load(
     where: str | Path,
     step: int | None = None,
     *,
+    runs_dir: str | Path = "runs",
     network: Any = None,
     preprocess: Callable | None = None,
     image_size: int | None = None,
@@ -233,11 +269,12 @@ def load(
     """Loads a trained encoder of images.
 
     Args:
-      where: the folder of a run, or its name under `runs/`, trained here or imported; a folder
+      where: the folder of a run, or its name in `runs_dir`, trained here or imported; a folder
         that `Encoder.save` wrote; or a file of weights that others trained (.safetensors, .npz,
         PyTorch's .pth, .pt, .pth.tar): ResNets of torchvision, timm, Hugging Face or MoCo, and
         Wang & Isola's SmallAlexNet. The network is inferred from names and shapes, docs/torch.md.
       step: of a run's checkpoint; None: the newest one that is sound.
+      runs_dir: folder of all runs.
       network: of an encoder whose network is the user's own, the same as in training.
       preprocess: likewise, image to image in evaluation. Of a file: in place of the recipe.
       image_size: of a file: side of the images that enter, pixels. None: 224 for a ResNet, 32 if it
@@ -266,7 +303,7 @@ def load(
     own = {name: value for name, value in own.items() if value is not None}
     given = {"image_size": image_size, "recipe": recipe, "prefix": prefix, "head=False": not head}
     of_file = [name for name, value in given.items() if value]
-    file = _file_of_weights(Path(where))
+    file = _file_of_weights(Path(where), runs_dir)
     if file is not None:
         fits = step is None and network is None
         require(fits, f"step and network are not for files of weights, and {file} is one")
@@ -276,7 +313,7 @@ def load(
     if (folder / WEIGHTS).is_file():
         require(step is None, f"step={step} is of a run's checkpoints, and {folder} is one encoder")
         return _load_saved(folder, own)
-    folder = run_folder.find(str(where))
+    folder = run_folder.find(str(where), runs_dir)
     config = run_folder.read_config(folder).replace(**own)
     require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
     _require_preprocess(config)
@@ -293,12 +330,12 @@ def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _file_of_weights(where: Path) -> Path | None:
+def _file_of_weights(where: Path, runs_dir: str | Path) -> Path | None:
     """The file of weights that a path means, if it does: itself, or that of a downloaded folder."""
     inside = where / torch_files.OF_FOLDER
     if inside.is_file():
         return inside
-    exists = where.exists() or Path("runs", where).exists()
+    exists = where.exists() or Path(runs_dir, where).exists()
     missing = not exists and where.suffix.lower() in torch_files.SUFFIXES
     return where if where.is_file() or missing else None
 

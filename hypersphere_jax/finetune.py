@@ -102,6 +102,38 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     return folder, result
 
 
+def recorded(folder: Path) -> FinetuneConfig:
+    """The options of the fine-tuning that made a run.
+
+    Raises:
+      UserError: for a run that began from no other.
+    """
+    run = run_folder.read_config(folder)
+    require(
+        run.init_from is not None,
+        f"{folder} was made by `pretrain`, which continues it: name the run to fine-tune, and "
+        "another --name",
+    )
+    tried = [float(file.parent.name) for file in folder.glob("learning_rates/*/config.json")]
+    return FinetuneConfig(
+        run=run.init_from or "",
+        step=run.init_step,
+        name=run.name,
+        runs_dir=run.runs_dir,
+        fraction=run.data.fraction,
+        layer=run.model.classifier_layer,
+        learning_rates=tuple(sorted(tried)) or (run.optimizer.learning_rate,),
+        epochs=run.optimizer.epochs,
+        batch_size=run.optimizer.batch_size,
+        weight_decay=run.optimizer.weight_decay,
+        recipe=run.data.recipe,
+        data_dir=run.data.name if Path(run.data.name).is_absolute() else run.data.data_dir,
+        seed=run.seed,
+        runtime=run.runtime,
+        evaluate=run.evaluate,
+    )
+
+
 def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
     """Of a fraction of the labels, those that are not among the 80% to train on."""
     shares = fraction, FITTING * fraction
@@ -142,7 +174,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     """The run but for its optimizer, and the data with all their labels."""
-    folder = run_folder.find(config.run)
+    folder = run_folder.find(config.run, config.runs_dir)
     run_folder.require_images(folder, "finetune")
     source = run_folder.read_config(folder)
     label = source.model.label

@@ -1,9 +1,11 @@
 """Tables on the terminal, and pages of runs: each one HTML file with its pictures inside."""
 
 import base64
+import logging
 import math
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -12,19 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hypersphere_jax.config import require
+from hypersphere_jax.config import UserError, require
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_json
 from hypersphere_jax.training.metrics_log import read_metrics
 
+logger = logging.getLogger("hypersphere_jax")
+
 HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 (%)"}
 HEADERS["uniform_optimum"] = "optimal uniform"
 # Of a result, what is not compared; times are left out as well.
-HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait")
+HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait", "num_classes")
+# And how a fit ended.
+HIDDEN += ("C", "steps", "gradient_norm", "chosen_at_edge", "projection_half_width")
+HIDDEN += ("projection_ks_normal",)
+# Columns with numbers that were given, not measured.
+OPTIONS = ("align alpha", "uniform t", "valid fraction")
+# Pictures of a run, by their file's name, in the order of its page; then come all others.
+CAPTIONS = {
+    "training_curves": "Training curves",
+    "augmented_views": "Training images, each with two random views as in training, before "
+    "their values are normalized",
+    "nearest_neighbours": "Images, each with those whose features are nearest, and the cosine. "
+    "Blue: of the same class; orange, dashed, with a cross: of another one",
+}
+SHORT = 24  # characters of a table's cell that stay in one line
+WRAPPED = 8  # the same on a narrow terminal
+INDENTED = {"initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
+FIXED = "\xa0"  # a space at which no line breaks
 # Options of `probe` for an encoder of sentences.
 OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
 
@@ -34,11 +57,15 @@ HEAD = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; text-align: left; border-bottom: 1px solid #8884; }
-.number { text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .45rem; text-align: left; border-bottom: 1px solid #8884; }
+th { vertical-align: bottom; }
+td { overflow-wrap: anywhere; min-width: 3rem; }
+.number { text-align: right; }
+td.number, .short { white-space: nowrap; }
+figure { margin: 1rem 0; }
 img { width: 100%; min-width: 40rem; background: white; }
 pre { background: #8881; padding: .7rem 1rem; white-space: pre-wrap; }
 </style>
@@ -48,19 +75,57 @@ pre { background: #8881; padding: .7rem 1rem; white-space: pre-wrap; }
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
 ) -> None:
-    """Print a table, a line a row; long texts end in "…" on a narrow terminal."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for index, (column, numeric) in enumerate(zip(columns, _numeric(columns, rows), strict=True)):
-        # Names and numbers stay whole, texts give way.
-        justify = "right" if numeric else "left"
-        table.add_column(Text(column), justify=justify, no_wrap=numeric or index == 0)
-    for row in rows:
-        table.add_row(*(Text(text_of(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+    """Print a table; on a narrow terminal long texts wrap, or the columns of each row do.
+
+    Nothing is cut: not the names, which are there to be typed.
+    """
     # A file or a pipe has no width to fit into.
     console = Console(width=None if sys.stdout.isatty() else 10_000)
+    texts = [[text_of(cell) for cell in row] for row in rows]
     if title:
         console.print(Text(title, style="bold"))
-    console.print(table)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    numeric = _numeric(columns, rows)
+    for column, is_number in zip(columns, numeric, strict=True):
+        table.add_column(Text(column), justify="right" if is_number else "left")
+    for row in texts:
+        table.add_row(*map(Text, row))
+    wide = console.options.update_width(10_000)
+    excess = Measurement.get(console, wide, table).maximum - console.width
+    widths = _widths(columns, texts, excess)
+    if widths is not None:
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+        console.print(table)
+        return
+    for name, *row in texts:
+        if name:
+            console.print(Text(name, style="bold", overflow="fold"))
+        pairs = map(" ".join, zip(columns[1:], row, strict=True))
+        # A value stays beside its column's name where there is room for both.
+        joined = (p.replace(" ", FIXED) if len(p) < console.width - 4 else p for p in pairs)
+        lines = textwrap.wrap(", ".join(joined), console.width, **INDENTED)
+        for line in lines:
+            console.print(Text(line.replace(FIXED, " "), overflow="fold"))
+
+
+def _widths(
+    columns: Sequence[str], texts: Sequence[Sequence[str]], excess: int
+) -> list[int] | None:
+    """Widths of a table's columns, this much less in all; None where that would cut words."""
+    widths, least = [], []
+    for i, column in enumerate(columns):
+        cells = [row[i] for row in texts]
+        longest, words = (
+            max(map(cell_len, each), default=0) for each in (cells, " ".join(cells).split())
+        )
+        header = max(map(cell_len, column.split()), default=0)
+        widths.append(max(longest, cell_len(column)))
+        least.append(max(header, words, min(longest, WRAPPED)))
+    for i in sorted(range(len(widths)), key=lambda i: least[i] - widths[i]):
+        off = min(max(excess, 0), widths[i] - least[i])
+        widths[i], excess = widths[i] - off, excess - off
+    return None if excess > 0 else widths
 
 
 def with_error(value: float | None, standard_error: float | None) -> str:
@@ -108,23 +173,36 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
     return Path(path)
 
 
-def run_report(run_dir: str | Path) -> Path:
-    """Write report.html into a run's folder; UserError if there is no run or a file is no JSON."""
-    from hypersphere_jax import plots
+def run_report(run_dir: str | Path, redraw: bool = True) -> Path:
+    """Write report.html into a run's folder, from the files that are there.
 
+    Args:
+      run_dir: of the run.
+      redraw: the training curves, also where their picture is newer than the log.
+
+    Raises:
+      UserError: if there is no run, or a file is no JSON.
+    """
     run_dir = Path(run_dir)
-    saved, records = _read_config(run_dir), read_metrics(run_dir)
-    if records:
-        curves = run_dir / "figures" / "training_curves.png"
+    saved, records = read_config(run_dir), read_metrics(run_dir)
+    figures = run_dir / "figures"
+    curves, log = figures / "training_curves.png", run_dir / "metrics.jsonl"
+    newer = curves.is_file() and log.is_file() and curves.stat().st_mtime > log.stat().st_mtime
+    if records and (redraw or not newer):
+        from hypersphere_jax import plots
+
         plots.training_curves({run_dir.resolve().name: records}, curves)
-    pictures = (run_dir / "figures").glob("*.png")
-    pictures = sorted(pictures, key=lambda path: (path.stem != "training_curves", path.stem))
+    others = sorted(set(figures.glob("*.png")) - {figures / f"{name}.png" for name in CAPTIONS})
+    pictures = {figures / f"{name}.png": caption for name, caption in CAPTIONS.items()}
+    pictures |= {path: path.stem.replace("_", " ") for path in others}
     blocks = [
         ("heading", "Training"),
         ("text", _progress(records)),
-        *_evaluations([run_dir]),
+        *evaluations([run_dir]),
+        *_finetuned(run_dir),
         ("heading", "Pictures"),
-        *(("figure", path, path.stem.replace("_", " ")) for path in pictures),
+        *(("figure", path, caption) for path, caption in pictures.items() if path.is_file()),
+        *_sentences(figures / "nearest_sentences.json"),
         ("heading", "Configuration"),
         ("config", saved),
         ("heading", "To evaluate the run, and to continue it if it is not finished"),
@@ -133,36 +211,69 @@ def run_report(run_dir: str | Path) -> Path:
     return write_page(run_dir / "report.html", run_dir.resolve().name, blocks)
 
 
-def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
-    """Write one page of several runs, and their curves as a PNG beside it."""
-    from hypersphere_jax import plots
-
-    require(len(run_dirs) > 0, "no runs to report: name at least one run's folder")
-    folders = _names(run_dirs)
-    # Beside its config, a file holds dates and the like, which always differ.
-    configs = {name: _settings(_read_config(each)["config"]) for name, each in folders.items()}
-    curves = Path(path).with_name(f"{Path(path).stem}_curves.png")
-    plots.training_curves({name: read_metrics(each) for name, each in folders.items()}, curves)
-    blocks = [
-        *_evaluations(run_dirs),
-        ("heading", "Settings that differ"),
-        ("table", *_differing_settings(configs)),
-        ("heading", "Training"),
-        ("figure", curves, f"Training curves of {len(run_dirs)} runs"),
-    ]
-    return write_page(path, title, blocks)
+def refreshed(run_dirs: Iterable[str | Path], redraw: bool = False) -> list[Path]:
+    """Writes the pages of runs anew, see `run_report`; warns of those that cannot be written."""
+    pages = []
+    for run_dir in run_dirs:
+        try:
+            pages.append(run_report(run_dir, redraw))
+        except (UserError, OSError, ValueError) as error:
+            logger.warning("%s: its page is not written: %s", run_dir, error)
+    return pages
 
 
-def _evaluations(run_dirs: Sequence[str | Path]) -> Iterable[tuple]:
+def evaluations(run_dirs: Sequence[str | Path]) -> Iterable[tuple]:
+    """The part of a page with all results of some runs."""
     yield ("heading", "Evaluation")
-    for protocol, table in eval_tables(run_dirs).items():
-        yield from (("subheading", protocol), ("table", *table))
+    tables = eval_tables(run_dirs)
+    if not tables:
+        yield ("text", "Nothing was evaluated yet: `probe` and `metrics` do.")
+    for protocol, (columns, rows) in tables.items():
+        yield ("subheading", protocol)
+        shared, columns, rows = _without_shared(columns, rows)
+        yield from ([("text", shared)] if shared else [])
+        yield ("table", columns, rows)
+
+
+def _without_shared(columns: list[str], rows: list[list]) -> tuple[str, list[str], list[list]]:
+    """What is the same in all rows, as text; and the other columns. Scores stay columns."""
+    shared, kept = [], []
+    for place, column in enumerate(columns):
+        values = {text_of(row[place]) for row in rows}
+        number = isinstance(rows[0][place], float) or "±" in text_of(rows[0][place])
+        alone = len(rows) == 1 and number and column not in OPTIONS
+        measured = alone or column in HEADERS.values()
+        if len(values) == 1 and not measured:
+            shared.append(f"{column} {values.pop()}")
+        else:
+            kept.append(place)
+    rows = [[row[place] for place in kept] for row in rows]
+    return ", ".join(shared), [columns[place] for place in kept], rows
+
+
+def _sentences(file: Path) -> Iterable[tuple]:
+    """Nearest neighbours of a run of text."""
+    if file.is_file():
+        table = read_json(file)
+        yield from (("heading", "Nearest sentences"), ("table", table["columns"], table["rows"]))
+
+
+def _finetuned(run_dir: Path) -> Iterable[tuple]:
+    """Results of the runs beside this one that were fine-tuned from it."""
+    rows = []
+    for file in sorted(run_dir.resolve().parent.glob("*/eval/finetune.json")):
+        result = read_json(file)
+        if result.get("init_from") == str(run_dir.resolve()):
+            rows.append([result.get(key) for key in ("run", "labels", "top1", "top1_interval")])
+    if rows:
+        columns = ["run", "labels", HEADERS["top1"], HEADERS["top1_interval"]]
+        yield from (("subheading", "fine-tuned from this run"), ("table", columns, rows))
 
 
 def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], list[list]]]:
     """Columns and rows of all eval/*.json of some runs, by protocol; one row a file."""
     results: dict[str, list[dict]] = {}
-    for name, run_dir in _names(run_dirs).items():
+    for name, run_dir in names_of(run_dirs).items():
         for file in sorted((run_dir / "eval").glob("*.json")):
             result = read_json(file)
             place = {"run": name} if len(run_dirs) > 1 else {}
@@ -204,14 +315,14 @@ def _commands(run_dir: Path, saved: Mapping) -> list[str]:
     return [*(f"python run.py {verb}" for verb in verbs), *filter(None, [typed])]
 
 
-def _names(run_dirs: Sequence[str | Path]) -> dict[str, Path]:
+def names_of(run_dirs: Sequence[str | Path]) -> dict[str, Path]:
     """Key folders by name, or by path where names repeat."""
     paths = [Path(run_dir) for run_dir in run_dirs]
     names = {path.resolve().name: path for path in paths}
     return names if len(names) == len(paths) else {str(path): path for path in paths}
 
 
-def _read_config(run_dir: Path) -> dict:
+def read_config(run_dir: Path) -> dict:
     file = run_dir / "config.json"
     require(file.is_file(), f"no run at {run_dir}: config.json is missing; `pretrain` makes one")
     return read_json(file)
@@ -220,7 +331,8 @@ def _read_config(run_dir: Path) -> dict:
 def _progress(records: Sequence[Mapping]) -> str:
     if not records:
         return "No metrics yet: no step was logged."
-    last = f"Last record: {text_of(records[-1])}."
+    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in records[-1].items()}
+    last = f"Last record: {text_of(shown)}."
     for record in records:
         loss = record.get("loss", 0.0)
         if loss is None or not math.isfinite(loss):
@@ -228,16 +340,8 @@ def _progress(records: Sequence[Mapping]) -> str:
     return last
 
 
-def _settings(config: Mapping) -> dict[str, str]:
+def settings_of(config: Mapping) -> dict[str, str]:
     return {key: str(value) for key, value in flattened(config).items()}
-
-
-def _differing_settings(configs: Mapping[str, Mapping]) -> tuple[list[str], list[list]]:
-    keys = dict.fromkeys(key for config in configs.values() for key in config)
-    columns = {key: [config.get(key) for config in configs.values()] for key in keys}
-    names = list(configs)
-    kept = {k: v for k, v in columns.items() if len(set(v)) > 1 and v != names}
-    return ["run", *kept], [list(row) for row in zip(names, *kept.values(), strict=True)]
 
 
 def _tag(tag: str, text: str, attributes: str = "") -> str:
@@ -245,9 +349,13 @@ def _tag(tag: str, text: str, attributes: str = "") -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    marks = [' class="number"' if numeric else "" for numeric in _numeric(columns, rows)]
+    texts = [list(map(text_of, row)) for row in rows]
+    marks = []
+    for place, numeric in enumerate(_numeric(columns, rows)):
+        short = all(len(row[place]) <= SHORT for row in texts)
+        marks.append(' class="number"' if numeric else ' class="short"' if short else "")
     lines = [map(_tag, ["th"] * len(columns), columns, marks)]
-    lines += [map(_tag, ["td"] * len(columns), map(text_of, row), marks) for row in rows]
+    lines += [map(_tag, ["td"] * len(columns), row, marks) for row in texts]
     body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f'<div class="wide"><table>\n{body}\n</table></div>'
 
@@ -265,5 +373,5 @@ RENDERERS: dict[str, Callable[..., str]] = {
     "command": partial(_tag, "pre"),
     "table": _table,
     "figure": _figure,
-    "config": lambda settings: _table(["setting", "value"], list(_settings(settings).items())),
+    "config": lambda settings: _table(["setting", "value"], list(settings_of(settings).items())),
 }

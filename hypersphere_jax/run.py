@@ -10,7 +10,7 @@ from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.encoder import Encoder, load
-from hypersphere_jax.training import loop, sharding
+from hypersphere_jax.training import loop, run_folder, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
 
 
@@ -21,8 +21,8 @@ class Run:
       folder: with its config, checkpoints and log (docs/runs.md).
     """
 
-    def __init__(self, folder: Path, network: Any = None, preprocess: Any = None):
-        self.folder, self._own = folder, {"network": network, "preprocess": preprocess}
+    def __init__(self, folder: Path, own: dict[str, Any] | None = None):
+        self.folder, self._own = folder, own or {}
 
     @property
     def encoder(self) -> Encoder:
@@ -31,12 +31,20 @@ class Run:
 
     def load(self, step: int | None = None) -> Encoder:
         """The encoder of a checkpoint, see `hypersphere_jax.load`."""
-        return load(self.folder, step, **self._own)
+        own: dict[str, Any] = {name: self._own.get(name) for name in ("network", "preprocess")}
+        return load(self.folder, step, **own)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
         """The lines of its log, see docs/runs.md."""
         return read_metrics(self.folder)
+
+    def report(self) -> Path:
+        """Writes its page, `report.html`, with sheets of its images, and says where that is."""
+        from hypersphere_jax import report, sheets
+
+        sheets.draw(self.folder, run_folder.read_config(self.folder).replace(**self._own))
+        return report.run_report(self.folder)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
@@ -87,7 +95,8 @@ def train(
     Raises:
       UserError: for anything invalid, with what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: after SIGINT or SIGTERM, once the state is saved; the same call goes on.
+      Stopped: after SIGINT or SIGTERM during the steps, once the state is saved; the same call goes
+        on.
     """
     config = config or PretrainConfig()
     require(
@@ -124,7 +133,7 @@ def train(
     config = config.replace(**own)
     if config.runtime.devices is not None:
         sharding.use_virtual_cpu_devices(config.runtime.devices)
-    return Run(loop.train(config, "hypersphere_jax.train(...)"), network, preprocess)
+    return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
 
 
 def _dataset(data: Any, labels: Any, test: Any) -> Custom:

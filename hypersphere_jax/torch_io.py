@@ -92,7 +92,7 @@ def export(config: ExportConfig) -> Path:
     if (Path(config.run) / encoder.WEIGHTS).is_file():
         found = encoder.load(config.run, config.step)
     else:
-        found = run_folder.load_encoder(run_folder.find(config.run), config.step)
+        found = run_folder.load_encoder(run_folder.find(config.run, config.runs_dir), config.step)
     model = found.config.model
     names = config.names or ("torch" if has_torch_names(model) else "own")
     if names == "torch":

@@ -1,18 +1,32 @@
 """The command line as a user meets it: help, clear errors, exit status."""
 
+import re
+from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 import experiments
-from hypersphere_jax import cli, report
-from hypersphere_jax.config import PretrainConfig, Stopped
-from hypersphere_jax.files import read_json
-from hypersphere_jax.training import loop
+import hypersphere_jax
+from hypersphere_jax import cli, hints, report, usage
+from hypersphere_jax.config import (
+    FinetuneConfig,
+    ImportConfig,
+    PretrainConfig,
+    ProbeConfig,
+    RuntimeConfig,
+    Stopped,
+    to_dict,
+)
+from hypersphere_jax.config.flags import flags_of
+from hypersphere_jax.data import data_verb
+from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.training import loop, sharding
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
+MOCO = "moco_cifar10/align_uniform"
 PARTS = {
     "data": "list prepare prepare-text inspect show",
     "bench": "step text vmapped convolution augment data losses knn scaling probe",
@@ -40,6 +54,102 @@ def test_help_is_complete_and_readable(capsys):
         assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
 
 
+def test_the_short_help_and_all_of_it(capsys, monkeypatch):
+    configs = (PretrainConfig, FinetuneConfig, ProbeConfig, ImportConfig)
+    for (verb, page), config in zip(usage.PAGES.items(), configs, strict=True):
+        for width in (60, 80, 100):
+            monkeypatch.setenv("COLUMNS", str(width))
+            with pytest.raises(SystemExit):
+                cli.main(["help", verb])
+            lines = capsys.readouterr().out.splitlines()
+            assert max(map(len, lines)) <= width and (len(lines) <= 50 or width == 60), verb
+        with pytest.raises(SystemExit):
+            cli.main([verb, "--help-all"])
+        everything = re.findall(r"(--[a-z0-9-]+)", capsys.readouterr().out)
+        flags = {flag.flag for flag in flags_of(config) if not flag.positional} | {"--help"}
+        trained = {"--config"} if verb in cli.WITH_FILE else set()
+        assert flags <= set(everything)
+        shown = {f"--{name}" for options in page.options.values() for name in options}
+        assert shown <= flags | trained and len(shown) > 5
+        count = len(flags_of(config)) + len(trained)
+        assert f"--help-all` shows all {count} options" in " ".join(lines)
+        for example in page.examples:  # whose options go together
+            cli._parse(config, verb, example.split()[1:])
+
+
+def test_flags_are_those_that_the_command_line_has():
+    """With their aliases, defaults and choices, of classes and functions."""
+    flags = {flag.flag: flag for flag in flags_of(RuntimeConfig)}
+    assert flags["--processes"].aliases == ("--hosts",) and flags["--devices"].kind is int
+    assert flags["--resume"].choices == ("auto", "never") and flags["--workers"].default == 0
+    flags = {flag.flag: flag for flag in flags_of(PretrainConfig, experiments.find(MOCO))}
+    assert flags["--epochs"].default == 200 and flags["--data"].default == "cifar10"
+    assert "--source" not in flags and flags["--decay-at"].kind is float
+    assert [flag.flag for flag in flags_of(data_verb.show)][-4:] == [
+        *("--image-size", "--count", "--seed", "--out")
+    ]
+
+
+def test_what_people_type_first():
+    flags = flags_of(PretrainConfig)
+    for line, said in (
+        ("--temperature 0.1", "take --contrastive-tau, or --loss-tau"),
+        ("--tau 0.1", "take --contrastive-tau, or --loss-tau"),
+        ("--batch 2", "take --batch-size"),
+        ("--bs 2", "take --batch-size"),
+        ("--wd 2", "take --weight-decay"),
+        ("--arch resnet18", "take --model"),
+        ("--backbone resnet18", "take --model"),
+        ("--dataset cifar10", "take --data"),
+        ("--feature_dim 3", "no option --feature_dim; take --dim"),
+        ("--gpus 1", "take --devices"),
+        ("--num-workers 1", "take --workers"),
+        ("--output-dir x", "take --runs-dir"),
+        ("--resume", "the same command continues a run"),
+        ("--resume runs/a", "the same command continues a run"),
+        ("--loss infonce", "--contrastive-weight 1 --align-weight 0"),
+        ("--loss align_uniform", "leave it out: --align-weight and --uniform-weight"),
+        ("--loss ntxnt", "did you mean 'nt_xent'?"),
+        ("--loss=nonsense", "it is one of weighted, nt_xent,"),
+        ("--model resnet-18", "did you mean 'resnet18'?"),
+        ("--model ResNet18", "did you mean 'resnet18'?"),
+        ("--optimizer adamw", "take adam,"),
+        ("--aling-weight 2", "did you mean --align-weight"),
+    ):
+        assert said in hints.wrong_option(flags, line.split(), "pretrain"), line
+    right = ["--epochs", "3", "--no-nesterov", "--stem", "None", "--loss=dcl"]
+    assert hints.wrong_option(flags, right, "pretrain") is None
+
+
+def test_wrong_options_are_told_in_one_line(capsys):
+    for line, said in (
+        ("train", "no verb 'train'; did you mean 'pretrain'?"),
+        ("eval NAME", "did you mean 'probe'?"),
+        ("linear NAME", "did you mean 'probe'?"),
+        ("knn NAME", "did you mean 'probe'?"),
+        ("pretrain --lr 0.1", "pretrain: no option --lr; take --learning-rate"),
+        ("finetune NAME --lr=0.1", "no option --lr; take --learning-rates"),
+        ("pretrain --loss simclr", "pretrain: no --loss simclr; take nt_xent"),
+        ("pretrain --data CIFAR10", "did you mean 'cifar10'?"),
+        ("pretrain --epochs many", "Error parsing --epochs"),
+        ("pretrain --nesterov 3", "Unrecognized options: 3; options: pretrain --help-all"),
+        ("export NAME", "export: --out is missing: the file to write"),
+        ("data", "name one of list, prepare"),
+        ("data insp", "data: no 'insp'; did you mean 'inspect'?"),
+        ("data show --size 3", "data show: no option --size; take --image-size"),
+        ("features NAME", "--out is missing"),
+        ("export --out x.npz", "export: RUN is missing: the run: its folder"),
+    ):
+        assert said in fails(capsys, *line.split()), line
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    version = metadata.version
+    line = f"hypersphere_jax {hypersphere_jax.__version__}, jax {version('jax')}, Python 3."
+    assert capsys.readouterr().out.startswith(line)
+
+
 def test_invalid_input(capsys):
     for line, said in (
         ("pretrian", "did you mean 'pretrain'"),
@@ -53,9 +163,6 @@ def test_invalid_input(capsys):
         ("bench losses --sizes 1", "--sizes"),
     ):
         assert said in fails(capsys, *line.split()), line
-    with pytest.raises(SystemExit) as stop:  # tyro's own
-        cli.main(["pretrain", "--aling-weight", "2"])
-    assert stop.value.code == 2 and "--align-weight" in capsys.readouterr().err
 
 
 def test_a_flag_overrides_an_experiment_and_the_rest_stays():
@@ -87,7 +194,9 @@ def test_from_training_to_report(capsys, tmp_path):
     assert "step 12 of 12" in captured.err and f"probe {a}" in captured.out
     assert cli.main(["probe", a, "--protocols", "knn", "--devices", "2"]) == 0
     score = read_json(tmp_path / "a" / "eval" / "knn5-output.json")["top1"]
-    assert f"{score:.2f}" in capsys.readouterr().out
+    captured, page = capsys.readouterr(), tmp_path / "a" / "report.html"
+    assert f"{score:.2f}" in captured.out and f"page: {page}" in captured.err
+    assert page.read_text().count("data:image/png") == 3 and "knn5-output" in page.read_text()
     assert cli.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
     result = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
@@ -98,5 +207,18 @@ def test_from_training_to_report(capsys, tmp_path):
     page = Path(capsys.readouterr().out.strip())
     assert page == tmp_path / "a" / "report.html" and "knn" in page.read_text()
     # Another run in the same folder is refused.
-    line = fails(capsys, "pretrain", "--name", "a", *places, *TINY, "--seed", "1")
-    assert "seed: 0 -> 1" in line and "choose another --name" in line
+    assert cli.main(["pretrain", "--name", "a", *places, "--seed", "1"]) == 2
+    options, line = capsys.readouterr().err.strip().splitlines()
+    assert options == f"a: options as recorded in {a}/config.json"
+    assert "(seed: 0 -> 1)" in line and "choose another --name" in line
+
+
+def test_compiled_programs_are_kept_where_the_run_keeps_them(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(sharding, "keep_compiled", kept.append)
+    config = PretrainConfig(runtime=RuntimeConfig(cache_dir="elsewhere"))
+    record = {"config": to_dict(config), "data_digest": "", "sessions": []}
+    write_json(tmp_path / "a" / "config.json", record)
+    cli._keep_compiled(["a"], str(tmp_path))
+    cli._keep_compiled(["features.npz"], str(tmp_path))
+    assert kept == ["elsewhere", RuntimeConfig.cache_dir]

@@ -6,6 +6,7 @@ import io
 import json
 import re
 
+import docs_commands
 import jax
 import numpy as np
 import pytest
@@ -144,3 +145,46 @@ def test_pages_name_files_that_exist():
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), (page.name, link)
+
+
+PAGES = docs_commands.pages()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_run(page, once, tmp_path, monkeypatch):
+    """Each command of a page, at toy size; tables that the page shows have the columns of today."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    prepared = once("commands", docs_commands.prepare)
+    columns = set()
+    for command, status, printed in docs_commands.run_page(page, prepared, tmp_path / "page"):
+        assert status == 0, f"{command}\n{printed}"
+        columns |= docs_commands.tables(printed)
+    for _, block in docs_commands.shown(page):
+        assert docs_commands.tables(block) <= columns
+
+
+def test_pages_show_what_was_recorded():
+    """An output is its record's, number by number; a record's commands stand on the page."""
+    named = set()
+    for page in PAGES:
+        for name, block in docs_commands.shown(page):
+            named.add(name)
+            record = (docs_commands.RECORDS / f"{name}.txt").read_text()
+            if block.startswith("```"):
+                assert block.strip("`\n") in record, page
+            values = [float(each) for each in re.findall(r"-?\d+\.\d+", record)]
+            for number in re.findall(r"-?\d+\.\d+", block):
+                digits = len(number.partition(".")[2])
+                assert number in {f"{value:.{digits}f}" for value in values}, (page, number)
+            commands = " ".join(docs_commands.commands(page))
+            for command in re.findall(r"^\$ (python .*)$", record, re.MULTILINE):
+                assert command in commands, command
+    assert named == {path.stem for path in docs_commands.RECORDS.glob("*.txt")}
+
+
+def test_commands_of_pytest_name_tests_that_exist():
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for command in re.findall(r"`python -m pytest ([^`]*)`", page.read_text()):
+            for path in re.findall(r"tests/[\w/.]*", command):
+                assert (ROOT / path).exists(), (page, path)

@@ -53,6 +53,18 @@ def test_images_in_all_forms(encoder, tmp_path):
     assert mixed[1] @ expected[1] > 0.97
 
 
+def test_grey_and_rgb_for_one_channel(encoder, tmp_path, rng):
+    """An RGB image counts as its luma, as an array or in a file."""
+    colours = rng.integers(0, 256, (4, 8, 8, 3), np.uint8)
+    grey = [np.asarray(Image.fromarray(image).convert("L")) for image in colours]
+    expected = encoder(np.stack(grey))
+    np.testing.assert_array_equal(encoder(colours), expected)
+    files = [tmp_path / f"{i}.png" for i in range(4)]
+    for i, file in enumerate(files):
+        Image.fromarray(grey[i] if i % 2 else colours[i]).save(file)
+    np.testing.assert_array_equal(encoder(files), expected)
+
+
 def test_saved_and_loaded(encoder, tmp_path):
     images = data.load(DataConfig()).test.images[:5]
     folder = encoder.save(tmp_path / "encoder")
@@ -112,7 +124,7 @@ def test_steps_and_names(image_run, text_run):
     ("images", "layer", "match"),
     [
         (np.zeros((2, 8, 8, 1), np.uint8), "fc7", "no such layer"),
-        (np.zeros((2, 8, 8, 3), np.uint8), "output", r"shape \[8, 8, 3\]"),
+        (np.zeros((2, 8, 8, 4), np.uint8), "output", r"shape \[8, 8, 4\]"),
         (np.zeros(8, np.uint8), "output", r"not \[8\]"),
         (np.zeros((8, 8, 3), np.uint8), "output", r"\[8, 8, 3\]: of one pass images\[None\]"),
         (np.zeros((8, 8, 1), np.uint8), "output", r"images\[None\]"),

@@ -28,6 +28,7 @@ def test_own_training_loop_is_the_same_on_one_device_and_on_four(capsys):
     assert main(8, devices=4) == pytest.approx(one, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_probe_features(capsys):
     main_of("probe_features")()
     numbers = dict(re.findall(r"^([\w-]+): (-?[\d.]+)", capsys.readouterr().out, re.MULTILINE))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_states import killed_after_checkpoint, state_of
 
-from hypersphere_jax import augment, data, finetune
+from hypersphere_jax import augment, cli, data, finetune
 from hypersphere_jax import config as C
 from hypersphere_jax.files import read_json
 from hypersphere_jax.training import loop, run_folder
@@ -73,6 +73,23 @@ def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeyp
     found[3, 0] = np.inf
     with pytest.raises(C.Diverged, match="logits that are not finite at step 2"):
         finetune.score(tuned, test)
+
+
+def test_a_name_alone_gives_the_options(tuned, image_run, tmp_path):
+    folder = tmp_path / "again"
+    for name in (".", "learning_rates/0.1", "learning_rates/0.01"):
+        (folder / name).mkdir(parents=True)
+        shutil.copy(tuned / "config.json", folder / name)
+    for where, rates in ((tuned, (0.05,)), (folder, (0.01, 0.1))):
+        named = ["--name", where.name, "--runs-dir", str(where.parent)]
+        config = cli._parse(C.FinetuneConfig, "finetune", named)
+        assert config.learning_rates == rates and config.runtime.devices == 1
+    base, whole = finetune._base(replace(config, name=tuned.name))
+    made = loop.open_job(finetune._with_optimizer(config, base, whole, 0.05)).config
+    made = run_folder.training_config(made)
+    assert made == run_folder.training_config(run_folder.read_config(tuned))
+    with pytest.raises(C.UserError, match="was made by `pretrain`"):
+        finetune.recorded(image_run)
 
 
 def test_held_out_labels_choose():

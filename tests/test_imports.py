@@ -12,14 +12,15 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras",
+    "config extras signals",
     "files losses moco packing theory training.processes",
     "augment data models training.progress training.sharding",
-    "data.batches training.checkpoint training.metrics_log training.objectives training.optimizers"
-    " training.recorder training.resolve training.run_folder training.step torch_files",
+    "data.batches training.checkpoint training.extension training.metrics_log training.objectives"
+    " training.optimizers training.recorder training.resolve training.run_folder training.step"
+    " torch_files",
     "encoder evaluate finetune torch_io training.loop training.vmapped",
-    "data.data_verb plots report run",
-    "cli __main__",
+    "data.data_verb plots report run runs_page sheets",
+    "cli hints usage __main__",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FLOOR_OF |= {"__init__": 1, "training.__init__": 0}  # the package itself re-exports floor 1
@@ -27,7 +28,7 @@ OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES["scipy"] = ["data", "evaluate"]
-HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["training.checkpoint"]}
+HOMES |= {"PIL": ["data", "augment", "plots"], "flax": ["models"], "orbax": ["training.checkpoint"]}
 HOMES |= {"tyro": ["config", "cli"], "matplotlib": ["plots"], "torch": ["torch_files"]}
 HOMES |= {
     "tensorboardX": ["training.metrics_log"],
@@ -102,6 +103,17 @@ assert not xla_bridge.backends_are_initialized()
 import hypersphere_jax.data
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 assert not late & set(sys.modules)
+"""
+    done = processes.python("-c", code)
+    assert done.returncode == 0, done.stderr
+    # The command line's help needs no jax; names are there all the same.
+    code = """
+import sys
+import hypersphere_jax.cli
+assert not {"jax", "numpy"} & set(sys.modules)
+assert {"align_loss", "load", "losses"} <= {*dir(hypersphere_jax), "losses"}
+assert hypersphere_jax.losses.align_loss is hypersphere_jax.align_loss
+assert not hasattr(hypersphere_jax, "nothing")
 """
     done = processes.python("-c", code)
     assert done.returncode == 0, done.stderr

@@ -239,7 +239,7 @@ def test_files_of_options_that_do_not_fit(tmp_path):
         assert said in str(error.value) and "\n" not in str(error.value), text
         assert str(error.value).startswith(f"--config {file}"), text
     for flags, said in (
-        (["--config"], "name a file after it"),
+        (["--config"], "give a value after it"),
         (["--config", "nowhere.yaml"], "No such file"),
         (["--config", "a", "--config=b"], "given twice"),
     ):

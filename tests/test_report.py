@@ -2,13 +2,15 @@
 
 import html
 import json
+import os
 import re
 from base64 import b64decode
 
 import numpy as np
 import pytest
+from rich.text import Text
 
-from hypersphere_jax import plots, report
+from hypersphere_jax import plots, report, runs_page
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate import results_file
 
@@ -26,7 +28,7 @@ def curves(monkeypatch):
     """What training curves are asked for; a file stands for each picture."""
     asked = []
 
-    def draw(runs, path):
+    def draw(runs, path, kinds=None):
         asked.append(runs)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"curves")
@@ -61,15 +63,24 @@ def test_table_is_plain_text_in_a_file(capsys):
     assert report.with_error(2.0, None) == "2.0000"
 
 
-def test_table_of_a_narrow_terminal_has_a_line_a_row(monkeypatch, capsys):
-    """Long texts are cut off there, names and numbers are not."""
+def test_tables_of_narrow_terminals_cut_nothing(monkeypatch, capsys):
+    """Long texts wrap; where that is not enough, the columns of each row do."""
     monkeypatch.setattr(report.sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "60")
-    rows = [["name_" * 5, "many words " * 20, 1234567]] * 2
-    report.print_table(["run", "loss", "steps"], rows)
-    _, _, *lines = capsys.readouterr().out.splitlines()
-    assert [len(line) <= 60 and "name_" * 5 in line and "…" in line for line in lines[:2]]
-    assert all("1234567" in line for line in lines[:2]) and not "".join(lines[2:]).strip()
+    name, rows = "name_" * 5, [["name_" * 5, "many words " * 10, 1234567]] * 2
+    for width, lines_of_a_row in ((200, 1), (60, 5), (40, None)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        report.print_table(["run", "text", "steps"], rows)
+        out = Text.from_ansi(capsys.readouterr().out).plain
+        head, *lines = (line.rstrip() for line in out.splitlines())
+        text = "\n".join([head, *lines])
+        assert text.count(name) == 2 and text.count("1234567") == 2 and "…" not in text
+        assert text.count("many") == text.count("words") == 20
+        assert max(map(len, lines)) <= width
+        if lines_of_a_row is None:
+            assert head == name and lines[0].startswith("  text many words")
+        else:
+            assert head.split() == ["run", "text", "steps"]
+            assert len(lines) == 1 + 2 * lines_of_a_row
 
 
 def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
@@ -99,11 +110,14 @@ def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
 def test_run_report_shows_the_run(tmp_path, curves):
     run = make_run(tmp_path / "digits & <more>")
     (run / "figures").mkdir()
-    (run / "figures" / "metrics.png").write_bytes(b"metrics")
+    for name in ("another", "augmented_views", "nearest_neighbours"):
+        (run / "figures" / f"{name}.png").write_bytes(name.encode())
     _, text, pictures = parsed(report.run_report(run))
-    assert pictures == [b"curves", b"metrics"]
+    assert pictures == [b"curves", b"augmented_views", b"nearest_neighbours", b"another"]
     assert [record["step"] for record in curves[0][run.name]] == [0, 10, 20, 30, 40]
-    assert {run.name, "97.25", "C=0.0001", "-3.875", "config.model.init_from", "day 0"} <= set(text)
+    assert {run.name, "97.25", "-3.875", "config.model.init_from", "day 0"} <= set(text)
+    # What is no score stands above the table.
+    assert "file lbfgs, split test, n 397, chosen C=0.0001" in text
     assert any("step=40, loss=0.2" in said for said in text)
     # What to type next: the last session's command continues the run.
     assert text[-1].splitlines()[::3] == [f"python run.py probe '{run}'", "python last"]
@@ -126,12 +140,94 @@ def test_runs_are_compared(tmp_path, curves):
         "lbfgs": (["run", "file", "split", "top-1 (%)", "n", "chosen"], scores),
         "metrics": (["run", "file", "align", "uniform", "optimal uniform"], metrics),
     }
-    _, text, pictures = parsed(report.sweep_report(runs, tmp_path / "sweep.html", "Two seeds"))
+    _, text, pictures = parsed(runs_page.sweep_report(runs, tmp_path / "sweep.html", "Two seeds"))
     assert pictures == [b"curves"] and (tmp_path / "sweep_curves.png").is_file()
     assert [records[0]["loss"] for records in curves[0].values()] == [4, 5]
-    assert text.count("lbfgs") == 3  # the title, and a row of each run
+    assert text.count("lbfgs") == 2  # the table's title, and the row of both runs' mean
+    assert "97.25 ± 0.00 (2 runs)" in text and "Means over seeds" in text
     settings = text[text.index("Settings that differ") + 1 : text.index("Training")]
     assert settings == ["run", "seed", "run3", "3", "run4", "4"]
+
+
+def test_an_evaluation_writes_the_page_anew(tmp_path, curves, caplog):
+    """Cheaply: without drawing curves that are newer than the log. No page is no failure."""
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    (run / "eval" / "lbfgs.json").rename(tmp_path / "later.json")
+    (run / "eval" / "metrics.json").unlink()
+    assert "Nothing was evaluated yet" in report.run_report(run).read_text()
+    (tmp_path / "later.json").rename(run / "eval" / "lbfgs.json")
+    (other / "eval" / "lbfgs.json").write_text("no JSON")
+    tuned = {"protocol": "finetune", "run": "b", "init_from": str(run), "top1": 88.25}
+    (other / "eval" / "finetune.json").write_text(json.dumps(tuned))
+    assert report.refreshed([other, run]) == [run / "report.html"] and len(curves) == 2
+    _, text, _ = parsed(run / "report.html")
+    assert {"97.25", "fine-tuned from this run", "88.25"} <= set(text)
+    assert f"{other}: its page is not written" in caplog.text
+    os.utime(run / "metrics.jsonl")  # it trained on
+    report.refreshed([run])
+    assert len(curves) == 3
+
+
+def score(folder, top1, uniform, seed=0, tau=0.5, n=397):
+    """A run with an accuracy and a uniformity, which has a standard error."""
+    make_run(folder, seed)
+    config = {"name": folder.name, "seed": seed, "objective": {"contrastive_tau": tau}}
+    values = {"uniform": uniform, "uniform_standard_error": 0.04}
+    for name, content in {
+        "config": {"config": config},
+        "eval/lbfgs": {"protocol": "lbfgs", "data": "digits", "top1": top1, "n": n},
+        "eval/metrics": {"protocol": "metrics", "data": "digits"} | values,
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def differences(runs, path):
+    _, text, _ = parsed(runs_page.sweep_report(runs, path, "Runs"))
+    return text[text.index("Differences") + 1 : text.index("Evaluation")]
+
+
+def test_differences_have_intervals(tmp_path, curves):
+    """Of single runs by Newcombe and from standard errors, of means over seeds by Welch."""
+    one = score(tmp_path / "one", 80.0, -3.0, n=70)
+    other = score(tmp_path / "other", 60.0, -2.5, tau=0.1, n=80)
+    said, *cells = differences([other, one], tmp_path / "runs.html")
+    assert "to other." in said and "Newcombe" in said and "standard errors" in said
+    assert "Welch" not in said and "seed" not in said
+    rows = [cells[start : start + 6] for start in range(6, len(cells), 6)]
+    assert rows[:2] == [
+        ["top-1 (%)", "lbfgs", "other", "60.00", "-", "-"],
+        ["top-1 (%)", "lbfgs", "one", "80.00", "+20.00", "+5.24 to +33.39"],
+    ]
+    assert rows[3][3:] == ["-3.000 ± 0.040", "-0.500", "-0.611 to -0.389"]
+    more = [score(tmp_path / f"s{seed}", 82.0 + seed, -3.0, seed) for seed in (1, 2)]
+    more += [score(tmp_path / "other1", 62.0, -2.5, seed=1, tau=0.1)]
+    said, *cells = differences([one, *more, other], tmp_path / "runs.html")
+    rows = [cells[start : start + 6] for start in range(6, len(cells), 6)]
+    assert "Welch" in said and "Newcombe" not in said and "to one, s1, s2." in said
+    assert [row[2:5] for row in rows[:2]] == [
+        ["one, s1, s2", "82.33 ± 2.08 (3 runs)", "-"],
+        ["other1, other", "61.00 ± 1.41 (2 runs)", "-21.33"],
+    ]
+    # Of other data there is a value, and no difference.
+    result = {"protocol": "lbfgs", "data": "cifar10", "top1": 50.0, "n": 10_000}
+    (other / "eval" / "lbfgs.json").write_text(json.dumps(result))
+    _, *cells = differences([one, other], tmp_path / "runs.html")
+    assert cells[12:18] == ["top-1 (%)", "lbfgs", "other", "50.00", "-", "-"]
+
+
+def test_losses_that_do_not_compare_are_told_apart():
+    kinds = runs_page._kinds
+    weighted = {"loss": "weighted", "align_weight": 1.0, "uniform_weight": 0.5, "align_alpha": 2.0}
+    weighted |= {"uniform_t": 2.0}
+    assert kinds(weighted)["loss"] == "1 align (alpha = 2.0) + 0.5 uniform (t = 2.0)"
+    other = kinds(weighted | {"align_alpha": 1.0})
+    assert other["loss"] != kinds(weighted)["loss"] and other["align"] != kinds(weighted)["align"]
+    assert other["uniform"] == kinds(weighted)["uniform"]
+    named = {"loss": "nt_xent", "loss_tau": 0.5, "similarity": "dot", "align_weight": 1.0}
+    assert kinds(named)["loss"] == "nt_xent (loss_tau=0.5, similarity=dot)"
+    assert kinds(named | {"loss_tau": 0.1})["loss"] != kinds(named)["loss"]
+    assert kinds({"function": "my_loss"})["loss"] == "my_loss"
 
 
 def test_results_of_probes_in_order():

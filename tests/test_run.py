@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import hypersphere_jax as hj
 import hypersphere_jax.config
-from hypersphere_jax import augment
+from hypersphere_jax import augment, cli, sheets
 
 DIGITS = load_digits()
 IMAGES, LABELS = np.round(DIGITS.images[:48] * 15).astype(np.uint8)[..., None], DIGITS.target[:48]
@@ -98,7 +98,7 @@ def test_devices_change_nothing_and_runs_go_on(tmp_path):
         np.testing.assert_allclose(one.encoder.params["w"], run.encoder.params["w"], atol=1e-5)
 
 
-def test_what_is_ones_own_is_named_and_asked_for(tmp_path):
+def test_what_is_ones_own_is_named_and_asked_for(tmp_path, monkeypatch):
     own = {"data": Pairs(), "network": NETWORK, "augment": noisy, "loss": spread}
     run = hj.train(config(tmp_path, epochs=1), **own)
     record = json.loads((run.folder / "config.json").read_text())["config"]
@@ -108,6 +108,10 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path):
     z = run.encoder(IMAGES[:3])
     expected = hj.l2_normalize(NETWORK[1](run.encoder.params, IMAGES[:3] / np.float32(255)))
     np.testing.assert_allclose(z, expected, rtol=1e-5)
+    drawn = []
+    monkeypatch.setattr(sheets, "draw", lambda *a: drawn.append(a))
+    assert run.report() == run.folder / "report.html" and run.report().is_file()
+    assert drawn[0][1].data.augment.value is noisy and drawn[0][1].model.network.value is NETWORK
     saved = run.encoder.save(tmp_path / "saved")
     for place in (run.folder, saved):
         np.testing.assert_array_equal(hj.load(place, network=NETWORK)(IMAGES[:3]), z)
@@ -117,6 +121,9 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path):
             hj.train(config(tmp_path, epochs=1), **rest)
     with pytest.raises(hj.UserError, match="network="):
         hj.load(run.folder)
+    named = ["--name", run.folder.name, "--runs-dir", str(tmp_path)]
+    with pytest.raises(hj.UserError, match="your own network and loss and augment and data"):
+        hj.train(cli._parse(hj.PretrainConfig, "pretrain", named))
 
 
 def test_a_recipe_of_ones_own(tmp_path):

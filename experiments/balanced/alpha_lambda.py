@@ -99,12 +99,12 @@ REPRODUCTIONS = {
     FIGURE4: Reproduction(
         "alpha against lambda in two losses, on ImageNet",
         functools.partial(result, FIGURE4),
-        laptop=scale("digits", 0.15, functools.partial(plan, settings.DIGITS)),
-        paper=scale("imagenet2012", 560_000, functools.partial(plan, settings.IMAGENET)),
+        laptop=scale("digits", functools.partial(plan, settings.DIGITS)),
+        paper=scale("imagenet2012", functools.partial(plan, settings.IMAGENET)),
     ),
     FIGURE5: Reproduction(
         "alpha against lambda in two losses, on CIFAR-10",
         functools.partial(result, FIGURE5),
-        paper=scale("cifar10", 5_900, functools.partial(plan, settings.CIFAR10)),
+        paper=scale("cifar10", functools.partial(plan, settings.CIFAR10)),
     ),
 }

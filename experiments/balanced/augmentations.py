@@ -94,7 +94,7 @@ REPRODUCTIONS = {
     "balanced/figure3": Reproduction(
         "prototype representation bias of five augmentations",
         result,
-        laptop=scale("cifar10", 0.2, functools.partial(plan, settings.COLORS, range(2))),
-        paper=scale("imagenet2012", 87_000, functools.partial(plan, settings.IMAGENET, range(1))),
+        laptop=scale("cifar10", functools.partial(plan, settings.COLORS, range(2))),
+        paper=scale("imagenet2012", functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

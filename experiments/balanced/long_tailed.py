@@ -67,7 +67,7 @@ REPRODUCTIONS = {
     TABLE: Reproduction(
         "balanced against long-tailed training data",
         result,
-        laptop=scale("cifar10", 0.2, functools.partial(plan, settings.SUBSETS, range(3))),
-        paper=scale("imagenet2012", 3_200, functools.partial(plan, settings.IMAGENET, range(1))),
+        laptop=scale("cifar10", functools.partial(plan, settings.SUBSETS, range(3))),
+        paper=scale("imagenet2012", functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

@@ -81,7 +81,7 @@ REPRODUCTIONS = {
     "balanced/table3": Reproduction(
         "standard evaluation of the losses, five seeds",
         result,
-        laptop=scale("digits", 0.06, _stage(settings.DIGITS, alpha_lambda.FIGURE4)),
-        paper=scale("imagenet2012, cifar10", 260_000, _IMAGENET, _CIFAR10),
+        laptop=scale("digits", _stage(settings.DIGITS, alpha_lambda.FIGURE4)),
+        paper=scale("imagenet2012, cifar10", _IMAGENET, _CIFAR10),
     )
 }

@@ -77,7 +77,7 @@ REPRODUCTIONS = {
     TABLE: Reproduction(
         "similarities with and without normalization",
         result,
-        laptop=scale("digits", 0.05, functools.partial(plan, settings.DIGITS, range(5))),
-        paper=scale("imagenet2012", 52_000, functools.partial(plan, settings.IMAGENET, range(1))),
+        laptop=scale("digits", functools.partial(plan, settings.DIGITS, range(5))),
+        paper=scale("imagenet2012", functools.partial(plan, settings.IMAGENET, range(1))),
     )
 }

@@ -276,7 +276,7 @@ def _theorem(title: str, result: Callable[[Context, Rows], Result]) -> Reproduct
     best = alpha_lambda.BEST[alpha_lambda.FIGURE4]
     grid = functools.partial(alpha_lambda.plan, settings.DIGITS)
     chosen = functools.partial(seeds.plan, settings.IMAGENET, best)
-    scales = scale("digits", 0.2, grid), scale("imagenet2012", 260_000, chosen)
+    scales = scale("digits", grid), scale("imagenet2012", chosen)
     return Reproduction(title, result, *scales)
 
 

@@ -128,7 +128,7 @@ REPRODUCTIONS = {
     "chen/figureE1": Reproduction(
         "accuracy of images with random bits in extra channels",
         result,
-        laptop=scale("digits", 0.3, _plan),
-        paper=scale("cifar10", 23_000, _plan),
+        laptop=scale("digits", _plan),
+        paper=scale("cifar10", _plan),
     )
 }

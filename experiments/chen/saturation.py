@@ -155,7 +155,7 @@ REPRODUCTIONS = {
     "chen/figureC1": Reproduction(
         "distribution losses of images that carry k random bits",
         result,
-        laptop=scale("random_bits", 0.2, _plan),
-        paper=scale("random_bits", 33_000, _plan),
+        laptop=scale("random_bits", _plan),
+        paper=scale("random_bits", _plan),
     )
 }

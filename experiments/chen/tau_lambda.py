@@ -125,7 +125,7 @@ REPRODUCTIONS = {
     FIGURE: Reproduction(
         "temperature against weight of the distribution term",
         result,
-        laptop=scale("digits", 0.17, _laptop),
-        paper=scale("cifar10", 18_000, _paper),
+        laptop=scale("digits", _laptop),
+        paper=scale("cifar10", _paper),
     )
 }

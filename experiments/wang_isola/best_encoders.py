@@ -85,8 +85,8 @@ REPRODUCTIONS = {
     TABLE1: Reproduction(
         "best encoders of STL-10: contrastive against align and uniform",
         result,
-        laptop=scale("cifar10", 0.7, plane.cifar10, _repeats),
-        paper=scale("stl10", 1_500, _paper),
+        laptop=scale("cifar10", plane.cifar10, _repeats),
+        paper=scale("stl10", _paper),
         by_row=("paper",),
     ),
 }

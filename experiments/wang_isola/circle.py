@@ -112,7 +112,7 @@ REPRODUCTIONS = {
     "wang-isola/figure3": Reproduction(
         "random, supervised and contrastive encoders on the circle",
         result,
-        laptop=scale("cifar10", 0.2, _plan),
-        paper=scale("cifar10", 150, _plan),
+        laptop=scale("cifar10", _plan),
+        paper=scale("cifar10", _plan),
     )
 }

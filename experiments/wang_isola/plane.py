@@ -5,7 +5,7 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from experiments import tables
 from experiments.plots.planes import metric_planes
@@ -93,7 +93,7 @@ def rank_correlations(
 
     def correlations(sample):
         columns = (*sample.T, sample[:, 0] + sample[:, 1])
-        align, uniform, score, both = map(stats.rankdata, columns)
+        align, uniform, score, both = map(scipy.stats.rankdata, columns)
         design = np.stack([np.ones_like(align), align, uniform], axis=1)
         fitted = design @ np.linalg.lstsq(design, score, rcond=None)[0]
         with np.errstate(invalid="ignore"):  # a draw may be of one encoder alone
@@ -191,19 +191,19 @@ REPRODUCTIONS = {
         "5a",
         "STL-10's encoders in the plane of alignment and uniformity",
         ACCURACY,
-        laptop=scale("digits, cifar10", 1.0, _laptop),
-        paper=scale("stl10", 90_000, _from_scratch(TABLE8, STL10)),
+        laptop=scale("digits, cifar10", _laptop),
+        paper=scale("stl10", _from_scratch(TABLE8, STL10)),
     ),
     **_figure(
         "5b",
         "NYU-Depth-V2's encoders in that plane",
         DEPTH,
-        paper=scale("nyu_depth_v2", 500, _from_scratch(TABLE9, NYU)),
+        paper=scale("nyu_depth_v2", _from_scratch(TABLE9, NYU)),
     ),
     **_figure(
         "9a",
         "ImageNet-100's encoders in that plane",
         TOP1,
-        paper=scale("imagenet2012", 125_000, _from_scratch(TABLE10, IMAGENET100)),
+        paper=scale("imagenet2012", _from_scratch(TABLE10, IMAGENET100)),
     ),
 }

@@ -148,14 +148,14 @@ REPRODUCTIONS = {
     TABLE4: Reproduction(
         "best sentence encoders of BookCorpus (Quick-Thought)",
         best_result,
-        laptop=scale(TEXT, 1.2, _grid, _baselines),
-        paper=scale(TEXT, 3_000, _best),
+        laptop=scale(TEXT, _grid, _baselines),
+        paper=scale(TEXT, _best),
         by_row=("paper",),
     ),
     "wang-isola/figure9b": Reproduction(
         "BookCorpus's encoders in the plane of alignment and uniformity",
         plane_of_tasks,
-        laptop=scale(TEXT, 1.2, _grid),
-        paper=scale(TEXT, 90_000, stage_of(TABLE11, BOOKCORPUS)),
+        laptop=scale(TEXT, _grid),
+        paper=scale(TEXT, stage_of(TABLE11, BOOKCORPUS)),
     ),
 }

@@ -6,10 +6,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from scipy import special, stats
+from scipy import special
 
 from experiments.reproduction import Result
 from hypersphere_jax import info_nce_loss
@@ -103,7 +104,7 @@ def theorem2(path: Path | None, seed: int = 0) -> Result:
         exact, y = uniform_single(2, TAU, math.cos(away)), _circle(even + away)
         add(TAU, 2, f"positives at {degrees}°, uniform", _circle(even), exact, y=y)
     for kappa in (0.25, 1.0, 4.0, 16.0):
-        x = _circle(stats.vonmises.ppf((np.arange(POINTS) + 0.5) / POINTS, kappa))
+        x = _circle(scipy.stats.vonmises.ppf((np.arange(POINTS) + 0.5) / POINTS, kappa))
         add(TAU, 2, f"aligned, vMF κ = {kappa:g}", x, von_mises_single(kappa, TAU))
     for n in (1, 2, 3, 4, 5, 6):
         x = _circle(2 * np.pi * np.arange(n) / n)

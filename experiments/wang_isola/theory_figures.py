@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 from scipy import special
 
 from experiments.plots.circle import potential_figure
-from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows
 from experiments.wang_isola import circle
 from experiments.wang_isola.many_negatives import theorem1
@@ -249,7 +249,7 @@ def figure11(path: Path | None) -> Result:
 
 def _computed(title: str, compute: Callable[[Path], Result]) -> Reproduction:
     """Without encoders, the same at both scales."""
-    none = scale("", 0.02)
+    none = Scale(data=(), seconds=60.0)
     return Reproduction(title, lambda context, rows: compute(context.figure), none, none)
 
 

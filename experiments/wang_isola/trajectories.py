@@ -131,7 +131,7 @@ REPRODUCTIONS = {
     "wang-isola/figure8": Reproduction(
         "finetuning by alignment, uniformity, or both",
         result,
-        laptop=scale("cifar10", 0.3, _plan),
-        paper=scale("stl10", 500, _plan),
+        laptop=scale("cifar10", _plan),
+        paper=scale("stl10", _plan),
     )
 }

@@ -131,7 +131,7 @@ REPRODUCTIONS = {
     "wang-isola/figure7": Reproduction(
         "effect of the weights of alignment and uniformity",
         result,
-        laptop=scale("digits", 0.3, _laptop),
-        paper=scale("stl10", 25_000, _paper),
+        laptop=scale("digits", _laptop),
+        paper=scale("stl10", _paper),
     )
 }

@@ -217,13 +217,15 @@ def rgb(key, image, *, size):
 def _channels(image):
     """The three planes [1, h, w] of an RGB image."""
     if image.shape[-1] != 3:
-        raise ValueError(f"colours need 3 channels (put 'rgb' first), got shape {image.shape}")
+        raise ValueError(f"colours need 1 or 3 channels, got an image of shape {image.shape}")
     image = planes(image)
     return image[0:1], image[1:2], image[2:3]
 
 
 def grayscale(image):
-    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]."""
+    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]; grey stays grey."""
+    if image.shape[-1] == 1:
+        return image
     red, green, blue = _channels(image)
     return pixels(0.299 * red + 0.587 * green + 0.114 * blue)
 
@@ -249,7 +251,9 @@ def adjust_saturation(image, factor):
 
 
 def adjust_hue(image, shift):
-    """Shift the hue by a fraction of a full turn at the same HSV saturation and value."""
+    """Shift the hue by a fraction of a turn at the same HSV saturation and value; grey has none."""
+    if image.shape[-1] == 1:
+        return image
     red, green, blue = _channels(image)
     low = jnp.minimum(jnp.minimum(red, green), blue)
     chroma = jnp.maximum(jnp.maximum(red, green), blue) - low

@@ -6,6 +6,8 @@ A step is (name of an operation, its parameters); `docs/augmentation.md` has the
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hypersphere_jax.config import DataConfig, UserError
 from hypersphere_jax.config.base import Custom, did_you_mean
 
@@ -119,6 +121,8 @@ CROP_FLIP = ":crop_flip"
 # recipe keeps beside them.
 MOVING = ("random_resized_crop", "random_horizontal_flip", "random_affine")
 _KEPT = ("rgb", "resize", "center_crop", *MOVING, "normalize")
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
+COLOURS = ("mean", "std", "value")  # parameters that may have a number for each channel
 
 
 def find(recipe: str | Recipe) -> Recipe:
@@ -148,6 +152,28 @@ def crop_flip(recipe: Recipe) -> Recipe:
     return Recipe(steps or recipe.train, recipe.evaluate)
 
 
+def of_grey(recipe: Recipe) -> Recipe:
+    """The recipe for images of one channel, which stays one: no colours, constants by their luma.
+
+    What is the user's own stays as it is.
+    """
+
+    def luma(name: str, value: Any) -> Any:
+        is_colour = name in COLOURS and np.size(value) == 3
+        return (float(np.dot(LUMA, value)),) if is_colour else value
+
+    def grey(steps: Steps | Callable) -> Steps | Callable:
+        if callable(steps):
+            return steps
+        return tuple(
+            (operation, {name: luma(name, value) for name, value in params.items()})
+            for operation, params in steps
+            if operation not in ("rgb", "random_grayscale")
+        )
+
+    return Recipe(grey(recipe.train), grey(recipe.evaluate))
+
+
 def recipe_of(config: DataConfig) -> Recipe:
     """The recipe that a config names, with the user's own in the place of its parts."""
     parts = {"train": config.augment, "evaluate": config.preprocess}
@@ -156,7 +182,8 @@ def recipe_of(config: DataConfig) -> Recipe:
         for (part, given), field in zip(parts.items(), ("augment", "preprocess"), strict=True)
         if given is not None
     }
-    return find(config.recipe)._replace(**own)
+    recipe = find(config.recipe)._replace(**own)
+    return of_grey(recipe) if config.channels == 1 else recipe
 
 
 def _missing(name: str, field: str) -> Callable:

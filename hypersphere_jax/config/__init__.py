@@ -17,7 +17,12 @@ from hypersphere_jax.config.base import (
 )
 from hypersphere_jax.config.data import DataConfig, InspectConfig, PrepareConfig, PrepareTextConfig
 from hypersphere_jax.config.depth import DepthConfig
-from hypersphere_jax.config.evaluation import EvaluateConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax.config.evaluation import (
+    EvaluateConfig,
+    FeaturesConfig,
+    MetricsConfig,
+    ProbeConfig,
+)
 from hypersphere_jax.config.finetune import FinetuneConfig
 from hypersphere_jax.config.model import ModelConfig
 from hypersphere_jax.config.objective import MocoConfig, ObjectiveConfig

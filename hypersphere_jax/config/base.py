@@ -74,8 +74,14 @@ def refuse(config: Any, names: Iterable[str], reason: str) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint at the known name that is nearest to a wrong one; empty where none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    by_plain = {plain(each): each for each in known}
+    near = difflib.get_close_matches(plain(name), by_plain, n=1)
+    return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
+
+
+def plain(name: str) -> str:
+    """A name as people know it: without capitals, hyphens and underscores."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 class Custom:

@@ -13,7 +13,9 @@ from hypersphere_jax.config.base import (
     require,
 )
 
-IMAGE_OPTIONS = ("classes", "subset", "subset_size", "fraction", "folds", "bits", "bad_images")
+IMAGE_OPTIONS = (
+    *("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits", "bad_images"),
+)
 TEXT_RECIPE = "sentences"
 
 
@@ -27,11 +29,11 @@ class DataConfig:
     """The images, and how two views are made of each; or the sentences."""
 
     name: Annotated[str, arg(name="data")] = "digits"
-    """`digits` (embedded); a folder or .zip of images in SPLIT/CLASS/file; an .npz file or folder
-    of .npy files with train_images, train_labels, test_images, test_labels (uint8 [n, h, w, c],
-    integers [n]); an .npy file of images; `random_bits`; text: .txt or .txt.gz, a folder of them,
-    or one that `run.py data prepare-text` made; or a data set of TensorFlow Datasets by name:
-    cifar10, stl10, … (`run.py data list`)."""
+    """`digits` (embedded); a folder or .zip of images, in SPLIT/CLASS/file, CLASS/file or without
+    classes; an .npz file or folder of .npy files with train_images, train_labels, test_images,
+    test_labels (uint8 [n, h, w, c], integers [n]); an .npy file of images; `random_bits`;
+    text: .txt or .txt.gz, a folder of them, or one that `run.py data prepare-text` made; or a data
+    set of TensorFlow Datasets by name: cifar10, stl10, … (`run.py data list`)."""
     data_dir: str | None = None
     """Of a data set with a name: the folder it was prepared in, or a folder or .zip of its images
     (of nyu_depth_v2, nyu_depth_v2_labeled.mat; of books, text). None: TensorFlow Datasets' own."""
@@ -40,6 +42,9 @@ class DataConfig:
     `simclr_cifar`, `simclr_imagenet`, `balanced_cifar`, `balanced_imagenet`, `balanced_no_blur`,
     `balanced_no_color`, `balanced_cutout`, `balanced_rotation`, or `none` (views are the image
     itself); `NAME:crop_flip` is its crop and flip alone. None: the one that suits the data."""
+    channels: int | None = None
+    """1: grey images, for networks of one channel; the recipe is without its colours. 3: RGB. None:
+    RGB of image files; arrays and others as they are, and the recipe decides."""
     classes: str | None = None
     """A file with the names of the classes to keep, one a line."""
     subset: Literal["all", "long_tailed", "uniform"] = "all"
@@ -50,7 +55,8 @@ class DataConfig:
     fraction: float = 1.0
     """Share of the training images to keep, of each class alike."""
     folds: int = 1
-    """Above 1: cut the training images in as many folds, of which one replaces the test split."""
+    """Above 1: cut the training images in as many folds, of which one replaces the test split. Of
+    folders and .zip files of images without splits one of 10 is held out if this is 1."""
     fold: int = 0
     """Which one, counted from 0."""
     bits: int = 0
@@ -73,6 +79,8 @@ class DataConfig:
     def __post_init__(self):
         for name in ("source", "augment", "preprocess"):
             hold_custom(self, name)
+        known = self.channels in (None, 1, 3)
+        require(known, f"--channels {self.channels}: must be 1 (grey) or 3 (RGB)")
         check_range(self, "(0, 1]", "fraction")
         check_range(self, "[1, inf)", "subset_size", "folds")
         check_range(self, f"[0, {self.folds})", "fold")

@@ -15,7 +15,9 @@ class DepthConfig:
     """Depth maps from frozen features, after Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
 
     runs: Positional[tuple[str, ...]]
-    """Folders, or names under `runs/`. Of several, the best one by cross-validation is tested."""
+    """Folders, or names in RUNS_DIR. Of several, the best one by cross-validation is tested."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
     layer: str = "conv5"
     """Layer of the predictor's input: `conv5` or `conv4` in the paper, or any [h, w, channels]."""
     data: str | None = None

@@ -25,11 +25,13 @@ class ProbeConfig:
     runs: Annotated[
         Positional[tuple[str, ...]], arg(metavar="RUN|FEATURES [...]", help_behavior_hint="")
     ]
-    """Runs (folders, or names under `runs/`), folders of runs, or features: an .npz file with
+    """Runs (folders, or names in RUNS_DIR), folders of runs, or features: an .npz file with
     train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as .npy
     files, which may be larger than memory."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
     data: tuple[str, ...] = ()
-    """Of sentence encoders, the labelled sentences: `mr`, `cr` or `mpqa`, whose files are in
+    """Of sentence encoders, the labelled sentences: `mr`, `cr`, `mpqa` or `subj`, in
     `--data-dir`; START of the files START.pos and START.neg, one sentence a line; a .tsv file of
     labels and sentences; or a folder with train.tsv and test.tsv."""
     layers: Annotated[tuple[str, ...], arg(aliases=["--layer"])] = ("output",)
@@ -106,11 +108,51 @@ class ProbeConfig:
 
 
 @config
+class FeaturesConfig:
+    """Features of images by a trained encoder, in a file."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN|ENCODER")]
+    """A run (folder, or name in RUNS_DIR), a folder that `Encoder.save` wrote, or a file of weights
+    that others trained (.safetensors, .npz, .pth)."""
+    out: Path
+    """The file to write. `.npy`: the features [n, d] alone, in the order of the images, whose
+    labels and files are in a .csv file of that name. `.npz`: `features`, `labels`, `names` (of the
+    classes) and `files`; of two splits `train_x`, `train_y`, `test_x` and `test_y`, for `probe`."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    images: str | None = None
+    """As `--data` of `pretrain`: a folder, .zip, .npy or .npz file of images, or a name; or one
+    image. None: the run's own data."""
+    data_dir: str | None = None
+    """Of a data set with a name, its folder; of the run's own data, where they are now."""
+    split: Literal["all", "train", "test"] = "all"
+    """Of images in two splits: the one to take; `all`: train, then test."""
+    layer: str = "output"
+    """Layer whose (flattened) output is written: `output`, `fc7`, `conv5`, `backbone`, …"""
+    pool: Literal["none", "mean", "max"] = "none"
+    """Spatial pooling of the layer, before it is flattened."""
+    step: int | None = None
+    """Of a run: checkpoint to take; None: the newest. 0 is the random initialization."""
+    bad_images: Literal["error", "skip"] = "error"
+    """For unreadable images: stop, or leave them out."""
+    devices: int | None = None
+    """Local devices to use; None: all."""
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "devices")
+        usable = self.out.suffix.lower() in (".npy", ".npz")
+        require(usable, f"--out {self.out}: must be a file that ends in .npy or .npz")
+
+
+@config
 class MetricsConfig:
     """Alignment, uniformity and geometry of a run's features over a split, or of a file's."""
 
     run: Annotated[Positional[str], arg(metavar="RUN|FILE.npy")]
-    """A run (folder, or name under `runs/`), or a file of unit-norm features [n, d] of any size."""
+    """A run (folder, or name in RUNS_DIR), or a file of unit-norm features [n, d]: .npy, of any
+    size, or .npz with `features` (and `labels`)."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
     parts: tuple[Part, ...] | None = None
     """Beside alignment and uniformity: `rank`: effective rank and singular values; `classes`:
     uniformity by class; `distances`: histogram of positive pairs; `projections`: histograms along
@@ -152,7 +194,7 @@ class MetricsConfig:
             require(usable, f"--{name} {path}: must be a file that ends in {suffix}")
         refused, kind = ["pairs", "labels", "normalize", "out", "figure"], "an .npy file"
         if self.of_file:
-            refused, kind = ["split", "step", "data_dir"], "a run"
+            refused, kind = ["runs_dir", "split", "step", "data_dir"], "a run"
         refuse(self, refused, f"is for {kind}, and {self.run!r} is none")
 
     @property

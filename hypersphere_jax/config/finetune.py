@@ -14,7 +14,7 @@ class FinetuneConfig:
     """A classifier and the whole encoder of a run, trained on all labels or a part of them."""
 
     run: Positional[str]
-    """The run that gives the encoder: its folder, or its name under `runs/`."""
+    """The run that gives the encoder: its folder, or its name in RUNS_DIR."""
     step: int | None = None
     """Checkpoint to start from; None: the newest. 0, the random one: the supervised baseline."""
     name: str | None = None

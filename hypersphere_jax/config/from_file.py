@@ -84,7 +84,8 @@ def _with(config: Any, values: dict[str, Any], file: str, prefix: str = "") -> A
     fields = {field.name: field for field in dataclasses.fields(cls)}
     parts = {name for name, field in fields.items() if dataclasses.is_dataclass(field.type)}
     kinds: dict[str, Any] = {part: fields[part].type for part in parts}
-    part_of = {f.name: part for part in parts for f in dataclasses.fields(kinds[part])}
+    ordered = [name for name in reversed(fields) if name in parts]  # of two, the first has a name
+    part_of = {f.name: part for part in ordered for f in dataclasses.fields(kinds[part])}
     made, of_parts = dict(vars(config)), dict[str, dict[str, Any]]()
     for key, value in values.items():
         name = str(key).replace("-", "_")

@@ -111,7 +111,7 @@ def _options() -> str:
         for field in fields:
             name = part.name if NAMED.get(part.name) == field.name else field.name
             text = field.metadata.get("help", "")
-            if not text.endswith("from Python only."):
+            if not text.endswith(("from Python only.", "a run takes them from its data.")):
                 lines += textwrap.wrap(f"{name} = {field.default!r}: {text}", 96)
     return "\n".join(lines)
 

@@ -31,6 +31,9 @@ class RuntimeConfig:
     """With `--coordinator`: which one this is, from 0. Process 0 writes the run's folder."""
     resume: Literal["auto", "never"] = "auto"
     """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
+    extend: bool = False
+    """With other `--epochs` than a run has: go on also where its schedule would have been another
+    one from the start. The steps that are left follow the new one."""
     pipeline: Literal["auto", "resident", "streaming"] = "auto"
     """Where the training images are: `resident` decodes all of them once and keeps them on the
     devices; `streaming` reads them from batch to batch. `auto`: resident if they fit."""

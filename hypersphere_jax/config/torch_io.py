@@ -45,9 +45,11 @@ class ExportConfig:
     """A trained encoder as a file of arrays."""
 
     run: Positional[str]
-    """The run: its folder, or its name under `runs/`; or a folder that `Encoder.save` wrote."""
+    """The run: its folder, or its name in RUNS_DIR; or a folder that `Encoder.save` wrote."""
     out: Path
     """The file to write, .safetensors or .npz: parameters and statistics."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
     step: int | None = None
     """Checkpoint to take; None: the newest."""
     names: Literal["torch", "own"] | None = None

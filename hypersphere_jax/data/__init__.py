@@ -5,16 +5,20 @@
 `nyu`, `tfds`, `synthetic` and `text`; `subsets` makes parts of them, `pipeline` makes batches.
 """
 
-from collections.abc import Sequence
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from hypersphere_jax.config import DataConfig, UserError, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.config.base import did_you_mean, plain
 from hypersphere_jax.config.data import TEXT_RECIPE
 from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
+from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
 
@@ -31,6 +35,7 @@ NAMED = {
 }
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 BITS_SIZE, BITS_COUNT = 32, 50_000  # of random_bits: as CIFAR-10's training images
+HELD_OUT = 10  # data without a split have so many folds, of which one is the test split
 LONGEST = 128  # words of a labelled sentence that are read
 
 
@@ -57,8 +62,18 @@ class Dataset(NamedTuple):
         return "-".join(different)
 
 
-def load(config: DataConfig) -> Dataset:
-    """The data set that a config describes, with its subset, fold and bits.
+@functools.cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def load(config: DataConfig, say: Callable[[str], None] = _say_once) -> Dataset:
+    """The data set that a config describes, with its subset, fold, channels and bits.
+
+    Args:
+      config: of the data.
+      say: takes a line about folders and zip files without splits: what they were taken for, and
+        what is held out. By default it goes to stderr, once.
 
     Raises:
       UserError: for an unknown name, or data that are not there or not as described there.
@@ -68,8 +83,13 @@ def load(config: DataConfig) -> Dataset:
         return _load_text(folder, config)
     train, test, pretrain, recipe = _open(config)
     part = _of_classes(train, config)
-    if config.folds > 1:
-        part, test = subsets.fold(part, config.folds, config.fold, config.subset_seed)
+    layout = train.layout if isinstance(train, image_files.ImageFiles) else ""
+    folds = min(HELD_OUT, len(part)) if layout and config.folds == 1 else config.folds
+    if folds > 1:
+        part, test = subsets.fold(part, folds, config.fold, config.subset_seed)
+        if layout:
+            what = f"{os.path.realpath(train.origin)}: {layout}"  # as runs name it, so said once
+            say(_held_out(what, part, test, folds, config.fold))
     elif test is not None:
         test = _of_classes(test, config)
     part = _subset(part, config)
@@ -79,14 +99,32 @@ def load(config: DataConfig) -> Dataset:
     elif part is not train:  # the part, and all images that have no label
         unlabelled = np.flatnonzero(pretrain.labels < 0)
         pretrain = subsets.Concatenated([part, subsets.Subset(pretrain, unlabelled, "unlabelled")])
+    same = pretrain is part
+    if config.channels is not None:
+        part, test, pretrain = (
+            source and with_channels(source, config.channels) for source in (part, test, pretrain)
+        )
     if config.extra_channels:
-        same = pretrain is part
         part, test, pretrain = (
             source and synthetic.BitChannels(source, config.bits, config.subset_seed, number)
             for number, source in enumerate((part, test, pretrain))
         )
-        pretrain = part if same else pretrain
-    return Dataset(part, test, pretrain, recipe)
+    return Dataset(part, test, part if same else pretrain, recipe)
+
+
+def _held_out(what: str, train: Source, test: Source, folds: int, fold: int) -> str:
+    """A line on what data without splits were taken for, and how to have it otherwise."""
+    return (
+        f"{what}; no split of its own: {len(train):,} images to train on, {len(test):,} held out "
+        f"(fold {fold} of {folds}, see --folds; for your own split make folders train and test)"
+    )
+
+
+def as_they_lie(config: DataConfig) -> tuple[Source, Source | None]:
+    """Both splits of the images that a config names, all of them; None: there is no test split."""
+    require(text_folder(config) is None, f"{config.name} is text, and these are for images")
+    train, test, *_ = _open(config)
+    return train, test
 
 
 def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
@@ -192,7 +230,9 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
     try:
         return *tfds.open_tfds(name, where), recipe
     except UserError as error:
-        raise UserError(f"{error}{'' if name in NAMED else did_you_mean(name, NAMED)}") from error
+        hint = "" if name in NAMED else did_you_mean(name, NAMED)
+        same = plain(name) in map(plain, NAMED) and hint
+        raise UserError(f"no data set {name!r}{hint}" if same else f"{error}{hint}") from error
 
 
 def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:

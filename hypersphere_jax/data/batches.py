@@ -18,6 +18,7 @@ from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Consecutive, Sampler
+from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.text import Corpus
 from hypersphere_jax.packing import Packed, pack
 from hypersphere_jax.training import sharding
@@ -36,7 +37,6 @@ def device_batches(
     steps: range,
     devices: Sequence[jax.Device],
     resident: bool,
-    track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
     """`(images, labels, indices)` of each step, as the steps of `training/step.py` take them.
 
@@ -47,7 +47,6 @@ def device_batches(
       steps: counted from 0.
       devices: of all processes; each reads the rows of its own.
       resident: whether all images stay on the devices, see `is_resident`.
-      track: shows how far decoding is, where all images are decoded first.
 
     Raises:
       UserError: for images that cannot be read, or differ in size though they are resident.
@@ -57,7 +56,7 @@ def device_batches(
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
     rows = sharding.local_rows(sampler.batch_size, devices)
     if resident:
-        images, labels = _resident(config, source, devices, track)
+        images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
     bad, crops = BadImages(source, config.data.bad_images), None
     if source.image_shape is None:
@@ -78,13 +77,12 @@ def vmapped_batches(
     samplers: Sequence[Sampler],
     steps: range,
     devices: Sequence[jax.Device],
-    track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Generator[tuple[Any, Any, Any]]:
     """As `device_batches`, for vmapped runs: one process, and resident images.
 
     `indices` have an axis of the runs after that of the devices, with the batch of each sampler.
     """
-    images, labels = _resident(config, dataset.pretrain, devices, track)
+    images, labels = _resident(config, dataset.pretrain, devices)
 
     def indices(step):
         parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
@@ -135,7 +133,7 @@ def eval_batches(
         options = {"prepare": prepare, "replace": False, "workers": config.runtime.workers}
         yield from stream(source, order, steps, bad, **options)
         return
-    arrays = in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+    arrays = _decoded(config, source, bad)
     indices = np.arange(n, dtype=np.int32)
     indices[list(bad.reasons)] = -1
     for rows in map(order, steps):
@@ -143,9 +141,13 @@ def eval_batches(
         yield Batch(arrays.images[rows], arrays.labels[rows], indices[rows])
 
 
-def _resident(config, source, devices, track) -> tuple[Any, Any]:
-    arrays = in_memory(source, BadImages(source, config.data.bad_images), _cache(config), track)
+def _resident(config, source, devices) -> tuple[Any, Any]:
+    arrays = _decoded(config, source, BadImages(source, config.data.bad_images))
     return sharding.replicate((arrays.images, arrays.labels), devices)
+
+
+def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
+    return in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
 
 
 def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:

@@ -1,16 +1,14 @@
 """The verbs of `python run.py data`: data sets, what they hold, and how their views look."""
 
 import contextlib
+import dataclasses
 import textwrap
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import augment, data, plots
-from hypersphere_jax.augment.recipes import Recipe, find
+from hypersphere_jax import augment, data, plots, sheets
 from hypersphere_jax.config import (
     InspectConfig,
     PrepareConfig,
@@ -18,8 +16,8 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
-from hypersphere_jax.data import Source, text, tfds
-from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
+from hypersphere_jax.data import text, tfds
+from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.data.statistics import statistics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
@@ -49,7 +47,8 @@ def list_names(data_dir: str | None = None) -> None:
     print(
         f"\nPrepared data are looked for in {root}.\n"
         "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
-        "images in SPLIT/CLASS/file, .npz and .npy files, and a folder or file of text."
+        "images (SPLIT/CLASS/file, CLASS/file, or files alone), .npz and .npy files, and a folder\n"
+        "or file of text."
     )
 
 
@@ -81,7 +80,7 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     if data.text_folder(config) is not None:
         _inspect_text(config, out)
         return
-    dataset = data.load(config)
+    dataset = data.load(config, print)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain
@@ -112,6 +111,9 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
         rows = [[name, *(r.class_counts.get(name) for r in results.values())] for name in names]
         print_table(["class", *results], rows)
     print(f"\nrecipe: {config.recipe or dataset.recipe}")
+    first = results["train"]
+    if first.grey and first.smallest[2] == 3:
+        print("grey: all images that were read are; --channels 1 makes encoders of one channel")
 
 
 def show(
@@ -137,16 +139,11 @@ def show(
     dataset = data.load(config)
     source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
-    images, names, count = [], [], min(count, len(source))
-    for index in np.arange(count) * len(source) // count:
-        sample, missing = read(source, int(index))
-        bad.report(missing)
-        images.append(sample["image"])
-        label = sample["label"]
-        names.append(source.class_names[label] if label >= 0 else f"image {sample['index']}")
+    images, names = sheets.read_images(source, sheets.spread(len(source), count), bad)
     size = image_size or max(max(image.shape[:2]) for image in images)
     try:
-        views = _views(source, images, recipe, size, seed, config.extra_channels)
+        steps = augment.recipe_of(dataclasses.replace(config, recipe=recipe))
+        views = sheets.random_views(source, images, steps, size, seed, config.extra_channels)
     except ValueError as error:
         raise UserError(f"--recipe {recipe}: {error}") from error
     stem = Path(config.name).stem
@@ -197,19 +194,3 @@ def _text_counts(corpus: text.Corpus) -> dict[str, float]:
         "unknown_share": corpus.counts["unknown"] / words,
         "cut_share": corpus.counts["cut"] / n,
     }
-
-
-def _views(
-    source: Source, images: list[np.ndarray], recipe: str, size: int, seed: int, extra: int
-) -> np.ndarray:
-    """Two views of each image `[n, 2, size, size, c]`, without the recipe's normalization."""
-    train: Any = find(recipe).train
-    shown = Recipe(tuple(step for step in train if step[0] != "normalize"), ())
-    cropped = source.image_shape is None
-    transform = augment.make_augment(shown, size, cropped=cropped, extra_channels=extra)
-    if cropped:
-        prepare = TwoCrops(augment.host_crops(recipe, size)[0], seed)
-        images = [prepare(image, 0, position) for position, image in enumerate(images)]
-    key, positions = jax.random.key(seed), jnp.arange(len(images))
-    two_views = jax.jit(lambda images: augment.two_views(transform, key, images, positions))
-    return np.stack(two_views(np.stack(images)), axis=1)

@@ -1,6 +1,5 @@
 """From sources to batches, the same ones in memory and read from batch to batch."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -19,6 +18,7 @@ import numpy as np
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
+from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
@@ -167,7 +167,7 @@ def in_memory(
             images[i], labels[i] = sample["image"], sample["label"]
         return missing
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with thread_pool(os.cpu_count()) as pool:
         for _, missing in zip(track(range(n)), pool.map(decode, range(n)), strict=True):
             unreadable |= missing
             bad.report(missing)
@@ -207,7 +207,8 @@ def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tupl
         indices.append(sample.get("index", -1))
     blank = next((image for image in images if image is not None), None)
     if blank is None:
-        blank = np.zeros(source.image_shape or (64, 64, 3), np.uint8)
+        readable = read(source, int(wanted[0]))[0]
+        blank = np.zeros_like(readable["image"]) if readable else np.zeros((64, 64, 3), np.uint8)
         blank = blank if prepare is None else prepare(blank, 0, 0)
     images = np.stack([np.zeros_like(blank) if image is None else image for image in images])
     batch = Batch(images, np.array(labels, np.int32), np.array(indices, np.int32))

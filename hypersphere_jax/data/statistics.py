@@ -1,6 +1,5 @@
 """Sizes, classes, means and deviations of a source, and how fast it is read."""
 
-import concurrent.futures
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from hypersphere_jax.config import require
 from hypersphere_jax.data.pipeline import BadImages, read
 from hypersphere_jax.data.source import Source
+from hypersphere_jax.data.threads import thread_pool
 
 
 class Statistics(NamedTuple):
@@ -26,6 +26,7 @@ class Statistics(NamedTuple):
     mean: tuple[float, ...]  # of each channel over all pixels, values in [0, 1]
     std: tuple[float, ...]
     images_per_s: float  # read by all threads of this process
+    grey: bool  # whether the channels of each image are alike
 
 
 def statistics(
@@ -43,17 +44,17 @@ def statistics(
     count = min(sample or n, n)
     chosen = (np.arange(count) * n // max(count, 1)).tolist()
     shapes: set[tuple[int, int, int]] = set()
-    totals = np.zeros(())
+    totals, all_grey = np.zeros(()), True
     began = time.perf_counter()
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with thread_pool(os.cpu_count()) as pool:
         results = pool.map(lambda i: _moments(source, i), chosen)
         for _, (missing, of_image) in zip(track(chosen), results, strict=True):
             bad.report(missing)
-            for shape, moments in of_image:
+            for shape, moments, grey in of_image:
                 shapes.add(shape)
                 channels = sorted({shape[2] for shape in shapes})
                 require(len(channels) == 1, f"images of {source.origin} have {channels} channels")
-                totals = totals + moments
+                totals, all_grey = totals + moments, all_grey and grey
     seconds = time.perf_counter() - began
     require(bool(shapes), f"no image of {source.origin} was read")
     mean, squares = totals[1:] / totals[0]
@@ -72,11 +73,12 @@ def statistics(
         tuple((mean / 255).tolist()),
         tuple((std / 255).tolist()),
         count / seconds,
+        all_grey,
     )
 
 
 def _moments(source: Source, index: int) -> tuple[dict[int, str], list[tuple]]:
-    """Of an image that can be read: shape, and pixels, sums and sums of squares `[3, c]`."""
+    """Of an image that can be read: shape; pixels, sums and sums of squares `[3, c]`; if grey."""
     sample, missing = read(source, index, replace=False)
     if not sample:
         return missing, []
@@ -84,4 +86,5 @@ def _moments(source: Source, index: int) -> tuple[dict[int, str], list[tuple]]:
     # Exact: sums of bytes and of their squares fit 64 bits.
     values = image.reshape(-1, image.shape[-1]).astype(np.int64)
     moments = np.stack([np.full(image.shape[2], len(values)), values.sum(0), (values**2).sum(0)])
-    return missing, [(image.shape, moments.astype(float))]
+    grey = bool((image == image[..., :1]).all())
+    return missing, [(image.shape, moments.astype(float), grey)]

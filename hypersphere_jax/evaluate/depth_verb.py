@@ -89,7 +89,7 @@ def resized_depth(depth: np.ndarray, crop: Callable[[np.ndarray], np.ndarray]) -
 
 
 def _open(name: str, config: DepthConfig) -> Candidate:
-    folder = run_folder.find(name)
+    folder = run_folder.find(name, config.runs_dir)
     run_folder.require_images(folder, "depth")
     encoder = run_folder.load_encoder(folder, config.step)
     model, recipe = encoder.config.model, augment.recipe_of(encoder.config.data)

@@ -53,14 +53,14 @@ def write(
             for layer, x in layers.items():
                 if layer not in widths:
                     widths[layer] = x.shape[1]
-                    _write_header(streams[layer], (0, x.shape[1]))
+                    write_header(streams[layer], (0, x.shape[1]))
                 streams[layer].write(np.ascontiguousarray(x).data)
             labels.append(labels_of_batch)
         y = np.concatenate(labels).astype("<i4")
         for layer, stream in streams.items():
             npy.write_array(stream, y)
-            stream.seek(0)  # NumPy's header has room for the number of rows to grow
-            _write_header(stream, (len(y), widths[layer]))
+            stream.seek(0)
+            write_header(stream, (len(y), widths[layer]))
             stream.flush()
         return {layer: _mapped(stream) for layer, stream in streams.items()}
 
@@ -74,7 +74,8 @@ def _opened(file: Path | None, stack: contextlib.ExitStack) -> BinaryIO:
     return stack.enter_context(tempfile.TemporaryFile())
 
 
-def _write_header(stream: BinaryIO, shape: tuple[int, int]) -> None:
+def write_header(stream: BinaryIO, shape: tuple[int, int]) -> None:
+    """NumPy's header of float32 `shape`, which has room for the number of rows to grow."""
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(stream, header)
 

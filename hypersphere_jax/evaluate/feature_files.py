@@ -55,16 +55,26 @@ def numbered(train_y, test_y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return train, test, classes
 
 
-def load_array(path: str | Path) -> np.ndarray:
-    """The array of an .npy file, memory-mapped; UserError where it is none."""
+def load_array(path: str | Path, name: str = "features") -> np.ndarray:
+    """The array of an .npy file, memory-mapped, or of a name in an .npz file; UserError if none."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if isinstance(array, np.ndarray):
+            return array
+        with array as file:
+            return file[name]
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except (ValueError, EOFError, OSError) as error:
+    except KeyError:
+        several = f"{path} holds several arrays, and none is {name!r}: save one as .npy"
+        raise UserError(several) from None
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as an .npy array: {error}") from error
-    require(isinstance(array, np.ndarray), f"{path} holds several arrays: save one as .npy")
-    return array
+
+
+def has_array(path: str | Path, name: str) -> bool:
+    """Whether this is an .npz file with an array of that name."""
+    return zipfile.is_zipfile(path) and f"{name}.npy" in zipfile.ZipFile(path).namelist()
 
 
 def load_features(path: str | Path, normalize: bool = False) -> np.ndarray:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special, stats
+import scipy
+from scipy import special
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate.checks import row_blocks
@@ -79,7 +80,7 @@ def effective_rank(x: Any) -> Rank:
 
 def sphere_marginal(d: int) -> Any:
     """The distribution of a projection of the uniform sphere of radius sqrt(d): a scaled beta."""
-    return stats.beta((d - 1) / 2, (d - 1) / 2, loc=-math.sqrt(d), scale=2 * math.sqrt(d))
+    return scipy.stats.beta((d - 1) / 2, (d - 1) / 2, loc=-math.sqrt(d), scale=2 * math.sqrt(d))
 
 
 def projections(x: Any, count: int = 16, seed: int = 0) -> Projections:

@@ -13,7 +13,7 @@ from hypersphere_jax.config import MetricsConfig, UserError, require
 from hypersphere_jax.data import Corpus, Source, subsets
 from hypersphere_jax.evaluate import geometry, metrics, results_file
 from hypersphere_jax.evaluate.checks import check_features
-from hypersphere_jax.evaluate.feature_files import load_array, load_features
+from hypersphere_jax.evaluate.feature_files import has_array, load_array, load_features
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
@@ -74,7 +74,7 @@ def places(config: MetricsConfig) -> tuple[Path | None, Path | None]:
     name = f"metrics-{config.split}{results_file.suffix(config, ('step', 'alpha', 't', 'seed'))}"
     if config.parts is not None:
         name += "-" + ("+".join(sorted(set(config.parts))) or "only")
-    folder = run_folder.find(config.run)
+    folder = run_folder.find(config.run, config.runs_dir)
     return folder / "eval" / f"{name}.json", folder / "figures" / f"{name}.png"
 
 
@@ -108,7 +108,7 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
 def _run_inputs(
     config: MetricsConfig, devices: list[jax.Device]
 ) -> tuple[dict[str, Any], MetricsInputs]:
-    folder, split = run_folder.find(config.run), config.split
+    folder, split = run_folder.find(config.run, config.runs_dir), config.split
     encoder = run_folder.load_encoder(folder, config.step)
     dataset = run_folder.load_data(folder, config.data_dir)
     source = run_folder.test_split(dataset) if split == "test" else dataset.train
@@ -155,17 +155,21 @@ def _views_of(
 
 def _file_inputs(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
     x = load_features(config.run, config.normalize)
-    pairs, labels = None, None if config.labels is None else load_array(config.labels)
+    pairs, labels, labels_file = None, None, config.labels
+    if labels_file is None and has_array(config.run, "labels"):
+        labels_file = Path(config.run)
+    if labels_file is not None:
+        labels = load_array(labels_file, "labels")
     if config.pairs is not None:
         pairs = (x, load_features(config.pairs, config.normalize))
     header = {
         "features": config.run,
         "pairs": config.pairs and str(config.pairs),
-        "labels": config.labels and str(config.labels),
+        "labels": labels_file and str(labels_file),
         "normalized": config.normalize,
     }
     return header, MetricsInputs(
-        x, pairs, labels, str(config.labels), views=lambda rows: (SelectedRows(x, rows),)
+        x, pairs, labels, str(labels_file), views=lambda rows: (SelectedRows(x, rows),)
     )
 
 

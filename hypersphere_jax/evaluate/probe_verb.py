@@ -56,7 +56,7 @@ def _results(config: ProbeConfig, log: Log, log_failure: Log | None) -> Iterator
             if feature_files.are_features(Path(name)):
                 yield from _probe_features(Path(name), config, devices)
                 continue
-            for folder in run_folder.find_all(name):
+            for folder in run_folder.find_all(name, config.runs_dir):
                 with _caught(str(folder), log_failure):
                     yield from _probe_run(folder, config, devices, log, log_failure)
 
@@ -97,7 +97,8 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
         require(not config.data, f"--data is for encoders of sentences, and {folder} is of images")
         dataset = run_folder.load_data(folder, config.data_dir)
         labelled = bool(dataset.class_names)
-        require(labelled, f"the images of {dataset.origin} have no labels, which a probe needs")
+        needed = "have no labels, which a probe needs; `metrics` needs none"
+        require(labelled, f"the images of {dataset.origin} {needed}")
         run_folder.test_split(dataset)
         return {None: dataset}
     require(

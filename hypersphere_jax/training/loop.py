@@ -1,7 +1,7 @@
 """The training loop: from a config to a run's folder, resumable at any step."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.processes import StopSignals
-from hypersphere_jax.training.progress import track
 from hypersphere_jax.training.recorder import Evaluate, Recorder
 from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state, make_step_of
@@ -59,11 +58,11 @@ def train(config: PretrainConfig, command: str = "") -> Path:
       Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
     """
     processes.initialize(config.runtime)
-    with processes.exit_on_error(), StopSignals(command) as stop:
-        return train_job(open_job(config), stop, command)
+    with processes.exit_on_error():
+        return train_job(open_job(config), command)
 
 
-def train_job(job: Job, stop: StopSignals, command: str) -> Path:
+def train_job(job: Job, command: str) -> Path:
     """Trains, or continues, the run of a job; see `train`."""
     config, dataset, digest, devices, resident = job
     apply, optimizer, sampler, key, state, recorder = make_run(job)
@@ -89,8 +88,8 @@ def train_job(job: Job, stop: StopSignals, command: str) -> Path:
         )
         step = sharding.pmap(step, devices, donate=(0,))
         steps, key = range(recorder.start, recorder.total), sharding.replicate(key, devices)
-        batches = device_batches(config, dataset, sampler, steps, devices, resident, decoding(stop))
-        fit(recorder, lambda s, batch: step(s, *batch, key), state, batches, evaluate, stop)
+        batches = device_batches(config, dataset, sampler, steps, devices, resident)
+        fit(recorder, lambda s, batch: step(s, *batch, key), state, batches, evaluate, command)
     return recorder.folder
 
 
@@ -100,7 +99,7 @@ def fit(
     state: Any,
     batches: Generator,
     evaluate: Evaluate | None,
-    stop: StopSignals,
+    command: str = "",
 ) -> None:
     """Takes the steps of a run that are left, and records them.
 
@@ -110,7 +109,7 @@ def fit(
       state: on the devices.
       batches: of the steps that are left.
       evaluate: of the encoder, every so many epochs; None: not at all.
-      stop: whether to stop after the current step.
+      command: that continues the run.
 
     Raises:
       UserError: when an image cannot be read, once the state is saved.
@@ -120,7 +119,11 @@ def fit(
     total, runtime = recorder.total, recorder.config.runtime
     epochs = recorder.config.evaluate.eval_every_epochs or 1
     every = epochs * recorder.steps_per_epoch
-    with recorder.progress_bar(), contextlib.closing(batches):
+    with (
+        StopSignals(command) as stop,
+        recorder.progress_bar(),
+        contextlib.closing(batches),
+    ):
         for done in range(recorder.start, total):
             if processes.should_stop(stop.asked, done - recorder.start):
                 recorder.save(done, state)
@@ -135,6 +138,8 @@ def fit(
             state, metrics = step(state, batch)
             number, last = done + 1, done + 1 == total
             recorder.add_metrics(number, metrics)
+            if done == recorder.start:
+                recorder.compiled()
             evaluates = evaluate is not None and (number % every == 0 or last)
             if number % runtime.log_every_steps == 0 or last or evaluates:
                 recorder.log(number, state, evaluate if evaluates else None)
@@ -151,7 +156,7 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     Raises:
       UserError: for a config that does not fit the data or the devices.
     """
-    run_folder.require_own(config)
+    run_folder.require_known(config)
     devices = sharding.global_devices(config.runtime.devices)
     sharding.check_batch_size(config.optimizer.batch_size, devices)
     dataset = load(config.data)
@@ -192,15 +197,3 @@ def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:
         return None
     # Each process evaluates the same by itself, as the others would only wait for the first.
     return make_evaluation(job.config, job.dataset, apply, sharding.local(job.devices))
-
-
-def decoding(stop: StopSignals) -> Callable[[Sequence[int]], Iterator[int]]:
-    """Shows how far decoding is, before the first step, and stops there when asked to."""
-
-    def items(numbers: Sequence[int]) -> Iterator[int]:
-        for number in track(numbers, "decoding"):
-            if stop.asked:
-                raise stop.stopped("while decoding the images, before a step was taken")
-            yield number
-
-    return items

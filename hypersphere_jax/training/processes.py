@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hypersphere_jax import signals
 from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
 
 # The processes may start this far apart.
@@ -43,10 +44,8 @@ def initialize(runtime: RuntimeConfig) -> None:
         return
     print("waiting for the other processes to start", file=sys.stderr)
     named = runtime.coordinator is not None
-    main = threading.current_thread() is threading.main_thread()
     # They end the process: Python's handlers would not run while native code waits.
-    ending = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in ending}
+    before = _handle(dict.fromkeys(signals.NUMBERS, signal.SIG_DFL))
     try:
         jax.distributed.initialize(
             runtime.coordinator,
@@ -66,11 +65,9 @@ def initialize(runtime: RuntimeConfig) -> None:
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
     finally:
-        for number, handler in before.items():
-            if (
-                number == signal.SIGINT or not is_multi_process()
-            ):  # JAX has a handler of SIGTERM now
-                signal.signal(number, handler)
+        if is_multi_process():  # JAX has a handler of SIGTERM now
+            before.pop(signal.SIGTERM, None)
+        _handle(before)
 
 
 def is_multi_process() -> bool:
@@ -118,7 +115,8 @@ def should_stop(asked: bool, count: int) -> bool:
 class StopSignals:
     """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once.
 
-    Of several processes JAX catches SIGTERM itself (see `should_stop`), and SIGINT becomes one.
+    Of several processes JAX catches SIGTERM itself (see `should_stop`). Where there is nothing to
+    save this is not entered: a signal ends the work where it is.
 
     Args:
       command: that continues what is stopped.
@@ -132,12 +130,9 @@ class StopSignals:
         return Stopped(f"stopped {where}; to go on: {self._command}")
 
     def __enter__(self) -> "StopSignals":
-        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop}
-        if is_multi_process():
-            handlers = {signal.SIGINT: lambda *_: os.kill(os.getpid(), signal.SIGTERM)}
-        if threading.current_thread() is not threading.main_thread():
-            handlers = {}
-        self._before = {number: signal.signal(number, do) for number, do in handlers.items()}
+        several = is_multi_process()
+        self._before = _handle({} if several else dict.fromkeys(signals.NUMBERS, self._stop))
+        self._answer, signals.answer = signals.answer, "stopping after this step"
         return self
 
     def _stop(self, number, frame):
@@ -146,13 +141,28 @@ class StopSignals:
         self.asked = True
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        signals.answer = self._answer
+        _handle(self._before)
+
+
+def _handle(handlers: dict) -> dict:
+    """Sets handlers of signals, in the main thread, and gives those that were there."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, do) for number, do in handlers.items()}
+
+
+def _terminate(number, frame) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """An error inside ends this process without waiting for the others, so that those end too."""
+    """An error inside ends this process without waiting for the others, so that those end too.
+
+    SIGINT in one of several becomes SIGTERM, which stops all of them.
+    """
+    before = _handle({signal.SIGINT: _terminate} if is_multi_process() else {})
     try:
         yield
     except Stopped:  # as all are
@@ -167,6 +177,8 @@ def exit_on_error() -> Iterator[None]:
                     f"{line}: has another process ended? To continue, run the same command in all"
                 ) from error
         raise
+    finally:
+        _handle(before)
 
 
 def _exit() -> None:

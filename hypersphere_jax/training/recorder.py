@@ -62,7 +62,9 @@ class Recorder:
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.lock(self.folder))
             stack.callback(self._abandon)
-            run_folder.open_folder(self.config, devices, digest, command)
+            run_folder.open_folder(
+                self.config, devices, digest, command, steps_per_epoch=self.steps_per_epoch
+            )
             if self._vocabulary is not None:
                 run_folder.write_vocabulary(self.folder, self._vocabulary)
             runtime = self.config.runtime
@@ -82,6 +84,7 @@ class Recorder:
         state = sharding.from_first_process(state)
         self.start = self.saved = int(state.step)
         if self._checkpoints is not None:
+            run_folder.record_start(self.folder, self.start)
             self._log = MetricsWriter(self.folder, self.start, self.config)
         return state
 
@@ -93,7 +96,8 @@ class Recorder:
             return
         self._progress = Progress(self.title, self.start, self.total)
         try:
-            yield
+            with sharding.without_alarms():
+                yield
         finally:
             self._progress.close()
 
@@ -163,6 +167,11 @@ class Recorder:
         if self._log is not None:
             self._log.write(record)
         return record
+
+    def compiled(self) -> None:
+        """Shows that the first step is done, which compiles."""
+        if self._progress is not None:
+            self._progress.compiled()
 
     def update_progress(self, record: dict[str, float]) -> None:
         if self._progress is not None:

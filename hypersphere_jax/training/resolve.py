@@ -45,7 +45,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     )
     size = size or max(shape[:2])
     extra = config.data.extra_channels
-    image = jax.ShapeDtypeStruct(shape or (size, size, 3 + extra), np.uint8)
+    channels = config.data.channels or 3
+    image = jax.ShapeDtypeStruct(shape or (size, size, channels + extra), np.uint8)
     try:
         whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)

@@ -1,10 +1,10 @@
 """A run's folder: its config, its data, its encoder. docs/runs.md has the layout."""
 
 import contextlib
-import dataclasses
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,21 +15,27 @@ from hypersphere_jax import data, models
 from hypersphere_jax.config import (
     DataConfig,
     PretrainConfig,
+    RuntimeConfig,
     UserError,
     differences,
     from_dict,
     require,
     to_dict,
 )
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.config.base import Custom, did_you_mean
 from hypersphere_jax.config.runtime import RENAMED
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
-from hypersphere_jax.training import checkpoint
+from hypersphere_jax.training import checkpoint, processes
+from hypersphere_jax.training.extension import SCHEDULE, is_extension, schedule_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+SHOWN = 8  # names of runs in a message
 VOCABULARY = "vocabulary.txt"
 # Where a run is kept and how it is carried out: not part of `training_config`.
 NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
+# Of the runtime: of one session alone, and not kept as options of the run.
+PROCESSES = ("processes", "coordinator", "num_processes", "process_index")
+OF_SESSION = ("resume", "extend", *PROCESSES)
 
 
 class Encoder(NamedTuple):
@@ -48,25 +54,25 @@ def folder_of(config: PretrainConfig) -> Path:
     return Path(config.runs_dir) / config.name
 
 
-def find(name: str) -> Path:
-    """The folder of a run given as a path, or as a name under `runs/`.
+def find(name: str, runs_dir: str | Path = "runs") -> Path:
+    """The folder of a run given as a path, or as a name in the folder of all runs.
 
     Raises:
       UserError: when there is none, or several.
     """
-    folders = find_all(name)
+    folders = find_all(name, runs_dir)
     names = ", ".join(map(str, folders))
     require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
     return folders[0]
 
 
-def find_all(name: str) -> list[Path]:
+def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
     """The folders of a run, or of all runs in a folder; each as for `find`.
 
     Raises:
-      UserError: when there is none, with the nearest name.
+      UserError: when there is none, with the nearest name or those of all that are there.
     """
-    for folder in (Path(name), Path("runs", name)):
+    for folder in (Path(name), Path(runs_dir, name)):
         if (folder / "config.json").is_file():
             return [folder]
         if inside := sorted(file.parent for file in folder.glob("*/config.json")):
@@ -75,9 +81,7 @@ def find_all(name: str) -> list[Path]:
         not Path(name).is_file(),
         f"{name!r} is a file, and a run is a folder: `import-torch` makes one of PyTorch's files",
     )
-    records = [*Path(name).parent.glob("*/config.json"), *Path("runs").glob("*/config.json")]
-    hint = did_you_mean(Path(name).name, [file.parent.name for file in records])
-    raise UserError(f"no run {name!r}: no config.json in that folder{hint}")
+    raise UserError(_no_run(name, runs_dir))
 
 
 def open_folder(
@@ -86,6 +90,7 @@ def open_folder(
     digest: str,
     command: str,
     imported: dict[str, Any] | None = None,
+    steps_per_epoch: int = 1,
 ) -> Path:
     """Makes the folder of a run, or checks that the existing one is of the same run.
 
@@ -95,34 +100,56 @@ def open_folder(
       digest: of the data.
       command: what the user typed, for the record.
       imported: for the record, where parameters come from that were not trained here.
+      steps_per_epoch: of a run that trains.
 
     Raises:
       UserError: when the folder holds another run; nothing is changed then.
     """
     folder = folder_of(config)
     file = folder / "config.json"
-    record: dict[str, Any] = {"config": to_dict(config), "data_digest": digest, "sessions": []}
+    record: dict[str, Any] = {"config": {}, "data_digest": digest, "sessions": []}
+    saved, extended = checkpoint.steps(folder / "checkpoints"), False
     if file.is_file():
-        record = _read_record(file)
-        _check_continues(folder, record, config, len(devices), digest)
+        record, old = _read_record(file), read_config(folder)
+        _check_continues(folder, record, old, config, len(devices), digest)
+        extended = is_extension(
+            folder, record["sessions"], old, config, steps_per_epoch, max(saved, default=0)
+        )
     else:
         require(
-            not checkpoint.steps(folder / "checkpoints"),
+            not saved,
             f"{folder} holds checkpoints but no config.json: restore it, or choose another --name",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    record["config"]["data"] = to_dict(config)["data"]  # which may have moved
+    record["config"] = to_dict(replace(config, runtime=of_all_sessions(config.runtime)))
     kind = devices[0].device_kind
-    session = {
+    session: dict[str, Any] = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "device": {"kind": kind, "count": len(devices), "processes": jax.process_count()},
     }
-    record["sessions"].append(session | ({} if imported is None else {"imported": imported}))
+    if imported is not None:
+        session["imported"] = imported
+    if extended:
+        session["extended"] = True
+    record["sessions"].append(session)
     write_json(file, record)
     return folder
+
+
+def record_start(folder: Path, step: int) -> None:
+    """Adds to the record of a session the step that it goes on from, and its schedule."""
+    record = _read_record(folder / "config.json")
+    schedule = schedule_of(read_config(folder))
+    record["sessions"][-1] |= {"from_step": step, "schedule": schedule}
+    write_json(folder / "config.json", record)
+
+
+def of_all_sessions(runtime: RuntimeConfig) -> RuntimeConfig:
+    """The options that the next session has, too, unless it is given others."""
+    return replace(runtime, **{name: getattr(RuntimeConfig, name) for name in OF_SESSION})
 
 
 def read_config(folder: Path) -> PretrainConfig:
@@ -178,7 +205,7 @@ def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
     if data_dir is None:
         return config
     field = "name" if Path(config.name).is_absolute() else "data_dir"
-    return dataclasses.replace(config, **{field: data_dir})
+    return replace(config, **{field: data_dir})
 
 
 def require_images(folder: Path, verb: str) -> None:
@@ -242,7 +269,7 @@ def initial_encoder(
     Raises:
       UserError: for a run of another encoder, or of other words than the vocabulary.
     """
-    folder = find(config.init_from)
+    folder = find(config.init_from, config.runs_dir)
     encoder = read_config(folder).model
     require(
         vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
@@ -250,7 +277,7 @@ def initial_encoder(
         "prepare that text as the run's was",
     )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
-    source = dataclasses.replace(config.model, **classifier)
+    source = replace(config.model, **classifier)
     like = dict(zip(("params", "stats"), models.abstract(source)[1:], strict=True))
     _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
     if source != config.model:  # in their classifiers, that is
@@ -259,31 +286,57 @@ def initial_encoder(
 
 
 def _check_continues(
-    folder: Path, record: dict[str, Any], config: PretrainConfig, devices: int, digest: str
+    folder: Path,
+    record: dict[str, Any],
+    old: PretrainConfig,
+    config: PretrainConfig,
+    devices: int,
+    digest: str,
 ) -> None:
-    """Raises UserError unless the run in a folder may be continued with a config."""
-    # Read as a config, that of an older version has the fields that came since.
-    changed = differences(training_config(read_config(folder)), training_config(config))
+    """Raises UserError unless the run in a folder may be continued with a config.
+
+    Its schedule is another question: see `is_extension`.
+    """
+    before, now = training_config(old), training_config(config)
+    changed = differences(before, now)
+    for values in (before, now):
+        values["optimizer"] = {k: v for k, v in values["optimizer"].items() if k not in SCHEDULE}
     first = record["sessions"][0]
-    other_data = record["data_digest"] != digest
     begun, local = first["device"]["count"], config.model.batch_norm == "local"
-    reasons = {
-        "holds a run, and --resume is 'never'": config.runtime.resume == "never",
-        "holds an imported encoder, which --init-from begins with": "imported" in first,
-        f"holds a run with another config ({'; '.join(changed)})": changed,
-        f"is of images or labels that {config.data.name} no longer has": other_data,
-        f"was begun with --batch-norm local: give --devices {begun}": local and begun != devices,
-    }
-    for reason, applies in reasons.items():
-        require(not applies, f"{folder} {reason}, or choose another --name")
+    other_name = "choose another --name"
+    for applies, reason in (
+        (config.runtime.resume == "never", f"holds a run, and --resume is 'never': {other_name}"),
+        (
+            "imported" in first,
+            f"holds an imported encoder: {other_name}, and begin with it by --init-from",
+        ),
+        (
+            before != now,
+            f"holds a run with another config ({'; '.join(changed)}): leave that as it was, or "
+            f"{other_name}",
+        ),
+        (
+            record["data_digest"] != digest,
+            f"is of images or labels that {config.data.name} no longer has: restore them, or "
+            f"{other_name}",
+        ),
+        (
+            local and begun != devices,
+            f"was begun with --batch-norm local: give --devices {begun}, or {other_name}",
+        ),
+    ):
+        require(not applies, f"{folder} {reason}")
 
 
-def require_own(config: PretrainConfig) -> None:
-    """Raises UserError when the run of a config has parts of the user's own that it lacks."""
+def require_known(config: PretrainConfig) -> None:
+    """Raises UserError for a config that lacks its run, or parts of the user's own that it has."""
     folder = folder_of(config)
     if not (folder / "config.json").is_file():
+        missing = config.runtime.extend and processes.is_first()
+        require(not missing, f"--extend: {_no_run(config.name, config.runs_dir)}")
         return
-    lacking = [name for name, old, new in _own(read_config(folder), config) if old and not new]
+    parts = _own(read_config(folder), config)  # names alone, as read from a file
+    lacking = [name for name, old, new in parts if old and not isinstance(new, Custom)]
     require(
         not lacking,
         f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
@@ -291,7 +344,7 @@ def require_own(config: PretrainConfig) -> None:
     )
 
 
-def _own(*configs: PretrainConfig) -> list[tuple[str, ...]]:
+def _own(*configs: PretrainConfig) -> list[tuple[Any, ...]]:
     """The user's own parts by the names that `train` has for them, and what each config has."""
     places = {
         "network": ("model", "network"),
@@ -304,6 +357,18 @@ def _own(*configs: PretrainConfig) -> list[tuple[str, ...]]:
         (name, *(getattr(getattr(config, part), field) for config in configs))
         for name, (part, field) in places.items()
     ]
+
+
+def _no_run(name: str, runs_dir: str | Path) -> str:
+    """That a run is not there, and which one is, for a message."""
+    here = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
+    near = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
+    if hint := did_you_mean(Path(name).name, [*here, *near]):
+        return f"no run {name!r}{hint}"
+    if not here:
+        return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or --runs-dir"
+    more = f" and {len(here) - SHOWN} more" if len(here) > SHOWN else ""
+    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(here[:SHOWN])}{more}"
 
 
 def _read_record(file: Path) -> dict[str, Any]:

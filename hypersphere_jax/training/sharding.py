@@ -7,10 +7,11 @@ and, with no axis, on one device. `devices` are those of all processes, in the s
 
 import contextlib
 import gc
+import logging
 import os
 import platform
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,35 @@ def keep_compiled(folder: str | Path) -> None:
         kind = f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
         where = Path(folder).expanduser() / "compiled" / kind
         jax.config.update("jax_compilation_cache_dir", str(where))
+        # By default JAX drops what took less than a second: most programs of `probe`.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@contextlib.contextmanager
+def without_alarms() -> Iterator[None]:
+    """On CPU: keeps XLA from logging, as an error, that a program takes it minutes to compile.
+
+    Errors are raised there; on other devices XLA's log says more than they do.
+    """
+    before = jax.config.values["jax_logging_level"]
+    chosen = before not in (None, "NOTSET") or os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "1"
+    if chosen or jax.default_backend() != "cpu":
+        yield
+        return
+    loggers = [logging.getLogger(name) for name in ("jax", "jaxlib")]
+    levels = [logger.level for logger in loggers]
+
+    def set_level(*of_xla: str | None) -> None:
+        for level in of_xla:
+            jax.config.update("jax_logging_level", level)
+        for logger, level in zip(loggers, levels, strict=True):  # of Python's they stay
+            logger.setLevel(level)
+
+    set_level("CRITICAL")
+    try:
+        yield
+    finally:
+        set_level("WARNING", before)
 
 
 def forget_compiled(share: float = 0.5) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.config import MocoConfig, PretrainConfig
 from hypersphere_jax.data import Source
 from hypersphere_jax.moco import (
     KeyQueue,
@@ -92,7 +92,6 @@ def make_step_of(
     if not config.moco.queue_size:
         objective = make_objective(config.objective, scalars)
         return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
-    final = 1.0 if config.moco.ema_schedule == "cosine" else config.moco.ema_decay
     separate = None
     if config.model.batch_norm in ("split", "local"):
         groups = config.model.bn_groups if config.model.batch_norm == "split" else None
@@ -105,9 +104,15 @@ def make_step_of(
         axis_name=axis_name,
         separate=separate,
         resident=resident,
-        decay=momentum_schedule(config.moco.ema_decay, final, total),
+        decay=ema_decay(config.moco, total),
         own_stats=config.moco.ema_stats == "own",
     )
+
+
+def ema_decay(config: MocoConfig, total: int) -> Callable[[Any], Any]:
+    """The momentum encoder's decay by steps done, of a run of so many in total."""
+    final = 1.0 if config.ema_schedule == "cosine" else config.ema_decay
+    return momentum_schedule(config.ema_decay, final, total)
 
 
 def make_step(

@@ -23,7 +23,6 @@ from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import checkpoint, run_folder, sharding
 from hypersphere_jax.training.loop import (
     Job,
-    decoding,
     fit,
     make_evaluate,
     make_run,
@@ -31,7 +30,6 @@ from hypersphere_jax.training.loop import (
     train_job,
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.recorder import Evaluate, Recorder, encoder_on_host, tree_of
 from hypersphere_jax.training.step import TrainState, init_state, make_step_of
 
@@ -78,17 +76,14 @@ def train_vmapped(
     for folder in folders:
         require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
     outcomes: dict[int, Path | Diverged] = {}
-    with StopSignals(command) as stop:
-        load = functools.cache(data.load)
-        jobs = [open_job(config, load) for config in configs]
-        for group in _groups(jobs):
-            compiled = functools.cache(functools.partial(_compiled, jobs[group[0]]))
-            limit = MEMORY_SHARE * sharding.memory(jobs[group[0]].devices)
-            for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
-                if stop.asked:
-                    raise stop.stopped("between two groups of encoders")
-                trained = _train([jobs[i] for i in part], command, stop, compiled)
-                outcomes |= dict(zip(part, trained, strict=True))
+    load = functools.cache(data.load)
+    jobs = [open_job(config, load) for config in configs]
+    for group in _groups(jobs):
+        compiled = functools.cache(functools.partial(_compiled, jobs[group[0]]))
+        limit = MEMORY_SHARE * sharding.memory(jobs[group[0]].devices)
+        for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
+            trained = _train([jobs[i] for i in part], command, compiled)
+            outcomes |= dict(zip(part, trained, strict=True))
     return [outcomes[i] for i in range(len(configs))]
 
 
@@ -181,6 +176,9 @@ class VmappedRecorder:
     def progress_bar(self) -> contextlib.AbstractContextManager:
         return self._runs[0].progress_bar()
 
+    def compiled(self) -> None:
+        self._runs[0].compiled()
+
     def add_metrics(self, step: int, metrics: Any) -> None:
         self.meter.step_done()
         self._unfetched.append((step, metrics))
@@ -231,13 +229,11 @@ class VmappedRecorder:
             raise list(self.diverged.values())[-1]
 
 
-def _train(
-    jobs: Sequence[Job], command: str, stop: StopSignals, compiled: Callable
-) -> list[Path | Diverged]:
+def _train(jobs: Sequence[Job], command: str, compiled: Callable) -> list[Path | Diverged]:
     """Trains jobs of one structure in one program, to their ends."""
     if len(jobs) == 1:
         try:
-            return [train_job(jobs[0], stop, command)]
+            return [train_job(jobs[0], command)]
         except Diverged as error:
             return [error]
     job, runs = jobs[0], [make_run(job) for job in jobs]
@@ -257,12 +253,12 @@ def _train(
             for i in places:
                 states[i] = None
             with contextlib.suppress(Diverged):
-                _fit(job, part, recorder, state, evaluate, stop, compiled)
+                _fit(job, part, recorder, state, evaluate, command, compiled)
             diverged |= {part[i].recorder.folder: error for i, error in recorder.diverged.items()}
     return [diverged.get(run.recorder.folder, run.recorder.folder) for run in runs]
 
 
-def _fit(job, runs, recorder, state, evaluate, stop, compiled) -> None:
+def _fit(job, runs, recorder, state, evaluate, command, compiled) -> None:
     """The loop of runs of which as many steps are done."""
     devices = job.devices
     step = compiled(len(runs))
@@ -274,9 +270,8 @@ def _fit(job, runs, recorder, state, evaluate, stop, compiled) -> None:
         [run.sampler for run in runs],
         range(recorder.start, recorder.total),
         devices,
-        decoding(stop),
     )
-    fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, stop)
+    fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, command)
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[int]]:

@@ -16,6 +16,7 @@ from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
 
+@pytest.mark.slow
 def test_forms_of_losses_agree():
     for name, loss in LOSSES.items():
         arrays = unit_vectors(loss.inputs, 24, 6)
@@ -49,6 +50,7 @@ def described(views):
     return [*views.mean(axis=(1, 2)).T, *parts, views.max(every)]
 
 
+@pytest.mark.slow
 def test_views_have_the_law_of_pillows():
     image, n, steps = random_image(20, 24), 700, RECIPES["balanced_cutout"].train
     ours = jax.jit(jax.vmap(make_augment("balanced_cutout", 16), (0, None)))(keys(n), image)

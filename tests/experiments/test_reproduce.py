@@ -1,6 +1,9 @@
 """`reproduce`: its list, its costs, and that kept results still follow; the quickstart."""
 
+import dataclasses
+import math
 import re
+import statistics
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,12 +13,32 @@ import pytest
 from matplotlib.figure import Figure
 from run_rows import done, read_csv, scored
 
-from experiments import costs, quickstart, reproduce, results_page, sweeps, tables
+from experiments import (
+    costs,
+    measured_steps,
+    plans,
+    quickstart,
+    reproduce,
+    results_page,
+    step_costs,
+    sweeps,
+    tables,
+    workers,
+)
+from experiments.costs import Machine
 from experiments.reproduce import REPRODUCTIONS, ReproduceConfig
+from experiments.reproduction import Context, Result, Scale
 from experiments.specifications import config_of
-from hypersphere_jax.config import DataConfig, ModelConfig, PretrainConfig, UserError
+from hypersphere_jax import data
+from hypersphere_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    UserError,
+)
 from hypersphere_jax.config.objective import WEIGHTS
-from hypersphere_jax.files import read_json
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.report import text_of
 
 # What is shown from its rows alone, within a second or three.
@@ -36,7 +59,7 @@ def sense(verdict, rows):
 def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
     """The numbers of docs/results/, again from the measured rows that are kept beside them."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
-    kept = results_page.KEPT / f"{item.replace('/', '-')}-laptop"
+    kept = plans.kept(item, "laptop")
     rows, recorded = read_csv(kept / "results.csv"), read_json(kept / "shown.json")
     first = {row["run"] for row in rows if "isola/table1" not in item or "_seed" not in row["run"]}
     assert {one.config.name for one in plan(item)} == first
@@ -62,64 +85,168 @@ def test_the_list(capsys):
     reproduce.main(ReproduceConfig())
     out = capsys.readouterr().out
     assert all(name in out for name in names)
-    assert re.search(r"wang-isola/figure7 .*laptop +digits +yes +26 ", out)
+    assert re.search(r"wang-isola/figure7 +laptop +26 +\d+ min +[\d.]+ GB +digits +yes", out)
 
 
-def test_every_item_has_a_dry_run_without_the_data(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(costs, "_flop", lambda config: 1e12)  # of a step
-    options = {"out": tmp_path / "out", "dry_run": True, "data_dir": str(tmp_path)}
-    for name, one in REPRODUCTIONS.items():
-        for scale in one.scales if not name.startswith("wang-isola/") else ():
-            reproduce.main(ReproduceConfig(name, scale=scale, **options))
-            out = capsys.readouterr().out
-            assert f"{name} at --scale {scale}" in out and " 0 runs" not in out
-    assert not (tmp_path / "out").exists()
-    listed = DataConfig("imagenet2012", data_dir=str(tmp_path), classes="imagenet100_classes.txt")
-    assert costs._images(listed) == (126_689, (224, 224, 3))  # the 100 classes of Table 7
+ONE_CORE = Machine("1 CPU core", 0, costs.CORE_FLOP, costs.CORE_ELEMENTS, 8 * 10**9)
 
 
-def test_a_dry_run_counts_what_is_not_done(capsys, monkeypatch, tmp_path):
-    seconds = Mock(return_value=0.5)
-    monkeypatch.setattr(costs, "_seconds", seconds)
-    monkeypatch.setattr(costs, "_flop", lambda config: 0.5 * costs._sustained()[1])
-    known = {"wang_isola_table8_row57_laptop"}
-    of_known = lambda planned: [done() for one in planned if one.config.name in known]  # noqa: E731
-    monkeypatch.setattr(sweeps, "known", of_known)
-    row = tables.row_of("wang-isola/table8", 57)
-    config, batch = config_of(row, "laptop"), row.values["batch_size"] // 4
-    # A step of 32 pairs is counted, on CPU also measured, and grows in proportion.
-    cost = costs.cost(config)
-    assert cost == (25 * (1400 // batch), pytest.approx(0.5 * batch / min(batch, 32)))
-    assert cost == pytest.approx(costs.cost(config, measure=True))
-    assert seconds.call_args[0][0].optimizer.batch_size == min(batch, 32)
-    options = {"scale": "laptop", "row": 57, "dry_run": True, "out": tmp_path / "out"}
-    for hours in (0, cost.steps * cost.seconds / 3600):
-        reproduce.main(ReproduceConfig("wang-isola/table8", **options))
-        out = capsys.readouterr().out
-        assert "val output linear" in out and f" {row.values['val_output_linear']:g}\n" in out
-        said = re.search(r"1 runs, (\S+) hours", out)[1]
-        assert float(said) == pytest.approx(hours, rel=0.05)
-        known.clear()
+@pytest.fixture
+def sweep(monkeypatch):
+    """What would be trained; nothing is, and no data are opened."""
+    trained = Mock(return_value=[])
+    monkeypatch.setattr(sweeps, "sweep", trained)
+    monkeypatch.setattr(data, "load", Mock(side_effect=AssertionError("data are opened")))
+    monkeypatch.setattr(costs, "machine", lambda apart=False: ONE_CORE)
+    return trained
 
 
-def test_flop_of_a_step():
-    """A product in a loop in all its turns; a step of ResNet-50 is three forward passes a view."""
+def test_every_planned_run_has_a_stored_cost(sweep, context, tmp_path):
+    """And no cost is of a run that is no longer planned: `python -m experiments.step_costs`."""
+    away, keys = str(tmp_path), set()
+    for one in REPRODUCTIONS.values():
+        for name, scale in one.scales.items():
+            made = plans.plan(scale, context._replace(scale=name, data_dir=away), ONE_CORE)
+            assert bool(made.runs) == bool(scale.stages) and not made.ended
+            assert all(0 < each.seconds < math.inf for each in made.costs.values())
+            keys |= {costs.key(run.config) for run in made.runs.values()}
+    assert keys == costs._stored().keys()
+    listed = DataConfig("imagenet2012", data_dir=away, classes="imagenet100_classes.txt")
+    assert costs.images(listed) == 126_689  # the 100 classes of Table 7
+    assert costs.images(DataConfig()) == 1400 and costs.shape_of(DataConfig(bits=2)) == (8, 8, 3)
+
+
+def test_stored_costs_are_those_of_the_programs():
+    """By hand: a step is three forward passes of two views, of 8.2 (ResNet-50) and 1.64 GFLOP."""
+    resnet = PretrainConfig(
+        data=DataConfig("imagenet2012", recipe="simclr_imagenet"),
+        model=ModelConfig("resnet50", head="simclr2", image_size=224),
+        optimizer=OptimizerConfig(optimizer="lars"),
+    )
+    # 3x3 convolutions of 64, 31, 15, 15 and 15 pixels, and three dense layers.
+    sides = (64, 3, 96), (31, 96, 192), (15, 192, 384), (15, 384, 384), (15, 384, 192)
+    dense = 7 * 7 * 192 * 4096 + 4096 * 4096 + 4096 * 128
+    alexnet = 2 * (sum(9 * side**2 * i * o for side, i, o in sides) + dense)
+    stl10 = config_of(tables.row_of("wang-isola/table8", 57))
+    for config, forward in ((resnet, 8.2e9), (stl10, alexnet)):
+        whole, each = costs._stored()[costs.key(config)]["flop"]
+        assert each == pytest.approx(3 * 2 * forward, rel=0.03) and whole < each
+    digits = PretrainConfig()
+    stored = costs._stored()[costs.key(digits)]
+    assert step_costs.counted(costs.plain(digits)) == {n: stored[n] for n in ("flop", "elements")}
+
+
+def test_estimates_are_near_what_was_recorded(context, plan):
+    """Two processes on two cores made docs/results: each run had one."""
+    far = {}
+    for item in KEPT.split():
+        rows = read_csv(plans.kept(item, "laptop") / "results.csv")
+        took = {row["run"]: row["seconds_training"] + row["seconds_measuring"] for row in rows}
+        known = [one for one in plan(item) if one.config.name in took]
+        guess = sum(costs.cost(one, ONE_CORE, laptop=True).seconds for one in known)
+        far[item] = guess / sum(took[one.config.name] for one in known)
+    assert all(1 / 2 < ratio < 2 for ratio in far.values()), far
+    assert 0.8 < statistics.geometric_mean(far.values()) < 1.25
+
+
+def test_times_are_readable():
+    told = {0: "0 s", 12.1: "13 s", 59.9: "60 s", 100: "2 min", 3300: "55 min", 5400: "1.5 h"}
+    told |= {12.4 * 3600: "12 h", 1_284 * 3600: "1,300 h", 260_000 * 3600: "260,000 h"}
+    assert {seconds: costs.time_text(seconds) for seconds in told} == told
+    assert [plans.step_text(s) for s in (0.00391, 0.5, 7.24, 612)] == [
+        *("0.0039", "0.5000", "7.2", "612"),
+    ]
+
+
+def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, tmp_path):
+    """Without a scale, or with one that takes over an hour or more memory than there is."""
+    typed = "python run.py reproduce chen/figureB1"
+    with pytest.raises(UserError, match=r"^chen/figureB1 needs a --scale: laptop or paper$"):
+        reproduce.main(ReproduceConfig("chen/figureB1", out=tmp_path), typed)
+    out = capsys.readouterr().out
+    assert f"choose one: {typed} --scale laptop\n" in out
+    assert re.search(r"laptop +18 +\d+ min .* digits +yes +0 +yes", out)
+    assert re.search(r"paper +6 +[\d,]+ h +15 GB +cifar10 +no +0 +no", out)
+    assert "V100" in out
+    how = {"scale": "paper", "out": tmp_path, "data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match=r"[\d,]{5} h on 1 CPU core and 15 GB .* TYPED --yes$"):
+        reproduce.main(ReproduceConfig("chen/figureB1", **how), "TYPED")
+    assert not sweep.called and not any(tmp_path.iterdir())
+    capsys.readouterr()
+    with pytest.raises(UserError, match="no run is done"):
+        reproduce.main(ReproduceConfig("chen/figureB1", **how, yes=True))
+    assert sweep.call_count == 1 and len(sweep.call_args[0][0]) == 6
+    said = capsys.readouterr().err
+    assert re.search(r"^chen/figureB1 at --scale paper: 6 runs: about [\d,]+ h on 1 CPU core", said)
+
+
+def test_what_is_done_costs_nothing(sweep, context, monkeypatch):
+    """A failed one neither, unless it is done again; --only, --row and --jobs are heeded."""
+    table8 = REPRODUCTIONS["wang-isola/table8"].laptop
+    row = context._replace(row=57)
+    (name,) = plans.plan(table8, row, ONE_CORE).costs
+    here = ONE_CORE._replace(flop=2 * ONE_CORE.flop, elements=2 * ONE_CORE.elements)
+    whole, two = (plans.plan(table8, context, here, jobs=jobs) for jobs in (1, 2))
+    assert len(whole.runs) > 200 and two.memory == 2 * whole.memory
+    assert whole.seconds > two.seconds > whole.seconds / 2  # the start of runs shares the cores
+    status = {"run": name, "status": "failed"}
+    monkeypatch.setattr(sweeps, "known", lambda planned: [status])
+    less = plans.plan(table8, context, here)
+    assert less.costs.keys() == whole.costs.keys() - {name} and less.ended == {name: "failed"}
+    assert less.seconds == pytest.approx(whole.seconds - whole.costs[name].seconds)
+    assert plans.plan(table8, row, here).seconds == 0
+    assert plans.plan(table8, row, here, retry=True).costs.keys() == {name}
+    assert plans.plan(table8, context, here, [f"{name}*"]).costs == {}
+
+
+def test_a_dry_run_measures_what_is_asked_for(sweep, capsys, monkeypatch, tmp_path):
+    """Each step once, in a process of its own; what fails is told, and the others go on."""
+    asked = []
+
+    def measured(config, limit):
+        asked.append(config.optimizer.batch_size)
+        return 0.5 if len(asked) == 1 else "needs more than 5.6 GB"
+
+    monkeypatch.setattr(measured_steps, "measured", measured)
+    how = {"scale": "laptop", "out": tmp_path / "out", "dry_run": True, "measure": True}
+    reproduce.main(ReproduceConfig("wang-isola/figure5a", **how, only=("*row231_l*", "*row6?_c*")))
+    out, said = capsys.readouterr()
+    assert asked == [32, 32] and "measuring 2 of 2: small_alexnet x0.125" in said
+    lines = out.splitlines()
+    (slow,) = {line for line in lines if "row231_laptop" in line}
+    assert " 4.0 " in slow  # 256 pairs in the time of 32, eight times
+    lost = [line for line in lines if "_cifar10" in line]
+    assert lost and all("needs more than 5.6 GB  -" in line for line in lost)
+    assert "sum is without" in out and not sweep.called and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_process_of_a_measured_step(monkeypatch):
+    monkeypatch.setattr(workers, "nvidia_gpus", lambda: ["0"])
+    assert costs.machine(apart=True) == costs.machine()
+    config = step_costs.with_pairs(costs.plain(PretrainConfig()), 4)
+    assert measured_steps.measured(config, 1e8) == "needs more than 0.1 GB"
+    assert 0 < measured_steps.measured(config, 1e11) < 60
+    broken = dataclasses.replace(config, data=DataConfig(recipe="unknown"))
+    assert "unknown" in measured_steps.measured(broken, 1e11)
+
+
+def test_flop_and_elements_of_a_program():
+    """A loop in all its turns; of a dilated image the zeros do not count."""
     weights, x = np.ones((6, 6)), np.ones((4, 6))
-    loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c @ weights, 0), x, length=10))(x)
-    assert costs.flop(loop.jaxpr) == 10 * 2 * 4 * 6 * 6
+    loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c @ weights + 1, 0), x, length=10))
+    assert step_costs.count(loop(x).jaxpr) == (10 * 2 * 4 * 6 * 6, 10 * 4 * 6)
     image, kernel = np.ones((2, 8, 8, 3), np.float32), np.ones((3, 3, 3, 5), np.float32)
     of = (2, 2), ((1, 1), (1, 1)), None, None, ("NHWC", "HWIO", "NHWC")
     value = lambda *sides: jax.lax.conv_general_dilated(*sides, *of).sum()  # noqa: E731
     slopes = jax.make_jaxpr(jax.grad(value, argnums=(0, 1)))(image, kernel)
-    assert costs.flop(slopes.jaxpr) == 3 * 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)
-    config = PretrainConfig(data=DataConfig("imagenet2012"), model=ModelConfig("resnet50"))
-    step = costs.cost(config).seconds * costs._sustained()[1]
-    assert step == pytest.approx(3 * 8.2e9 * 2 * config.optimizer.batch_size, rel=0.03)
+    assert step_costs.count(slopes.jaxpr)[0] == 3 * 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)
 
 
 def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):
     weights = {"align_weight": 1, "uniform_weight": 1, "align": 1, "uniform": -1}
-    row = done(**weights, **scored(10.0, output_linear=50.0))
+    about = {"data": "digits", "epochs": 25, "seed": 0}
+    row = done(**weights, **about, **scored(10.0, output_linear=50.0))
     lost = {"run": "b", "status": "failed", "reason": "loss nan"} | weights
     monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: ["c: invalid"])
     monkeypatch.setattr(sweeps, "known", lambda planned: [row, lost])
@@ -135,6 +262,7 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
     """What is done is shown, with how much that is; a later stage waits for all of the first."""
     sweep = Mock(return_value=[])
     about = {"kind": "contrastive", "seed": 0, "output_linear_cv": 50, "loss": "a"}
+    about |= {"data": "cifar10", "epochs": 2}
 
     def known(planned):  # of Table 8, the first by an earlier command
         numbers = [n for n in (67, 79) if n in {one.about["row"] for one in planned}]
@@ -150,6 +278,26 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
     assert sweep.call_count == 1 and "2 of 17 planned runs" in capsys.readouterr().out
     with pytest.raises(UserError, match="Do the rest first"):
         results_page.record("wang-isola/table1", "laptop", tmp_path)
+
+
+def test_a_page_says_what_was_trained(tmp_path):
+    """Data, network, epochs and seeds, from the runs' configs; also where nothing is trained."""
+    rows, context = [], Context("laptop", tmp_path / "runs", tmp_path)
+    for seed, (network, fraction) in enumerate((("a", 1.0), ("a", 1.0), ("a", 1.0), ("b", 0.1))):
+        row = {"run": f"r{seed}", "data": "digits", "epochs": 20 + 20 * (seed == 2), "seed": seed}
+        rows += [row | {"status": "done"}] * 2  # evaluated in two stages
+        config = {"data": {"fraction": fraction}, "model": {"name": network, "width": 0.25}}
+        write_json(tmp_path / "runs" / f"r{seed}" / "config.json", {"config": config})
+    rows.append(rows[0] | {"run": "lost", "status": "failed", "seed": 9})
+    trained = reproduce._trained(Scale(("digits",), 1), context, rows)
+    assert trained == [
+        ["digits", "a, width 0.25", "20, 40", "0 to 2", 3],
+        ["digits, fraction 0.1", "b, width 0.25", "20", "3", 1],
+    ]
+    nothing = reproduce._trained(Scale(("cifar10",), 1), context, [])
+    result = Result("A theorem", ["n"], [[1]], [], ["What is claimed."])
+    page = reproduce._page(context, nothing, result, "again").read_text()
+    assert page.index("cifar10") < page.index("nothing is trained") < page.index("What is claimed")
 
 
 def test_the_page_holds_what_was_recorded():

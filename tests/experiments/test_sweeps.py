@@ -8,8 +8,8 @@ import pytest
 import tiny_runs
 
 from experiments import protocols, sweeps
+from experiments.plans import matching
 from experiments.protocols import Evaluation, evaluate
-from experiments.reproduce import matching
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
 from hypersphere_jax.files import read_json

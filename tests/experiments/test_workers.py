@@ -34,6 +34,7 @@ def test_each_process_has_cores_and_a_gpu_of_its_own(monkeypatch):
     assert [place["gpu"] for place in workers._places(1)] == [None]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_fails_its_task_alone(tmp_path):
     assert list(workers.each(work, [1, 2], 1, "do")) == [(1, "do 1"), (2, "do 2")]
     outcomes = dict(workers.each(work, [1, "die", 2, "cores"], 2, "do", tmp_path))

@@ -69,6 +69,7 @@ def test_on_a_mesh_as_under_pmap(name, devices, rng):
         assert counted["all-reduce"] <= 1 and set(counted) <= {"all-reduce"}
 
 
+@pytest.mark.slow
 def test_other_places_of_arrays(rng):
     """Along two axes, along features, replicated; outside of `jit`; numbers that are traced."""
     x, y = inputs(rng, "nn", n=24, d=6)

@@ -52,6 +52,44 @@ def test_training_curves_show_the_records(tmp_path):
     assert evaluated.lines[0].get_xydata().tolist() == [[30, 50]] and path.is_file()
 
 
+def test_each_loss_has_a_panel():
+    """Runs of another loss are not drawn beside each other; lines keep their look."""
+    terms = [{"step": 1, "loss": value, "align": value} for value in (1.0, 2.0, 3.0)]
+    runs = {"a": [terms[0]], "b": [terms[1] | {"supervised": 0.5}], "c": [terms[2]]}
+    kinds = {"a": {"loss": "x"}, "b": {"loss": "$y"}, "c": {"loss": "x"}}
+    figure = plots.training_curves(runs, None, kinds)
+    axes = [axes for axes in figure.axes if axes.lines]
+    assert [ys(each) for each in axes[:3]] == [[[1], [3]], [[2]], [[1], [2], [3]]]
+    assert [each.get_title() for each in axes[:3]] == ["x", "$y", ""]
+    assert axes[1].lines[0].get_color() == axes[2].lines[1].get_color()
+    assert axes[-1].get_ylabel() == "supervised" and ys(axes[-1]) == [[0.5]]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c"]
+
+
+def test_sheets_show_images_in_their_places(tmp_path):
+    image, wide = np.full((4, 4, 1), 0.5), np.full((2, 4, 5), 0.25)
+    row = [(image, "cat", None, None), (wide, "a long name of it", True, 0.9)]
+    row.append((image, "dog", False, -0.25))
+    figure = plots.neighbour_sheet("t", [row, row[:2]], tmp_path / "sheet.png")
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.texts]
+    first, second = ["cat", "a long name o…", "0.90"], ["✗ dog", "-0.25"]
+    assert labels == [*first, *second, *first]
+    assert [frame.get_linestyle() == "solid" for frame in axes.patches] == [True, False, True]
+    assert [len(shown.get_array().shape) for shown in axes.images[:3]] == [2, 3, 2]
+    left, right, bottom, top = axes.images[1].get_extent()
+    assert (right - left, bottom - top) == pytest.approx((1, 0.5)) and left > 1
+    assert axes.images[3].get_extent()[3] > axes.images[0].get_extent()[2]  # the next row
+    assert (tmp_path / "sheet.png").stat().st_size < 20_000
+    views = np.stack([np.full((3, 4, 4, 1), value) for value in (0.0, 1.0)], axis=1)
+    (axes,) = plots.view_sheet("t", ["a", "", "c"], [image] * 3, views).axes
+    labels = [text.get_text() for text in axes.texts]
+    assert labels == [part for name in ("a", "image 1", "c") for part in (name, "view 1", "view 2")]
+    values = [float(shown.get_array().max()) for shown in axes.images]
+    assert values == [0.5, 0.0, 1.0] * 3
+
+
 def test_a_sweep_shows_its_encoders():
     names = ("align", "uniform", "output_linear", "output_linear_low", "output_linear_high", "step")
     numbers = ((0.1, -3.0, 90.0, 88.0, 93.0, 5), (0.5, -1.0, 40.0, 38.0, 43.0, 5))

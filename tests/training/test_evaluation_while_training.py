@@ -83,6 +83,7 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
     assert all(others[step] == plain[step] for step in (6, 10, 12))
 
 
+@pytest.mark.slow
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: vmapped runs differ in theirs."""
     made, original = [], loop.make_evaluation

@@ -108,6 +108,7 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
         loop.train(config(tmp_path, "alone", "b", optimizer=rule))
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
     message = r"saved at step 2 of 6 in .*/a, .*/b; to go on: CMD$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(C.Stopped, match=message):

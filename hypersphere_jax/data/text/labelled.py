@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.config import require
+from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.data.text.reading import read_lines
 from hypersphere_jax.data.text.rules import words
 from hypersphere_jax.packing import END, UNKNOWN
@@ -20,7 +21,12 @@ from hypersphere_jax.packing import END, UNKNOWN
 logger = logging.getLogger("hypersphere_jax")
 
 # Sets with a name, and the stem of their files.
-NAMED = {"mr": "rt-polarity", "cr": "custrev", "mpqa": "mpqa"}
+NAMED = {"mr": "rt-polarity", "cr": "custrev", "mpqa": "mpqa", "subj": "subj"}
+# Other published names of a file: of SUBJ the authors', and SentEval's.
+ALSO = {
+    "subj.neg": ("plot.tok.gt9.5000", "subj.objective"),
+    "subj.pos": ("quote.tok.gt9.5000", "subj.subjective"),
+}
 LABEL_HEADERS = ("label", "labels", "class", "polarity", "sentiment", "target")
 TEXT_HEADERS = ("sentence", "text", "review", "sentences")
 
@@ -59,9 +65,10 @@ def open_labelled(
     """Labelled sentences as numbers of words, by the rule that makes a corpus.
 
     Args:
-      name: "mr", "cr" or "mpqa" in `data_dir`; or the path of two files STEM.pos and STEM.neg, by
-        the stem or one of them; or of a .tsv or .csv file with a label and a sentence in each row,
-        parted by a tab; or of a folder with train.tsv and test.tsv. Files may end in .gz.
+      name: "mr", "cr", "mpqa" or "subj" in `data_dir`; or the path of two files STEM.pos and
+        STEM.neg, by the stem or one of them; or of a .tsv or .csv file with a label and a sentence
+        in each row, parted by a tab; or of a folder with train.tsv and test.tsv. Files may end in
+        .gz.
       data_dir: the folder of the sets with a name.
       vocabulary: the word of each number, as `Corpus.vocabulary`.
       max_tokens: longer sentences are cut there, which a warning counts.
@@ -71,7 +78,8 @@ def open_labelled(
     """
     path = Path(name).expanduser()
     if name in NAMED:
-        require(data_dir is not None, f"{name} needs the folder of {NAMED[name]}.pos and .neg")
+        needs = " and ".join(" or ".join(_names(NAMED[name], label)) for label in ("pos", "neg"))
+        require(data_dir is not None, f"{name} needs --data-dir: the folder of {needs}")
         path = Path(data_dir).expanduser() / NAMED[name]
     if path.is_dir():
         splits = {" (train)": _read_table(path / "train.tsv")}
@@ -113,15 +121,23 @@ def _read_pair(stem: Path) -> list[tuple[str, str]]:
     """Class and sentence of each line of two files, one a class."""
     rows = []
     for label in ("neg", "pos"):
-        files = [stem.with_name(f"{stem.name}.{label}{gz}") for gz in ("", ".gz")]
-        file = next(filter(Path.is_file, files), None)
+        names = [f"{name}{gz}" for name in _names(stem.name, label) for gz in ("", ".gz")]
+        file = next(filter(Path.is_file, map(stem.with_name, names)), None)
+        hint = "" if stem.name in NAMED.values() else did_you_mean(stem.name, NAMED)
         require(
             file is not None,
-            f"no file {files[0]} or {files[1].name}: labelled sentences are {', '.join(NAMED)}, "
-            "STEM of STEM.pos and STEM.neg, a .tsv file, or a folder with train.tsv",
+            f"no file {stem.with_name(names[0])} (or {', '.join(names[1:])}){hint}; labelled "
+            f"sentences are {', '.join(NAMED)} in --data-dir, STEM of STEM.pos and STEM.neg, a "
+            ".tsv file, or a folder with train.tsv",
         )
         rows += [(label, line.strip()) for line in read_lines(file) if line.strip()]
     return rows
+
+
+def _names(stem: str, label: str) -> list[str]:
+    """What the file of a class may be called."""
+    name = f"{stem}.{label}"
+    return [name, *ALSO.get(name, ())]
 
 
 def _read_table(file: Path) -> list[tuple[str, str]]:

@@ -46,6 +46,34 @@ def test_pair(tmp_path, caplog):
         assert source[3]["label"] == 1 and source[0]["image"].tolist() == [5, 9, 2, 3, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("subjective", "objective"),
+    [
+        ("subj.pos", "subj.neg.gz"),
+        ("quote.tok.gt9.5000", "plot.tok.gt9.5000"),
+        ("subj.subjective", "subj.objective"),
+    ],
+)
+def test_subj_under_its_published_names(tmp_path, subjective, objective):
+    (tmp_path / subjective).write_bytes("\n".join(POSITIVE).encode("cp1252"))
+    content = "\n".join(NEGATIVE).encode()
+    (tmp_path / objective).write_bytes(gzip.compress(content) if "gz" in objective else content)
+    source, _ = text.open_labelled("subj", tmp_path, VOCABULARY, 6)
+    assert source.labels.tolist() == [0, 0, 1, 1, 1] and source.tokens[1].tolist()[:2] == [6, 1]
+
+
+def test_a_task_that_is_not_there(tmp_path):
+    for name, folder, said in (
+        ("sbuj", None, "did you mean 'subj'"),
+        ("MR", None, "did you mean 'mr'"),
+        ("subj", None, "quote.tok.gt9.5000 or subj.subjective and subj.neg or plot.tok.gt9.5000"),
+        ("subj", tmp_path, r"no file .*/subj\.neg \(or subj\.neg\.gz, plot\.tok\.gt9\.5000,"),
+        ("mr", tmp_path, r"rt-polarity\.neg \(or rt-polarity\.neg\.gz\); labelled"),
+    ):
+        with pytest.raises(UserError, match=said):
+            text.open_labelled(name, folder, VOCABULARY, 6)
+
+
 def test_table(tmp_path):
     columns = [("class", "review", "id"), *((*row, str(i)) for i, row in enumerate(ROWS))]
     for content in (

@@ -1,0 +1,151 @@
+"""The page of several runs: their results beside each other, differences, and curves."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypersphere_jax import plots, report
+from hypersphere_jax.config import require
+from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
+from hypersphere_jax.evaluate import comparison
+from hypersphere_jax.files import read_json
+from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training.run_folder import NOT_COMPARED
+
+LOSS_PARTS = ("loss_alignment", "loss_distribution")  # of a loss that has a name
+TASK = ("data", "split", "num_classes")  # what results must share to be compared
+COMPARED = ("top1", "align", "uniform")  # of the results of several runs
+OVER_SEEDS = "Intervals between means of several runs: Welch's t, over the runs."
+OF_ACCURACIES = (
+    "Intervals between accuracies of single runs: Newcombe's hybrid score method (from Wilson's "
+    "intervals), as of independent test images; both runs see the same ones, so they are rather "
+    "too wide."
+)
+OF_ERRORS = "Intervals between other values of single runs: from their standard errors, likewise."
+
+
+def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
+    """Write one page of several runs, and their curves as a PNG beside it."""
+    require(len(run_dirs) > 0, "no runs to report: name at least one run's folder")
+    folders = report.names_of(run_dirs)
+    # Beside its config, a file holds dates and the like, which always differ.
+    raw = {name: report.read_config(each)["config"] for name, each in folders.items()}
+    configs = {name: report.settings_of(config) for name, config in raw.items()}
+    curves = Path(path).with_name(f"{Path(path).stem}_curves.png")
+    records = {name: read_metrics(each) for name, each in folders.items()}
+    kinds = {name: _kinds(config.get("objective", {})) for name, config in raw.items()}
+    plots.training_curves(records, curves, kinds)
+    blocks = [
+        *_differences(folders, _groups(raw)),
+        *report.evaluations(run_dirs),
+        ("heading", "Settings that differ"),
+        ("table", *_differing_settings(configs)),
+        ("heading", "Training"),
+        ("figure", curves, f"Training curves of {len(run_dirs)} runs"),
+    ]
+    return report.write_page(path, title, blocks)
+
+
+def _groups(configs: Mapping[str, Mapping]) -> dict[str, list[str]]:
+    """Runs that differ by seed alone, together, under their names."""
+    groups: dict[str, list[str]] = {}
+    for name, config in configs.items():
+        kept = {k: v for k, v in config.items() if k not in (*NOT_COMPARED, "seed")}
+        kept["data"] = {k: v for k, v in kept.get("data", {}).items() if k != "data_dir"}
+        groups.setdefault(str(kept), []).append(name)
+    return {
+        ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}": names
+        for names in groups.values()
+    }
+
+
+def _differences(folders: Mapping[str, Path], groups: Mapping[str, list[str]]) -> Iterable[tuple]:
+    """Scores of runs, or means of those that differ by seed alone, less those of the first."""
+    results = {
+        name: {file.stem: read_json(file) for file in sorted((folder / "eval").glob("*.json"))}
+        for name, folder in folders.items()
+    }
+    files = dict.fromkeys(file for of in results.values() for file in of)
+    first = next(iter(groups))
+    rows, methods = [], {}
+    for file, key in ((file, key) for file in files for key in COMPARED):
+        base = None
+        for group, names in groups.items():
+            found = [results[name].get(file, {}) for name in names]
+            found = [result for result in found if result.get(key) is not None]
+            if not found:
+                continue
+            line = [report.HEADERS.get(key, key), file, group, _mean(found, key), None, None]
+            if group == first:
+                base = found
+            elif base is not None and all(base[0].get(k) == found[0].get(k) for k in TASK):
+                line[4:], method = _difference(found, base, key)
+                methods[method] = None
+            rows.append(line)
+    if not rows:
+        return
+    together = any(len(names) > 1 for names in groups.values())
+    texts = ["Runs that differ by seed alone: mean ± standard deviation."] if together else []
+    texts += [f"Differences are to {first}."] if len(groups) > 1 else []
+    columns = ["score", "result", "runs", "value", "difference", "95% interval"]
+    shown = len(columns) if len(groups) > 1 else 4
+    yield ("heading", "Differences" if len(groups) > 1 else "Means over seeds")
+    yield ("text", " ".join([*texts, *filter(None, methods)]))
+    yield ("table", columns[:shown], [row[:shown] for row in rows])
+
+
+def _mean(results: Sequence[Mapping], key: str) -> str:
+    values, digits = [result[key] for result in results], 2 if key == "top1" else 4
+    if len(values) > 1:
+        spread = f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+        return f"{spread} ({len(values)} runs)"
+    error = results[0].get(f"{key}_standard_error")
+    return f"{values[0]:.{digits}f}" if error is None else report.with_error(values[0], error)
+
+
+def _difference(
+    results: Sequence[Mapping], others: Sequence[Mapping], key: str
+) -> tuple[list[str | None], str | None]:
+    """The mean of some results less that of others, its 95% interval, and the method of that."""
+    a, b = ([result[key] for result in each] for each in (results, others))
+    value, digits = statistics.mean(a) - statistics.mean(b), 2 if key == "top1" else 3
+    (one, other), error = (results[0], others[0]), f"{key}_standard_error"
+    interval = method = None
+    if min(len(a), len(b)) > 1:
+        interval, method = comparison.welch(a, b), OVER_SEEDS
+    elif len(a) == len(b) and key == "top1" and None not in (one.get("n"), other.get("n")):
+        interval = comparison.newcombe(one[key], one["n"], other[key], other["n"])
+        method = OF_ACCURACIES
+    elif len(a) == len(b) and None not in (one.get(error), other.get(error)):
+        interval = comparison.of_errors(one[key], one[error], other[key], other[error])
+        method = OF_ERRORS
+    ends = interval and f"{interval.low:+.{digits}f} to {interval.high:+.{digits}f}"
+    return [f"{value:+.{digits}f}", ends], method
+
+
+def _kinds(objective: Mapping[str, Any]) -> dict[str, str]:
+    """By training metric, the settings that its values depend on: others do not compare."""
+    kinds = {
+        "align": f"alpha = {objective.get('align_alpha')}",
+        "uniform": f"t = {objective.get('uniform_t')}",
+        "contrastive": f"tau = {objective.get('contrastive_tau')}",
+    }
+    loss = objective.get("function") or objective.get("loss") or "weighted"
+    settings = {name: objective.get(name) for name in SETTINGS.get(loss, ())}
+    terms = [f"{loss} ({report.text_of(settings)})" if settings else loss] * (loss != "weighted")
+    for name in WEIGHTS if loss == "weighted" else WEIGHTS[-1:]:
+        term = name.removesuffix("_weight")
+        setting = f" ({kinds[term]})" if term in kinds else ""
+        terms += [f"{objective[name]:g} {term}{setting}"] if objective.get(name) else []
+    return kinds | {"loss": " + ".join(terms)} | dict.fromkeys(LOSS_PARTS, loss)
+
+
+def _differing_settings(configs: Mapping[str, Mapping]) -> tuple[list[str], list[list]]:
+    keys = dict.fromkeys(key for config in configs.values() for key in config)
+    columns = {key: [config.get(key) for config in configs.values()] for key in keys}
+    names = list(configs)
+    kept = {k: v for k, v in columns.items() if len(set(v)) > 1 and v != names}
+    if len(kept) > len(names):  # a page is narrow
+        return ["setting", *names], [[key, *values] for key, values in kept.items()]
+    return ["run", *kept], [list(row) for row in zip(names, *kept.values(), strict=True)]

@@ -1,0 +1,165 @@
+"""Grey images: pixels, recipes without colours, networks of one channel."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_runs
+from data_cases import encoded, equal, picture, why, write
+from PIL import Image
+
+from hypersphere_jax import augment, data
+from hypersphere_jax.augment import operations
+from hypersphere_jax.config import (
+    DataConfig,
+    InspectConfig,
+    MetricsConfig,
+    PretrainConfig,
+    ProbeConfig,
+    from_dict,
+)
+from hypersphere_jax.config.from_file import with_file
+from hypersphere_jax.data import data_verb
+from hypersphere_jax.data.channels import as_channels, with_channels
+from hypersphere_jax.data.custom import Items
+from hypersphere_jax.data.pipeline import BadImages, TwoCrops, stream
+from hypersphere_jax.data.source import Arrays, UnreadableImage
+from hypersphere_jax.encoder import load
+from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.evaluate.metrics_verb import run_metrics
+from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training.resolve import resolve
+
+
+@pytest.fixture
+def mixed(tmp_path, rng):
+    """Grey and RGB images of two classes, in two sizes."""
+    tree = {
+        f"{animal}/{i}.png": encoded(picture(rng, w=9 + i % 2, mode="L" if i % 3 else "RGB"))
+        for animal in ("cat", "dog")
+        for i in range(10)
+    }
+    return write(tmp_path / "mixed", tree)
+
+
+def test_grey_is_pillows_luma_and_rgb_is_grey_thrice(rng):
+    colours = rng.integers(0, 256, (50, 40, 3), np.uint8)
+    grey = np.asarray(Image.fromarray(colours).convert("L"))[..., None]
+    equal(as_channels(colours, 1), grey)
+    equal(as_channels(np.stack([colours] * 2), 1), np.stack([grey] * 2))
+    equal(as_channels(grey, 3), np.asarray(Image.fromarray(grey[..., 0]).convert("RGB")))
+    equal(as_channels(as_channels(grey, 3), 1), grey)
+    assert "has 4 channels" in why(as_channels, np.zeros((2, 2, 4), np.uint8), 1, error=ValueError)
+
+
+def test_data_of_one_channel(mixed):
+    whole, grey = (data.load(DataConfig(str(mixed), channels=n)) for n in (None, 1))
+    for plain, changed in zip(whole[:2], grey[:2], strict=True):
+        equal(plain.labels, changed.labels)
+        for i in range(len(plain)):
+            equal(changed[i]["image"], as_channels(plain[i]["image"], 1))
+    assert grey.pretrain is grey.train and grey.digest() != whole.digest()
+    colours = data.load(DataConfig(str(mixed), channels=3))
+    assert colours.train[0]["image"].shape[2] == 3 and colours.digest() != grey.digest()
+    # Arrays that have one stay as they are; of bits there are no grey ones.
+    digits = data.load(DataConfig(channels=1))
+    assert isinstance(digits.train, Arrays) and digits.digest() == data.load(DataConfig()).digest()
+    rgb = data.load(DataConfig(channels=3)).train
+    assert rgb.image_shape == rgb[0]["image"].shape == (8, 8, 3)
+    assert "have 2 channels" in why(data.load, DataConfig("random_bits", bits=2, channels=1))
+    items = Items([np.zeros((2, 2, 4), np.uint8)], np.zeros(1, int), 4, "mine")
+    assert "image 0 has 4 channels" in why(with_channels(items, 1).__getitem__, 0)
+
+
+def test_networks_take_one_channel(mixed):
+    for recipe in augment.RECIPES:
+        config = PretrainConfig(
+            data=DataConfig(str(mixed), channels=1, recipe=recipe), image_size=8
+        )
+        assert resolve(config, data.load(config.data)).model.channels == 1, recipe
+    config = PretrainConfig(data=str(mixed), channels=3, image_size=8)
+    assert resolve(config, data.load(config.data)).model.channels == 3
+
+
+def test_recipes_of_grey_images(rng):
+    """The steps but those of colours, with the luma of constants; jitters as of grey in RGB."""
+    config = DataConfig(recipe="balanced_cutout", channels=1)
+    grey, whole = augment.recipe_of(config), augment.find("balanced_cutout")
+    names = [name for name, _ in whole.train if name not in ("rgb", "random_grayscale")]
+    assert [name for name, _ in grey.train] == names
+    steps = dict(grey.train)
+    np.testing.assert_allclose(steps["normalize"]["mean"], [0.4589], atol=1e-4)
+    np.testing.assert_allclose(steps["normalize"]["std"], [0.2256], atol=1e-4)
+    np.testing.assert_allclose(steps["cutout"]["value"], [0.4589], atol=1e-4)
+    assert augment.recipe_of(DataConfig(recipe="digits", channels=1)) == augment.find("digits")
+    own = DataConfig(recipe="none", channels=1, augment=lambda key, image: image)
+    assert augment.recipe_of(own).train is own.augment.value
+    image = rng.random((4, 5, 1), np.float32)
+    contrasted = operations.adjust_contrast(np.repeat(image, 3, axis=-1), 0.6)
+    np.testing.assert_allclose(
+        operations.adjust_contrast(image, 0.6), contrasted[..., :1], atol=1e-6
+    )
+    for change in (operations.adjust_saturation, operations.adjust_hue):
+        equal(change(image, 0.3), image)
+
+
+def test_an_unreadable_batch_has_the_channels_of_the_others(mixed, monkeypatch):
+    source = data.load(DataConfig(str(mixed), channels=1)).train
+
+    def broken(i, read=source.source.__class__.__getitem__):
+        if i == len(source) - 1:
+            raise UnreadableImage("cut short")
+        return read(source.source, i)
+
+    monkeypatch.setattr(source.source.__class__, "__getitem__", lambda _, i: broken(i))
+    options = {"prepare": TwoCrops(lambda rng, image: image[:4, :4], 0), "replace": False}
+    order = lambda step: np.array([len(source) - 1])  # noqa: E731
+    batch = next(stream(source, order, range(1), BadImages(source, "skip"), **options))
+    assert batch.images.shape == (1, 2, 4, 4, 1) and batch.indices.tolist() == [-1]
+
+
+def test_the_option_and_the_networks_field(tmp_path):
+    """Both are called `channels`: by name it is the data's, and older records lack that."""
+    file = tmp_path / "some.json"
+    file.write_text(json.dumps({"channels": 1}))
+    for config in (PretrainConfig(channels=1), with_file(PretrainConfig(), str(file))):
+        assert (config.data.channels, config.model.channels) == (1, None)
+    old = {"data": {"name": "digits"}, "model": {"channels": 3}}
+    config = from_dict(PretrainConfig, old)
+    assert (config.data.channels, config.model.channels) == (None, 3)
+    assert "--channels 2: must be 1 (grey) or 3 (RGB)" in why(lambda: DataConfig(channels=2))
+
+
+def test_inspect_says_that_all_are_grey(mixed, capsys):
+    hint = "--channels 1 makes encoders of one channel"
+    for options, said in (({}, False), ({"channels": 1}, False)):
+        data_verb.inspect(InspectConfig(str(mixed), **options))
+        assert (hint in capsys.readouterr().out) is said
+    for file in mixed.glob("*/*.png"):
+        Image.open(file).convert("L").save(file)
+    data_verb.inspect(InspectConfig(str(mixed)))
+    assert hint in (shown := capsys.readouterr().out) and "no split of its own: 18" in shown
+
+
+@pytest.mark.slow
+def test_a_run_of_grey_images_without_labels(mixed, tmp_path):
+    """Of a flat folder whose images differ in size: trained, measured on what was held out."""
+    for file in list(mixed.glob("*/*.png")):
+        file.rename(mixed / f"{file.parent.name}{file.name}")
+    for animal in ("cat", "dog"):
+        (mixed / animal).rmdir()
+    parts = {"data": DataConfig(str(mixed), channels=1), "image_size": 8, "batch_size": 6}
+    config = tiny_runs.images(tmp_path).replace(epochs=1, **parts)
+    folder = loop.train(config)
+    result = run_metrics(MetricsConfig(str(folder), devices=1))
+    assert result["n"] == 2 and np.isfinite([result["align"], result["uniform"]]).all()
+    encoder = load(folder)
+    assert encoder.config.model.channels == 1
+    files = sorted(mixed.iterdir())
+    held_out = data.load(config.data).test
+    names = [files[i] for i in held_out.source.indices]
+    x = split_features(run_folder.load_encoder(folder), held_out, ["output"], jax.devices()[:1])
+    np.testing.assert_allclose(encoder(names), x.features["output"].x, atol=1e-5)
+    assert "have no labels" in why(run_probe, ProbeConfig((str(folder),)))

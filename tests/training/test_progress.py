@@ -1,0 +1,145 @@
+"""What the terminal shows of long work, and the answers to Ctrl-C."""
+
+import io
+import logging
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+from processes import ROOT, environment
+from rich.console import Console
+
+from hypersphere_jax import signals
+from hypersphere_jax.data.threads import thread_pool
+from hypersphere_jax.training import checkpoint, progress, sharding
+from hypersphere_jax.training.processes import StopSignals
+
+NAME = "align_uniform_seed0"
+RECORD = {"step": 2500, "loss": 2.5, "images_per_s": 1234.0, "data_wait": 0.5, "eval/knn": 91.5}
+
+
+def shown(monkeypatch, width):
+    """The line of a run's bar on a terminal."""
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    bar = progress.Progress(NAME, 0, 5000)
+    bar.update(RECORD)
+    bar._bar.stop()
+    with console.capture() as captured:
+        console.print(bar._bar.get_renderable())
+    (line,) = captured.get().splitlines()
+    return line
+
+
+def test_narrow_terminals_lose_scores_first_and_the_name_last(monkeypatch):
+    parts = [NAME, "━━", "2500/5000", ":", "loss 2.500", "1,234 images/s", "eval/knn 91.5"]
+    for width, kept in ((130, 7), (85, 6), (60, 5), (45, 4)):
+        line = shown(monkeypatch, width)
+        assert [part in line for part in parts] == [True] * kept + [False] * (7 - kept), line
+        assert len(line.rstrip()) <= width
+    line = shown(monkeypatch, 36)
+    assert "align_uni" in line and "…" in line and "2500/5000" in line and len(line.rstrip()) <= 36
+
+
+def test_without_a_terminal_compiling_has_its_lines(capsys):
+    run = progress.Progress("run", 4, 5000)
+    run.compiled()
+    run.update(RECORD)
+    run.close()
+    continuing, compiling, compiled, step = capsys.readouterr().err.splitlines()
+    assert "at step 4 of 5000" in continuing and "compiling" in compiling
+    assert compiled.startswith("run: step 5 of 5000, compiled in ")
+    assert step.endswith(
+        "step 2500 of 5000, loss 2.500, 1,234 images/s, data wait 50%, eval/knn 91.5"
+    )
+
+
+def test_what_has_not_begun_is_dropped_at_an_error():
+    release, begun = threading.Event(), []
+    with pytest.raises(KeyboardInterrupt), thread_pool(1) as pool:
+        pool.submit(release.wait, 5)
+        waiting = pool.submit(begun.append, "late")
+        waiting.add_done_callback(lambda _: release.set())
+        raise KeyboardInterrupt
+    assert waiting.cancelled() and not begun
+
+
+def test_alarms_of_xla_alone_are_kept_back():
+    level, python = jax.config.jax_logging_level, logging.getLogger("jax").level
+    with sharding.without_alarms():
+        assert jax.config.jax_logging_level == "CRITICAL"
+        assert logging.getLogger("jax").level == python
+    assert jax.config.jax_logging_level == level and logging.getLogger("jax").level == python
+
+
+def test_the_answer_says_what_a_signal_brings_about():
+    before = signals.answer
+    with StopSignals():
+        assert signals.answer == "stopping after this step"
+    assert signals.answer == before == "stopping"
+
+
+# The main thread hangs in native code that no signal wakes, as while XLA compiles; a child waits.
+HANGS = """
+import ctypes, multiprocessing, os, signal, sys, threading, time
+from hypersphere_jax import signals
+signals.answer_signals()
+for number in signals.NUMBERS:
+    signal.signal(number, lambda *_: None)  # until it hangs
+multiprocessing.get_context("spawn").Process(target=time.sleep, args=(40,)).start()
+threading.Timer(20, os._exit, (3,)).start()  # if nothing else ends it
+mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+print("hangs", file=sys.stderr, flush=True)
+for _ in range(2):
+    c.pthread_mutex_lock(mutex)
+"""
+
+
+def begun(*arguments, **more):
+    """A process of a user's, whose output is read while it goes on."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_signal_is_answered_while_native_code_runs_and_the_second_ends_all():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with begun("-c", HANGS) as process:
+            assert process.stderr.readline() == "hangs\n"
+            process.send_signal(number)
+            assert process.stderr.readline() == "stopping; again to end now\n"
+            process.send_signal(number)
+            # The pipes are the child's, too.
+            assert process.communicate(timeout=20) == ("", "ended; what was saved is kept\n")
+            assert process.returncode == 128 + number
+
+
+SAVED = r"stopped saved at step (\d+) of 12"
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_step_compiles_saves_after_it(tmp_path):
+    options = "--width 0.1 --dim 3 --name run --epochs 2 --batch-size 220 --devices 1"
+    options += f" --runs-dir {tmp_path}"
+    more = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with begun("run.py", "pretrain", *options.split(), **more) as process:
+        lines = iter(process.stderr.readline, "")
+        assert any("compiling" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        assert next(lines) == "stopping after this step; again to end now\n"
+        # It came before the first step, or while that compiled.
+        step = next(int(found[1]) for line in lines if (found := re.search(SAVED, line)))
+    assert process.returncode == 0
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[-1] == step <= 1
