@@ -81,6 +81,7 @@ def test_steps_are_those_of_plain_jax(loss, tmp_path):
     np.testing.assert_allclose(run.encoder.params["w"], params["w"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_devices_change_nothing_and_runs_go_on(tmp_path):
     """Two devices, killed and continued: the losses of one device, and the same parameters."""
     own = {"images": IMAGES, "labels": LABELS, "network": NETWORK, "augment": noisy}

@@ -111,6 +111,7 @@ def test_which_encoder_of_a_file(rng):
         torch_files.encoder_of({"cls_token": 1})
 
 
+@pytest.mark.slow
 def test_fresh_head(import_state, rng, caplog):
     """In place of the file's head, or of none: the body is the file's, the head the seed's."""
     old, made = {"bias": np.ones(9), "weight": np.ones((9, 205))}, []

@@ -71,8 +71,8 @@ def result(context: Context, rows: Rows) -> Result:
         "Wasserstein distance in units of the uniform features' variance. ±: standard deviation "
         "over seeds.",
         "A repetition gives the rows of NT-Xent to two digits, those of SWD only to some 0.03: "
-        "that loss matches sorted values, and its gradient jumps where rounding changes their order. "
-        "With seed 0 and lambda 0.5 the KS distance is 0.154, 0.163 and 0.180 on 1, 2 and "
+        "that loss matches sorted values, and its gradient jumps where rounding changes their "
+        "order. With seed 0 and lambda 0.5 the KS distance is 0.154, 0.163 and 0.180 on 1, 2 and "
         "4 devices (NT-Xent, tau 0.5: 0.131 on all; `pretrain --config RUN/config.json --name "
         "again --devices 4`, then `metrics again`), and another processor changes it as much.",
     ]

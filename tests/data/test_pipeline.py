@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from data_cases import equal, why
 
 from hypersphere_jax.data import pipeline
@@ -68,6 +69,7 @@ def test_an_epoch_has_each_image_once_in_an_order_of_seed_and_epoch():
     assert len({tuple(Sampler(23, 5, seed)(0)) for seed in range(20)}) == 20
 
 
+@pytest.mark.slow
 def test_hosts_processes_and_interruptions_change_nothing():
     """Nor where images are bad and the host crops."""
     source = Numbered(bad=(3, 50, 51), sizes=(4, 6, 9))

@@ -177,7 +177,10 @@ def test_views_of_an_epoch_have_crops_and_flips_but_no_colours(encoder, rng):
     np.testing.assert_allclose(found, zero.max(axis=(1, 2)), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["one size", "many sizes"])
+SLOW = pytest.param("many sizes", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["one size", SLOW])
 def test_random_views_do_not_depend_on_devices(encoder, many_sizes, kind, monkeypatch):
     """Cropped on the devices or, where images differ in size, on the host."""
     source = many_sizes

@@ -144,6 +144,7 @@ def test_sentences_in_order_keep_all_their_words(rng):
         np.testing.assert_array_equal(batch.labels, numbers % 3)
 
 
+@pytest.mark.slow
 def test_what_ends_reading_loses_no_step(varied_run, images, tmp_path):
     """A run ends before the first bad image with its steps saved, and goes on when told to skip."""
     with pytest.raises(C.UserError, match=r"class1/05\.png.*--bad-images skip"):

@@ -252,6 +252,7 @@ def test_devices_are_groups_or_one_batch(rng):
     np.testing.assert_allclose(np.vdot(alone[1], along), quotient, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_config_says_over_what(rng):
     """Outputs and averaged statistics of a CNN on so many devices."""
     x = samples(rng, 8 * 32).reshape(8, 8, 8, -1)[..., :1]

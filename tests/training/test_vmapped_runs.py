@@ -81,6 +81,7 @@ def assert_close_run(folder, other):
         assert record == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_vmapped_as_alone(pair, alone):
     for name in ("a", "b"):
         assert_close_run(pair / name, alone / name)
@@ -96,6 +97,7 @@ def test_vmapped_as_alone(pair, alone):
         assert not math.isclose(a[key], b[key], rel_tol=1e-2), key
 
 
+@pytest.mark.slow
 def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     made = config(tmp_path, "a")
     rule = dataclasses.replace(made.optimizer, learning_rate=1e30)
@@ -126,6 +128,7 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
         assert_close_run(damaged / name, alone / name)
 
 
+@pytest.mark.slow
 def test_groups(tmp_path, monkeypatch, alone):
     def train(jobs, *_):
         planned.append([job.config.name for job in jobs])
