@@ -87,14 +87,13 @@ class QuickstartConfig:
 
 def main(config: QuickstartConfig, command: str = "") -> None:
     """Trains, evaluates, prints the table, and writes pictures and page."""
-    began = time.monotonic()
     sharding.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
     (choose if config.choose else run)(config, command)
-    print(f"all of it took {time.monotonic() - began:.0f} s")
 
 
 def run(config: QuickstartConfig, command: str) -> None:
     """The quickstart itself."""
+    began = time.monotonic()
     out, (first, *_) = Path(config.folder), config.seeds
     configs = [
         _config(name, of, config.folder, seed) for seed in config.seeds for name, of in RUNS.items()
@@ -105,13 +104,16 @@ def run(config: QuickstartConfig, command: str) -> None:
         name: [_scores(folders[run, seed], step) for seed in config.seeds]
         for name, (run, step) in ENCODERS.items()
     }
-    write_json(out / "quickstart.json", {"seeds": config.seeds, "scores": scores})
     rows = rows_of(scores)
     report.print_table(COLUMNS, rows, title=TITLE)
     of_first = {name: folders[name, first] for name in (*RUNS, *CIRCLE_RUNS)}
     figures = _draw(out / "figures", of_first, scores)
     page = _page(config, of_first, rows, figures)
+    seconds = round(time.monotonic() - began)
+    record = {"seeds": config.seeds, "seconds": seconds, "scores": scores}
+    write_json(out / "quickstart.json", record)
     print(f"\npage: {page}\npictures: {out / 'figures'}")
+    print(f"all of it took {seconds} s")
 
 
 def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:

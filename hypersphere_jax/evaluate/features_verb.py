@@ -1,6 +1,5 @@
 """The verb `features`: layers of any images by any encoder, in a file."""
 
-import concurrent.futures
 import contextlib
 import csv
 import functools
@@ -21,6 +20,7 @@ from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.image_files import EXTENSIONS, ImageFiles
 from hypersphere_jax.data.pipeline import BadImages, read
 from hypersphere_jax.data.source import Arrays
+from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.evaluate.feature_cache import write_header
 from hypersphere_jax.evaluate.features import POOLS
 from hypersphere_jax.files import atomic_write
@@ -63,7 +63,7 @@ class _Split:
     def _decoded(self) -> Iterator[np.ndarray]:
         numbers = iter(range(len(self.source)))
         one = functools.partial(read, self.source, replace=False)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        with thread_pool(os.cpu_count()) as pool:
             while few := list(itertools.islice(numbers, encoder.LARGEST_BATCH)):
                 for i, (sample, missing) in zip(few, pool.map(one, few), strict=True):
                     self.bad.report(missing)
