@@ -1,7 +1,6 @@
 """The time of a step, measured in a process of its own, which is ended when its memory runs out."""
 
 import os
-import signal
 import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -10,6 +9,7 @@ from pathlib import Path
 import jax
 
 from experiments.step_costs import make
+from hypersphere_jax import signals
 from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.training import sharding
 
@@ -28,7 +28,8 @@ def measured(config: PretrainConfig, limit: float) -> float | str:
     context = get_context("spawn")  # a fork would copy JAX's threads in whatever state they are
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(config, sender), daemon=True)
-    process.start()
+    with signals.only_here():
+        process.start()
     sender.close()
     try:
         while not receiver.poll(POLL):
@@ -60,7 +61,7 @@ def resident(pid: int | None) -> int:
 
 
 def _measure(config: PretrainConfig, sender: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process above ends this one
+    signals.end_with_parent()
     try:
         sender.send(seconds(config))
     except Exception as error:  # whatever it is, the others go on

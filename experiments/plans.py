@@ -14,8 +14,10 @@ from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from hypersphere_jax import report
 from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.terminal import say
 
 KEPT = Path(__file__).parent.parent / "docs" / "results"
+MANY = 20  # runs beyond which a dry run counts those that take the same
 MOST_PAIRS = 32  # of a step of images that is measured on a CPU: its time grows with them
 # Of a run: the results that the paper printed of it, on its validation split.
 PRINTED = ("paper_val_", "paper_top1")
@@ -96,7 +98,8 @@ def matching(planned: Sequence[Planned], patterns: Sequence[str]) -> list[Planne
         if any(fnmatch.fnmatch(one.config.name, each) for each in patterns or ("*",))
     ]
     require(
-        bool(chosen), f"--only {' '.join(patterns)}: no run has such a name; --dry-run prints them"
+        bool(chosen),
+        f"--only {' '.join(patterns)}: no run has such a name; --dry-run --only '*' prints them",
     )
     names = {config.name for config in chosen}
     names |= {Path(config.init_from).name for config in chosen if config.init_from}
@@ -145,8 +148,8 @@ def on_gpus(made: Plan, laptop: bool) -> str:
     return f"on one GPU about: {', '.join(times)}."
 
 
-def print_runs(title: str, made: Plan, here: Machine, steps: Steps) -> None:
-    """A line for each run of a plan."""
+def print_runs(title: str, made: Plan, here: Machine, steps: Steps, names: bool = False) -> None:
+    """A line for each run of a plan; of many, without `names`, one for those that take the same."""
     some = next(iter(made.runs.values()))
     printed = next((name for name in some.about if name.startswith(PRINTED)), "")
     columns = ["run", "loss", "d", "pairs", "steps", "s / step", "time", "memory"]
@@ -162,18 +165,33 @@ def print_runs(title: str, made: Plan, here: Machine, steps: Steps) -> None:
             times = step_text(need.step), time_text(need.seconds)
             row += [need.steps, *times, memory_text(need.memory)]
         rows.append(row + ([one.about.get(printed)] if printed else []))
+    counted = len(rows) > MANY and not names
+    if counted:
+        alike: dict[tuple, list] = {}
+        for name, _, _, *takes in rows:
+            alike.setdefault(tuple(takes[:5]), []).append(name)
+        columns = ["such as", "runs", *columns[3:6], "time of each", "memory"]
+        rows = [[of[0], len(of), *takes] for takes, of in alike.items()]
     report.print_table(columns, rows, title=title)
-    print(f"\n{summary(made, here)}")
-    if printed:
-        print(f"paper: its {printed.removeprefix('paper_').replace('_', ' ')}")
+    say(f"\n{summary(made, here)}")
+    if counted:
+        say("--only '*' prints all names, with their losses and the paper's numbers.")
+    elif printed:
+        say(f"paper: its {printed.removeprefix('paper_').replace('_', ' ')}")
     if any(isinstance(of, str) for of in steps.values()):
-        print("The sum is without the runs whose step could not be measured.")
+        say("The sum is without the runs whose step could not be measured.")
     elif steps:
-        print("s / step: with random images or words; of images on a CPU, of 32 pairs at most.")
+        say(
+            "s / step: measured with random images or words; of images on a CPU with "
+            f"{MOST_PAIRS} pairs at most, in proportion for more. What else runs here counts as "
+            "well: on a busy machine it can be several times too long."
+        )
     else:
-        print("time: an estimate, within a factor of two of what we measured at --scale laptop;")
-        print("--measure takes the time of a step here.")
-    print("Start, training and evaluation are counted, decoding of images is not.")
+        say(
+            "time: an estimate, within a factor of two of what we measured at --scale laptop; "
+            "--measure takes the time of a step here."
+        )
+    say("Start, training and evaluation are counted, decoding of images is not.")
 
 
 def summary(made: Plan, here: Machine) -> str:
@@ -224,7 +242,7 @@ def _measured_as(config: PretrainConfig, here: Machine) -> tuple[str, int]:
 
 
 def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, sys.stderr)
 
 
 def kept(item: str, scale: str) -> Path:

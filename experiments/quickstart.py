@@ -9,12 +9,12 @@ training split that is held out; the test split is not read. What both commands 
 docs/results/quickstart/, from which the README has its table.
 """
 
-import dataclasses
 import time
 from pathlib import Path
 
 import numpy as np
 
+from experiments.options import QuickstartConfig
 from experiments.plots.circle import circle_figure
 from experiments.plots.planes import metric_planes
 from experiments.specifications import formula
@@ -29,12 +29,13 @@ from hypersphere_jax.config import (
     PretrainConfig,
     ProbeConfig,
     RuntimeConfig,
-    require,
     to_dict,
 )
+from hypersphere_jax.config.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.files import write_json
+from hypersphere_jax.terminal import say
 from hypersphere_jax.training import loop, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
 
@@ -59,30 +60,6 @@ ENCODERS = {
 CIRCLE_CLASSES = (0, 1, 4, 8)
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
 COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "linear (%)", "5-NN (%)"]
-
-
-@dataclasses.dataclass(frozen=True)
-class QuickstartConfig:
-    """The whole path in minutes: pretrain, checkpoint, probe from the checkpoint, report."""
-
-    out: str | None = None
-    """Folder of the runs, pictures and page; None: RUNS_DIR/quickstart. What is finished there is
-    not done again."""
-    runs_dir: str = "runs"
-    """Folder of all runs."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each encoder of the table; the pictures are of the first."""
-    choose: bool = False
-    """Try learning rates on a held-out part of the training split instead, and print their
-    accuracies there."""
-
-    def __post_init__(self):
-        require(len(self.seeds) > 0, "--seeds: at least one is needed")
-
-    @property
-    def folder(self) -> str:
-        """Of the runs, pictures and page."""
-        return self.out or f"{self.runs_dir}/quickstart"
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
@@ -112,7 +89,7 @@ def run(config: QuickstartConfig, command: str) -> None:
     seconds = round(time.monotonic() - began)
     record = {"seeds": config.seeds, "seconds": seconds, "scores": scores}
     write_json(out / "quickstart.json", record)
-    print(f"\npage: {page}\npictures: {out / 'figures'}")
+    say(f"\npage: {page}\npictures: {out / 'figures'}")
     print(f"all of it took {seconds} s")
 
 
@@ -155,9 +132,12 @@ def choose(config: QuickstartConfig, command: str) -> None:
 
 
 def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]]) -> dict[str, Path]:
-    """Draws all pictures, of the first seed, and gives their files by name."""
+    """Draws all pictures, the plane of means over the seeds, the others of the first one."""
     files = {name: folder / f"{name}.png" for name in ("plane", "circle", "training_curves")}
-    encoders = [{"name": name, **seeds[0]} for name, seeds in scores.items()]
+    encoders = [
+        {"name": name, **{key: np.mean([seed[key] for seed in seeds]) for key in seeds[0]}}
+        for name, seeds in scores.items()
+    ]
     label, optimum = "linear accuracy (%)", encoders[0]["optimum"]
     metric_planes({"digits": encoders}, files["plane"], "linear", label, optimum=optimum)
     circles = [
@@ -177,7 +157,7 @@ def _page(
         [name, formula(objective), *of] for name, (objective, *of) in (RUNS | CIRCLE_RUNS).items()
     ]
     name = "align_uniform"
-    mine = "python run.py pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1"
+    mine = f"{program()} pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1"
     blocks = [
         ("text", "Small encoders of 8x8 images of digits, each evaluated from its checkpoint."),
         ("heading", TITLE),
@@ -190,7 +170,11 @@ def _page(
             "regularization was chosen on a held-out part of the training split, as the learning "
             "rates were (`quickstart --choose`).",
         ),
-        ("figure", figures["plane"], "The encoders in the plane of both metrics (test split)"),
+        (
+            "figure",
+            figures["plane"],
+            "The encoders in the plane of both metrics (test split), means over the seeds",
+        ),
         (
             "figure",
             figures["circle"],
@@ -208,7 +192,7 @@ def _page(
         ("heading", "Full configuration of align_uniform"),
         ("config", to_dict(_config(name, RUNS[name], config.folder, config.seeds[0]))),
         ("heading", "To go on"),
-        ("command", f"python run.py probe {folders[name]} --layers backbone\n{mine}"),
+        ("command", f"{program()} probe {folders[name]} --layers backbone\n{mine}"),
     ]
     title = "Quickstart: alignment and uniformity on handwritten digits"
     return report.write_page(Path(config.folder) / "report.html", title, blocks)

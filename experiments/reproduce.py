@@ -4,20 +4,20 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
-
-from tyro.conf import Positional, arg
 
 from experiments import balanced, chen, costs, plans, sweeps, wang_isola
 from experiments.costs import Machine, memory_text, time_text
+from experiments.options import ReproduceConfig
 from experiments.plans import Plan
 from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows, done
 from hypersphere_jax import report
 from hypersphere_jax.config import PretrainConfig, UserError, require
-from hypersphere_jax.config.base import check_range, config, did_you_mean, refuse
+from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.terminal import say
 
 # By the first part of the names, in the order of all lists.
 PAPERS = {
@@ -51,58 +51,6 @@ ROWS, RESULT = "results.csv", "shown.json"
 LONG = 3600
 
 
-@config
-class ReproduceConfig:
-    """A table, figure or theorem of a paper: the paper's numbers and ours, side by side.
-
-    Trains and evaluates the encoders that it needs, if that is not done yet, and writes table,
-    picture and page. The same command continues what was interrupted. Without ITEM: lists all;
-    with ITEM alone: says what its scales would take.
-    """
-
-    item: Annotated[Positional[str | None], arg(metavar="[ITEM]")] = None
-    """What to reproduce, such as wang-isola/table1."""
-    scale: Literal["laptop", "paper"] | None = None
-    """`laptop`: the paper's claims with digits, or CIFAR-10 and a narrow encoder, in minutes to
-    hours on 2 cores; `paper`: its data and settings, which need GPUs."""
-    row: int | None = None
-    """Of a table: the one encoder of this row, counted from 1 as in experiments/paper_tables/."""
-    only: tuple[str, ...] = ()
-    """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run` prints the names."""
-    jobs: int = 1
-    """Processes that train at a time, each with its share of the cores; with GPUs, one on each."""
-    vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
-    """Whether encoders that differ in scalars alone (weights, tau, alpha, t, rate, seed) train
-    under `vmap`, as many at a time as fit. `auto`: with one job, on accelerators."""
-    yes: bool = False
-    """Begin also what takes over an hour, or more memory than there is."""
-    dry_run: bool = False
-    """Print the runs, what they would take, and the paper's numbers; train nothing."""
-    measure: bool = False
-    """With `--dry-run`: take the time of a step of each, rather than estimate it."""
-    retry: bool = False
-    """Do those runs again that failed before."""
-    data_dir: str | None = None
-    """Folder of the images: of CIFAR-10, DATA_DIR/cifar10 if that holds train/ or train.zip; else
-    as for `pretrain`."""
-    out: Path | None = None
-    """Folder of all that is reproduced; None: RUNS_DIR/reproduce."""
-    runs_dir: str = "runs"
-    """Folder of all runs."""
-
-    def __post_init__(self):
-        check_range(self, "[1, inf)", "jobs")
-        require(self.jobs == 1 or self.vmapped != "yes", "--vmapped yes needs --jobs 1")
-        if self.item is None:
-            refuse(self, ("scale", "row", "only", "dry_run", "retry"), "needs an ITEM")
-        require(self.dry_run or not self.measure, "--measure needs --dry-run")
-
-    @property
-    def folder(self) -> Path:
-        """Of all that is reproduced."""
-        return self.out or Path(self.runs_dir, "reproduce")
-
-
 def main(options: ReproduceConfig, command: str = "") -> None:
     """Lists all, says what one would take, or reproduces it."""
     if options.item is None:
@@ -123,16 +71,16 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     )
     scale, context = scales[name], _context(options, name)
     if options.dry_run and not scale.stages:
-        print(f"{options.item}: nothing to train; the command without --dry-run computes it")
+        say(f"{options.item}: nothing to train; the command without --dry-run computes it")
         return
     if scale.stages and not _begins(scale, context, options, typed):
         return
     rows, errors, total = _train(scale, context, options, command)
     failed = [row for row in rows if row["status"] == "failed"]
     for line in (*(f"failed: {row['run']}: {row['reason']}" for row in failed), *errors):
-        print(line, file=sys.stderr)
+        say(line, sys.stderr)
     if failed:
-        print("--retry does those again that failed", file=sys.stderr)
+        say("--retry does those again that failed", sys.stderr)
     if rows:
         results_file.write(context.folder / ROWS, rows)
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
@@ -145,12 +93,12 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     write_json(context.folder / RESULT, {**result._asdict(), "figures": figures, "part": part})
     page = _page(context, _trained(scale, context, rows), result, command)
     report.print_table(result.columns, result.rows, title=result.title)
-    print("\n" + "\n".join(result.text))
+    say("\n" + "\n".join(result.text))
     if result.verdict:
-        print(f"Verdict: {result.verdict}.")
+        say(f"Verdict: {result.verdict}.")
     for path, _ in result.figures:
-        print(f"picture: {path}")
-    print(f"page: {page}")
+        say(f"picture: {path}")
+    say(f"page: {page}")
     require(not errors, f"{len(errors)} run(s) are not done, for the reasons above")
 
 
@@ -209,7 +157,7 @@ def _plan(
 
 
 def _choose(reproduction: Reproduction, options: ReproduceConfig, command: str) -> None:
-    """What each scale would take; raises UserError, as one has to be chosen, unless `--dry-run`."""
+    """What each scale would take; status 2, as one has to be chosen, unless `--dry-run`."""
     scales = {
         name: scale
         for name, scale in reproduction.scales.items()
@@ -223,9 +171,10 @@ def _choose(reproduction: Reproduction, options: ReproduceConfig, command: str) 
         name: _plan(scale, _context(options, name), options, here) for name, scale in scales.items()
     }
     _print_scales(reproduction, made, here, options)
-    for place, name in enumerate(made):
-        print(f"{'choose one:' if place == 0 else ' ' * 11} {command} --scale {name}")
-    require(options.dry_run, f"{options.item} needs a --scale: {' or '.join(made)}")
+    commands = [f"  {command} --scale {name}" for name in made]
+    say("\n".join(["", "choose a scale:", *commands]), sys.stderr)
+    if not options.dry_run:
+        raise SystemExit(2)
 
 
 def _print_scales(
@@ -236,16 +185,17 @@ def _print_scales(
         for name, one in made.items()
     ]
     report.print_table(plans.COLUMNS, rows, title=f"{options.item}: {reproduction.title}")
-    print("\n" + "\n".join(plans.notes(here, made.values())))
+    say("\n" + "\n".join(plans.notes(here, made.values())))
     if "paper" in made and not here.devices:
-        print(f"--scale paper, {plans.on_gpus(made['paper'], laptop=False)}")
+        say(f"--scale paper, {plans.on_gpus(made['paper'], laptop=False)}")
 
 
 def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: str) -> bool:
     """Whether the runs are to begin; in a dry run, prints what each of them takes.
 
     Raises:
-      UserError: for runs that take long, or more memory than there is, without `--yes`.
+      UserError: without their data; for runs that take long, or more memory than there is,
+        without `--yes`.
     """
     here = costs.machine(apart=options.jobs > 1 or options.measure)
     made = _plan(scale, context, options, here)
@@ -253,10 +203,19 @@ def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: s
     if options.dry_run:
         steps = plans.measure(made, here) if options.measure else {}
         made = _plan(scale, context, options, here, steps)
-        plans.print_runs(where, made, here, steps)
+        plans.print_runs(where, made, here, steps, names=bool(options.only))
         if context.scale == "paper" and not here.devices:
-            print(f"time {plans.on_gpus(made, context.laptop)}")
+            say(f"time {plans.on_gpus(made, context.laptop)}")
         return False
+    to_do = [made.runs[name] for name in made.costs]
+    used = {one.config.data.name for one in to_do}
+    used |= {"sentiment" for one in to_do if one.evaluation.tasks}
+    away = [name for name in sorted(used) if not costs.is_here(name, context.data_dir)]
+    require(
+        not away,
+        f"{where} needs {' and '.join(away)}, not found in "
+        f"{context.data_dir or tfds.data_root(None)}: --data-dir says where, see docs/data.md",
+    )
     reasons = []
     if made.seconds > LONG:
         reasons.append(f"about {time_text(made.seconds)} on {here.name}")
@@ -266,7 +225,7 @@ def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: s
         _print_scales(find(options.item or ""), {context.scale: made}, here, options)
         raise UserError(f"this takes {' and '.join(reasons)}; to begin: {command} --yes")
     if made.costs:
-        print(f"{where}: {plans.summary(made, here)}, in {context.runs_dir}", file=sys.stderr)
+        say(f"{where}: {plans.summary(made, here)}, in {context.runs_dir}", sys.stderr)
     return True
 
 
@@ -354,9 +313,8 @@ def _list(options: ReproduceConfig) -> None:
             rows.append(["" if place else item, "both" if both else name, *line])
     title = "Tables, figures and theorems of the papers"
     report.print_table(["item", *plans.COLUMNS], rows, title=title)
-    print("\n" + "\n".join(plans.notes(here, made)) + "\n")
-    for name, reproduction in REPRODUCTIONS.items():
-        print(f"  {name:<21}{reproduction.title}")
-    print("\nNothing to reproduce:")
-    for name, why in OTHERS.items():
-        print(f"  {name:<21}{why}")
+    say("\n" + "\n".join(plans.notes(here, made)) + "\n")
+    titles = [[name, reproduction.title] for name, reproduction in REPRODUCTIONS.items()]
+    report.print_table(["item", "what"], titles)
+    print()
+    report.print_table(["item", "what"], [*OTHERS.items()], title="Nothing to reproduce")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from hypersphere_jax import data
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError, to_dict
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.terminal import say
 from hypersphere_jax.training import loop, run_folder, sharding
 from hypersphere_jax.training.vmapped import train_vmapped
 
@@ -91,6 +92,12 @@ def sweep(
         ending = f"; about {rest / 60:.0f} min left" if ended < total else ""
         _log(f"{ended} of {total}: {one.config.name}: {_summary(one)}{ending}")
 
+    def begun(wave: Sequence[Planned]) -> Iterator[Planned]:
+        for one in wave:
+            if jobs == 1:
+                _log(f"{ended + 1} of {total}: {one.config.name} begins")
+            yield one
+
     for wave in waves:
         for one in _to_do(wave):
             if _source_failed(one, planned):
@@ -99,7 +106,7 @@ def sweep(
             for one, failure in _train_vmapped(_to_do(wave), command):
                 end(one, failure)
             began = time.monotonic()  # what is left is evaluation
-        for one, outcome in workers.each(carry_out, _to_do(wave), jobs, command, logs):
+        for one, outcome in workers.each(carry_out, begun(_to_do(wave)), jobs, command, logs):
             if isinstance(outcome, UserError):
                 errors.append(f"{one.config.name}: {outcome}")
                 _log(errors[-1])
@@ -109,7 +116,7 @@ def sweep(
 
 
 def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line, sys.stderr)
 
 
 def _to_do(planned: Sequence[Planned]) -> list[Planned]:

@@ -3,17 +3,17 @@
 import multiprocessing
 import os
 import re
-import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax import cli
+from hypersphere_jax import cli, signals
 from hypersphere_jax.config import Stopped, require
+from hypersphere_jax.terminal import say
 from hypersphere_jax.training.processes import StopSignals
 
 POLL = 0.5  # seconds between two looks at whether a signal came
@@ -22,7 +22,7 @@ DIED = "its process died, as when the system ends it for want of memory"
 
 def each(
     function: Callable[[Any, str], Any],
-    tasks: Sequence[Any],
+    tasks: Iterable[Any],
     jobs: int,
     command: str,
     logs: Path | None = None,
@@ -50,7 +50,11 @@ def each(
     # An executor of one process each: where that dies, the others go on.
     executors: dict[int, ProcessPoolExecutor] = {}
     waiting, free, busy = deque(tasks), list(range(jobs)), {}
-    with StopSignals(command) as stop:
+    if logs is not None:
+        say(f"{jobs} at a time; what they print: {logs}", sys.stderr)
+    # Else Python's tracker of semaphores tells of those that a second signal leaves to it.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
+    with StopSignals(command, "all have saved their state") as stop:
         terminated = False  # once: a second signal would end a process before it has saved
         try:
             while busy or (waiting and not stop.asked):
@@ -58,7 +62,8 @@ def each(
                     number, task = free.pop(), waiting.popleft()
                     if number not in executors:
                         executors[number] = _executor(number, places[number], logs)
-                    future = executors[number].submit(function, task, command)
+                    with signals.only_here():
+                        future = executors[number].submit(function, task, command)
                     busy[future] = number, task
                 if stop.asked and not terminated:
                     terminated = True
@@ -71,8 +76,8 @@ def each(
                     except BrokenProcessPool:
                         executors.pop(number).shutdown()
                         outcome = DIED
-                    except (Stopped, KeyboardInterrupt):  # perhaps by a signal to it alone
-                        stop.asked = True
+                    except Stopped:  # perhaps by a signal to it alone
+                        stop.ask()
                     if not stop.asked:
                         yield task, outcome
         finally:
@@ -80,8 +85,6 @@ def each(
                 _terminate()
             for executor in executors.values():
                 executor.shutdown()
-    if stop.asked:
-        raise stop.stopped("after saving")
 
 
 def _executor(number: int, place: dict, logs: Path | None) -> ProcessPoolExecutor:
@@ -100,7 +103,8 @@ def _begin(place: dict, log: Path | None) -> None:
     """Sets up a process."""
     cli.silence_orbax()
     os.setsid()  # Ctrl-C is for the process above, which passes it on
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals.end_with_parent()
+    signals.answer_signals()
     if place["cores"]:
         os.sched_setaffinity(0, place["cores"])
     if place["gpu"] is not None:

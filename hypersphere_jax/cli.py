@@ -3,31 +3,62 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import logging
 import os
 import platform
+import re
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
-from hypersphere_jax import __version__, hints, signals, usage
+from hypersphere_jax import __version__, hints, usage
 from hypersphere_jax import config as C
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.config.base import did_you_mean, program
+from hypersphere_jax.terminal import say
+
+
+class _Notes(logging.Handler):
+    """Prints what the package logs as lines of its own on stderr, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        begins = "warning: " if record.levelno >= logging.WARNING else ""
+        line = begins + record.getMessage().replace(f"{os.getcwd()}/", "")  # as runs name data
+        if line not in self._said:
+            self._said.add(line)
+            say(line, sys.stderr)
+
+
+class Part(NamedTuple):
+    """A part of a verb, such as `data show`: its function is imported when it is asked for."""
+
+    module: str
+    function: str
+    about: str
+
+    def load(self) -> Callable:
+        return getattr(importlib.import_module(self.module), self.function)
 
 
 def quickstart(parse: Callable) -> None:
     """Train, evaluate and draw encoders of digits, in minutes: the first thing to run."""
     _need_repository("quickstart")
+    from experiments.options import QuickstartConfig
+
+    config = parse(QuickstartConfig)
     from experiments import quickstart
 
-    quickstart.main(parse(quickstart.QuickstartConfig), _command())
+    quickstart.main(config, _command())
 
 
 def pretrain(parse: Callable) -> None:
@@ -37,12 +68,11 @@ def pretrain(parse: Callable) -> None:
     from hypersphere_jax.training import loop, processes, sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
-    folder = loop.train(config, command=_command())
+    folder = loop.train(config, command=_command(), opened=_say_if_new)
     if processes.is_first():
-        more = f" {report.OF_SENTENCES}" if config.model.reads_text else ""
         sheets.draw(folder)
-        print(f"trained: {folder}{_page(folder)}")
-        print(f"evaluate: {_program()} probe {shlex.quote(str(folder))}{more}")
+        say(f"trained: {folder}{_page(folder)}")
+        say(f"evaluate: {report.next_commands(folder)[0]}")
 
 
 def probe(parse: Callable) -> None:
@@ -54,7 +84,7 @@ def probe(parse: Callable) -> None:
 
     _keep_compiled(config.runs, config.runs_dir)
     failures: list[str] = []
-    scores = run_probe(config, lambda line: print(line, file=sys.stderr), failures.append)
+    scores = run_probe(config, lambda line: say(line, sys.stderr), failures.append)
     if scores:
         title, columns, rows = results_file.table(scores)
         print_table(columns, rows, title)
@@ -86,7 +116,7 @@ def metrics(parse: Callable) -> None:
     out, figure = metrics_verb.places(config)
     drawn = figure and plots.metrics_figure(result, figure)
     for path in filter(None, (out, drawn and figure)):
-        print(f"written: {path}", file=sys.stderr)
+        say(f"written: {path}", sys.stderr)
     _pages([config.run], config.runs_dir)
 
 
@@ -100,10 +130,10 @@ def features(parse: Callable) -> None:
     shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
     least, largest = (f"{norm:.4g}" for norm in written.norms)
     norms = f"norm {least}" if least == largest else f"norms {least} to {largest}"
-    print(f"layer {config.layer}: {', '.join(shapes)} float32, {norms}")
-    print(f"written: {', '.join(map(str, written.files))}")
+    say(f"layer {config.layer}: {', '.join(shapes)} float32, {norms}")
+    say(f"written: {', '.join(map(str, written.files))}")
     if {"train", "test"} <= written.shapes.keys() and written.labelled:
-        print(f"evaluate: {_program()} probe {shlex.quote(str(config.out))}")
+        say(f"evaluate: {program()} probe {shlex.quote(str(config.out))}")
 
 
 def depth(parse: Callable) -> None:
@@ -121,7 +151,7 @@ def depth(parse: Callable) -> None:
     title = "{run}, {layer}: depth of test images, RMSE {rmse:.3f} m".format(**results[0])
     images, depths, predicted = examples
     plots.depth_sheet(title, list(images), depths, predicted, figure)
-    print(f"picture: {figure}")
+    say(f"picture: {figure}")
     _pages(config.runs, config.runs_dir)
 
 
@@ -149,8 +179,8 @@ def import_torch(parse: Callable) -> None:
 
     folder = torch_io.import_torch(config, command=_command())
     layer = " --layers LAYER" if config.fresh_head else ""
-    evaluate = f"{_program()} probe {shlex.quote(str(folder))}{layer}"
-    print(f"imported: {folder}\nevaluate: {evaluate}")
+    evaluate = f"{program()} probe {shlex.quote(str(folder))}{layer}"
+    say(f"imported: {folder}\nevaluate: {evaluate}")
 
 
 def export(parse: Callable) -> None:
@@ -169,30 +199,30 @@ def export_npz(parse: Callable) -> None:
 def reproduce(parse: Callable) -> None:
     """A table or figure of a paper: its numbers and ours, at its scale or at a laptop's."""
     _need_repository("reproduce")
+    from experiments.options import ReproduceConfig
+
+    config = parse(ReproduceConfig)
     from experiments import reproduce
 
-    reproduce.main(parse(reproduce.ReproduceConfig), _command())
+    reproduce.main(config, _command())
 
 
 def data(parse: Callable) -> None:
     """Data sets: list and prepare them, inspect one, show a sheet of its augmented views."""
-    from hypersphere_jax.data import data_verb
-
+    where = "hypersphere_jax.data.data_verb"
     parse(
         {
-            "list": data_verb.list_names,
-            "prepare": data_verb.prepare,
-            "prepare-text": data_verb.prepare_text,
-            "inspect": data_verb.inspect,
-            "show": data_verb.show,
+            "list": Part(where, "list_names", "The data sets with a name, and where they are."),
+            "prepare": Part(where, "prepare", "Download and prepare a data set."),
+            "prepare-text": Part(where, "prepare_text", "Turn text files into a corpus."),
+            "inspect": Part(where, "inspect", "Sizes, classes, means, deviations, reading speed."),
+            "show": Part(where, "show", "Draw images, each with its two views by a recipe."),
         }
     )
 
 
 def report(parse: Callable) -> None:
     """Write the page of one run, or one page of several."""
-    from hypersphere_jax import report, sheets
-    from hypersphere_jax.training import run_folder
 
     def pages(
         names: tyro.conf.Positional[tuple[str, ...]], runs_dir: str = "runs", out: str | None = None
@@ -204,6 +234,9 @@ def report(parse: Callable) -> None:
             runs_dir: Folder of all runs.
             out: The page of several runs; None: RUNS_DIR/report.html.
         """
+        from hypersphere_jax import report, sheets
+        from hypersphere_jax.training import run_folder
+
         folders = [run_folder.find(name, runs_dir) for name in names]
         if len(folders) == 1:
             sheets.draw(folders[0], redraw=False)
@@ -212,37 +245,18 @@ def report(parse: Callable) -> None:
 
         return sweep_report(folders, out or Path(runs_dir, "report.html"), "Runs")
 
-    print(parse(pages))
+    say(str(parse(pages)))
 
 
 def bench(parse: Callable) -> None:
     """Speed of the step and its parts, of losses and probes; what devices send each other."""
     _need_repository("bench")
-    from benchmarks import (
-        augment,
-        convolution,
-        data,
-        knn,
-        losses,
-        probe,
-        scaling,
-        text,
-        train_step,
-        vmapped,
-    )
+    import benchmarks
 
     parse(
         {
-            "step": train_step.step,
-            "text": text.text,
-            "vmapped": vmapped.vmapped,
-            "convolution": convolution.layers,
-            "augment": augment.augment,
-            "data": data.pipelines,
-            "losses": losses.scaling,
-            "knn": knn.neighbours,
-            "scaling": scaling.scaling,
-            "probe": probe.probe,
+            name: Part(f"benchmarks.{module}", function, about)
+            for name, (module, function, about) in benchmarks.PARTS.items()
         }
     )
 
@@ -269,37 +283,39 @@ def main(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name not in (*HELP, "--version", *VERBS):
         hint = hints.verb(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
-        print(f"error: no verb {name!r}{hint}", file=sys.stderr)
+        say(f"error: no verb {name!r}{hint}", sys.stderr)
         return 2
 
     silence_orbax()
-    # SIGTERM stops as Ctrl-C does; the training loop handles both while it can save first.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logger, notes = logging.getLogger("hypersphere_jax"), _Notes()
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(notes)
     try:
         if name in HELP:
-            print(_overview())
+            say(_overview())
         elif name == "--version":
             print(f"hypersphere_jax {__version__}, jax {metadata.version('jax')}, ", end="")
             print(f"Python {platform.python_version()}")
         else:
             VERBS[name](lambda target: _parse(target, name, arguments[1:]))
     except C.Stopped as stopped:
-        print(stopped, file=sys.stderr)
-    except KeyboardInterrupt:
-        print(f"stopped; what was saved is kept, to go on: {_command()}", file=sys.stderr)
-        signals.end_if_signalled(0)
+        say(str(stopped), sys.stderr)
     except C.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         what = "correct that and run the same command again; what was saved is kept"
-        print(f"error: {error.strerror or error}{where}: {what}", file=sys.stderr)
+        say(f"error: {error.strerror or error}{where}: {what}", sys.stderr)
         return 2
     finally:
-        signal.signal(signal.SIGTERM, before)
+        logger.removeHandler(notes)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
     return 0
 
 
@@ -310,8 +326,18 @@ def _about(verb: str) -> str:
 
 def _overview() -> str:
     """All verbs."""
-    lines = [f"usage: {_program()} VERB [options]     options of a verb: VERB --help", ""]
-    return "\n".join([*lines, *(f"  {verb:<14}{_about(verb)}" for verb in VERBS)])
+    return "\n".join([*_usage("VERB"), *(f"  {verb:<14}{_about(verb)}" for verb in VERBS)])
+
+
+def _usage(words: str) -> list[str]:
+    called = f"{program()} {words}"
+    return [f"usage: {called} [options]", f"       {called} --help", ""]
+
+
+def _overview_of(verb: str, parts: dict[str, Part]) -> str:
+    """All parts of a verb."""
+    lines = [*_usage(f"{verb} PART"), _about(verb), ""]
+    return "\n".join([*lines, *(f"  {name:<14}{part.about}" for name, part in parts.items())])
 
 
 def silence_orbax() -> None:
@@ -336,13 +362,18 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     names was made with. Flags replace all of them. On CPU as many devices are made as the options
     ask for.
     """
-    if isinstance(target, dict) and not set(HELP) & set(arguments[:1]):
+    about = _about(verb)
+    if isinstance(target, dict):
+        if set(HELP) & set(arguments[:1]):
+            say(_overview_of(verb, target))
+            raise SystemExit(0)
         part, *arguments = arguments or [""]
         hint = did_you_mean(part, target) or f"; name one of {', '.join(target)}"
         wrong = f"{verb}: no {part!r}{hint}" if part else f"{verb}: {hint.strip('; ')}"
         C.require(part in target, wrong)
-        target, verb = target[part], f"{verb} {part}"
-    prog = f"{_program()} {verb}"
+        about = target[part].about
+        target, verb = target[part].load(), f"{verb} {part}"
+    prog = f"{program()} {verb}"
     options: dict[str, Any] = {}
     if verb in WITH_FILE:
         default, help_text = None, [target.__doc__.split("\n\n")[0]]
@@ -374,15 +405,13 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
             default = _recorded(verb, arguments)
         options |= {} if default is None else {"default": default}
     if verb in usage.PAGES and not {"--help", "-h"}.isdisjoint(arguments):
-        about = _about(verb)
         default = options.get("default")
-        print(usage.short_help(_program(), verb, about, target, default, _in_repository()))
+        print(usage.short_help(program(), verb, about, target, default, _in_repository()))
         raise SystemExit(0)
     arguments = ["--help" if argument in HELP else argument for argument in arguments]
-    cli = tyro.extras.subcommand_cli_from_dict if isinstance(target, dict) else tyro.cli
     options["config"] = (tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed)
     with hints.one_line(verb, target, arguments):
-        result = cli(_later(target), args=arguments, prog=prog, **options)
+        result = tyro.cli(_later(target), args=arguments, prog=prog, **options)
     result = result() if isinstance(result, functools.partial) else result
     devices = getattr(getattr(result, "runtime", result), "devices", None)
     if devices is not None:
@@ -413,9 +442,26 @@ def _recorded(verb: str, arguments: list[str]) -> Any:
     from hypersphere_jax import finetune
     from hypersphere_jax.training import run_folder
 
-    print(f"{name}: options as recorded in {file}", file=sys.stderr)
+    say(f"{name}: options as recorded in {file}", sys.stderr)
     read = run_folder.read_config if verb == "pretrain" else finetune.recorded
     return dataclasses.replace(read(file.parent), name=name, runs_dir=runs_dir)
+
+
+def _say_if_new(config: C.PretrainConfig) -> None:
+    """A line on a run that begins, with a name near its own that there is, but for its digits."""
+    folder = Path(config.runs_dir, config.name)
+    if (folder / "config.json").is_file():
+        return
+    others = [file.parent.name for file in Path(config.runs_dir).glob("*/config.json")]
+    near = did_you_mean(config.name, [name for name in others if _stem(name) != _stem(folder.name)])
+    epochs = config.optimizer.epochs
+    data = config.data.name.removeprefix(f"{os.getcwd()}/")
+    what = f"{data}, {config.model.name}, {epochs} epoch{'s' if epochs > 1 else ''}"
+    say(f"new run {folder}: {what}{near}", sys.stderr)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[\d.]", "", name)
 
 
 def _option(flag: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -478,7 +524,7 @@ def _pages(names: Sequence[str], runs_dir: str) -> None:
     pages = report.refreshed(folders)
     if pages:
         more = f" and {len(pages) - 1} more, each in its run's folder" if len(pages) > 1 else ""
-        print(f"page: {pages[0]}{more}", file=sys.stderr)
+        say(f"page: {pages[0]}{more}", sys.stderr)
 
 
 def _experiments(command: str) -> Any:
@@ -488,16 +534,5 @@ def _experiments(command: str) -> Any:
     return experiments
 
 
-def _program() -> str:
-    """How the command line is called: `python run.py`, `hypersphere-jax`."""
-    called = Path(sys.argv[0])
-    if called.name == "hypersphere-jax":
-        return called.name
-    module = called.name == "__main__.py" and called.parent.name == "hypersphere_jax"
-    return "python -m hypersphere_jax" if module else "python run.py"
-
-
 def _command() -> str:
-    program = _program()
-    first = ["python", sys.argv[0]] if program == "python run.py" else program.split()
-    return shlex.join([*first, *sys.argv[1:]])
+    return f"{program()} {shlex.join(sys.argv[1:])}".rstrip()

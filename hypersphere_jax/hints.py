@@ -18,9 +18,12 @@ VERBS = {
     **dict.fromkeys(("eval", "evaluate", "test", "linear", "linearprobe", "knn"), "probe"),
     **dict.fromkeys(("embed", "encode", "extract", "extractfeatures", "predict"), "features"),
     **dict.fromkeys(("download", "datasets", "prepare"), "data"),
+    "list": "data list",
     **dict.fromkeys(("demo", "example"), "quickstart"),
     **dict.fromkeys(("import", "convert"), "import-torch"),
 }
+ITEMS = ("wang-isola/", "chen/", "balanced/")  # how names of what `reproduce` has begin
+KIND_OF_DEVICE = "the kind of device is JAX's: JAX_PLATFORMS=cpu"
 # Other names of options, and what to say: of lines that have the name, the first one whose options
 # the verb has.
 FLAGS = (
@@ -35,7 +38,7 @@ FLAGS = (
     ("images data data-path dataset input", "--images"),
     ("data-path dataset dataset-name images input root", "--data"),
     ("feature-dim feat-dim features embedding-dim emb-dim out-dim proj-dim", "--dim"),
-    ("gpu gpus ngpu device num-devices n-devices", "--devices"),
+    ("gpu gpus ngpu device num-devices n-devices", f"--devices, how many; {KIND_OF_DEVICE}"),
     ("num-workers j", "--workers"),
     ("epoch num-epochs n-epochs max-epochs", "--epochs"),
     ("steps max-steps num-steps", "--epochs; a step is one batch of --batch-size"),
@@ -54,6 +57,7 @@ FLAGS = (
     ("pretrained weights ckpt checkpoint", "--init-from"),
     ("ckpt checkpoint", "--step"),
     ("neighbors neighbours n-neighbors", "--k"),
+    ("list", "leave it out: `reproduce` alone lists all, and --dry-run the runs of one"),
     ("continue", "leave it out: the same command continues a run by itself"),
 )
 CONTRASTIVE = "--contrastive-weight 1 --align-weight 0 --uniform-weight 0"
@@ -104,13 +108,13 @@ def one_line(command: str, target: type | Callable, arguments: Sequence[str]) ->
         said, box = wrong_option(flags, arguments, command), printed.getvalue()
         if said is None:
             said = _missing(flags, arguments) if "Missing from" in box else _unboxed(box)
-            said += f"; options: {command} --help-all"
+            said = _too_many(said, arguments) or f"{said}; options: {command} --help-all"
         raise UserError(f"{command}: {said}") from None
 
 
 def verb(name: str, known: Iterable[str]) -> str:
     """A hint at the verb that is meant by a wrong name; empty where none is near."""
-    meant = VERBS.get(plain(name))
+    meant = f"reproduce {name}" if name.startswith(ITEMS) else VERBS.get(plain(name))
     return f"; did you mean {meant!r}?" if meant else did_you_mean(name, known)
 
 
@@ -133,7 +137,25 @@ def wrong_option(flags: list[Flag], arguments: Sequence[str], command: str) -> s
             hint = values.get(plain(value), values.get(""))
             hint = f"; {_advice(hint)}" if hint else did_you_mean(value, flag.choices)
             return f"no {name} {value}".rstrip() + (hint or f"; it is one of {choices}")
+        if flag.kind in (int, float) and value != "None" and not value.startswith("--"):
+            try:
+                flag.kind(value)
+            except ValueError:
+                what = "whole number" if flag.kind is int else "number"
+                more = f"; {KIND_OF_DEVICE}" if flag.flag == "--devices" else ""
+                return f"{name} {value}: must be a {what}{more}"
     return None
+
+
+def _too_many(said: str, arguments: Sequence[str]) -> str | None:
+    """What to do where the shell made several paths of one, as of `*.jpg`."""
+    words = said.removeprefix("Unrecognized options:").replace(",", " ").split()
+    extra = next((word for word in words if word in arguments), arguments[0])
+    before = arguments[: arguments.index(extra)] if said.startswith("Unrecognized") else []
+    flag = next((given for given in reversed(before) if given.startswith("--")), None)
+    if flag not in ("--data", "--images", "--data-dir"):
+        return None
+    return f"{flag} takes one path: put {before[-1]} and {extra} into one folder, and name that"
 
 
 def _missing(flags: list[Flag], arguments: Sequence[str]) -> str:

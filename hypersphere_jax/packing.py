@@ -5,18 +5,17 @@ border (see `models.sentence_gru`), so a sentence's features do not depend on it
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 # Numbers of words that are none. Every sentence ends with END; all other words come after UNKNOWN.
 PADDING, END, UNKNOWN = range(3)
 SPECIAL = ("<pad>", "<end>", "<unk>")
 OTHER_DEVICE = -1  # as the position of a sentence: another device has it
-
-Array = np.ndarray | jax.Array
 
 
 class Packed(NamedTuple):
@@ -29,13 +28,15 @@ class Packed(NamedTuple):
       last: integers `[k]`, that of its END; or OTHER_DEVICE.
     """
 
-    words: Array
-    first: Array
-    last: Array
+    words: "np.ndarray | jax.Array"
+    first: "np.ndarray | jax.Array"
+    last: "np.ndarray | jax.Array"
 
 
-def one_per_row(words: jax.Array) -> Packed:
+def one_per_row(words: "jax.Array") -> Packed:
     """Sentences that have a row `[k, t]` each, with PADDING after their END."""
+    import jax.numpy as jnp
+
     k, t = words.shape
     first = jnp.arange(k) * t
     return Packed(words, first, first + jnp.argmax(words == END, axis=1))

@@ -1,13 +1,13 @@
 """Tables on the terminal, and pages of runs: each one HTML file with its pictures inside."""
 
 import base64
+import functools
 import logging
 import math
 import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from html import escape
 from numbers import Integral, Real
 from pathlib import Path
@@ -20,7 +20,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
+from hypersphere_jax.config.base import flag_of, program
+from hypersphere_jax.config.flags import flags_of
+from hypersphere_jax.config.pretrain import NAMED
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_json
 from hypersphere_jax.training.metrics_log import read_metrics
@@ -28,7 +31,7 @@ from hypersphere_jax.training.metrics_log import read_metrics
 logger = logging.getLogger("hypersphere_jax")
 
 HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 (%)"}
-HEADERS["uniform_optimum"] = "optimal uniform"
+HEADERS |= {"uniform_optimum": "optimal uniform", "projection_ks_sphere": "KS of projections"}
 # Of a result, what is not compared; times are left out as well.
 HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait", "num_classes")
 # And how a fit ended.
@@ -163,8 +166,8 @@ def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
     """Write one self-contained HTML page, whole or not at all.
 
     Blocks are a key of `RENDERERS` and its arguments: ("heading", text), ("subheading", text),
-    ("text", text), ("table", columns, rows), ("figure", path of a PNG, caption), ("config", nested
-    dict), ("command", text).
+    ("text", text), ("table", columns, rows), ("folded", title, columns, rows), ("figure", path of a
+    PNG, caption), ("config", nested dict of a run's options), ("command", text).
     """
     body = "\n".join(RENDERERS[kind](*content) for kind, *content in blocks)
     page = f"{HEAD}{_tag('title', title)}\n{_tag('h1', title)}\n{body}\n</html>\n"
@@ -188,13 +191,16 @@ def run_report(run_dir: str | Path, redraw: bool = True) -> Path:
     figures = run_dir / "figures"
     curves, log = figures / "training_curves.png", run_dir / "metrics.jsonl"
     newer = curves.is_file() and log.is_file() and curves.stat().st_mtime > log.stat().st_mtime
-    if records and (redraw or not newer):
+    # One record is no curve.
+    if len(records) > 1 and (redraw or not newer):
         from hypersphere_jax import plots
 
         plots.training_curves({run_dir.resolve().name: records}, curves)
     others = sorted(set(figures.glob("*.png")) - {figures / f"{name}.png" for name in CAPTIONS})
     pictures = {figures / f"{name}.png": caption for name, caption in CAPTIONS.items()}
     pictures |= {path: path.stem.replace("_", " ") for path in others}
+    typed = (saved.get("sessions") or [{}])[-1].get("command", "")
+    commands = [*next_commands(run_dir), *filter(None, [typed])]
     blocks = [
         ("heading", "Training"),
         ("text", _progress(records)),
@@ -203,10 +209,11 @@ def run_report(run_dir: str | Path, redraw: bool = True) -> Path:
         ("heading", "Pictures"),
         *(("figure", path, caption) for path, caption in pictures.items() if path.is_file()),
         *_sentences(figures / "nearest_sentences.json"),
-        ("heading", "Configuration"),
-        ("config", saved),
+        ("heading", "Options that are not the defaults"),
+        ("config", saved.pop("config")),
+        ("folded", "Sessions, versions and data", ["", "value"], list(settings_of(saved).items())),
         ("heading", "To evaluate the run, and to continue it if it is not finished"),
-        ("command", "\n".join(_commands(run_dir, saved))),
+        ("command", "\n".join(commands)),
     ]
     return write_page(run_dir / "report.html", run_dir.resolve().name, blocks)
 
@@ -231,6 +238,8 @@ def evaluations(run_dirs: Sequence[str | Path]) -> Iterable[tuple]:
     for protocol, (columns, rows) in tables.items():
         yield ("subheading", protocol)
         shared, columns, rows = _without_shared(columns, rows)
+        if any("±" in text_of(cell) for row in rows for cell in row):
+            shared = "; ".join(filter(None, [shared, "±: standard error"]))
         yield from ([("text", shared)] if shared else [])
         yield ("table", columns, rows)
 
@@ -274,11 +283,10 @@ def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], li
     """Columns and rows of all eval/*.json of some runs, by protocol; one row a file."""
     results: dict[str, list[dict]] = {}
     for name, run_dir in names_of(run_dirs).items():
-        for file in sorted((run_dir / "eval").glob("*.json")):
-            result = read_json(file)
+        for stem, result in results_of(run_dir).items():
             place = {"run": name} if len(run_dirs) > 1 else {}
-            row = place | {"file": file.stem} | _compared(result)
-            results.setdefault(str(result.get("protocol", file.stem)), []).append(row)
+            row = place | {"file": stem} | _compared(result)
+            results.setdefault(str(result.get("protocol", stem)), []).append(row)
     tables = {}
     for protocol, rows in results.items():
         keys = list(dict.fromkeys(k for row in rows for k, v in row.items() if v is not None))
@@ -287,6 +295,17 @@ def eval_tables(run_dirs: Sequence[str | Path]) -> dict[str, tuple[list[str], li
         columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
         tables[protocol] = columns, [[row.get(key) for key in keys] for row in rows]
     return tables
+
+
+def results_of(run_dir: Path) -> dict[str, dict]:
+    """The results of a run by file; where it has trained on since, with "step": "9 of 21"."""
+    records = read_metrics(run_dir)
+    newest = records[-1]["step"] if records else 0
+    results = {file.stem: read_json(file) for file in sorted((run_dir / "eval").glob("*.json"))}
+    for result in results.values():
+        if isinstance(step := result.get("step"), int) and step < newest:
+            result["step"] = f"{step} of {newest}"
+    return results
 
 
 def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,19 +319,23 @@ def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _commands(run_dir: Path, saved: Mapping) -> list[str]:
-    """What to type next, and the run's last command if it is on record."""
-    config, run = saved.get("config", {}), shlex.quote(str(run_dir))
+def next_commands(run_dir: Path) -> list[str]:
+    """What to type next, as far as the run's data have labels and a test split."""
+    saved, run = read_config(run_dir), shlex.quote(str(run_dir))
+    config, of_data = saved.get("config", {}), saved.get("data", {})
     model, recipe = config.get("model", {}), str(config.get("data", {}).get("recipe"))
+    has_test = of_data.get("test_split", True)
+    metrics = f"metrics {run}" if has_test else f"metrics {run} --split train"
     if model.get("vocabulary"):
-        verbs = [f"metrics {run}", f"probe {run} {OF_SENTENCES}"]
+        verbs = [metrics, f"probe {run} {OF_SENTENCES}"]
     elif recipe.startswith("nyu_depth"):
-        verbs = [f"depth {run}", f"metrics {run}"]
+        verbs = [f"depth {run}", metrics]
+    elif not (has_test and of_data.get("labels", True)):
+        verbs = [metrics]
     else:
-        verbs = [f"probe {run}", f"metrics {run}"]
+        verbs = [f"probe {run}", metrics]
         verbs += [] if model.get("num_classes") else [f"finetune {run}"]
-    typed = (saved.get("sessions") or [{}])[-1].get("command", "")
-    return [*(f"python run.py {verb}" for verb in verbs), *filter(None, [typed])]
+    return [f"{program()} {verb}" for verb in verbs]
 
 
 def names_of(run_dirs: Sequence[str | Path]) -> dict[str, Path]:
@@ -331,8 +354,12 @@ def read_config(run_dir: Path) -> dict:
 def _progress(records: Sequence[Mapping]) -> str:
     if not records:
         return "No metrics yet: no step was logged."
-    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in records[-1].items()}
-    last = f"Last record: {text_of(shown)}."
+    shown = {
+        key.replace("_", " "): f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        for key, value in records[-1].items()
+        if value is not None
+    }
+    last = f"Last record: {', '.join(map(' '.join, shown.items()))}."
     for record in records:
         loss = record.get("loss", 0.0)
         if loss is None or not math.isfinite(loss):
@@ -342,6 +369,37 @@ def _progress(records: Sequence[Mapping]) -> str:
 
 def settings_of(config: Mapping) -> dict[str, str]:
     return {key: str(value) for key, value in flattened(config).items()}
+
+
+def option_of(key: str) -> str:
+    """The command line's option of a key as "optimizer.epochs"; of what is none, its words."""
+    part, _, field = key.rpartition(".")
+    flag = flag_of(part if NAMED.get(part) == field else field)
+    config: Any = PretrainConfig()
+    of_part = getattr(config, part, None) if part else config
+    known = of_part is not None and flag in {each.flag for each in flags_of(type(of_part))}
+    return flag if known else key.replace(".", " ").replace("_", " ")
+
+
+@functools.cache
+def _defaults() -> dict[str, str]:
+    return settings_of(to_dict(PretrainConfig()))
+
+
+def _config(options: Mapping[str, Any]) -> str:
+    """Options as a table of those that differ from the defaults, and the others, folded."""
+    settings = settings_of(options)
+    same = {key: value for key, value in settings.items() if _defaults().get(key) == value}
+    tables = [
+        [[option_of(key), value] for key, value in settings.items() if (key in same) == is_same]
+        for is_same in (False, True)
+    ]
+    columns = ["option", "value"]
+    return f"{_table(columns, tables[0])}\n{_folded('Defaults', columns, tables[1])}"
+
+
+def _folded(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    return f"<details>{_tag('summary', title)}\n{_table(columns, rows)}</details>"
 
 
 def _tag(tag: str, text: str, attributes: str = "") -> str:
@@ -367,11 +425,12 @@ def _figure(path: str | Path, caption: str) -> str:
 
 
 RENDERERS: dict[str, Callable[..., str]] = {
-    "heading": partial(_tag, "h2"),
-    "subheading": partial(_tag, "h3"),
-    "text": partial(_tag, "p"),
-    "command": partial(_tag, "pre"),
+    "heading": functools.partial(_tag, "h2"),
+    "subheading": functools.partial(_tag, "h3"),
+    "text": functools.partial(_tag, "p"),
+    "command": functools.partial(_tag, "pre"),
     "table": _table,
     "figure": _figure,
-    "config": lambda settings: _table(["setting", "value"], list(settings_of(settings).items())),
+    "folded": _folded,
+    "config": _config,
 }

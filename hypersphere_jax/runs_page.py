@@ -9,20 +9,23 @@ from hypersphere_jax import plots, report
 from hypersphere_jax.config import require
 from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.evaluate import comparison
-from hypersphere_jax.files import read_json
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.run_folder import NOT_COMPARED
 
 LOSS_PARTS = ("loss_alignment", "loss_distribution")  # of a loss that has a name
 TASK = ("data", "split", "num_classes")  # what results must share to be compared
 COMPARED = ("top1", "align", "uniform")  # of the results of several runs
+OF_SPREADS = (
+    "SD: standard deviation over runs that differ by seed alone, whose mean is given. SE: standard "
+    "error of one run's value."
+)
 OVER_SEEDS = "Intervals between means of several runs: Welch's t, over the runs."
 OF_ACCURACIES = (
     "Intervals between accuracies of single runs: Newcombe's hybrid score method (from Wilson's "
     "intervals), as of independent test images; both runs see the same ones, so they are rather "
     "too wide."
 )
-OF_ERRORS = "Intervals between other values of single runs: from their standard errors, likewise."
+OF_ERRORS = "Intervals from standard errors: of values of single runs, as of independent ones."
 
 
 def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -> Path:
@@ -35,15 +38,17 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     curves = Path(path).with_name(f"{Path(path).stem}_curves.png")
     records = {name: read_metrics(each) for name, each in folders.items()}
     kinds = {name: _kinds(config.get("objective", {})) for name, config in raw.items()}
-    plots.training_curves(records, curves, kinds)
+    if has_curves := any(len(of) > 1 for of in records.values()):
+        plots.training_curves(records, curves, kinds)
     blocks = [
         *_differences(folders, _groups(raw)),
         *report.evaluations(run_dirs),
         ("heading", "Settings that differ"),
         ("table", *_differing_settings(configs)),
-        ("heading", "Training"),
-        ("figure", curves, f"Training curves of {len(run_dirs)} runs"),
     ]
+    if has_curves:
+        caption = f"Training curves of {len(run_dirs)} runs"
+        blocks += [("heading", "Training"), ("figure", curves, caption)]
     return report.write_page(path, title, blocks)
 
 
@@ -62,31 +67,34 @@ def _groups(configs: Mapping[str, Mapping]) -> dict[str, list[str]]:
 
 def _differences(folders: Mapping[str, Path], groups: Mapping[str, list[str]]) -> Iterable[tuple]:
     """Scores of runs, or means of those that differ by seed alone, less those of the first."""
-    results = {
-        name: {file.stem: read_json(file) for file in sorted((folder / "eval").glob("*.json"))}
-        for name, folder in folders.items()
-    }
+    results = {name: report.results_of(folder) for name, folder in folders.items()}
     files = dict.fromkeys(file for of in results.values() for file in of)
     first = next(iter(groups))
     rows, methods = [], {}
     for file, key in ((file, key) for file in files for key in COMPARED):
-        base = None
+        base: list[dict] = []
         for group, names in groups.items():
-            found = [results[name].get(file, {}) for name in names]
-            found = [result for result in found if result.get(key) is not None]
+            having = [n for n in names if results[n].get(file, {}).get(key) is not None]
+            found = [results[name][file] for name in having]
             if not found:
                 continue
-            line = [report.HEADERS.get(key, key), file, group, _mean(found, key), None, None]
+            who = f"{', '.join(having)} ({len(having)} of {len(names)} runs)"
+            shown = group if having == names else who
+            score = report.HEADERS.get(key, key)
+            line: list[Any] = [score, file, shown, _mean(found, key), None, None]
             if group == first:
                 base = found
-            elif base is not None and all(base[0].get(k) == found[0].get(k) for k in TASK):
+            elif not base:
+                line[4] = "no value of the first"
+            elif any(base[0].get(k) != found[0].get(k) for k in TASK):
+                line[4] = "other data"
+            else:
                 line[4:], method = _difference(found, base, key)
                 methods[method] = None
             rows.append(line)
     if not rows:
         return
-    together = any(len(names) > 1 for names in groups.values())
-    texts = ["Runs that differ by seed alone: mean ± standard deviation."] if together else []
+    texts = [OF_SPREADS] if any("±" in row[3] for row in rows) else []
     texts += [f"Differences are to {first}."] if len(groups) > 1 else []
     columns = ["score", "result", "runs", "value", "difference", "95% interval"]
     shown = len(columns) if len(groups) > 1 else 4
@@ -97,11 +105,14 @@ def _differences(folders: Mapping[str, Path], groups: Mapping[str, list[str]]) -
 
 def _mean(results: Sequence[Mapping], key: str) -> str:
     values, digits = [result[key] for result in results], 2 if key == "top1" else 4
+    steps = dict.fromkeys(r["step"] for r in results if isinstance(r.get("step"), str))
+    old = f", step {', '.join(steps)}" if steps else ""  # it has trained on since
     if len(values) > 1:
         spread = f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
-        return f"{spread} ({len(values)} runs)"
+        return f"{spread} (SD, {len(values)} runs){old}"
     error = results[0].get(f"{key}_standard_error")
-    return f"{values[0]:.{digits}f}" if error is None else report.with_error(values[0], error)
+    text = f"{values[0]:.{digits}f}" if not error else f"{report.with_error(values[0], error)} (SE)"
+    return text + old
 
 
 def _difference(
@@ -120,7 +131,9 @@ def _difference(
     elif len(a) == len(b) and None not in (one.get(error), other.get(error)):
         interval = comparison.of_errors(one[key], one[error], other[key], other[error])
         method = OF_ERRORS
-    ends = interval and f"{interval.low:+.{digits}f} to {interval.high:+.{digits}f}"
+    ends = "one run: no interval" if len(a) != len(b) else "no standard error: no interval"
+    if interval is not None:
+        ends = f"{interval.low:+.{digits}f} to {interval.high:+.{digits}f}"
     return [f"{value:+.{digits}f}", ends], method
 
 
@@ -147,5 +160,6 @@ def _differing_settings(configs: Mapping[str, Mapping]) -> tuple[list[str], list
     names = list(configs)
     kept = {k: v for k, v in columns.items() if len(set(v)) > 1 and v != names}
     if len(kept) > len(names):  # a page is narrow
-        return ["setting", *names], [[key, *values] for key, values in kept.items()]
-    return ["run", *kept], [list(row) for row in zip(names, *kept.values(), strict=True)]
+        return ["option", *names], [[report.option_of(k), *v] for k, v in kept.items()]
+    columns_of = ["run", *map(report.option_of, kept)]
+    return columns_of, [list(row) for row in zip(names, *kept.values(), strict=True)]

@@ -28,6 +28,7 @@ SENTENCE_TABLE = "nearest_sentences.json"
 IMAGES = 12  # that are shown with their views
 QUERIES, NEAREST, SENTENCES = 8, 6, 3
 BANK = 2000  # training images or sentences, at most, among which neighbours are sought
+LETTERS = 12  # of a name above an image, at most
 SIDE = 64  # pixels of an image on a page, at most
 
 
@@ -147,7 +148,7 @@ def spread(n: int, count: int) -> np.ndarray:
 def read_images(
     source: Source, numbers: Iterable[int], bad: BadImages
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Images of a source, or the next that can be read, and their names: of the class, or number.
+    """Images of a source, or the next that can be read, with names: of class, file or number.
 
     Raises:
       UserError: as `bad` does.
@@ -157,8 +158,10 @@ def read_images(
         sample, missing = read(source, int(number))
         bad.report(missing)
         images.append(sample["image"])
-        label = sample["label"]
-        names.append(source.class_names[label] if label >= 0 else f"image {sample['index']}")
+        label, file = sample["label"], Path(sample.get("file", f"image {sample['index']}")).stem
+        # Of long names of files the ends differ.
+        short = file if len(file) <= LETTERS else f"…{file[1 - LETTERS :]}"
+        names.append(source.class_names[label] if label >= 0 else short)
     return images, names
 
 

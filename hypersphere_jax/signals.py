@@ -1,63 +1,114 @@
-"""Ctrl-C and SIGTERM on the command line: answered at once, also while JAX compiles or computes.
+"""Ctrl-C and its like on the command line: answered at once, also while JAX compiles or computes.
 
-Python's handlers run in the main thread, between two of its instructions. Here a thread hears of
-each signal as it comes. A second one ends the process: what is in files is whole at any moment.
+Python's handlers run in the main thread, between two of its instructions, and an exception that one
+raises may be lost there. Here a thread hears of each signal as it comes. Where there is nothing to
+save it ends the process at the first one, else at the second: what is in files is whole at any
+moment.
 """
 
+import atexit
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AGAIN = "again to end now"
-answer = "stopping"  # what the first signal brings about; `StopSignals` changes it
-_came = False  # a signal
+watched = False  # whether `answer_signals` was called
+came = False  # a signal, while there was an answer
+hide: Callable[[], object] | None = None  # takes a bar from the terminal
+unfinished: set[Path] = set()  # files that are written now, to be removed at the end
+_answer: str | None = None  # what the first signal brings about; None: the end
+_lock = threading.Lock()
 
 
 def answer_signals() -> None:
-    """Answers signals until the process ends; to be called in the main thread.
-
-    The first one raises KeyboardInterrupt there as soon as Python runs, or what its handler says.
-    """
+    """Answers signals until the process ends; to be called in the main thread."""
+    global watched
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     for number in NUMBERS:
-        signal.signal(number, signal.default_int_handler)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # by `nohup`
+            signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watched = True
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+    # The first to be registered is the last to run: what has ended is not stopped.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
-def end_if_signalled(status: int) -> None:
-    """Ends the process after a signal, without waiting for what JAX computes in the background.
-
-    Python's own end would take the memory away from under it.
-    """
-    if _came:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        _end(status)
+def set_answer(text: str | None) -> str | None:
+    """Sets what the first signal brings about, as it is told (None: the end); gives what it was."""
+    global _answer
+    with _lock:
+        before, _answer = _answer, text
+    return before
 
 
-def _watch(reader: int) -> None:
-    global _came
-    while number := os.read(reader, 1)[0]:
-        if number not in NUMBERS:
-            continue
-        if _came:
-            _say("ended; what was saved is kept")
-            _end(128 + number)
-        _came = True
-        _say(f"{answer}; {AGAIN}")
+def end(status: int) -> None:
+    """Ends this process and those that it began, whatever JAX computes in the background."""
+    flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold its lock
+    flush.start()
+    flush.join(0.2)
+    import multiprocessing
 
-
-def _end(status: int) -> None:
     # One whose parent process has died may wait for its next task for ever.
     for child in multiprocessing.active_children():
         child.kill()
+    for file in tuple(unfinished):
+        with contextlib.suppress(OSError):
+            file.unlink()
     os._exit(status)
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that began it ends, however that does."""
+    import multiprocessing
+
+    def watch():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def only_here() -> Iterator[None]:
+    """A process that is begun inside leaves Ctrl-C, which a terminal sends to all, to this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(reader: int) -> None:
+    global came
+    while True:
+        number = os.read(reader, 1)[0]
+        if number not in NUMBERS:
+            continue
+        with _lock:
+            again, answer = came, _answer
+            came = came or answer is not None
+        if again:
+            _say("ended; what was saved is kept")
+            end(128 + number)
+        if answer is None:
+            _say("stopped; what was saved is kept: the same command goes on")
+            end(0)
+        _say(f"{answer}; {AGAIN}")
+        if hide is not None:
+            with contextlib.suppress(Exception):
+                hide()
+
+
+def _flush() -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
 
 
 def _say(text: str) -> None:

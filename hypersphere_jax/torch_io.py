@@ -74,7 +74,8 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     }
     run = dataclasses.replace(run, model=model)
     with run_folder.lock(folder):
-        run_folder.open_folder(run, sharding.local_devices(), dataset.digest(), command, origin)
+        devices, digest = sharding.local_devices(), dataset.digest()
+        run_folder.open_folder(run, devices, digest, command, origin, dataset=dataset)
         with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints")) as checkpoints:
             checkpoints.save(0, {"params": params, "stats": stats})
     return folder

@@ -37,7 +37,12 @@ DATA = {
     "data-dir": "Folder of a data set with a name",
     "recipe": "Augmentation, such as `moco_v2`; by default what suits the data",
 }
-# Of verbs whose whole help is long.
+SHOWN = {
+    "data-dir": DATA["data-dir"],
+    "channels": "1: grey images; 3: RGB; by default as they are",
+    "fraction": "Share of the training images to keep",
+    "bad-images": "What to do about images that cannot be read",
+}
 PAGES = {
     "pretrain": Page(
         "[EXPERIMENT] [options]",
@@ -127,6 +132,69 @@ PAGES = {
                 "image-size": "Side of the images, pixels",
             },
             "evaluated on": DATA,
+        },
+    ),
+    "quickstart": Page(
+        "[options]",
+        ("quickstart", "quickstart --seeds 0"),
+        {
+            "run": {
+                "out": "Folder of runs, pictures and page; what is finished there is kept",
+                "runs-dir": None,
+                "config": TRAINED["config"],
+            },
+            "encoders": {
+                "seeds": None,
+                "choose": "Try learning rates on held-out training images instead",
+            },
+        },
+    ),
+    "reproduce": Page(
+        "[ITEM] [options]",
+        (
+            "reproduce",
+            "reproduce chen/figureB1",
+            "reproduce chen/figureB1 --scale laptop --dry-run",
+        ),
+        {
+            "what": {
+                "scale": "Digits or CIFAR-10 and a narrow encoder, on 2 cores; or the paper's "
+                "data and settings, on GPUs",
+                **dict.fromkeys(("row", "only")),
+            },
+            "plan": dict.fromkeys(("dry-run", "measure", "yes")),
+            "run": {
+                "jobs": "Processes that train at a time",
+                "vmapped": "Train many encoders in one program",
+                "retry": None,
+            },
+            "folders": {
+                "data-dir": "Of the images or text",
+                "out": "Of what is reproduced; by default RUNS_DIR/reproduce",
+                "runs-dir": None,
+            },
+        },
+    ),
+    "data inspect": Page(
+        "[DATA] [options]",
+        ("data inspect photos.zip", "data inspect cifar10 --data-dir DATA"),
+        {
+            "data": SHOWN | {"folds": "Folds of the training images, one of them held out"},
+            "results": {"sample": "Images to decode of each split; 0: all", "out": "As JSON"},
+        },
+    ),
+    "data show": Page(
+        "[DATA] [options]",
+        ("data show photos.zip --image-size 64", "data show cifar10 --recipe moco_v2"),
+        {
+            "data": SHOWN,
+            "sheet": {
+                "recipe": DATA["recipe"],
+                "image-size": "Side of the views, pixels; by default as the images",
+                "count": "Images, evenly spread over the training split",
+                "seed": "Of the views",
+                "out": "PNG; by default runs/data/NAME-RECIPE.png",
+            },
         },
     ),
 }

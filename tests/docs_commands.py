@@ -56,7 +56,7 @@ SMALL_RESNET = "--width 0.05 --image-size 16 --dtype float32"
 TOY = {
     "pretrain": "--epochs 1 --devices 1",
     "pretrain --name": "--width 0.1",
-    "pretrain --name a ": "--batch-size 400",
+    **dict.fromkeys((f"pretrain --name {name} " for name in "afm"), "--batch-size 400"),
     "pretrain --name mine --data": f"--batch-size 16 {SMALL_RESNET}",
     "pretrain moco": f"--batch-size 16 --queue-size 64 --bn-groups 4 {SMALL_RESNET}",
     "pretrain moco_cifar10/contrastive --data-dir DIR": "--fraction 1 --warmup-epochs 0",

@@ -1,5 +1,7 @@
 """The command line as a user meets it: help, clear errors, exit status."""
 
+import logging
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 import experiments
 import hypersphere_jax
+from experiments.options import QuickstartConfig, ReproduceConfig
 from hypersphere_jax import cli, hints, report, usage
 from hypersphere_jax.config import (
     FinetuneConfig,
@@ -44,7 +47,7 @@ def fails(capsys, *arguments):
 def test_help_is_complete_and_readable(capsys):
     assert cli.main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == list(cli.VERBS)
+    assert [line.split()[0] for line in lines[3:]] == list(cli.VERBS)
     parts = [[verb, part] for verb, of in PARTS.items() for part in of.split()]
     for words in [*([verb] for verb in cli.VERBS), *parts]:
         with pytest.raises(SystemExit) as stop:
@@ -56,24 +59,25 @@ def test_help_is_complete_and_readable(capsys):
 
 def test_the_short_help_and_all_of_it(capsys, monkeypatch):
     configs = (PretrainConfig, FinetuneConfig, ProbeConfig, ImportConfig)
+    configs += (QuickstartConfig, ReproduceConfig, data_verb.inspect, data_verb.show)
     for (verb, page), config in zip(usage.PAGES.items(), configs, strict=True):
         for width in (60, 80, 100):
             monkeypatch.setenv("COLUMNS", str(width))
             with pytest.raises(SystemExit):
-                cli.main(["help", verb])
+                cli.main(["help", *verb.split()])
             lines = capsys.readouterr().out.splitlines()
             assert max(map(len, lines)) <= width and (len(lines) <= 50 or width == 60), verb
         with pytest.raises(SystemExit):
-            cli.main([verb, "--help-all"])
+            cli.main([*verb.split(), "--help-all"])
         everything = re.findall(r"(--[a-z0-9-]+)", capsys.readouterr().out)
         flags = {flag.flag for flag in flags_of(config) if not flag.positional} | {"--help"}
         trained = {"--config"} if verb in cli.WITH_FILE else set()
         assert flags <= set(everything)
         shown = {f"--{name}" for options in page.options.values() for name in options}
-        assert shown <= flags | trained and len(shown) > 5
+        assert shown <= flags | trained and len(shown) >= 5
         count = len(flags_of(config)) + len(trained)
         assert f"--help-all` shows all {count} options" in " ".join(lines)
-        for example in page.examples:  # whose options go together
+        for example in page.examples if isinstance(config, type) else ():  # that go together
             cli._parse(config, verb, example.split()[1:])
 
 
@@ -85,8 +89,8 @@ def test_flags_are_those_that_the_command_line_has():
     flags = {flag.flag: flag for flag in flags_of(PretrainConfig, experiments.find(MOCO))}
     assert flags["--epochs"].default == 200 and flags["--data"].default == "cifar10"
     assert "--source" not in flags and flags["--decay-at"].kind is float
-    assert [flag.flag for flag in flags_of(data_verb.show)][-4:] == [
-        *("--image-size", "--count", "--seed", "--out")
+    assert [flag.flag for flag in flags_of(data_verb.show)][-5:] == [
+        *("--image-size", "--count", "--seed", "--out", "--runs-dir")
     ]
 
 
@@ -131,7 +135,14 @@ def test_wrong_options_are_told_in_one_line(capsys):
         ("finetune NAME --lr=0.1", "no option --lr; take --learning-rates"),
         ("pretrain --loss simclr", "pretrain: no --loss simclr; take nt_xent"),
         ("pretrain --data CIFAR10", "did you mean 'cifar10'?"),
-        ("pretrain --epochs many", "Error parsing --epochs"),
+        ("pretrain --epochs many", "pretrain: --epochs many: must be a whole number"),
+        ("pretrain --learning-rate x", "--learning-rate x: must be a number"),
+        ("pretrain --devices cpu", "must be a whole number; the kind of device is JAX's"),
+        ("pretrain --data a.zip b.zip c.zip", "one path: put a.zip and b.zip into one folder"),
+        ("features NAME --out x.npy --images a.jpg b.jpg", "put a.jpg and b.jpg into one folder"),
+        ("reproduce --list", "leave it out: `reproduce` alone lists"),
+        ("list", "did you mean 'data list'?"),
+        ("chen/figureB1", "did you mean 'reproduce chen/figureB1'?"),
         ("pretrain --nesterov 3", "Unrecognized options: 3; options: pretrain --help-all"),
         ("export NAME", "export: --out is missing: the file to write"),
         ("data", "name one of list, prepare"),
@@ -141,6 +152,30 @@ def test_wrong_options_are_told_in_one_line(capsys):
         ("export --out x.npz", "export: RUN is missing: the run: its folder"),
     ):
         assert said in fails(capsys, *line.split()), line
+
+
+def test_a_new_run_is_told_with_the_name_that_may_be_meant(tmp_path, capsys):
+    for name in ("pets", "birds-1"):
+        write_json(tmp_path / name / "config.json", {})
+    for name, hint in (("pest", "; did you mean 'pets'?"), ("birds-2", ""), ("pets", None)):
+        cli._say_if_new(PretrainConfig(name=name, runs_dir=str(tmp_path)))
+        line = f"new run {tmp_path / name}: digits, small_cnn, 200 epochs{hint}\n"
+        assert capsys.readouterr().err == ("" if hint is None else line)
+
+
+def test_what_is_logged_is_a_line_without_a_prefix(capsys, monkeypatch):
+    logger = logging.getLogger("hypersphere_jax")
+    before = logger.level, logger.propagate, list(logger.handlers)
+
+    def verb(parse):
+        logger.info("text is prepared")
+        for folder in ("", f"{os.getcwd()}/"):
+            logger.warning("%spets: %d left out", folder, 2)
+
+    monkeypatch.setitem(cli.VERBS, "probe", verb)
+    assert cli.main(["probe"]) == 0
+    assert capsys.readouterr().err == "text is prepared\nwarning: pets: 2 left out\n"
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
 
 
 def test_version(capsys):
@@ -176,7 +211,6 @@ def test_a_flag_overrides_an_experiment_and_the_rest_stays():
 def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
     for error, status, said in (
         (Stopped("saved: go on"), 0, "saved: go on"),
-        (KeyboardInterrupt(), 0, "to go on"),
         (OSError(28, "No space left", "file"), 2, "error: No space left (file)"),
     ):
         monkeypatch.setattr(loop, "train", Mock(side_effect=error))

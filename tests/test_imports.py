@@ -12,7 +12,7 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras signals",
+    "config extras signals terminal",
     "files losses moco packing theory training.processes",
     "augment data models training.progress training.sharding",
     "data.batches training.checkpoint training.extension training.metrics_log training.objectives"
@@ -108,9 +108,14 @@ assert not late & set(sys.modules)
     assert done.returncode == 0, done.stderr
     # The command line's help needs no jax; names are there all the same.
     code = """
-import sys
+import contextlib, sys
 import hypersphere_jax.cli
+for verb in hypersphere_jax.cli.VERBS:
+    with contextlib.suppress(SystemExit):
+        hypersphere_jax.cli.main([verb, "--help"])
 assert not {"jax", "numpy"} & set(sys.modules)
+hypersphere_jax.cli.main(["data", "list"])
+assert "jax" not in sys.modules
 assert {"align_loss", "load", "losses"} <= {*dir(hypersphere_jax), "losses"}
 assert hypersphere_jax.losses.align_loss is hypersphere_jax.align_loss
 assert not hasattr(hypersphere_jax, "nothing")

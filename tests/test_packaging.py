@@ -133,6 +133,8 @@ def test_a_module_that_no_extra_has_is_an_error_as_it_is(monkeypatch):
         raise ModuleNotFoundError("No module named 'mine'", name="mine")
 
     monkeypatch.setattr(cli, "main", lacking)
+    monkeypatch.setattr(__main__.signals, "answer_signals", lambda: None)  # they are this process's
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # is given back
     with pytest.raises(ModuleNotFoundError, match="mine"):
         __main__.main()
 
@@ -155,12 +157,12 @@ def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tm
 def test_commands_are_named_as_they_were_called(monkeypatch):
     for called, program, command in (
         ("run.py", "python run.py", "python run.py probe 'a b'"),
-        ("/x/run.py", "python run.py", "python /x/run.py probe 'a b'"),
+        ("/x y/run.py", "python '/x y/run.py'", "python '/x y/run.py' probe 'a b'"),
         ("/x/bin/hypersphere-jax", "hypersphere-jax", "hypersphere-jax probe 'a b'"),
         ("/x/hypersphere_jax/__main__.py", *["python -m hypersphere_jax"] * 2),
     ):
         monkeypatch.setattr(sys, "argv", [called, "probe", "a b"])
-        assert cli._program() == program and cli._command().startswith(command)
+        assert cli.program() == program and cli._command().startswith(command)
 
 
 def parsed(tmp_path, text, *flags, verb="pretrain", cls=PretrainConfig, name="options.yaml"):

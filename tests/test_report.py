@@ -11,8 +11,10 @@ import pytest
 from rich.text import Text
 
 from hypersphere_jax import plots, report, runs_page
-from hypersphere_jax.config import UserError
+from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.evaluate import results_file
+
+EPOCHS = PretrainConfig().optimizer.epochs
 
 
 def parsed(path):
@@ -83,6 +85,9 @@ def test_tables_of_narrow_terminals_cut_nothing(monkeypatch, capsys):
             assert len(lines) == 1 + 2 * lines_of_a_row
 
 
+OPTIONS = {"model": {"dim": 33, "layers": [1, 2]}, "<i>": None, "optimizer": {"epochs": EPOCHS}}
+
+
 def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"a picture")
@@ -91,7 +96,7 @@ def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
         ("text", "Alignment < uniformity & so on."),
         ("table", ["name", "top-1 (%)"], [["<script>alert(1)</script>", 97.25], ["b", None]]),
         ("figure", picture, 'A "caption"'),
-        ("config", {"model": {"dim": 32, "layers": [1, 2]}, "<i>": None}),
+        ("config", OPTIONS),
         ("command", "python run.py probe runs/a && echo done"),
     ]
     path = report.write_page(tmp_path / "new" / "page.html", "Run <b>1</b>", blocks)
@@ -100,7 +105,9 @@ def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
     assert "http" not in path.read_text() and "url(" not in path.read_text()
     assert not tags & {"script", "b", "i", "link"}
     said = {"Run <b>1</b>", blocks[1][1], "<script>alert(1)</script>", "97.25"}
-    assert said | {"model.layers", "[1, 2]", "<i>", blocks[5][1]} <= set(text)
+    assert said | {"model layers", "[1, 2]", "<i>", blocks[5][1]} <= set(text)
+    # Of options what is no default stands open, the rest is folded.
+    assert text.index("--dim") < text.index("Defaults") < text.index("--epochs")
     # It is replaced whole or not at all.
     with pytest.raises(FileNotFoundError):
         report.write_page(path, "new", [("figure", tmp_path / "missing.png", "none")])
@@ -115,10 +122,10 @@ def test_run_report_shows_the_run(tmp_path, curves):
     _, text, pictures = parsed(report.run_report(run))
     assert pictures == [b"curves", b"augmented_views", b"nearest_neighbours", b"another"]
     assert [record["step"] for record in curves[0][run.name]] == [0, 10, 20, 30, 40]
-    assert {run.name, "97.25", "-3.875", "config.model.init_from", "day 0"} <= set(text)
+    assert {run.name, "97.25", "-3.875", "model init from", "day 0"} <= set(text)
     # What is no score stands above the table.
     assert "file lbfgs, split test, n 397, chosen C=0.0001" in text
-    assert any("step=40, loss=0.2" in said for said in text)
+    assert any("step 40, loss 0.2" in said for said in text)
     # What to type next: the last session's command continues the run.
     assert text[-1].splitlines()[::3] == [f"python run.py probe '{run}'", "python last"]
     (run / "metrics.jsonl").write_text(  # as a kill leaves it
@@ -144,9 +151,9 @@ def test_runs_are_compared(tmp_path, curves):
     assert pictures == [b"curves"] and (tmp_path / "sweep_curves.png").is_file()
     assert [records[0]["loss"] for records in curves[0].values()] == [4, 5]
     assert text.count("lbfgs") == 2  # the table's title, and the row of both runs' mean
-    assert "97.25 ± 0.00 (2 runs)" in text and "Means over seeds" in text
+    assert "97.25 ± 0.00 (SD, 2 runs)" in text and "Means over seeds" in text
     settings = text[text.index("Settings that differ") + 1 : text.index("Training")]
-    assert settings == ["run", "seed", "run3", "3", "run4", "4"]
+    assert settings == ["run", "--seed", "run3", "3", "run4", "4"]
 
 
 def test_an_evaluation_writes_the_page_anew(tmp_path, curves, caplog):
@@ -163,9 +170,31 @@ def test_an_evaluation_writes_the_page_anew(tmp_path, curves, caplog):
     _, text, _ = parsed(run / "report.html")
     assert {"97.25", "fine-tuned from this run", "88.25"} <= set(text)
     assert f"{other}: its page is not written" in caplog.text
+    result = {"protocol": "lbfgs", "top1": 97.25, "step": 40}
+    (run / "eval" / "lbfgs.json").write_text(json.dumps(result))
+    (run / "eval" / "old.json").write_text(json.dumps(result | {"step": 20}))
     os.utime(run / "metrics.jsonl")  # it trained on
     report.refreshed([run])
     assert len(curves) == 3
+    _, text, _ = parsed(run / "report.html")
+    assert "40" in text and "20 of 40" in text
+
+
+def test_the_next_commands_are_those_that_work(tmp_path, monkeypatch):
+    """By what is on record of the data; also without a record, and as the program was called."""
+    monkeypatch.setattr("sys.argv", ["/x/run.py"])
+    run = make_run(tmp_path / "a")
+    record = json.loads((run / "config.json").read_text())
+    every = [f"probe {run}", f"metrics {run}", f"finetune {run}"]
+    of_train = [f"metrics {run} --split train"]
+    for data, verbs in (
+        (None, every),
+        ({"labels": True, "test_split": True}, every),
+        ({"labels": False, "test_split": True}, every[1:2]),
+        ({"labels": True, "test_split": False}, of_train),
+    ):
+        (run / "config.json").write_text(json.dumps(record | ({"data": data} if data else {})))
+        assert report.next_commands(run) == [f"python /x/run.py {verb}" for verb in verbs]
 
 
 def score(folder, top1, uniform, seed=0, tau=0.5, n=397):
@@ -193,27 +222,31 @@ def test_differences_have_intervals(tmp_path, curves):
     other = score(tmp_path / "other", 60.0, -2.5, tau=0.1, n=80)
     said, *cells = differences([other, one], tmp_path / "runs.html")
     assert "to other." in said and "Newcombe" in said and "standard errors" in said
-    assert "Welch" not in said and "seed" not in said
+    assert "Welch" not in said
     rows = [cells[start : start + 6] for start in range(6, len(cells), 6)]
     assert rows[:2] == [
         ["top-1 (%)", "lbfgs", "other", "60.00", "-", "-"],
         ["top-1 (%)", "lbfgs", "one", "80.00", "+20.00", "+5.24 to +33.39"],
     ]
-    assert rows[3][3:] == ["-3.000 ± 0.040", "-0.500", "-0.611 to -0.389"]
+    assert rows[3][3:] == ["-3.000 ± 0.040 (SE)", "-0.500", "-0.611 to -0.389"]
     more = [score(tmp_path / f"s{seed}", 82.0 + seed, -3.0, seed) for seed in (1, 2)]
     more += [score(tmp_path / "other1", 62.0, -2.5, seed=1, tau=0.1)]
     said, *cells = differences([one, *more, other], tmp_path / "runs.html")
     rows = [cells[start : start + 6] for start in range(6, len(cells), 6)]
     assert "Welch" in said and "Newcombe" not in said and "to one, s1, s2." in said
     assert [row[2:5] for row in rows[:2]] == [
-        ["one, s1, s2", "82.33 ± 2.08 (3 runs)", "-"],
-        ["other1, other", "61.00 ± 1.41 (2 runs)", "-21.33"],
+        ["one, s1, s2", "82.33 ± 2.08 (SD, 3 runs)", "-"],
+        ["other1, other", "61.00 ± 1.41 (SD, 2 runs)", "-21.33"],
     ]
+    # One run of a group, and one run against several.
+    (more[2] / "eval" / "lbfgs.json").unlink()
+    _, *cells = differences([one, *more, other], tmp_path / "runs.html")
+    assert cells[14:18] == ["other (1 of 2 runs)", "60.00", "-22.33", "one run: no interval"]
     # Of other data there is a value, and no difference.
     result = {"protocol": "lbfgs", "data": "cifar10", "top1": 50.0, "n": 10_000}
     (other / "eval" / "lbfgs.json").write_text(json.dumps(result))
     _, *cells = differences([one, other], tmp_path / "runs.html")
-    assert cells[12:18] == ["top-1 (%)", "lbfgs", "other", "50.00", "-", "-"]
+    assert cells[12:18] == ["top-1 (%)", "lbfgs", "other", "50.00", "other data", "-"]
 
 
 def test_losses_that_do_not_compare_are_told_apart():

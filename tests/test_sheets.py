@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,6 +57,13 @@ def test_views_are_of_the_images_that_train(image_run, monkeypatch):
     assert "recipe digits, 8 pixels" in title and names == ["zero"] * 9
     assert {image.shape for image in images} == {(sheets.SIDE, sheets.SIDE, 3)}
     assert shown[:, 0].max() == 0 and shown[:, 1].min() == 1
+
+
+def test_images_without_a_label_have_names_of_files():
+    files = ["in/a.png", "in.zip/2024-holiday-000123.jpg"]
+    source = [{"image": None, "label": -1, "file": file} for file in files]
+    _, names = sheets.read_images([*source, {"image": None, "label": -1}], range(3), Mock())
+    assert names == ["a", "…iday-000123", "image 2"]
 
 
 def test_what_cannot_be_drawn_is_warned_of(image_run, tmp_path, monkeypatch, caplog):

@@ -31,13 +31,16 @@ def metric_planes(
         style = {"cmap": "RdYlBu_r" if lower_is_better else "RdYlBu", "edgecolor": "black"}
         dots = axes.scatter(align[order], uniform[order], 45, values[order], zorder=3, **style)
         figure.colorbar(dots, label=label)
+        middle = (align.min() + align.max()) / 2
         for encoder in encoders:
-            place = (encoder["align"], encoder["uniform"])
-            axes.annotate(encoder.get("name", ""), place, (7, 5), textcoords="offset points")
+            place, right = (encoder["align"], encoder["uniform"]), encoder["align"] > middle
+            beside = {"xytext": (-7 if right else 7, 5), "ha": "right" if right else "left"}
+            axes.annotate(encoder.get("name", ""), place, **beside, textcoords="offset points")
         if optimum is not None:
-            axes.axhline(optimum, color="black", ls="--", lw=1, label=f"optimum {optimum:.3f}")
-            axes.legend(loc="upper right")
-            axes.margins(x=0.3, y=0.15)  # room for names
+            axes.axhline(optimum, color="black", ls="--", lw=1)
+            on_line = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+            axes.annotate(f"optimum {optimum:.3f}", (0, optimum), (5, 4), **on_line)
+            axes.margins(x=0.15, y=0.15)  # room for names
         axes.set_title(f"{title}: {len(encoders)} encoders")
         axes.set_xlabel(f"← better    {ALIGN_LABEL}")
         axes.set_ylabel(f"← better    {UNIFORM_LABEL}")

@@ -8,8 +8,11 @@ import inspect
 import itertools
 import json
 import operator
+import shlex
+import sys
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 SEEDS = f"[0, {2**32})"
@@ -35,6 +38,16 @@ def require(condition: bool, message: str) -> None:
     """Raise `UserError(message)` unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+def program() -> str:
+    """How the command line was called, such as `python run.py` or `hypersphere-jax`."""
+    called = Path(sys.argv[0])
+    if called.name == "hypersphere-jax":
+        return called.name
+    if called.name == "__main__.py" and called.parent.name == "hypersphere_jax":
+        return "python -m hypersphere_jax"
+    return f"python {shlex.quote(sys.argv[0])}" if called.name == "run.py" else "python run.py"
 
 
 def check_range(config: Any, interval: str, *names: str) -> None:

@@ -21,6 +21,7 @@ from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, t
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
+from hypersphere_jax.terminal import say
 
 # Data sets with a name, and their augmentation recipes. Other names are TensorFlow Datasets'.
 NAMED = {
@@ -64,7 +65,7 @@ class Dataset(NamedTuple):
 
 @functools.cache
 def _say_once(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line, sys.stderr)
 
 
 def load(config: DataConfig, say: Callable[[str], None] = _say_once) -> Dataset:
@@ -230,13 +231,18 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
     try:
         return *tfds.open_tfds(name, where), recipe
     except UserError as error:
-        hint = "" if name in NAMED else did_you_mean(name, NAMED)
-        same = plain(name) in map(plain, NAMED) and hint
-        raise UserError(f"no data set {name!r}{hint}" if same else f"{error}{hint}") from error
+        hint, line = "" if name in NAMED else did_you_mean(name, NAMED), str(error)
+        if hint and plain(name) in map(plain, NAMED):
+            line = f"no data set {name!r}"
+        elif isinstance(error, tfds.NotPrepared) and name not in NAMED:
+            root = tfds.data_root(where)
+            line = f"no file or folder {name}, and no data set of that name is prepared in {root}"
+            line += " (see `data list`, `data prepare`)"
+        raise UserError(line + hint) from error
 
 
 def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
-    require(path.exists(), f"no file or folder {path}: --data takes a name, or one that exists")
+    require(path.exists(), f"no file or folder {path}")
     if path.suffix == ".npz":
         return arrays.from_npz(path)
     if path.suffix == ".npy":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import augment, data, plots, sheets
+from hypersphere_jax import data
 from hypersphere_jax.config import (
     InspectConfig,
     PrepareConfig,
@@ -16,11 +16,12 @@ from hypersphere_jax.config import (
     UserError,
     require,
 )
+from hypersphere_jax.config.base import program
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
-from hypersphere_jax.data.statistics import statistics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.report import print_table
+from hypersphere_jax.terminal import say
 from hypersphere_jax.training.progress import track
 
 FEW_CLASSES = 20  # whose counts are printed one by one
@@ -39,15 +40,15 @@ def list_names(data_dir: str | None = None) -> None:
         place = data.EMBEDDED.get(name, "not prepared")
         if name == "books" and data_dir and root.is_dir() and data.is_text(root):
             place = str(root)
-        elif name != "books" and name not in data.EMBEDDED:
+        elif name != "books" and name not in data.EMBEDDED and (root / name).is_dir():
             with contextlib.suppress(UserError):
                 place = str(tfds.find_prepared(name, root)[0])
         rows.append((name, recipe, place))
     print_table(["name", "recipe", "where"], rows)
-    print(
+    say(
         f"\nPrepared data are looked for in {root}.\n"
-        "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of\n"
-        "images (SPLIT/CLASS/file, CLASS/file, or files alone), .npz and .npy files, and a folder\n"
+        "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of "
+        "images (SPLIT/CLASS/file, CLASS/file, or files alone), .npz and .npy files, and a folder "
         "or file of text."
     )
 
@@ -56,14 +57,14 @@ def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
     folder = tfds.prepare(config.name, config.data_dir)
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
-    print(f"prepared: {folder}\nlook at it: python run.py data inspect {config.name}{where}")
+    say(f"prepared: {folder}\nlook at it: {program()} data inspect {config.name}{where}")
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
     """Turn text files into a corpus of sentences, as numbers of words, to train on."""
     is_new = text.prepare_text(config, lambda files: track(files, "reading"))
-    print(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {config.out}")
-    print(f"look at it: python run.py data inspect {config.out}")
+    say(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {config.out}")
+    say(f"look at it: {program()} data inspect {config.out}")
 
 
 def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
@@ -76,11 +77,13 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
       sample: Images of each split to decode, evenly spread over it; 0: all.
       out: Also write these numbers, as JSON.
     """
+    from hypersphere_jax.data.statistics import statistics
+
     require(sample >= 0, f"--sample {sample}: must be at least 0")
     if data.text_folder(config) is not None:
         _inspect_text(config, out)
         return
-    dataset = data.load(config, print)
+    dataset = data.load(config, say)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain
@@ -98,7 +101,7 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
         moments = (" ".join(f"{x:.4f}" for x in each[:3]) for each in (result.mean, result.std))
         rate = round(result.images_per_s)
         pixels.append((name, result.read, result.unreadable, *moments, rate))
-        print(f"{name}: {source.origin}")
+        say(f"{name}: {source.origin}")
     if out is not None:
         write_json(out, {name: result._asdict() for name, result in results.items()})
     print()
@@ -113,7 +116,7 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     print(f"\nrecipe: {config.recipe or dataset.recipe}")
     first = results["train"]
     if first.grey and first.smallest[2] == 3:
-        print("grey: all images that were read are; --channels 1 makes encoders of one channel")
+        say("grey: all images that were read are; --channels 1 makes encoders of one channel")
 
 
 def show(
@@ -122,6 +125,7 @@ def show(
     count: int = 12,
     seed: int = 0,
     out: Path | None = None,
+    runs_dir: str = "runs",
 ) -> None:
     """Draw images of the training split, each with its two views by a recipe.
 
@@ -130,8 +134,11 @@ def show(
       image_size: Side of the views, pixels; None: as the longest side of an image shown.
       count: Images on the sheet, evenly spread over the split.
       seed: Seed of the views.
-      out: The picture (PNG); None: runs/data/NAME-RECIPE.png.
+      out: The picture (PNG); None: RUNS_DIR/data/NAME-RECIPE.png.
+      runs_dir: Folder of all runs.
     """
+    from hypersphere_jax import augment, plots, sheets
+
     require(count >= 1, f"--count {count}: must be at least 1")
     require(image_size is None or image_size >= 4, f"--image-size {image_size}: at least 4 pixels")
     is_text = data.text_folder(config) is not None
@@ -147,10 +154,10 @@ def show(
     except ValueError as error:
         raise UserError(f"--recipe {recipe}: {error}") from error
     stem = Path(config.name).stem
-    path = out or Path("runs/data") / f"{stem}-{recipe}.png"
+    path = out or Path(runs_dir, "data", f"{stem}-{recipe}.png")
     title = f"{stem}: views by recipe {recipe}, {size} pixels"
     plots.view_sheet(title, names, [image / 255 for image in images], views, path)
-    print(path)
+    say(str(path))
 
 
 def _inspect_text(config: InspectConfig, out: Path | None) -> None:
@@ -165,7 +172,7 @@ def _inspect_text(config: InspectConfig, out: Path | None) -> None:
         words = f"{result['words_mean']:.1f}", f"{result['words_95']:.0f} or less"
         shares = f"{result['unknown_share']:.2%}", f"{result['cut_share']:.2%}"
         rows.append((name, *numbers, *words, *shares))
-        print(f"{name}: {corpus.origin}")
+        say(f"{name}: {corpus.origin}")
     if out is not None:
         write_json(out, results)
     print()

@@ -1,5 +1,6 @@
 """Images in files: SPLIT/CLASS/file, CLASS/file or files alone, in folders and zip files."""
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -26,6 +27,7 @@ from hypersphere_jax.data.listing import (
     list_split,
     only_images,
     open_zip,
+    warn_of_others,
     zips_alone,
 )
 from hypersphere_jax.data.source import Sample, UnreadableImage
@@ -46,7 +48,7 @@ class ImageFiles:
     A folder holds SPLIT/CLASS/file (files may lie deeper still), SPLIT.zip, zip files whose names
     begin with the split (`train-000.zip`, …), or other zip files, which count as one with all that
     is in them. A zip file holds SPLIT/CLASS/file, perhaps below one common folder, or CLASS/file if
-    its name is that of the split. Where there is no folder `test`, `val` or `validation` is it.
+    its name is that of the split. Where there is no `test`, `val`, `valid` or `validation` is it.
     Without folders of classes the images of a split have no labels.
 
     Data without splits hold CLASS/file, perhaps below one common folder, where each folder of a
@@ -65,6 +67,7 @@ class ImageFiles:
 
     Attributes:
       layout: of data without splits, what they were taken for, in words.
+      places: the folder, or the zip files, that its images are in.
 
     Raises:
       NoSplit: when there is no such split.
@@ -86,7 +89,7 @@ class ImageFiles:
             files = below(listing, present) if listing.folders else listing.loose
         except OSError as error:
             raise UserError(f"{root} cannot be read: {error}") from error
-        self.origin, self.layout, self._places = listing.origin, listing.layout, listing.places
+        self.origin, self.layout, self.places = listing.origin, listing.layout, listing.places
         # By folder, then by name: files of inner folders come last.
         files = sorted(files, key=lambda file: (file.name.rpartition("/"), file.place))
         images = only_images(files, self.origin)
@@ -116,11 +119,11 @@ class ImageFiles:
             image = decode(self._read(i))
         except Exception as error:  # damaged files bring about many types
             raise UnreadableImage(f"{self.file(i)}: {reason(error)}") from error
-        return {"image": image, "label": int(self.labels[i])}
+        return {"image": image, "label": int(self.labels[i]), "file": self.file(i)}
 
     def file(self, i: int) -> str:
         """The path of an image, through its zip file if it is in one."""
-        place = self._places[self._place_of[i]]
+        place = self.places[self._place_of[i]]
         return f"{place.shown}/{self._names[i].removeprefix(place.folder)}"
 
     @functools.cached_property
@@ -141,7 +144,7 @@ class ImageFiles:
         digest = hashlib.sha256(repr(self.class_names).encode())
         for file in zip(self._names, self._sizes.tolist(), self._checksums.tolist(), strict=True):
             digest.update("{}\0{}\0{}\0".format(*file).encode(errors="surrogateescape"))
-        if self._places[0].archive is None:
+        if self.places[0].archive is None:
             is_large = self._sizes.sum() > DIGEST_BYTES
             step = max(1, len(self) // DIGEST_FILES) if is_large else 1
             with thread_pool(THREADS) as pool:
@@ -163,7 +166,7 @@ class ImageFiles:
             return None
 
     def _open(self, i: int) -> IO[bytes]:
-        place = self._places[self._place_of[i]]
+        place = self.places[self._place_of[i]]
         name = place.prefix + self._names[i].removeprefix(place.folder)
         if place.archive is None:
             return open(name, "rb")
@@ -197,10 +200,12 @@ def open_image_files(
         raise no_train  # a test split alone
     if not train.class_names:
         check_beside(root)
-    try:
-        return train, ImageFiles(root, "test", classes, on_bad, like=train)
-    except NoSplit:
-        return train, None
+    test = None
+    with contextlib.suppress(NoSplit):
+        test = ImageFiles(root, "test", classes, on_bad, like=train)
+    if len(train.places) == 1:  # of several zips all is taken
+        warn_of_others(root, [train.places[0], *(test.places[:1] if test else ())])
+    return train, test
 
 
 def is_image_tree(root: Path) -> bool:

@@ -20,7 +20,7 @@ from hypersphere_jax.data.threads import thread_pool
 logger = logging.getLogger("hypersphere_jax")
 
 EXTENSIONS = ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "tif", "tiff", "webp", "gif")
-SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}  # and what they are called
+SPLITS = {"train": ("train",), "test": ("test", "val", "valid", "validation")}  # and their names
 LAYOUTS = (
     "accepted are train/CLASS/file and test/CLASS/file (or val/), CLASS/file, and images without "
     "class folders; in a folder, a zip file or several"
@@ -155,9 +155,9 @@ def list_all(root: Path) -> Listing:
     listing = _list_everything(root)
     every = [*listing.loose, *below(listing, listing.folders)]
     found = only_images(every, listing.origin)
-    kinds = collections.Counter(Path(file.name).suffix.lower() or "other" for file in every)
-    names = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5)) or "nothing"
-    require(bool(found), f"{root} has no image, but {names}: {LAYOUTS}")
+    names = _kinds(file.name for file in every)
+    lacks = f"has no image, but {names}" if names else "has no files"
+    require(bool(found), f"{root} {lacks}: {LAYOUTS}")
     common = posixpath.commonpath({file.name.rpartition("/")[0] for file in found})
     start = f"{common}/" if common else ""
     places = [
@@ -202,9 +202,14 @@ def only_images(files: Sequence[File], origin: str) -> list[File]:
     """Those that are images by their names; the others are logged, if there is an image."""
     found = [file for file in files if _is_image(file.name)]
     if found and (others := sorted({file.name for file in files} - {file.name for file in found})):
-        message = "%s: left out files that are no images (%d): %s"
-        logger.warning(message, origin, len(others), some(others))
+        message = "%s: left out files that are no images (%s): %s"
+        logger.warning(message, origin, _kinds(others), some(others))
     return found
+
+
+def _kinds(names: Iterable[str]) -> str:
+    kinds = collections.Counter(Path(name).suffix.lower() or "other" for name in names)
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
 
 
 def _check_split_names(where: str, folders: set[str]) -> None:
@@ -235,6 +240,30 @@ def check_beside(root: Path) -> None:
         f"{root}: 'train' has no class folders, and there are images in {some(beside)} beside it: "
         "if all of these are classes, move them into a folder train; call a test split test",
     )
+
+
+def warn_of_others(root: Path, used: Sequence[Place]) -> None:
+    """Logs the folders with images that lie beside those of the splits, and are left out."""
+    if root.is_dir():
+        with os.scandir(root) as entries:
+            tops = {e.name for e in entries if e.is_dir() and not _is_hidden(e.name)}
+        tops -= {Path(place.shown).relative_to(root).parts[0] for place in used}
+        others = [top for top in tops if _has_image(root / top)]
+    else:
+        above = used[0].prefix.rstrip("/").rpartition("/")[0]
+        start = f"{above}/" if above else ""
+        names = (member.filename for member in _read_zip(root))
+        images = [n for n in names if n.startswith(start) and _is_image(n)]
+        images = [n for n in images if not any(n.startswith(place.prefix) for place in used)]
+        others = list({n.removeprefix(start).partition("/")[0] for n in images if "/" in n})
+    if others:
+        splits = " and ".join(Path(place.shown).name for place in used)
+        message = "%s: left out folders with images beside %s: %s"
+        logger.warning(message, root, splits, some(sorted(others)))
+
+
+def _has_image(folder: Path) -> bool:
+    return any(_is_image(name) for *_, names in os.walk(folder) for name in names)
 
 
 def _check_copies(root: Path, places: list[Place], files: list[File]) -> None:

@@ -5,10 +5,8 @@ import dataclasses
 import functools
 import gc
 import logging
-import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from hypersphere_jax import signals
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.data.threads import thread_pool
@@ -218,9 +217,4 @@ def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tupl
 def _follow_parent(index: int, count: int) -> None:
     """Leaves Ctrl-C, which a terminal sends to all, to the parent process; ends when that does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    signals.end_with_parent()

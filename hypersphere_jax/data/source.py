@@ -12,6 +12,7 @@ class Sample(TypedDict):
 
     image: np.ndarray  # uint8 [h, w, c]
     label: int  # -1 where there is none
+    file: NotRequired[str]  # its path, of images in files
     depth: NotRequired[np.ndarray]  # float32 [h, w], metres, where the data have it
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.config.base import program
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
@@ -20,6 +21,10 @@ from hypersphere_jax.files import atomic_write
 FORMAT = "array_record"
 MODES = {1: "L", 4: "RGBA"}  # of Pillow, by number of channels, other than RGB
 DIGEST_BYTES = 16384  # of both ends of each file
+
+
+class NotPrepared(UserError):
+    """There is no such data set, or not yet."""
 
 
 class TfdsSource:
@@ -141,12 +146,15 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
 
     root = data_root(data_dir)
     where = f" --data-dir {data_dir}" if data_dir else ""
-    command = f"`python run.py data prepare {name}{where}`"
+    command = f"`{program()} data prepare {name}{where}`"
     try:
         builder = builder_from_files(name, data_dir=str(root))
     except Exception as error:  # TFDS names no common kind
-        line = str(error).partition("\n")[0]
-        raise UserError(f"{name} is not prepared in {root}: run {command} ({line})") from error
+        if (root / name.partition("/")[0].partition(":")[0]).is_dir():  # of it something is there
+            line = str(error).partition("\n")[0]
+            raise UserError(f"{name} is not prepared in {root}: run {command} ({line})") from error
+        or_folder = "" if data_dir else ", or name the folder of its images with --data-dir"
+        raise NotPrepared(f"{name} is not prepared in {root}: run {command}{or_folder}") from error
     folder, formats = Path(builder.data_path), builder.info.available_file_formats()
     formats = [form.value for form in formats]
     require(

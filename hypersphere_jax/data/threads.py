@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def thread_pool(threads: int | None) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    """An executor; at an error, or Ctrl-C, what has not begun is dropped rather than waited for."""
+    """An executor; at an error what has not begun is dropped rather than waited for."""
     executor = concurrent.futures.ThreadPoolExecutor(threads)
     try:
         yield executor

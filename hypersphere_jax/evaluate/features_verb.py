@@ -37,6 +37,13 @@ class Written(NamedTuple):
     labelled: bool  # whether every image has a label
 
 
+class _File(Arrays):
+    """The image of one file."""
+
+    def file(self, i: int) -> str:
+        return self.origin
+
+
 class _Split:
     """Images of one split, and which of them could be read."""
 
@@ -134,7 +141,7 @@ def _named(config: FeaturesConfig) -> tuple[Source, Source | None]:
             image = decode(path.read_bytes())
         except Exception as error:  # of nearly any type, for a damaged file
             raise UserError(f"{path}: {reason(error)}") from error
-        return Arrays(image[None], np.array([-1]), (), str(path)), None
+        return _File(image[None], np.array([-1]), (), str(path)), None
     options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
     return data.as_they_lie(DataConfig(name=config.images, **options))
 
@@ -206,7 +213,7 @@ def _write_table(path: Path, splits: list[_Split]) -> None:
 
 def _names(source: Any) -> Callable[[int], str] | None:
     """What maps numbers of a source to paths of files; None where images are no files."""
-    if isinstance(source, ImageFiles):
+    if isinstance(source, ImageFiles | _File):
         return source.file
     name_of = _names(source.source) if hasattr(source, "source") else None
     if name_of is not None and isinstance(source, subsets.Subset):

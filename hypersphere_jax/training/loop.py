@@ -1,13 +1,14 @@
 """The training loop: from a config to a run's folder, resumable at any step."""
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from hypersphere_jax import data, models
+from hypersphere_jax import data, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.data.batches import device_batches, is_resident
 from hypersphere_jax.data.sampling import make_sampler
@@ -19,6 +20,8 @@ from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.recorder import Evaluate, Recorder
 from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state, make_step_of
+
+IN_FLIGHT = 2  # steps that are not yet completed when a further one begins
 
 
 class Job(NamedTuple):
@@ -42,12 +45,17 @@ class Run(NamedTuple):
     recorder: Recorder
 
 
-def train(config: PretrainConfig, command: str = "") -> Path:
+def train(
+    config: PretrainConfig,
+    command: str = "",
+    opened: Callable[[PretrainConfig], None] = lambda config: None,
+) -> Path:
     """Trains an encoder, or continues the run that is in its folder.
 
     Args:
       config: all of the run.
       command: what the user typed, for the line that says how to continue.
+      opened: is called with the whole config, once the data are there, by the first process.
 
     Returns:
       The run's folder (see docs/runs.md).
@@ -59,7 +67,10 @@ def train(config: PretrainConfig, command: str = "") -> Path:
     """
     processes.initialize(config.runtime)
     with processes.exit_on_error():
-        return train_job(open_job(config), command)
+        job = open_job(config)
+        if processes.is_first():
+            opened(job.config)
+        return train_job(job, command)
 
 
 def train_job(job: Job, command: str) -> Path:
@@ -120,10 +131,12 @@ def fit(
     epochs = recorder.config.evaluate.eval_every_epochs or 1
     every = epochs * recorder.steps_per_epoch
     with (
-        StopSignals(command) as stop,
+        StopSignals(command, f"all steps are done and saved in {recorder.where}") as stop,
         recorder.progress_bar(),
         contextlib.closing(batches),
     ):
+        in_flight: deque[tuple[int, Any]] = deque()
+        signals.set_answer(processes.COMPILING)
         for done in range(recorder.start, total):
             if processes.should_stop(stop.asked, done - recorder.start):
                 recorder.save(done, state)
@@ -137,17 +150,20 @@ def fit(
                 raise
             state, metrics = step(state, batch)
             number, last = done + 1, done + 1 == total
+            in_flight.append((number, metrics))
+            # Else a stop would wait for all steps up to the next line of the log.
+            if done == recorder.start or len(in_flight) > IN_FLIGHT:
+                completed, waited = in_flight.popleft()
+                jax.block_until_ready(waited)
+                recorder.completed(completed)
+                signals.set_answer(processes.AFTER_STEP)
             recorder.add_metrics(number, metrics)
-            if done == recorder.start:
-                recorder.compiled()
             evaluates = evaluate is not None and (number % every == 0 or last)
             if number % runtime.log_every_steps == 0 or last or evaluates:
                 recorder.log(number, state, evaluate if evaluates else None)
             if number % runtime.checkpoint_every_steps == 0 or last:
                 recorder.save(number, state)
         recorder.close()
-        if stop.asked:
-            raise stop.stopped(f"after the last step, all is saved in {recorder.where}")
 
 
 def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
@@ -177,7 +193,7 @@ def make_run(job: Job) -> Run:
     total = config.optimizer.epochs * sampler.steps_per_epoch
     schedule = make_schedule(config.optimizer, total)
     optimizer = make_optimizer(config.optimizer, schedule)
-    recorder = Recorder(config, sampler.steps_per_epoch, schedule, vocabulary)
+    recorder = Recorder(config, sampler.steps_per_epoch, schedule, vocabulary, job.dataset)
     run_key = jax.random.key(config.seed)
     apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
     fresh = not checkpoint.steps(recorder.folder / "checkpoints")

@@ -32,6 +32,8 @@ HEARTBEAT_SECONDS = 30
 SHUTDOWN_SECONDS = 3600
 # The first process's end ends the others: before it they may report an error that all have.
 EXIT_DELAY_SECONDS = 3
+AFTER_STEP = "stopping after this step"
+COMPILING = "stopping after the first step, which still compiles"
 
 
 def initialize(runtime: RuntimeConfig) -> None:
@@ -113,36 +115,51 @@ def should_stop(asked: bool, count: int) -> bool:
 
 
 class StopSignals:
-    """While entered, SIGTERM and SIGINT set `asked`; a second one stops at once.
+    """While entered, SIGTERM, SIGINT and SIGHUP set `asked`; a second one stops at once.
 
     Of several processes JAX catches SIGTERM itself (see `should_stop`). Where there is nothing to
     save this is not entered: a signal ends the work where it is.
 
     Args:
       command: that continues what is stopped.
+      saved: what is saved at the end, with which a signal that came late is answered.
     """
 
-    def __init__(self, command: str = ""):
-        self.asked, self._command = False, command or "the same command"
+    def __init__(self, command: str = "", saved: str = "all is saved"):
+        self._command, self._saved, self._asked = command or "the same command", saved, False
+        self._several = is_multi_process()
+
+    @property
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return self._asked or (signals.came and not self._several)
+
+    def ask(self) -> None:
+        """Stops, as a signal does."""
+        self._asked = True
 
     def stopped(self, where: str) -> Stopped:
         """What to raise, with how to go on."""
-        return Stopped(f"stopped {where}; to go on: {self._command}")
+        return Stopped(f"stopped: {where}; to go on: {self._command}")
 
     def __enter__(self) -> "StopSignals":
-        several = is_multi_process()
-        self._before = _handle({} if several else dict.fromkeys(signals.NUMBERS, self._stop))
-        self._answer, signals.answer = signals.answer, "stopping after this step"
+        numbers = () if self._several else signals.NUMBERS
+        hung_up = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by `nohup`
+        numbers = [n for n in numbers if n != signal.SIGHUP or not hung_up]
+        self._before = _handle(dict.fromkeys(numbers, self._stop))
+        self._answer = signals.set_answer(AFTER_STEP)
         return self
 
     def _stop(self, number, frame):
-        if self.asked:
+        if self._asked and not signals.watched:
             raise KeyboardInterrupt
-        self.asked = True
+        self._asked = True
 
-    def __exit__(self, *_):
-        signals.answer = self._answer
+    def __exit__(self, kind, *_):
+        signals.set_answer(self._answer)
         _handle(self._before)
+        if kind is None and self.asked:
+            raise self.stopped(self._saved)
 
 
 def _handle(handlers: dict) -> dict:
@@ -160,9 +177,12 @@ def _terminate(number, frame) -> None:
 def exit_on_error() -> Iterator[None]:
     """An error inside ends this process without waiting for the others, so that those end too.
 
-    SIGINT in one of several becomes SIGTERM, which stops all of them.
+    SIGINT and SIGHUP in one of several become SIGTERM, which stops all of them.
     """
-    before = _handle({signal.SIGINT: _terminate} if is_multi_process() else {})
+    several, answer = (signal.SIGINT, signal.SIGHUP), None
+    before = _handle(dict.fromkeys(several, _terminate) if is_multi_process() else {})
+    if is_multi_process():
+        answer = signals.set_answer(AFTER_STEP)
     try:
         yield
     except Stopped:  # as all are
@@ -179,6 +199,8 @@ def exit_on_error() -> Iterator[None]:
         raise
     finally:
         _handle(before)
+        if is_multi_process():
+            signals.set_answer(answer)
 
 
 def _exit() -> None:

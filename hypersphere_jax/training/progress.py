@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -13,12 +14,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hypersphere_jax import signals
+from hypersphere_jax.terminal import say
+
 T = TypeVar("T")
 
 # Without a terminal lines come at least this far apart.
 SECONDS_BETWEEN_LINES = 10.0
 PER_SECOND = "_per_s"  # ends the name of a rate
+SECONDS_BEFORE_BAR = 0.5  # work that is over by then has none
 NARROWEST = 5  # columns of a bar
+UNKNOWN = "-:--:--"  # time left
 
 
 class Progress:
@@ -35,26 +41,29 @@ class Progress:
         self._printed = self._since = 0.0
         self._bar, self._last = None, ""
         self._began = time.monotonic()
-        if start:
-            print(f"{name}: continuing at step {start} of {total}", file=sys.stderr)
         if start == total:
+            say(f"{name}: finished already, at step {total} (more: --epochs)", sys.stderr)
             return
+        if start:
+            say(f"{name}: continuing at step {start} of {total}", sys.stderr)
         if sys.stderr.isatty():
             self._bar = _bar()
             self._bar.start()
-            shown = {"completed": start, "values": ["compiling"]}
+            shown = {"completed": start, "values": [], "unknown": "compiling"}
             self._task = self._bar.add_task(name, total=total, **shown)
         else:
-            print(f"{name}: compiling (up to minutes, the first time)", file=sys.stderr)
+            say(f"{name}: compiling (up to minutes, the first time)", sys.stderr)
 
-    def compiled(self) -> None:
-        """Shows that the first step is done."""
-        done, seconds = self._start + 1, time.monotonic() - self._began
+    def completed(self, step: int) -> None:
+        """Shows that a step is completed, of which the first compiles."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, values=[])
-        else:
-            line = f"{self._name}: step {done} of {self._total}, compiled in {seconds:.0f} s"
-            print(line, file=sys.stderr)
+            self._bar.update(self._task, completed=step, unknown=UNKNOWN)
+        elif not self._since:
+            passed = time.monotonic() - self._began
+            line = f"{self._name}: step {step} of {self._total}, compiled in {passed:.0f} s"
+            say(line, sys.stderr)
+        if not self._since:
+            self._start, self._since = step, time.monotonic()
 
     def update(self, record: dict[str, float]) -> None:
         """Shows a record of metrics (see docs/runs.md)."""
@@ -71,20 +80,18 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, values=values)
         elif scores or step == self._total or now - self._printed > SECONDS_BETWEEN_LINES:
-            if self._since:
+            if step > self._start:
                 left = (now - self._since) / (step - self._start) * (self._total - step)
                 self._last += f", {left:.0f} s left"
-            print(self._last, file=sys.stderr)
+            say(self._last, sys.stderr)
             self._printed = now
-        if not self._since:  # the steps before compile
-            self._start, self._since = step, now
 
     def close(self) -> None:
         """Takes the bar away; what it showed last stays as a line."""
         if self._bar is not None:
             self._bar.stop()
             if self._last:
-                print(self._last, file=sys.stderr)
+                say(self._last, sys.stderr)
 
 
 class _Line(ProgressColumn):
@@ -98,8 +105,9 @@ class _Line(ProgressColumn):
         self._console = console
 
     def render(self, task: Task) -> Table:
-        left = task.time_remaining
-        left = "-:--:--" if left is None else str(datetime.timedelta(seconds=round(left)))
+        left = task.fields["unknown"]
+        if task.time_remaining is not None:
+            left = str(datetime.timedelta(seconds=round(task.time_remaining)))
         numbers = f" {task.completed:.0f}/{task.total:.0f} {left}"
         room = self._console.width - len(numbers) - 1
         bar = max(NARROWEST, min(self._console.width // 6, room - len(task.description)))
@@ -118,8 +126,12 @@ class _Line(ProgressColumn):
 
 
 def _bar() -> Bar:
+    """A bar, which goes for good with the first signal; of slow steps, too, it knows the rate."""
     console = Console(stderr=True)
-    return Bar(_Line(console), console=console, transient=True)
+    options = {"transient": True, "speed_estimate_period": 600, "disable": signals.came}
+    bar = Bar(_Line(console), console=console, **options)
+    signals.hide = bar.stop
+    return bar
 
 
 class Meter:
@@ -172,17 +184,24 @@ def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T
     """
     count = len(items) if count is None else count
     if sys.stderr.isatty():
-        with _bar() as shown:
-            task = shown.add_task(name, total=count, values=[])
+        shown = _bar()
+        task = shown.add_task(name, total=count, values=[], unknown=UNKNOWN)
+        later = threading.Timer(SECONDS_BEFORE_BAR, shown.start)
+        later.start()
+        try:
             for item in items:
                 yield item
                 shown.advance(task)
+        finally:
+            later.cancel()
+            later.join()
+            shown.stop()
         return
     began = printed = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
         if done and now - printed > SECONDS_BETWEEN_LINES:
             left = (now - began) / done * (count - done)
-            print(f"{name}: {done / count:.0%}, {left:.0f} s left", file=sys.stderr)
+            say(f"{name}: {done / count:.0%}, {left:.0f} s left", sys.stderr)
             printed = now
         yield item

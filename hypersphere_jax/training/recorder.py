@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hypersphere_jax import data
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.metrics_log import MetricsWriter
@@ -27,6 +28,7 @@ class Recorder:
       steps_per_epoch: of the run.
       schedule: learning rate by steps done.
       vocabulary: words of a run of text, by number.
+      dataset: of the run, for its record.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Recorder:
         steps_per_epoch: int,
         schedule: Callable[[int], Any],
         vocabulary: Sequence[str] | None = None,
+        dataset: data.Dataset | None = None,
     ):
         self.config, self.folder = config, run_folder.folder_of(config)
         self.steps_per_epoch = steps_per_epoch
@@ -42,7 +45,7 @@ class Recorder:
         unit = "sentences" if config.model.reads_text else "images"
         self.meter = Meter(config.optimizer.batch_size, unit)
         self.title, self.where = config.name, str(self.folder)  # for messages
-        self._schedule, self._vocabulary = schedule, vocabulary
+        self._schedule, self._vocabulary, self._dataset = schedule, vocabulary, dataset
         self._unfetched: list[tuple[int, Any]] = []
         self._metrics: dict[str, float] = {}  # of the newest step that was read
         self._checkpoints: checkpoint.Checkpoints | None = None
@@ -62,8 +65,9 @@ class Recorder:
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.lock(self.folder))
             stack.callback(self._abandon)
+            steps, dataset = self.steps_per_epoch, self._dataset
             run_folder.open_folder(
-                self.config, devices, digest, command, steps_per_epoch=self.steps_per_epoch
+                self.config, devices, digest, command, steps_per_epoch=steps, dataset=dataset
             )
             if self._vocabulary is not None:
                 run_folder.write_vocabulary(self.folder, self._vocabulary)
@@ -168,10 +172,10 @@ class Recorder:
             self._log.write(record)
         return record
 
-    def compiled(self) -> None:
-        """Shows that the first step is done, which compiles."""
+    def completed(self, step: int) -> None:
+        """Shows that a step is completed, of which the first compiles."""
         if self._progress is not None:
-            self._progress.compiled()
+            self._progress.completed(step)
 
     def update_progress(self, record: dict[str, float]) -> None:
         if self._progress is not None:

@@ -91,6 +91,7 @@ def open_folder(
     command: str,
     imported: dict[str, Any] | None = None,
     steps_per_epoch: int = 1,
+    dataset: data.Dataset | None = None,
 ) -> Path:
     """Makes the folder of a run, or checks that the existing one is of the same run.
 
@@ -101,6 +102,7 @@ def open_folder(
       command: what the user typed, for the record.
       imported: for the record, where parameters come from that were not trained here.
       steps_per_epoch: of a run that trains.
+      dataset: for the record, whether it has labels and a test split.
 
     Raises:
       UserError: when the folder holds another run; nothing is changed then.
@@ -121,6 +123,9 @@ def open_folder(
             f"{folder} holds checkpoints but no config.json: restore it, or choose another --name",
         )
     folder.mkdir(parents=True, exist_ok=True)
+    if dataset is not None:
+        has_test = dataset.test is not None
+        record["data"] = {"labels": bool(dataset.class_names), "test_split": has_test}
     record["config"] = to_dict(replace(config, runtime=of_all_sessions(config.runtime)))
     kind = devices[0].device_kind
     session: dict[str, Any] = {

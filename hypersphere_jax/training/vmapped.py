@@ -176,8 +176,8 @@ class VmappedRecorder:
     def progress_bar(self) -> contextlib.AbstractContextManager:
         return self._runs[0].progress_bar()
 
-    def compiled(self) -> None:
-        self._runs[0].compiled()
+    def completed(self, step: int) -> None:
+        self._runs[0].completed(step)
 
     def add_metrics(self, step: int, metrics: Any) -> None:
         self.meter.step_done()

@@ -88,7 +88,7 @@ def test_what_is_no_image_or_cannot_be_read(folder, caplog):
     assert len(ImageFiles(folder, "train")) == 6 and not caplog.text
     write(folder / "train", {"cat/notes.txt": b"x", "stray.png": b"x"})
     train = ImageFiles(folder, "train")
-    assert len(train) == 6 and "(1): 'cat/notes.txt'" in caplog.text
+    assert len(train) == 6 and "(1 .txt): 'cat/notes.txt'" in caplog.text
     write(folder, {"train/ant/1.webp": b""})
     assert "(1): 'ant/1.webp is empty'" in why(ImageFiles, folder, "train")
     assert ImageFiles(folder, "train", on_bad="skip")[1]["label"] == 1

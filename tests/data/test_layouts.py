@@ -115,6 +115,24 @@ def test_several_zips_count_as_one_folder(tmp_path):
     assert len(open_image_files(root)[0]) == 2
 
 
+def test_valid_is_a_test_split_and_other_folders_are_named(tmp_path, caplog):
+    """As Kaggle and Roboflow have them; with `test` beside it, `valid` is left out."""
+    split, others = files("train/a/1.jpg valid/a/2.jpg README.txt"), files("more/x/a/3.jpg")
+    for start in ("", "pets/"):
+        place = tmp_path / f"at{len(start)}"
+        for number, more in enumerate((split, split | others, split | files("test/a/4.jpg"))):
+            tree = {start + name: data for name, data in more.items()}
+            folder = write(place / f"tree{number}", tree) / start
+            for root in (folder, zipped(place / f"{number}.zip", tree)):
+                caplog.clear()
+                train, test = open_image_files(root)
+                name, left = (("valid", None), ("valid", "more"), ("test", "valid"))[number]
+                assert test.origin.endswith(f"{name}") and len(train) == len(test) == 1
+                lines = [line for line in caplog.messages if "folders" in line]
+                said = f"{root}: left out folders with images beside train and {name}: '{left}'"
+                assert lines == ([said] if left else [])
+
+
 def test_what_fits_no_layout_is_refused(tmp_path):
     for names, said in (
         ("a.mp4 b.MP4 c.heic x/d.txt", "has no image, but 2 .mp4, 1 .heic, 1 .txt: accepted are"),
@@ -126,7 +144,7 @@ def test_what_fits_no_layout_is_refused(tmp_path):
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         assert said in why(open_image_files, write(root, files(names))), names
     (tmp_path / "empty").mkdir()
-    assert "has no image, but nothing: accepted are" in why(open_image_files, tmp_path / "empty")
+    assert "empty has no files: accepted are" in why(open_image_files, tmp_path / "empty")
     assert "neither a folder nor a zip file" in why(open_image_files, root / "train/1.jpg")
     for names in ("train_station/1.jpg valley/1.jpg", "latest/1.jpg trainset/1.jpg"):
         root = tmp_path / names[:5]

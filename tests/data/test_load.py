@@ -1,5 +1,7 @@
 """What `load` makes of a config, parts that leak nothing into training, and `run.py data`."""
 
+import re
+
 import data_cases as files
 import numpy as np
 import pytest
@@ -70,8 +72,14 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
     for name, recipe in (("cifar100", "cifar10"), ("imagenet2012", "moco_v2"), ("stl10", "stl10")):
         named = load(DataConfig(name=name, data_dir=str(folder)))
         assert named.recipe == recipe and named.digest() == by_path.digest()
-    assert "data prepare cifar10" in why(load, DataConfig(name="cifar10"))
-    assert "did you mean 'digits'" in why(load, DataConfig(name="digit"))
+    lacking = f"prepared in {tmp_path}"
+    for name, said in (
+        ("cifar10", f"{lacking}: run `python run.py data prepare cifar10`, or name the folder"),
+        ("cifar", f"file or folder cifar, and .* {lacking} .*; did you mean 'cifar10'\\?$"),
+        ("CIFAR10", "^no data set 'CIFAR10'; did you mean 'cifar10'\\?$"),
+        ("my-fotos", f"^no file or folder my-fotos, and .* {lacking} \\(see `data list`,"),
+    ):
+        assert re.search(said, why(load, DataConfig(name=name))), name
     monkeypatch.chdir(tmp_path)
     config, some = DataConfig(name=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
     assert data.located(config) == {"name": str(folder), "data_dir": None, "classes": some}

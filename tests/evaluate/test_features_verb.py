@@ -128,6 +128,8 @@ def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
     assert said.shapes == {"": (11, 6)} and [row["file"] for row in table] == list(map(str, left))
     assert [row["class"] for row in table] == ["a"] * 9 + ["b"] * 2
     np.testing.assert_array_equal(np.load(out), encoder(left))
+    said, (row,) = written(image_run, tmp_path / "one.npy", images=str(files[0]))
+    assert row == {"label": "-1", "file": str(files[0])} and not said.labelled
 
 
 def test_refused(encoder, image_run, text_run, tmp_path):

@@ -158,23 +158,27 @@ def test_times_are_readable():
     ]
 
 
-def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, tmp_path):
+def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, monkeypatch, tmp_path):
     """Without a scale, or with one that takes over an hour or more memory than there is."""
     typed = "python run.py reproduce chen/figureB1"
-    with pytest.raises(UserError, match=r"^chen/figureB1 needs a --scale: laptop or paper$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         reproduce.main(ReproduceConfig("chen/figureB1", out=tmp_path), typed)
-    out = capsys.readouterr().out
-    assert f"choose one: {typed} --scale laptop\n" in out
+    out, asked = capsys.readouterr()
+    assert f"choose a scale:\n  {typed} --scale laptop\n" in asked and "error" not in asked
     assert re.search(r"laptop +18 +\d+ min .* digits +yes +0 +yes", out)
     assert re.search(r"paper +6 +[\d,]+ h +15 GB +cifar10 +no +0 +no", out)
     assert "V100" in out
-    how = {"scale": "paper", "out": tmp_path, "data_dir": str(tmp_path)}
+    how = {"scale": "paper", "out": tmp_path, "data_dir": str(tmp_path), "yes": True}
+    with pytest.raises(UserError, match=r"needs cifar10, not found in .*: --data-dir"):
+        reproduce.main(ReproduceConfig("chen/figureB1", **how), "TYPED")
+    monkeypatch.setattr(costs, "is_here", lambda name, data_dir: True)
+    how["yes"] = False
     with pytest.raises(UserError, match=r"[\d,]{5} h on 1 CPU core and 15 GB .* TYPED --yes$"):
         reproduce.main(ReproduceConfig("chen/figureB1", **how), "TYPED")
     assert not sweep.called and not any(tmp_path.iterdir())
     capsys.readouterr()
     with pytest.raises(UserError, match="no run is done"):
-        reproduce.main(ReproduceConfig("chen/figureB1", **how, yes=True))
+        reproduce.main(ReproduceConfig("chen/figureB1", **(how | {"yes": True})))
     assert sweep.call_count == 1 and len(sweep.call_args[0][0]) == 6
     said = capsys.readouterr().err
     assert re.search(r"^chen/figureB1 at --scale paper: 6 runs: about [\d,]+ h on 1 CPU core", said)
@@ -218,6 +222,17 @@ def test_a_dry_run_measures_what_is_asked_for(sweep, capsys, monkeypatch, tmp_pa
     lost = [line for line in lines if "_cifar10" in line]
     assert lost and all("needs more than 5.6 GB  -" in line for line in lost)
     assert "sum is without" in out and not sweep.called and not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_many_runs(sweep, capsys, tmp_path):
+    """One line for those that take the same; `--only` has all names."""
+    how = {"scale": "laptop", "out": tmp_path, "dry_run": True}
+    reproduce.main(ReproduceConfig("wang-isola/figure7", **how))
+    few = capsys.readouterr().out
+    reproduce.main(ReproduceConfig("wang-isola/figure7", **how, only=("*",)))
+    names = set(re.findall(r"^(?:figure7|wang_isola)_\S+", capsys.readouterr().out, re.MULTILINE))
+    assert len(names) == 26 and sum(name in few for name in names) < 5
+    assert re.search(r"^\S+ +26 ", few, re.MULTILINE) and "--only '*'" in few
 
 
 @pytest.mark.slow
@@ -271,6 +286,7 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(sweeps, "sweep", sweep)
     monkeypatch.setattr(sweeps, "known", known)
+    monkeypatch.setattr(costs, "is_here", lambda name, data_dir: True)
     how = {"only": ("*row79_*",), "vmapped": "yes", "retry": True}
     reproduce.main(ReproduceConfig("wang-isola/table1", scale="laptop", out=tmp_path, **how))
     (planned,), how = sweep.call_args

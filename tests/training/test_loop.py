@@ -1,5 +1,6 @@
 """The training loop: what a run leaves, where it starts from, clear ends; runs of sentences."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -8,6 +9,7 @@ import os
 import shutil
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -144,10 +146,24 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     assert task.digest == data.load(C.DataConfig()).digest()
 
 
+def test_at_most_two_steps_are_in_flight():
+    completed, ahead = [], []
+    recorder = Mock(start=3, total=9, steps_per_epoch=9, completed=completed.append)
+    recorder.config = C.PretrainConfig()
+    recorder.meter = recorder.progress_bar.return_value = contextlib.nullcontext()
+
+    def step(state, batch):
+        ahead.append(batch - len(completed))
+        return state, {}
+
+    loop.fit(recorder, step, None, (i for i in range(6)), None)
+    assert completed == [4, 5, 6, 7] and ahead == [0, 0, 1, 2, 2, 2]
+
+
 def test_signals_ask_once_and_are_given_back():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     for first in (signal.SIGTERM, signal.SIGINT):
-        with StopSignals() as stop, pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
             os.kill(os.getpid(), first)
             assert stop.asked
             os.kill(os.getpid(), signal.SIGINT)

@@ -14,6 +14,7 @@ from processes import ROOT, environment
 from rich.console import Console
 
 from hypersphere_jax import signals
+from hypersphere_jax.config import Stopped
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.training import checkpoint, progress, sharding
 from hypersphere_jax.training.processes import StopSignals
@@ -22,13 +23,15 @@ NAME = "align_uniform_seed0"
 RECORD = {"step": 2500, "loss": 2.5, "images_per_s": 1234.0, "data_wait": 0.5, "eval/knn": 91.5}
 
 
-def shown(monkeypatch, width):
+def shown(monkeypatch, width, compiles=False):
     """The line of a run's bar on a terminal."""
     console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     bar = progress.Progress(NAME, 0, 5000)
-    bar.update(RECORD)
+    if not compiles:
+        bar.completed(2500)
+        bar.update(RECORD)
     bar._bar.stop()
     with console.capture() as captured:
         console.print(bar._bar.get_renderable())
@@ -42,21 +45,23 @@ def test_narrow_terminals_lose_scores_first_and_the_name_last(monkeypatch):
         line = shown(monkeypatch, width)
         assert [part in line for part in parts] == [True] * kept + [False] * (7 - kept), line
         assert len(line.rstrip()) <= width
+    assert "0/5000 compiling" in shown(monkeypatch, 40, compiles=True)
     line = shown(monkeypatch, 36)
     assert "align_uni" in line and "…" in line and "2500/5000" in line and len(line.rstrip()) <= 36
 
 
 def test_without_a_terminal_compiling_has_its_lines(capsys):
     run = progress.Progress("run", 4, 5000)
-    run.compiled()
+    run.completed(5)
     run.update(RECORD)
     run.close()
     continuing, compiling, compiled, step = capsys.readouterr().err.splitlines()
     assert "at step 4 of 5000" in continuing and "compiling" in compiling
     assert compiled.startswith("run: step 5 of 5000, compiled in ")
-    assert step.endswith(
-        "step 2500 of 5000, loss 2.500, 1,234 images/s, data wait 50%, eval/knn 91.5"
-    )
+    values = "loss 2.500, 1,234 images/s, data wait 50%, eval/knn 91.5"
+    assert f"step 2500 of 5000, {values}, 0 s left" in step
+    progress.Progress("run", 9, 9)
+    assert "run: finished already, at step 9" in capsys.readouterr().err
 
 
 def test_what_has_not_begun_is_dropped_at_an_error():
@@ -78,10 +83,14 @@ def test_alarms_of_xla_alone_are_kept_back():
 
 
 def test_the_answer_says_what_a_signal_brings_about():
-    before = signals.answer
     with StopSignals():
-        assert signals.answer == "stopping after this step"
-    assert signals.answer == before == "stopping"
+        assert signals._answer == "stopping after this step"
+    assert signals._answer is None
+
+
+def test_a_signal_after_the_last_step_is_not_lost(monkeypatch):
+    with pytest.raises(Stopped, match="stopped: all is saved; to go on: CMD"), StopSignals("CMD"):
+        monkeypatch.setattr(signals, "came", True)
 
 
 # The main thread hangs in native code that no signal wakes, as while XLA compiles; a child waits.
@@ -89,8 +98,7 @@ HANGS = """
 import ctypes, multiprocessing, os, signal, sys, threading, time
 from hypersphere_jax import signals
 signals.answer_signals()
-for number in signals.NUMBERS:
-    signal.signal(number, lambda *_: None)  # until it hangs
+signals.set_answer("stopping")
 multiprocessing.get_context("spawn").Process(target=time.sleep, args=(40,)).start()
 threading.Timer(20, os._exit, (3,)).start()  # if nothing else ends it
 mutex, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
@@ -115,7 +123,7 @@ def begun(*arguments, **more):
 
 @pytest.mark.slow
 def test_a_signal_is_answered_while_native_code_runs_and_the_second_ends_all():
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         with begun("-c", HANGS) as process:
             assert process.stderr.readline() == "hangs\n"
             process.send_signal(number)
@@ -126,7 +134,7 @@ def test_a_signal_is_answered_while_native_code_runs_and_the_second_ends_all():
             assert process.returncode == 128 + number
 
 
-SAVED = r"stopped saved at step (\d+) of 12"
+SAVED = r"stopped: saved at step (\d+) of 12"
 
 
 @pytest.mark.slow
@@ -138,7 +146,8 @@ def test_ctrl_c_while_the_step_compiles_saves_after_it(tmp_path):
         lines = iter(process.stderr.readline, "")
         assert any("compiling" in line for line in lines)
         process.send_signal(signal.SIGINT)
-        assert next(lines) == "stopping after this step; again to end now\n"
+        answers = ("this step", "the first step, which still compiles")
+        assert next(lines) in [f"stopping after {of}; again to end now\n" for of in answers]
         # It came before the first step, or while that compiled.
         step = next(int(found[1]) for line in lines if (found := re.search(SAVED, line)))
     assert process.returncode == 0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.config.base import program
 from hypersphere_jax.packing import END
 
 FORMAT = 1  # of the files; another number is another layout, or other rules
@@ -110,7 +111,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"{folder} is no prepared corpus: python run.py data prepare-text makes one"
+        message = f"{folder} is no prepared corpus: {program()} data prepare-text makes one"
         raise UserError(message) from error
     require(about.get("format") == FORMAT, f"{folder} is of another format: prepare the text anew")
     return about

@@ -170,7 +170,7 @@ def prepared(path: Path, vocabulary: int, max_tokens: int) -> Path:
     files = reading.text_files(path)
     folder = Path(CACHE).expanduser() / _key(files, vocabulary, max_tokens)
     if not (folder / "corpus.json").exists():
-        logger.warning("text in %s is prepared now, and kept for the next time in %s", path, folder)
+        logger.info("text in %s is prepared now, and kept for the next time in %s", path, folder)
         options = {"vocabulary": vocabulary, "max_tokens": max_tokens}
         prepare_text(PrepareTextConfig(str(path), str(folder), **options))
     return folder

@@ -195,6 +195,7 @@ def test_processes_wait_for_each_other(library, tmp_path):
 
 def test_prepared_on_the_fly_once(library, tmp_path, caplog):
     options = (50_000, 64)
+    caplog.set_level("INFO", "hypersphere_jax")
     folder = text.prepared(library[0], *options)
     assert f"kept for the next time in {folder}" in caplog.text
     assert text.prepared(library[0], *options) == folder and len(caplog.messages) == 1
