@@ -25,3 +25,16 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess:
     """Python with these arguments in the project's folder; never a time-out."""
     options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True} | options
     return subprocess.run([sys.executable, *arguments], **options)
+
+
+def begun(*arguments, **more):
+    """A process of a user's, whose output is read while it goes on."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )

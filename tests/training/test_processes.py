@@ -11,13 +11,11 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from processes import ROOT, environment
+from processes import begun
 from run_states import assert_same_run, state_of, timeless
 
 from hypersphere_jax.config import UserError
@@ -36,15 +34,7 @@ from jax._src import distributed
 from hypersphere_jax.training import checkpoint, processes, recorder, sharding
 {driver}
 sys.exit(cli.main(['pretrain', *sys.argv[1:]]))"""
-    return subprocess.Popen(
-        [sys.executable, "-c", lines, *options.split(), "--runs-dir", str(folder)],
-        cwd=ROOT,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return begun("-c", lines, *options.split(), "--runs-dir", str(folder), **more)
 
 
 def finished(process):

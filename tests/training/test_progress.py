@@ -4,13 +4,11 @@ import io
 import logging
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import jax
 import pytest
-from processes import ROOT, environment
+from processes import begun
 from rich.console import Console
 
 from hypersphere_jax import signals
@@ -106,19 +104,6 @@ print("hangs", file=sys.stderr, flush=True)
 for _ in range(2):
     c.pthread_mutex_lock(mutex)
 """
-
-
-def begun(*arguments, **more):
-    """A process of a user's, whose output is read while it goes on."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 @pytest.mark.slow
