@@ -24,7 +24,7 @@ HEADER = re.compile(
 MAX_HEADER, MAX_AXES = 10_000, 32
 MAX_DEFLATED = 1032  # bytes from one that is packed
 BLOCK = 2**20  # bytes that are unpacked at a time
-DAMAGED = (OSError, ValueError, TypeError, EOFError, MemoryError, NotImplementedError)
+DAMAGED = (OSError, ValueError, TypeError, EOFError, MemoryError)
 DAMAGED += (RuntimeError, zipfile.BadZipFile, zlib.error)  # the first for encrypted members
 
 
