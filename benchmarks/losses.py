@@ -16,7 +16,7 @@ from benchmarks.timing import child, median, product, protocol, ratio, take_turn
 from hypersphere_jax import plots
 from hypersphere_jax.config import UserError
 from hypersphere_jax.files import write_json
-from hypersphere_jax.report import print_table
+from hypersphere_jax.tables import print_table
 
 PRODUCT = "product"
 SLOW_S = 20.0  # a form with slower calls gets one round

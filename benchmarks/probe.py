@@ -8,7 +8,7 @@ from benchmarks.timing import device_kind, median, ratio, resident_peak, take_tu
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.linear import linear_probe
-from hypersphere_jax.report import print_table
+from hypersphere_jax.tables import print_table
 
 
 def probe(

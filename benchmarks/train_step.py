@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
-from hypersphere_jax.report import print_table
+from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_objective, make_step

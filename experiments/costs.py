@@ -175,7 +175,7 @@ def shape_of(config: DataConfig) -> tuple[int, int, int]:
     """Shape of the images to train on."""
     _, side, channels = IMAGES[config.name]
     bits = config.bits if config.name == "random_bits" else config.extra_channels
-    return side, side, channels + bits
+    return side, side, (config.channels or channels) + bits
 
 
 def images(config: DataConfig) -> int:

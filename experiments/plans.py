@@ -12,8 +12,8 @@ from experiments.costs import Cost, Machine, memory_text, time_text
 from experiments.reproduction import Context, Scale
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
-from hypersphere_jax import report
 from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.tables import print_table
 from hypersphere_jax.terminal import say
 
 KEPT = Path(__file__).parent.parent / "docs" / "results"
@@ -172,7 +172,7 @@ def print_runs(title: str, made: Plan, here: Machine, steps: Steps, names: bool 
             alike.setdefault(tuple(takes[:5]), []).append(name)
         columns = ["such as", "runs", *columns[3:6], "time of each", "memory"]
         rows = [[of[0], len(of), *takes] for takes, of in alike.items()]
-    report.print_table(columns, rows, title=title)
+    print_table(columns, rows, title=title)
     say(f"\n{summary(made, here)}")
     if counted:
         say("--only '*' prints all names, with their losses and the paper's numbers.")

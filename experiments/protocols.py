@@ -5,20 +5,30 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from experiments.predictions import COLUMN, Predictions
 from experiments.statistics import Rows
+from hypersphere_jax import data
 from hypersphere_jax.config import DepthConfig, MetricsConfig, ProbeConfig
 from hypersphere_jax.evaluate import depth_verb
+from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.training import checkpoint, run_folder
+from hypersphere_jax.training import checkpoint, run_folder, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
+
+PROBE_SEED = 1000  # of the draw of balanced training images; no run's
 
 
 class Evaluation(NamedTuple):
-    """What is evaluated of an encoder, beside alignment (alpha 2) and uniformity (t 2)."""
+    """What is evaluated of an encoder, beside alignment (alpha 2) and uniformity (t 2).
 
-    layers: tuple[str, ...] = ("output",)
-    protocol: str = "stl10"  # of the linear probe, as its paper prints it
+    Of each layer: logistic regression on standardized features, k-NN, and the paper's own probe.
+    """
+
+    layers: tuple[str, ...] = ("output",)  # that of the paper first
+    protocol: str | None = "stl10"  # of the linear probe, as its paper prints it; None: without it
     folds: int | None = 5  # of the training split, to select encoders; None: a held-out part
     all_steps: bool = False  # of every checkpoint that is kept, also the random initialization
     depth: bool = False  # depth maps from the layers, in place of classes
@@ -28,10 +38,11 @@ class Evaluation(NamedTuple):
     neighbours: tuple[int, ...] = (5,)  # numbers k of k-NN
     prototype: bool = False  # the prototype representation bias, of the training split, too
     logged: bool = False  # nothing but the logged loss, its mean over the last tenth of the steps
+    probe_size: int | None = None  # training images of the probe, as many of each class; None: all
 
 
 def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
-    """A row for each checkpoint that is evaluated: alignment, uniformity, and scores."""
+    """A row for each checkpoint that is evaluated: alignment, uniformity, scores, predictions."""
     if evaluation.logged:
         return [_final_loss(folder)]
     steps = _steps(folder) if evaluation.all_steps else [None]
@@ -71,24 +82,56 @@ def _with_error(metrics: dict[str, Any], *names: str) -> dict[str, float]:
 
 
 def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
-    """Linear and k-NN accuracy on each layer, in percent, with the ends of their intervals."""
-    config = ProbeConfig(
-        (str(folder),),
-        layers=evaluation.layers,
-        protocols=(evaluation.protocol, "knn"),
-        folds=evaluation.folds,
-        as_printed=True,
-        k=evaluation.neighbours,
-        step=step,
-    )
-    row = {}
-    for score in run_probe(config):
-        is_knn = score["protocol"] == "knn"
-        name = f"{score['layer']}_{'knn' + str(score['k']) if is_knn else 'linear'}"
-        row |= _with_ends(name, score)
-        if not is_knn:
+    """Accuracy of each layer by all instruments, in percent, with the ends of its interval."""
+    papers = () if evaluation.protocol is None else (evaluation.protocol,)
+    how: dict[str, Any] = {
+        "protocols": ("lbfgs", "knn", *papers),
+        "folds": evaluation.folds,
+        "standardize": True,
+        "as_printed": bool(papers),
+        "k": evaluation.neighbours,
+    }
+    if evaluation.probe_size is None:
+        config = ProbeConfig((str(folder),), layers=evaluation.layers, step=step, **how)
+        scores = run_probe(config)
+    else:
+        files = _balanced_features(folder, step, evaluation.layers, evaluation.probe_size)
+        scores = [
+            {"layer": layer, **score}
+            for layer, file in files.items()
+            for score in run_probe(ProbeConfig((str(file),), **how))
+        ]
+    row: dict[str, Any] = {COLUMN: {}}
+    for score in scores:
+        of = {"lbfgs": "logistic", "knn": f"knn{score.get('k')}"}.get(score["protocol"], "linear")
+        name = f"{score['layer']}_{of}"
+        _add(row, name, score)
+        if score["protocol"] != "knn":
             row |= {f"{name}_cv": score["valid_top1"], f"{name}_top5": score["top5"]}
     return row
+
+
+def _balanced_features(
+    folder: Path, step: int | None, layers: tuple[str, ...], size: int
+) -> dict[str, Path]:
+    """Files for the probe, by layer: of balanced training images that are drawn for it alone."""
+    encoder = run_folder.load_encoder(folder, step)
+    images = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
+    dataset = data.load(dataclasses.replace(encoder.config.data, **images))
+    splits = {"train": dataset.train, "test": run_folder.test_split(dataset)}
+    devices = sharding.local_devices(1)
+    features = {
+        name: split_features(encoder, source, layers, devices).features
+        for name, source in splits.items()
+    }
+    files = {}
+    for layer in layers:
+        files[layer] = folder / "features" / f"{layer}.npz"
+        of_layer = {name: each[layer] for name, each in features.items()}
+        arrays = {f"{name}_x": each.x for name, each in of_layer.items()}
+        arrays |= {f"{name}_y": each.labels for name, each in of_layer.items()}
+        np.savez(files[layer], **arrays)
+    return files
 
 
 def _depth(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
@@ -111,13 +154,17 @@ def _tasks(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, 
         protocols=("quick_thought",),
         step=step,
     )
-    row = {}
+    row: dict[str, Any] = {COLUMN: {}}
     for score in run_probe(config):
         name = score["task"] if score["layer"] == "output" else f"{score['task']}_{score['layer']}"
-        row |= _with_ends(name, score) | {f"{name}_cv": score["valid_top1"]}
+        _add(row, name, score)
+        row[f"{name}_cv"] = score["valid_top1"]
     return row
 
 
-def _with_ends(name: str, score: dict) -> dict[str, float]:
+def _add(row: dict[str, Any], name: str, score: dict) -> None:
+    """A score with the ends of its interval, and what was predicted."""
     low, high = score["top1_interval"]
-    return {name: score["top1"], f"{name}_low": low, f"{name}_high": high}
+    row |= {name: score["top1"], f"{name}_low": low, f"{name}_high": high}
+    arrays = (np.asarray(score[key]) for key in ("targets", "predicted"))
+    row[COLUMN][name] = Predictions(*arrays)

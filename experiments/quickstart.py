@@ -35,6 +35,7 @@ from hypersphere_jax.config.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.files import write_json
+from hypersphere_jax.tables import print_table
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training import loop, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
@@ -59,7 +60,7 @@ ENCODERS = {
 }
 CIRCLE_CLASSES = (0, 1, 4, 8)
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
-COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "linear (%)", "5-NN (%)"]
+COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "logistic (%)", "5-NN (%)"]
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
@@ -82,7 +83,7 @@ def run(config: QuickstartConfig, command: str) -> None:
         for name, (run, step) in ENCODERS.items()
     }
     rows = rows_of(scores)
-    report.print_table(COLUMNS, rows, title=TITLE)
+    print_table(COLUMNS, rows, title=TITLE)
     of_first = {name: folders[name, first] for name in (*RUNS, *CIRCLE_RUNS)}
     figures = _draw(out / "figures", of_first, scores)
     page = _page(config, of_first, rows, figures)
@@ -106,7 +107,7 @@ def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:
             name,
             *(cell(seeds, key, 3) for key in ("align", "uniform")),
             f"{seeds[0]['optimum']:.3f}",
-            *(cell(seeds, key, 2) for key in ("linear", "knn")),
+            *(cell(seeds, key, 2) for key in ("logistic", "knn")),
         ]
         for name, seeds in scores.items()
     ]
@@ -123,12 +124,12 @@ def choose(config: QuickstartConfig, command: str) -> None:
                 _config(f"{name}_{rate:g}", (objective, dim, epochs, rate), folder, seed, held_out)
                 for seed in config.seeds
             ]
-            linear = [_scores(loop.train(one, command), None)["linear"] for one in configs]
-            scores[name][f"{rate:g}"] = float(np.mean(linear))
-    write_json(Path(config.folder) / "choice.json", {"seeds": config.seeds, "linear": scores})
-    rows = [[name, *of.values(), max(of, key=of.get)] for name, of in scores.items()]
-    title = "Linear accuracy (%) on a held-out fifth of the training split, by learning rate"
-    report.print_table(["encoder", *map(str, RATES), "best"], rows, title=title)
+            found = [_scores(loop.train(one, command), None)["logistic"] for one in configs]
+            scores[name][f"{rate:g}"] = float(np.mean(found))
+    write_json(Path(config.folder) / "choice.json", {"seeds": config.seeds, "logistic": scores})
+    rows = [[name, *of.values(), max(reversed(of), key=of.get)] for name, of in scores.items()]
+    title = "Logistic regression (%) on a held-out fifth of the training split, by learning rate"
+    print_table(["encoder", *map(str, RATES), "best"], rows, title=title)
 
 
 def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]]) -> dict[str, Path]:
@@ -138,8 +139,8 @@ def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]])
         {"name": name, **{key: np.mean([seed[key] for seed in seeds]) for key in seeds[0]}}
         for name, seeds in scores.items()
     ]
-    label, optimum = "linear accuracy (%)", encoders[0]["optimum"]
-    metric_planes({"digits": encoders}, files["plane"], "linear", label, optimum=optimum)
+    label, optimum = "logistic regression (%)", encoders[0]["optimum"]
+    metric_planes({"digits": encoders}, files["plane"], "logistic", label, optimum=optimum)
     circles = [
         circle.features_of(title, folders[f"circle_{name}"], step)
         for title, (name, step) in circle.ENCODERS.items()
@@ -166,9 +167,10 @@ def _page(
             "text",
             "L_align: mean squared distance of two random views of an image. L_uniform: log of the "
             "mean Gaussian potential (t = 2) of all pairs of images; its optimum is that of the "
-            "uniform distribution on the sphere. Both are better when lower. The linear probe's "
-            "regularization was chosen on a held-out part of the training split, as the learning "
-            "rates were (`quickstart --choose`).",
+            "uniform distribution on the sphere. Both are better when lower. The probes are "
+            "logistic regression on standardized features and 5-NN. The regularization was chosen "
+            "on a held-out part of the training split, as the learning rates were "
+            "(`quickstart --choose`).",
         ),
         (
             "figure",
@@ -216,13 +218,14 @@ def _config(
 
 
 def _scores(folder: Path, step: int | None) -> dict[str, float]:
-    """Alignment, uniformity, its optimum, linear and k-NN accuracy of a checkpoint."""
+    """Alignment, uniformity, its optimum, and accuracies of a checkpoint."""
     metrics = run_metrics(MetricsConfig(str(folder), step=step))
-    linear, knn = run_probe(ProbeConfig((str(folder),), step=step))
+    probes = ProbeConfig((str(folder),), step=step, standardize=True)
+    logistic, knn = run_probe(probes)
     return {
         "align": metrics["align"],
         "uniform": metrics["uniform"],
         "optimum": metrics["uniform_optimum"],
-        "linear": linear["top1"],
+        "logistic": logistic["top1"],
         "knn": knn["top1"],
     }

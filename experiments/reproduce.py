@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import balanced, chen, costs, plans, sweeps, wang_isola
+from experiments import balanced, chen, costs, plans, predictions, sweeps, wang_isola
 from experiments.costs import Machine, memory_text, time_text
 from experiments.options import ReproduceConfig
 from experiments.plans import Plan
@@ -17,6 +17,7 @@ from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import read_kept, write_json
+from hypersphere_jax.tables import print_table
 from hypersphere_jax.terminal import say
 
 # By the first part of the names, in the order of all lists.
@@ -46,7 +47,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
 OTHERS = wang_isola.OTHERS | chen.OTHERS | balanced.OTHERS  # name: where it is instead
 HEAD = ["data", "network", "epochs", "seeds", "encoders"]  # of the table on top of a page
 # What is written of a reproduction, beside its page and figure.
-ROWS, RESULT = "results.csv", "shown.json"
+ROWS, PREDICTIONS, RESULT = "results.csv", "predictions.npz", "shown.json"
 # Seconds beyond which `--yes` is asked for.
 LONG = 3600
 
@@ -82,24 +83,30 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     if failed:
         say("--retry does those again that failed", sys.stderr)
     if rows:
-        results_file.write(context.folder / ROWS, rows)
+        results_file.write(context.folder / ROWS, predictions.without(rows))
+        predictions.write(context.folder / PREDICTIONS, rows)
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
     ended = len({row["run"] for row in rows})
     part = f"{ended} of {total} planned runs are done or failed." if ended < total else ""
     lost = f"{len(failed)} of {total} runs failed: results.csv says why." if failed else ""
     result = reproduction.result(context, rows)
     result = result._replace(text=[*result.text, *filter(None, [lost, part])])
-    figures = [(path.name, caption) for path, caption in result.figures]
-    write_json(context.folder / RESULT, {**result._asdict(), "figures": figures, "part": part})
+    write_json(context.folder / RESULT, written(result) | {"part": part})
     page = _page(context, _trained(scale, context, rows), result, command)
-    report.print_table(result.columns, result.rows, title=result.title)
+    print_table(result.columns, result.rows, title=result.title)
     say("\n" + "\n".join(result.text))
     if result.verdict:
-        say(f"Verdict: {result.verdict}.")
+        say(f"Here: {result.verdict}")
     for path, _ in result.figures:
         say(f"picture: {path}")
     say(f"page: {page}")
     require(not errors, f"{len(errors)} run(s) are not done, for the reasons above")
+
+
+def written(result: Result) -> dict:
+    """A result as its JSON file has it."""
+    figures = [[path.name, caption] for path, caption in result.figures]
+    return result._asdict() | {"figures": figures, "summary": result.summary}
 
 
 def find(name: str) -> Reproduction:
@@ -171,6 +178,9 @@ def _choose(reproduction: Reproduction, options: ReproduceConfig, command: str) 
         name: _plan(scale, _context(options, name), options, here) for name, scale in scales.items()
     }
     _print_scales(reproduction, made, here, options)
+    for name in made:
+        if record := read_kept(plans.kept(options.item or "", name) / RESULT, {"summary": str}):
+            say(f"\nrecorded at --scale {name}: {record['summary']}")
     commands = [f"  {command} --scale {name}" for name in made]
     say("\n".join(["", "choose a scale:", *commands]), sys.stderr)
     if not options.dry_run:
@@ -184,7 +194,7 @@ def _print_scales(
         plans.line(options.item or "", reproduction.scales[name], _context(options, name), one)
         for name, one in made.items()
     ]
-    report.print_table(plans.COLUMNS, rows, title=f"{options.item}: {reproduction.title}")
+    print_table(plans.COLUMNS, rows, title=f"{options.item}: {reproduction.title}")
     say("\n" + "\n".join(plans.notes(here, made.values())))
     if "paper" in made and not here.devices:
         say(f"--scale paper, {plans.on_gpus(made['paper'], laptop=False)}")
@@ -247,7 +257,7 @@ def _train(
             logs=context.folder / "logs",
             vmapped={"yes": True, "no": False, "auto": None}[options.vmapped],
         )
-        rows += sweeps.known(planned)  # also those of an earlier command without --only
+        rows += sweeps.with_predictions(planned)  # also those of an earlier command without --only
         if len({row["run"] for row in rows}) < len(names):
             break  # what a later stage does depends on all of this one
     return rows, errors, len(names)
@@ -291,7 +301,7 @@ def _page(context: Context, trained: list[list], result: Result, command: str) -
     blocks = [
         ("table", HEAD, trained),
         *(("text", text) for text in result.text),
-        *([("text", f"Verdict: {result.verdict}.")] if result.verdict else []),
+        *([("text", f"Here: {result.verdict}")] if result.verdict else []),
         ("table", result.columns, result.rows),
         *(("figure", path, caption) for path, caption in result.figures),
         ("heading", "Again"),
@@ -313,9 +323,9 @@ def _list(options: ReproduceConfig) -> None:
             _, *line = plans.line(item, scale, context, made[-1])
             rows.append(["" if place else item, "both" if both else name, *line])
     title = "Tables, figures and theorems of the papers"
-    report.print_table(["item", *plans.COLUMNS], rows, title=title)
+    print_table(["item", *plans.COLUMNS], rows, title=title)
     say("\n" + "\n".join(plans.notes(here, made)) + "\n")
     titles = [[name, reproduction.title] for name, reproduction in REPRODUCTIONS.items()]
-    report.print_table(["item", "what"], titles)
+    print_table(["item", "what"], titles)
     print()
-    report.print_table(["item", "what"], [*OTHERS.items()], title="Nothing to reproduce")
+    print_table(["item", "what"], [*OTHERS.items()], title="Nothing to reproduce")

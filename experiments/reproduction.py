@@ -25,7 +25,12 @@ class Result(NamedTuple):
     rows: list[list]  # one value a column; None where there is none
     figures: list[tuple[Path, str]]  # PNG and caption
     text: list[str]  # paragraphs: the paper's claim, what was computed, what came out
-    verdict: str = ""  # whether the claim holds here; empty where nothing is claimed
+    verdict: str = ""  # whether the claim holds here, in sentences; empty where nothing is claimed
+    short: str = ""  # the verdict in a line, for lists; empty: as it is
+
+    @property
+    def summary(self) -> str:
+        return self.short or self.verdict
 
 
 class Context(NamedTuple):

@@ -1,30 +1,58 @@
-"""docs/results.md, from what `python run.py reproduce` has written.
+"""docs/results.md and the README's claims, from what `python run.py reproduce` has written.
 
     python -m experiments.results_page record wang-isola/figure7 laptop
+    python -m experiments.results_page again wang-isola/figure7 laptop
     python -m experiments.results_page
 
-The first keeps a result in docs/results/; the second writes the page from all that are kept there.
-So the page holds what the commands print, and a test makes it again.
+The first keeps a result in docs/results/, with the predictions of its encoders; the second computes
+it anew from these; the last writes the pages from all that are kept. So the pages hold what the
+commands print, and a test makes them again.
 """
 
+import csv
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from PIL import Image
 
-from experiments import plans
-from experiments.reproduce import PAPERS, REPRODUCTIONS, RESULT, ROWS, result_folder
+from experiments import plans, predictions
+from experiments.reproduce import (
+    PAPERS,
+    PREDICTIONS,
+    REPRODUCTIONS,
+    RESULT,
+    ROWS,
+    result_folder,
+    written,
+)
+from experiments.reproduction import Context
+from experiments.statistics import Rows
+from experiments.tables import value_of
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.files import read_json
-from hypersphere_jax.report import text_of
+from hypersphere_jax.tables import text_of
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results.md"
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+# Of the README: items, and what their papers claim.
+HEADLINES = {
+    "wang-isola/figure5a": "low L_align and low L_uniform make the better encoders",
+    "wang-isola/figure7": "accuracy is an inverted U over the weights of alignment and uniformity",
+    "wang-isola/table1": "align + uniform beats the contrastive loss",
+    "chen/tableD1": "five contrastive losses are about equally good",
+    "balanced/table3": "the balanced contrastive loss beats NT-Xent",
+}
 
 COLORS = 128  # of a picture that is kept: a quarter of the bytes, and hardly another look
 MARK = "<!-- from here on written by experiments/results_page.py -->\n"
+OLD = (
+    "*Recorded by the paper's probe and 5-NN alone; what the command trains and measures now, by "
+    "all instruments and with more seeds, is not recorded yet.*"
+)
+CLAIMS = "<!-- claims -->\n", "\n<!-- end of claims -->"
 
 
 def page() -> str:
@@ -36,11 +64,41 @@ def page() -> str:
         for scale in reproduction.scales
         if (path := plans.kept(name, scale)).is_dir()
     ]
-    overview = [["item", "what", "here"], ["---"] * 3]
+    overview = [["item", "here"], ["---"] * 2]
     for name, _, path in kept:
         result = read_json(path / RESULT)
-        overview.append([name, result["title"], result["verdict"] or "-"])
+        overview.append([f"[{name}](#{_anchor(_heading(name, result))})", _summary(result)])
     return "\n".join([introduction + MARK, _table(overview) + "\n", *(_section(*k) for k in kept)])
+
+
+def readme() -> str:
+    """The README with the claims of `HEADLINES`, in the words of what is kept."""
+    rows = [["claim", "here"], ["---"] * 2]
+    for name, claim in HEADLINES.items():
+        if not _is_new(name, "laptop"):
+            continue
+        result = read_json(plans.kept(name, "laptop") / RESULT)
+        where = f"docs/results.md#{_anchor(_heading(name, result))}"
+        rows.append([f"{claim} ([{name}]({where}))", _summary(result)])
+    before, rest = README.read_text().split(CLAIMS[0])
+    return before + CLAIMS[0] + _table(rows) + CLAIMS[1] + rest.split(CLAIMS[1])[1]
+
+
+def again(item: str, scale: str) -> dict:
+    """A result computed anew from the rows and predictions that are kept, as in its `RESULT`."""
+    rows = rows_kept(plans.kept(item, scale))
+    with tempfile.TemporaryDirectory() as folder:
+        context = Context(scale, Path(folder) / "runs", Path(folder))
+        return written(REPRODUCTIONS[item].result(context, rows))
+
+
+def rows_kept(folder: Path) -> Rows:
+    """All rows of a result that is kept, with predictions where there are some."""
+    with (folder / ROWS).open(newline="", encoding="utf-8") as stream:
+        cells = list(csv.DictReader(stream))
+    rows = [{name: value_of(cell) for name, cell in row.items() if cell} for row in cells]
+    file = folder / PREDICTIONS
+    return predictions.read(file, rows) if file.is_file() else rows
 
 
 def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
@@ -54,7 +112,7 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     part = read_json(source / RESULT, {"part": str | None})["part"]
     require(not part, f"{source}: {part} Do the rest first")
     kept.mkdir(parents=True, exist_ok=True)
-    for name in (ROWS, RESULT):
+    for name in (ROWS, PREDICTIONS, RESULT):
         if (source / name).is_file():
             shutil.copyfile(source / name, kept / name)
     for figure in source.glob("*.png"):
@@ -73,16 +131,37 @@ def _section(name: str, scale: str, path: Path) -> str:
     rows = [result["columns"], ["---"] * len(result["columns"])]
     rows += [[text_of(cell) for cell in row] for row in result["rows"]]
     claim, *details = result["text"]
+    done = details[:1] if needs.stages else []
     parts = [
-        f"## {PAPERS[name.partition('/')[0]]}: {result['title']}",
-        claim,
-        f"```\n{command}\n```",
-        _table(rows),
+        f"## {_heading(name, result)}",
+        " ".join([claim, *done, result["verdict"]]),
         *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
-        *details,
-        f"**Here:** {result['verdict']}." if result["verdict"] else "",
+        _table(rows),
+        *details[len(done) :],
+        "" if _is_new(name, scale) else OLD,
+        f"```\n{command}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _is_new(name: str, scale: str) -> bool:
+    """Whether what is kept was measured by all instruments, with its predictions."""
+    trained = bool(REPRODUCTIONS[name].scales[scale].stages)
+    return not trained or (plans.kept(name, scale) / PREDICTIONS).is_file()
+
+
+def _heading(name: str, result: dict) -> str:
+    return f"{PAPERS[name.partition('/')[0]]}: {result['title']}"
+
+
+def _summary(result: dict) -> str:
+    return result.get("summary") or result["verdict"] or "-"
+
+
+def _anchor(heading: str) -> str:
+    """Of a heading, as GitHub and the site make it."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
 
 
 def _table(rows: list[list[str]]) -> str:
@@ -93,6 +172,9 @@ def _table(rows: list[list[str]]) -> str:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["record"]:
         print(record(*sys.argv[2:4]))
+    elif sys.argv[1:2] == ["again"]:
+        print(again(*sys.argv[2:4])["verdict"])
     else:
         PAGE.write_text(page())
-        print(PAGE)
+        README.write_text(readme())
+        print(PAGE, README)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import workers
+from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
 from hypersphere_jax import data
@@ -134,6 +134,16 @@ def known(planned: Sequence[Planned]) -> Rows:
     return [row for one in planned for row in rows_of(one) or []]
 
 
+def with_predictions(planned: Sequence[Planned]) -> Rows:
+    """The same, each with what was predicted of the test samples."""
+    rows: Rows = []
+    for one in planned:
+        of_run, file = rows_of(one) or [], _rows_file(one).with_suffix(".npz")
+        is_done = any(row["status"] == "done" for row in of_run)
+        rows += predictions.read(file, of_run) if is_done else of_run
+    return rows
+
+
 def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Planned, str]]:
     """Trains runs, as many of them as can be in one program; those that diverged, and how."""
     if not planned:
@@ -171,6 +181,8 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         return f"out of memory: {str(error).splitlines()[0][:200]}"
     seconds = {"training": trained - began, "measuring": time.monotonic() - trained}
     times = {f"seconds_{part}": round(value, 1) for part, value in seconds.items()}
+    predictions.write(_rows_file(one).with_suffix(".npz"), rows)
+    rows = predictions.without(rows)
     write_json(_rows_file(one), {"rows": [row | times for row in rows]})
     return None
 
@@ -217,5 +229,8 @@ def _key(one: Planned) -> str:
     settings = run_folder.training_config(one.config)
     if one.config.init_from is not None:
         settings["init_from"] = Path(one.config.init_from).name
-    content = json.dumps([settings, one.evaluation._replace(tasks_dir=None)], sort_keys=True)
+    usual = Evaluation()._asdict()
+    how = one.evaluation._replace(tasks_dir=None)._asdict()
+    how = {name: value for name, value in how.items() if value != usual[name]}
+    content = json.dumps([settings, how], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

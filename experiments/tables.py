@@ -100,11 +100,12 @@ def _row(table: str, number: int, cells: dict[str, str]) -> Row:
         tuple(filter(None, cells.get(column, "").split(";")))
         for column in ("lost_cells", "suspect_cells")
     )
-    return Row(table, number, {name: _value(cell) for name, cell in cells.items()}, lost, suspect)
+    return Row(table, number, {name: value_of(cell) for name, cell in cells.items()}, lost, suspect)
 
 
-def _value(cell: str) -> Value:
-    words = {"": None, "yes": True, "no": False}
+def value_of(cell: str) -> Value:
+    """What a cell of a .csv file says: a number, a truth value, text; None where it is empty."""
+    words = {"": None, "yes": True, "no": False, "True": True, "False": False}
     if cell in words:
         return words[cell]
     for number in (int, float):

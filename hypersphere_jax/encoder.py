@@ -1,8 +1,7 @@
-"""Trained encoders as functions of images: load, call, save."""
+"""Trained encoders as functions of images: call, save; `loading` loads them."""
 
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models, torch_files
-from hypersphere_jax.config import (
-    DataConfig,
-    PretrainConfig,
-    UserError,
-    from_dict,
-    require,
-    to_dict,
-)
+from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data.channels import as_channels
 from hypersphere_jax.data.custom import as_image
 from hypersphere_jax.data.decode import decode, reason
-from hypersphere_jax.files import open_file, read_json, write_json
-from hypersphere_jax.models.torch_names import shortened
-from hypersphere_jax.training import run_folder, sharding
-
-logger = logging.getLogger("hypersphere_jax")
+from hypersphere_jax.files import open_file, write_json
+from hypersphere_jax.training import sharding
 
 WEIGHTS, CONFIG, CARD = "weights.safetensors", "encoder.json", "README.md"
 LARGEST_BATCH = 256  # images on a device at once
@@ -252,74 +241,6 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 """
 
 
-def load(
-    where: str | Path,
-    step: int | None = None,
-    *,
-    runs_dir: str | Path = "runs",
-    network: Any = None,
-    preprocess: Callable | None = None,
-    image_size: int | None = None,
-    recipe: str | None = None,
-    prefix: str | None = None,
-    head: bool = True,
-) -> Encoder:
-    """Loads a trained encoder of images.
-
-    Args:
-      where: the folder of a run, or its name in `runs_dir`, trained here or imported; a folder
-        that `Encoder.save` wrote; or a file of weights that others trained (.safetensors, .npz,
-        PyTorch's .pth, .pt, .pth.tar): ResNets of torchvision, timm, Hugging Face, MoCo or SwAV,
-        and Wang & Isola's SmallAlexNet. The network is inferred from names and shapes,
-        docs/torch.md.
-      step: of a run's checkpoint; None: the newest one that is sound.
-      runs_dir: folder of all runs.
-      network: of an encoder whose network is the user's own, the same as in training.
-      preprocess: likewise, image to image in evaluation. Of a file: in place of the recipe.
-      image_size: of a file: side of the images that enter, pixels. None: 224 for a ResNet, 32 if it
-        begins with a 3x3 convolution; what SmallAlexNet's `fc6` is for.
-      recipe: of a file: the name of the recipe that prepares images. None: "moco", ImageNet's
-        usual one, for a ResNet; "stl10" for SmallAlexNet; "cifar10" for images below 64 pixels.
-      prefix: of a file: that of the encoder's names. None: it is detected.
-      head: of a file: False leaves its head, such as a classifier, out. Without a head "output" is
-        the layer before it ("backbone", "fc7") divided by its norm.
-
-    Returns:
-      The encoder, a function of images.
-
-    Raises:
-      UserError: when there is no such encoder, its files are damaged, or it needs a `network` or
-        `preprocess`.
-
-    Example:
-      >>> import hypersphere_jax as hj
-      >>> encoder = hj.load("runs/mine")  # doctest: +SKIP
-      >>> z = encoder(images)  # float32 [n, d], unit norm  # doctest: +SKIP
-      >>> h = encoder(images, layer="fc7")  # doctest: +SKIP
-      >>> resnet = hj.load("resnet50.safetensors", head=False)  # doctest: +SKIP
-    """
-    own = {"network": network, "preprocess": preprocess}
-    own = {name: value for name, value in own.items() if value is not None}
-    given = {"image_size": image_size, "recipe": recipe, "prefix": prefix, "head=False": not head}
-    of_file = [name for name, value in given.items() if value]
-    file = _file_of_weights(Path(where), runs_dir)
-    if file is not None:
-        fits = step is None and network is None
-        require(fits, f"step and network are not for files of weights, and {file} is one")
-        return _load_file(file, own, image_size, recipe, prefix, head)
-    require(not of_file, f"{', '.join(of_file)}: for files of weights only, and {where} is none")
-    folder = Path(where)
-    if (folder / WEIGHTS).is_file():
-        require(step is None, f"step={step} is of a run's checkpoints, and {folder} is one encoder")
-        return _load_saved(folder, own)
-    folder = run_folder.find(str(where), runs_dir)
-    config = run_folder.read_config(folder).replace(**own)
-    require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
-    _require_preprocess(config)
-    loaded = run_folder.load_encoder(folder, step, config)
-    return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
-
-
 def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
     """Parameters and statistics by their paths, such as "params/conv1/layer/kernel"."""
     leaves = jax.tree_util.tree_leaves_with_path({"params": params, "stats": stats})
@@ -327,74 +248,6 @@ def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator="/"): np.array(leaf, order="C")
         for path, leaf in leaves
     }
-
-
-def _file_of_weights(where: Path, runs_dir: str | Path) -> Path | None:
-    """The file of weights that a path means, if it does: itself, or that of a downloaded folder."""
-    where = torch_files.file_in(where)
-    exists = where.exists() or Path(runs_dir, where).exists()
-    missing = not exists and where.suffix.lower() in torch_files.SUFFIXES
-    return where if where.is_file() or missing else None
-
-
-def _load_file(
-    file: Path,
-    own: dict[str, Any],
-    image_size: int | None,
-    recipe: str | None,
-    prefix: str | None,
-    head: bool,
-) -> Encoder:
-    state = torch_files.read_state(file)
-    with torch_files.naming(file):
-        state, unused = torch_files.encoder_of(state, prefix)
-        state = state if head else torch_files.without_head(state)[0]
-        model = torch_files.infer(state, image_size)
-        params, stats = torch_files.converted(state, model)
-    if unused:
-        logger.warning("ignored in %s: %s", file, shortened(unused))
-    recipe = recipe or torch_files.recipe_of(model)
-    try:
-        augment.find(recipe)
-    except ValueError as error:
-        raise UserError(f"recipe={recipe!r}: {error}") from error
-    data = DataConfig(name="unknown", recipe=recipe)
-    name = file.resolve().parent.name if file.name == torch_files.OF_FOLDER else file.stem
-    config = PretrainConfig(name=name or "encoder", data=data, model=model).replace(**own)
-    return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
-
-
-def _require_preprocess(config: PretrainConfig) -> None:
-    own = config.data.preprocess
-    require(not isinstance(own, str), f"images were prepared by your own {own}: give preprocess=")
-
-
-def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
-    schema = {"config": PretrainConfig, "step": int, "origin?": str | None}
-    record = read_json(folder / CONFIG, schema, "save the encoder again")
-    where = f"{folder / CONFIG}: config."
-    config = from_dict(PretrainConfig, record["config"], where).replace(**own)
-    _require_preprocess(config)
-    apply, params, stats = models.abstract(config.model)
-    like = {"params": params, "stats": stats}
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    saved = torch_files.read_safetensors(folder / WEIGHTS)
-    require(
-        saved.keys() == set(names),
-        f"{folder / WEIGHTS} is of another network: missing are "
-        f"{sorted(set(names) - saved.keys())[:3]}, unexpected "
-        f"{sorted(saved.keys() - set(names))[:3]}",
-    )
-    arrays = [saved[name] for name in names]
-    for name, array, (_, leaf) in zip(names, arrays, leaves, strict=True):
-        require(
-            array.shape == leaf.shape and array.dtype == leaf.dtype,
-            f"{folder / WEIGHTS}: {name} is {array.dtype} {array.shape}, not {leaf.shape}",
-        )
-    tree = jax.tree.unflatten(structure, arrays)
-    origin = record.get("origin")
-    return Encoder(config, tree["params"], tree["stats"], record["step"], apply, origin)
 
 
 def _image(image: Any) -> np.ndarray:

@@ -25,6 +25,7 @@ from hypersphere_jax.config import (
     require,
 )
 from hypersphere_jax.data import Dataset, Source, subsets
+from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.files import read_kept, write_json
@@ -98,7 +99,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         "recipe": run.data.recipe,
         "seed": config.seed,
     }
-    write_json(folder / "eval" / "finetune.json", result)
+    results_file.save(folder / "eval" / "finetune.json", result)
     return folder, result
 
 

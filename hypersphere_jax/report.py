@@ -1,24 +1,14 @@
-"""Tables on the terminal, and pages of runs: each one HTML file with its pictures inside."""
+"""Pages of runs: each one HTML file with its pictures inside."""
 
 import base64
 import functools
 import logging
 import math
 import shlex
-import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any
-
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.config.base import WRITER, flag_of, program
@@ -27,7 +17,7 @@ from hypersphere_jax.config.pretrain import NAMED
 from hypersphere_jax.config.values import Count, NotNegative, Within
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_kept
-from hypersphere_jax.terminal import LONGEST, printable
+from hypersphere_jax.tables import numeric_columns, text_of, with_error
 from hypersphere_jax.training.metrics_log import read_metrics
 
 logger = logging.getLogger("hypersphere_jax")
@@ -55,9 +45,6 @@ CAPTIONS = {
     "Blue: of the same class; orange, dashed, with a cross: of another one",
 }
 SHORT = 24  # characters of a table's cell that stay in one line
-WRAPPED = 8  # the same on a narrow terminal
-INDENTED = {"initial_indent": "  ", "subsequent_indent": "  ", "break_on_hyphens": False}
-FIXED = "\xa0"  # a space at which no line breaks
 # Options of `probe` for an encoder of sentences.
 OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
 
@@ -82,93 +69,6 @@ img { width: 100%; min-width: 40rem; background: white; }
 pre { background: #8881; padding: .7rem 1rem; white-space: pre-wrap; }
 </style>
 """
-
-
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
-) -> None:
-    """Print a table; on a narrow terminal long texts wrap, or the columns of each row do.
-
-    Nothing is cut: not the names, which are there to be typed.
-    """
-    # A file or a pipe has no width to fit into.
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
-    texts = [[printable(text_of(cell), LONGEST) for cell in row] for row in rows]
-    if title:
-        console.print(Text(printable(title, LONGEST), style="bold"))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    numeric = _numeric(columns, rows)
-    for column, is_number in zip(columns, numeric, strict=True):
-        table.add_column(Text(column), justify="right" if is_number else "left")
-    for row in texts:
-        table.add_row(*map(Text, row))
-    wide = console.options.update_width(10_000)
-    excess = Measurement.get(console, wide, table).maximum - console.width
-    widths = _widths(columns, texts, excess)
-    if widths is not None:
-        for column, width in zip(table.columns, widths, strict=True):
-            column.width = width
-        console.print(table)
-        return
-    for name, *row in texts:
-        if name:
-            console.print(Text(name, style="bold", overflow="fold"))
-        pairs = map(" ".join, zip(columns[1:], row, strict=True))
-        # A value stays beside its column's name where there is room for both.
-        joined = (p.replace(" ", FIXED) if len(p) < console.width - 4 else p for p in pairs)
-        lines = textwrap.wrap(", ".join(joined), console.width, **INDENTED)
-        for line in lines:
-            console.print(Text(line.replace(FIXED, " "), overflow="fold"))
-
-
-def _widths(
-    columns: Sequence[str], texts: Sequence[Sequence[str]], excess: int
-) -> list[int] | None:
-    """Widths of a table's columns, this much less in all; None where that would cut words."""
-    widths, least = [], []
-    for i, column in enumerate(columns):
-        cells = [row[i] for row in texts]
-        longest, words = (
-            max(map(cell_len, each), default=0) for each in (cells, " ".join(cells).split())
-        )
-        header = max(map(cell_len, column.split()), default=0)
-        widths.append(max(longest, cell_len(column)))
-        least.append(max(header, words, min(longest, WRAPPED)))
-    for i in sorted(range(len(widths)), key=lambda i: least[i] - widths[i]):
-        off = min(max(excess, 0), widths[i] - least[i])
-        widths[i], excess = widths[i] - off, excess - off
-    return None if excess > 0 else widths
-
-
-def with_error(value: float | None, standard_error: float | None) -> str:
-    """A measured value as text, such as `-3.697 ± 0.002`."""
-    if value is None:
-        return "-"
-    if not standard_error:
-        return f"{value:.4f}"
-    digits = min(6, max(2, 1 - math.floor(math.log10(standard_error))))
-    return f"{value:.{digits}f} ± {standard_error:.{digits}f}"
-
-
-def text_of(value: Any) -> str:
-    """A value as tables print it: four digits, "-" for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={item}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(text_of, value))
-    if isinstance(value, Real) and not isinstance(value, Integral):
-        return f"{value:#.4g}" if abs(float(value)) < 1000 else f"{value:.0f}"
-    return str(value)
-
-
-def _numeric(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
-    """Whether each column holds numbers, and perhaps gaps."""
-    kinds = [{type(row[i]) for row in rows} - {type(None)} for i in range(len(columns))]
-    return [
-        bool(each) and all(issubclass(k, Real) and k is not bool for k in each) for each in kinds
-    ]
 
 
 def write_page(path: str | Path, title: str, blocks: Iterable[tuple]) -> Path:
@@ -422,7 +322,7 @@ def _tag(tag: str, text: str, attributes: str = "") -> str:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     texts = [list(map(text_of, row)) for row in rows]
     marks = []
-    for place, numeric in enumerate(_numeric(columns, rows)):
+    for place, numeric in enumerate(numeric_columns(columns, rows)):
         short = all(len(row[place]) <= SHORT for row in texts)
         marks.append(' class="number"' if numeric else ' class="short"' if short else "")
     lines = [map(_tag, ["th"] * len(columns), columns, marks)]

@@ -9,7 +9,8 @@ from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
-from hypersphere_jax.encoder import Encoder, load
+from hypersphere_jax.encoder import Encoder
+from hypersphere_jax.loading import load
 from hypersphere_jax.training import loop, run_folder, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from hypersphere_jax import data, encoder, models, torch_files
+from hypersphere_jax import data, encoder, loading, models, torch_files
 from hypersphere_jax.config import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
 from hypersphere_jax.config.base import changed, check_output, flag_of
 from hypersphere_jax.files import atomic_write
@@ -92,7 +92,7 @@ def export(config: ExportConfig) -> Path:
     """
     check_output(config.out, ".safetensors", ".npz")
     if (Path(config.run) / encoder.WEIGHTS).is_file():
-        found = encoder.load(config.run, config.step)
+        found = loading.load(config.run, config.step)
     else:
         found = run_folder.load_encoder(run_folder.find(config.run, config.runs_dir), config.step)
     model = found.config.model

@@ -60,7 +60,7 @@ def probe(parse: Callable) -> None:
     config = parse(C.ProbeConfig)
     from hypersphere_jax.evaluate import results_file
     from hypersphere_jax.evaluate.probe_verb import run_probe
-    from hypersphere_jax.report import print_table
+    from hypersphere_jax.tables import print_table
 
     _keep_compiled(config.runs, config.runs_dir)
     failures: list[str] = []
@@ -78,7 +78,7 @@ def metrics(parse: Callable) -> None:
     config = parse(C.MetricsConfig)
     from hypersphere_jax import plots
     from hypersphere_jax.evaluate import metrics_verb
-    from hypersphere_jax.report import print_table, with_error
+    from hypersphere_jax.tables import print_table, with_error
 
     _keep_compiled([config.run], config.runs_dir)
     result = metrics_verb.run_metrics(config)
@@ -121,7 +121,7 @@ def depth(parse: Callable) -> None:
     config = parse(C.DepthConfig)
     from hypersphere_jax import plots
     from hypersphere_jax.evaluate import depth_verb
-    from hypersphere_jax.report import print_table
+    from hypersphere_jax.tables import print_table
 
     _keep_compiled(config.runs, config.runs_dir)
     results, figure, examples = depth_verb.run_depth(config)
@@ -138,7 +138,8 @@ def depth(parse: Callable) -> None:
 def finetune(parse: Callable) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a part of them."""
     config = parse(C.FinetuneConfig)
-    from hypersphere_jax import finetune, report, sheets
+    from hypersphere_jax import finetune, sheets
+    from hypersphere_jax.tables import print_table
     from hypersphere_jax.training import sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
@@ -146,7 +147,7 @@ def finetune(parse: Callable) -> None:
     if result is not None:
         names = {"top1": "top-1 (%)", "top5": "top-5 (%)"}
         keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
-        report.print_table([names.get(key, key) for key in keys], [[result[key] for key in keys]])
+        print_table([names.get(key, key) for key in keys], [[result[key] for key in keys]])
         sheets.draw(folder)
         say(f"finetuned: {folder}{_page(folder)}")
         _pages([config.run], config.runs_dir)

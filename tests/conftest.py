@@ -25,7 +25,8 @@ import pytest  # noqa: E402
 import run_states  # noqa: E402
 import tiny_runs  # noqa: E402
 
-from hypersphere_jax import cli  # noqa: E402
+from hypersphere_jax import cli, models  # noqa: E402
+from hypersphere_jax.models.resnet import ResNet18, ResNet50  # noqa: E402
 from hypersphere_jax.training import loop, sharding  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
@@ -91,6 +92,14 @@ def no_late_callbacks():
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def short_resnets(monkeypatch):
+    """Stages of one block: most of a network's compiling is its depth."""
+    for name, network in (("resnet18", ResNet18), ("resnet50", ResNet50)):
+        made = type("Short", (network,), {"depths": (1, 1, 1, 1)})
+        monkeypatch.setitem(models.MODELS, name, made)
 
 
 @pytest.fixture(scope="session")

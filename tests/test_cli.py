@@ -12,7 +12,7 @@ import pytest
 import experiments
 import hypersphere_jax
 from experiments.options import QuickstartConfig, ReproduceConfig
-from hypersphere_jax import cli, hints, report, usage, verbs
+from hypersphere_jax import cli, hints, tables, usage, verbs
 from hypersphere_jax.config import (
     FinetuneConfig,
     ImportConfig,
@@ -263,7 +263,7 @@ def test_from_training_to_report(capsys, tmp_path):
     assert cli.main(["metrics", a, "--devices", "2"]) == 0
     table = capsys.readouterr().out
     result = read_json(tmp_path / "a" / "eval" / "metrics-test.json")
-    assert report.with_error(result["uniform"], result["uniform_standard_error"]) in table
+    assert tables.with_error(result["uniform"], result["uniform_standard_error"]) in table
     bounds = [f"{result[f'uniform_{name}']:.6f}" for name in ("optimum", "lower_bound")]
     assert table.index(bounds[0]) < table.index(bounds[1])  # as their columns
     assert cli.main(["report", a]) == 0

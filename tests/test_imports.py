@@ -12,13 +12,13 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files signals terminal",
+    "config extras files signals tables terminal",
     "array_files cache_files losses moco packing theory torch_format training.processes",
     "augment data models training.progress training.sharding",
     "data.batches training.checkpoint training.extension training.metrics_log training.objectives"
     " training.optimizers training.recorder training.resolve training.run_folder training.step"
     " torch_files",
-    "encoder evaluate finetune torch_io training.loop training.vmapped",
+    "encoder evaluate finetune loading torch_io training.loop training.vmapped",
     "data.data_verb plots report run runs_page sheets",
     "cli hints usage verbs __main__",
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.text import Text
 
-from hypersphere_jax import plots, report, runs_page
+from hypersphere_jax import plots, report, runs_page, tables
 from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.evaluate import results_file
 
@@ -58,21 +58,21 @@ def make_run(folder, seed=0, loss=1.0):
 
 def test_table_is_plain_text_in_a_file(capsys):
     rows = [["a [B]", 97.2, 397], ["b", 100.0, 10_000], [None, np.float32(9.5), np.int64(7)]]
-    report.print_table(["method", "top-1 (%)", "n"], rows, title="Table 1 [digits]")
+    tables.print_table(["method", "top-1 (%)", "n"], rows, title="Table 1 [digits]")
     title, _, _, *lines = capsys.readouterr().out.splitlines()
     found = [" ".join(line.split()) for line in lines[:3]]
     assert [title, *found] == ["Table 1 [digits]", "a [B] 97.20 397", "b 100.0 10000", "- 9.500 7"]
-    assert report.with_error(-3.69712, 0.0021) == "-3.6971 ± 0.0021"
-    assert report.with_error(2.0, None) == "2.0000"
+    assert tables.with_error(-3.69712, 0.0021) == "-3.6971 ± 0.0021"
+    assert tables.with_error(2.0, None) == "2.0000"
 
 
 def test_tables_of_narrow_terminals_cut_nothing(monkeypatch, capsys):
     """Long texts wrap; where that is not enough, the columns of each row do."""
-    monkeypatch.setattr(report.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(tables.sys.stdout, "isatty", lambda: True, raising=False)
     name, rows = "name_" * 5, [["name_" * 5, "many words " * 10, 1234567]] * 2
     for width, lines_of_a_row in ((200, 1), (60, 5), (40, None)):
         monkeypatch.setenv("COLUMNS", str(width))
-        report.print_table(["run", "text", "steps"], rows)
+        tables.print_table(["run", "text", "steps"], rows)
         out = Text.from_ansi(capsys.readouterr().out).plain
         head, *lines = (line.rstrip() for line in out.splitlines())
         text = "\n".join([head, *lines])
@@ -251,6 +251,38 @@ def test_differences_have_intervals(tmp_path, curves):
     (other / "eval" / "lbfgs.json").write_text(json.dumps(result))
     _, *cells = differences([one, other], tmp_path / "runs.html")
     assert cells[12:18] == ["top-1 (%)", "lbfgs", "other", "50.00", "other data", "-"]
+
+
+def test_accuracies_on_the_same_samples_are_paired(tmp_path, curves, caplog):
+    """Where predictions of both are kept, of the same labels and of these results."""
+    labels = np.arange(100) % 3
+    runs = [
+        score(tmp_path / "a", 90.0, -3.0, n=100),
+        score(tmp_path / "b", 95.0, -3.0, 0, 0.1, 100),
+    ]
+    wrong, files = (range(10), range(3, 8)), [run / "eval" / "lbfgs.npz" for run in runs]
+
+    def interval(one, other=labels):
+        for file, targets, places in zip(files, (one, other), wrong, strict=True):
+            predicted = targets.copy()
+            predicted[places] += 1
+            np.savez(file, targets=targets, predicted=predicted)
+        return said_of()
+
+    def said_of():
+        said, *cells = differences(runs, tmp_path / "runs.html")
+        return cells[16:18], "Agresti and Min" in said, "Newcombe" in said
+
+    paired = ["+5.00", "+0.29 to +9.51, paired"], True, False
+    apart = ["+5.00", "-2.63 to +12.96"], False, True
+    assert interval(labels) == paired
+    assert interval(labels[::-1]) == apart  # other samples, or another order
+    assert interval(labels[:50], labels[:50]) == apart  # of another result
+    assert interval(labels) == paired and not caplog.text
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    assert said_of() == apart and f"{files[0]} cannot be read" in caplog.text
+    files[0].unlink()
+    assert said_of() == apart
 
 
 def test_losses_that_do_not_compare_are_told_apart():

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import numpy as np
 
-from hypersphere_jax import plots, report, terminal
+from hypersphere_jax import plots, report, tables, terminal
 
 
 def test_lines_break_at_words():
@@ -46,7 +46,7 @@ def test_a_name_is_one_line_that_a_terminal_shows_as_it_is(capsys):
         assert terminal.printable(text) == text
     assert terminal.printable("abcdefgh", 6) == "abc…gh" and terminal.printable("abc", 3) == "abc"
     terminal.say("\n".join(NASTY))
-    report.print_table(["a", "b"], [[name, 1] for name in NASTY], NASTY[0])
+    tables.print_table(["a", "b"], [[name, 1] for name in NASTY], NASTY[0])
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable() and r"\udcff" in out
     assert max(map(len, out.splitlines())) < 1100

@@ -5,10 +5,12 @@ import pickle
 import sys
 import zipfile
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from unittest import mock
 
+import jax
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -17,6 +19,7 @@ from hypersphere_jax.models.torch_names import torch_names
 
 RESNET = ModelConfig(name="resnet18", image_size=16, channels=3, width=0.125, dim=5)
 ALEXNET = ModelConfig(name="small_alexnet", image_size=32, channels=3, width=0.05, dim=5)
+HEADLESS = replace(RESNET, head="none", dim=64)
 
 
 def random_state(config, rng):
@@ -26,6 +29,15 @@ def random_state(config, rng):
         positive = path.endswith(("scale", "var"))
         state[entry.name] = np.float32(0.5 + rng.random(entry.shape) if positive else drawn)
     return state
+
+
+def without(state, *prefixes):
+    return {name: array for name, array in state.items() if not name.startswith(prefixes)}
+
+
+def assert_same(made, expected):
+    assert jax.tree.structure(made) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, made, expected)
 
 
 def hugging_face(state, prefix="resnet."):

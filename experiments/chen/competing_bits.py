@@ -5,21 +5,31 @@ be minimized without a look at the picture.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 
+from experiments import inference, rates
 from experiments.chen import settings
+from experiments.inference import INSTRUMENTS, difference
 from experiments.plots import comparisons
+from experiments.plots.comparisons import Point
+from experiments.predictions import right
 from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 from hypersphere_jax.config import MocoConfig, ObjectiveConfig
 
 # What the paper varies; its own values are in its picture only.
-BITS = {"paper": (0, 2, 4, 6, 8, 10, 12, 15), "laptop": (0, 2, 4, 6, 8, 12)}
+BITS = {"paper": (0, 2, 4, 6, 8, 10, 12, 15), "laptop": (0, 4, 8, 12)}
+SEEDS = range(5)  # at the laptop's scale
 BATCHES = {"paper": (256, 512, 1024), "laptop": (64, 256)}  # beside 128
 QUEUE = {"paper": 4096, "laptop": 1024}
+DECOUPLED, SWD = "Decoupled NT-Xent", "SWD (uniform hypersphere)"  # of Table D.1
 CHANCE = 10.0  # percent, of ten classes
-SCORE = "backbone_linear"
+FEW = 8  # bits
+HALF = 50.0  # percent
+BASE = "NT-Xent, tau 0.2"
 
 
 def _encoders(scale: str) -> dict[str, dict]:
@@ -29,15 +39,15 @@ def _encoders(scale: str) -> dict[str, dict]:
     )
     queue = MocoConfig(queue_size=QUEUE[scale], ema_decay=0.99)
     return {
-        "NT-Xent, tau 0.2": {"objective": settings.nt_xent(0.2)},
+        BASE: {"objective": settings.nt_xent(0.2)},
         "NT-Xent, tau 0.05": {"objective": settings.nt_xent(0.05)},
         **{
             f"NT-Xent, tau 0.2, batch {size}": {"batch": size, "objective": settings.nt_xent(0.2)}
             for size in BATCHES[scale]
         },
-        "Decoupled NT-Xent": {"objective": settings.LOSSES["Decoupled NT-Xent"]},
-        "SWD (uniform hypersphere)": {"objective": settings.swd("hypersphere", 5.0)},
-        "SWD, lambda 50": {"objective": settings.swd("hypersphere", 50.0)},
+        DECOUPLED: {"objective": settings.LOSSES[DECOUPLED], "rate": DECOUPLED},
+        SWD: {"objective": settings.LOSSES[SWD], "rate": SWD},
+        "SWD, lambda 50": {"objective": settings.swd("hypersphere", 50.0), "rate": SWD},
         "MoCo, tau 0.2": {"objective": moco, "moco": queue},
     }
 
@@ -45,82 +55,154 @@ def _encoders(scale: str) -> dict[str, dict]:
 def _plan(context: Context, rows: Rows) -> list[Planned]:
     base = settings.LAPTOP if context.laptop else settings.RESNET18
     planned = []
-    for label, change in _encoders(context.scale).items():
-        rule = dataclasses.replace(
-            base.optimizer, batch_size=change.pop("batch", base.optimizer.batch_size)
+    for (label, change), bits, seed in itertools.product(
+        _encoders(context.scale).items(),
+        BITS[context.scale],
+        SEEDS if context.laptop else [0],
+    ):
+        others = {key: value for key, value in change.items() if key not in ("batch", "rate")}
+        batch = change.get("batch", base.optimizer.batch_size)
+        one = settings.encoder(
+            context,
+            base,
+            f"{settings.slug(label)}_with{bits}bits_seed{seed}",
+            about={"label": label, "bits": bits},
+            seed=seed,
+            # Bits of its own for each seed.
+            data=dataclasses.replace(base.data, bits=bits, subset_seed=seed),
+            optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
+            **others,
         )
-        for bits in BITS[context.scale]:
-            one = settings.encoder(
-                context,
-                base,
-                f"{settings.slug(label)}_with{bits}bits",
-                about={"label": label, "bits": bits},
-                data=dataclasses.replace(base.data, bits=bits),
-                optimizer=rule,
-                **change,
-            )
-            planned.append(one)
+        rate_of = change.get("rate", "NT-Xent")  # the loss whose rate it takes
+        planned.append(settings.with_rate(one, rate_of, rows) if context.laptop else one)
     return planned
 
 
 def result(context: Context, rows: Rows) -> Result:
-    """Accuracy over bits, a curve for each loss, batch size and queue."""
-    bits = BITS[context.scale]
-    columns = ["encoder", *(f"{k} bits (%)" for k in bits)]
-    table, curves, accuracies = [], {}, {}
-    for label, group in by(rows, "label").items():
-        scores = {row["bits"]: row[SCORE] for row in group}
-        accuracies[label] = scores
-        table.append([label, *(f"{scores[k]:.1f}" if k in scores else None for k in bits)])
-        curves[label] = sorted(comparisons.point(row, "bits", SCORE) for row in group)
-    images = "digits" if context.laptop else "CIFAR-10"
+    """Accuracy over bits by each instrument, a curve for each loss, batch size and queue."""
+    layers = ("backbone", "output") if context.laptop else ("backbone",)
+    scores = inference.scores(layers, papers=not context.laptop)
+    bits, choice = BITS[context.scale], rates.chosen(rows, "name")
+    groups = by(rates.final(rows), "label", "bits")
+    labels = list(dict.fromkeys(label for label, _ in groups))
+    table: list[list] = []
+    panels: dict[str, dict] = {name: {} for name in scores.values()}
+    for label, (score, name) in itertools.product(labels, scores.items()):
+        means = {
+            k: difference(right(groups[label, k], score)) for k in bits if (label, k) in groups
+        }
+        panels[name][label] = [Point(k, of.value, of.low, of.high) for k, of in means.items()]
+        cells = [inference.cell(means[k]) if k in means else None for k in bits]
+        left = None
+        if {0, FEW} <= means.keys():
+            of = kept(groups, label, score)
+            left = f"{of.value:.0f} ({of.low:.0f} to {of.high:.0f})"
+        table.append([label, name, *cells, left])
     comparisons.curves(
-        {f"{images} with random bits": curves},
+        panels,
         context.figure,
         x="random bits added to each image",
-        y="linear accuracy before the head (%)",
+        y="accuracy (%)",
         levels={"chance": CHANCE},
     )
+    images = "digits" if context.laptop else "CIFAR-10"
+    seeds = max(map(len, groups.values()), default=0)
+    done = f"{seeds} seeds of each encoder" if seeds > 1 else "one encoder each"
     text = [
         "The paper's claim: when each image carries a random number in extra channels, which is "
         "the same in both views, accuracy falls quickly with the bits of that number: the loss is "
         "content with telling images apart by it. Other losses, batch sizes or a queue of keys "
-        "(MoCo) do not help; a lower temperature or a larger weight lambda of the term that "
-        "spreads the outputs helps a little, and costs accuracy without bits. With fewer than 15 "
-        "bits the picture is ignored altogether.",
+        "(MoCo) do not avoid it; a lower temperature or a larger weight lambda of the term that "
+        "spreads the outputs helps a little, and costs accuracy without bits.",
+        f"Here: {'small encoders of ' if context.laptop else ''}{images}, {done}, with bits of its "
+        f"own for each seed. Accuracy is taken to fall quickly where with {FEW} bits less than "
+        "half of what it has above chance without bits is left, by both instruments before the "
+        "head, the interval of that share included; and a remedy to help where it is ahead of "
+        f"{BASE} with {FEW} bits by both. Intervals are over seeds and test images.",
         "Bits are counted by the size of the numbers' range: where images are many beside it, "
         "several have the same number, so that they carry fewer. Test images have random bits of "
-        "their own.",
+        "their own. Batches are of 128 where nothing else is said.",
     ]
-    if context.laptop:
+    text += [_ahead(groups, layer) for layer in layers[1:]]
+    if choice:
         text.append(
-            "Ours are small encoders of digits: 1,400 images, 20 epochs; batches of 128 where "
-            "nothing else is said."
+            rates.told(choice, settings.RATES)
+            + " NT-Xent's is that of MoCo and of all its own variants, SWD's of both weights."
         )
-    caption = "Linear accuracy over random bits; shaded: 95% interval over test images"
+    caption = "Accuracy over random bits; bars: 95% interval over seeds and test images"
     title = f"Random bits beside the image (Figure E.1; {images})"
-    return Result(title, columns, table, [(context.figure, caption)], text, _verdict(accuracies))
+    columns = ["encoder", "layer and instrument", *(f"{k} bits (%)" for k in bits)]
+    columns.append(f"left with {FEW} bits (%)")
+    verdict, short = _verdict(groups, labels, layers)
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict, short)
 
 
-def _verdict(accuracies: Mapping[str, Mapping[int, float]]) -> str:
-    """How many encoders fall below half of their accuracy, and which of them keeps the most."""
-    ends = {
-        label: (scores[0], scores[max(scores)], max(scores))
-        for label, scores in accuracies.items()
-        if min(scores) == 0 < max(scores)
-    }
-    if not ends:
-        return ""
-    lower = sum(last < first for first, last, _ in ends.values())
-    half = sum(last < first / 2 for first, last, _ in ends.values())
-    most = max(ends, key=lambda label: ends[label][1])
-    numbers = "; ".join(
-        f"{label}: {first:.1f}% to {last:.1f}% with {bits}"
-        for label, (first, last, bits) in ends.items()
-    )
+Groups = Mapping[tuple[str, int], Rows]  # seeds, by label and bits
+
+
+def kept(groups: Groups, label: str, score: str) -> inference.Estimate:
+    """Share of the accuracy above chance that is left with a few bits, in percent."""
+    rights = [right(groups[label, bits], score) for bits in (FEW, 0)]
+    few, none = (100 * of.mean() - CHANCE for of in rights)
+    drawn = 100 * inference.resampled(rights) - CHANCE
+    return inference.of_draws(100 * few / none, 100 * drawn[0] / drawn[1], level=HALF)
+
+
+def _verdict(groups: Groups, labels: Sequence[str], layers: Sequence[str]) -> tuple[str, str]:
+    """Which encoders keep less than half of their accuracy on each layer, and what is ahead."""
+    if not labels or any((label, k) not in groups for label in labels for k in (0, FEW)):
+        return "", ""
+    parts, found = [], []
+    for layer in layers:
+        sides: dict[str, list[str]] = {"less than half": [], "more than half": [], "either": []}
+        for label in labels:
+            of = [kept(groups, label, f"{layer}_{key}") for key in INSTRUMENTS]
+            less, more = all(e.high < HALF for e in of), all(e.low > HALF for e in of)
+            side = "less than half" if less else "more than half" if more else "either"
+            sides[side].append(label)
+        told = [f"{side} by {_names(some)}" for side, some in sides.items() if some]
+        where = inference.where(layer)
+        parts.append(f"{where}, {', '.join(told)}")
+        found.append(f"{len(sides['less than half'])} of {len(labels)} kinds {where}")
     return (
-        f"with the most bits {lower} of {len(ends)} encoders are worse than without, {half} of "
-        f"them by more than half; {most} keeps the most ({numbers})"
+        f"Of the accuracy above chance is kept with {FEW} bits, by both instruments: "
+        f"{'; '.join(parts)}. {_ahead(groups, layers[0])}",
+        f"with {FEW} bits accuracy falls by more than half in {', '.join(found)}",
+    )
+
+
+def _names(labels: Sequence[str]) -> str:
+    return f"{len(labels)} ({'; '.join(map(_short, labels))})"
+
+
+def _short(label: str) -> str:
+    """Such as `batch 64`, or `SWD`."""
+    return label.removeprefix(f"{BASE}, ").partition(" (")[0]
+
+
+def _ahead(groups: Groups, layer: str) -> str:
+    """What is ahead of or behind the usual loss by both instruments, with few bits and without."""
+    others = [label for label in dict.fromkeys(label for label, _ in groups) if label != BASE]
+    cells = [(label, bits) for bits in (FEW, 0) for label in others]
+    compared = {
+        cell: inference.compare(groups[cell], groups[BASE, cell[1]], layer, papers=False)
+        for cell in cells
+        if cell in groups and (BASE, cell[1]) in groups
+    }
+    found = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
+    parts = []
+    for bits in (FEW, 0):
+        for sign, word in ((1, "ahead of"), (-1, "behind")):
+            some = [
+                f"{_short(label)} ({', '.join(f'{e.value:+.1f}' for e in of.values())})"
+                for (label, k), of in compared.items()
+                if k == bits and found[label, k] == sign
+            ]
+            with_bits = f"with {bits} bits" if bits else "without bits"
+            parts.append(f"{word} it {with_bits}: {'; '.join(some) or 'none'}")
+    return (
+        f"Beside {BASE}, {inference.where(layer)}, in points by each instrument, "
+        f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons."
     )
 
 
@@ -128,7 +210,9 @@ REPRODUCTIONS = {
     "chen/figureE1": Reproduction(
         "accuracy of images with random bits in extra channels",
         result,
-        laptop=scale("digits", _plan),
+        laptop=scale(
+            "digits", functools.partial(settings.choose, ("NT-Xent", DECOUPLED, SWD)), _plan
+        ),
         paper=scale("cifar10", _plan),
     )
 }

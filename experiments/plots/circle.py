@@ -1,5 +1,6 @@
 """Features on the circle: Figures 3 and 4 of Wang & Isola."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import special
 
+from experiments.plots.style import PAGE, printed
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 # Near its mode, a von Mises-Fisher kernel is a Gaussian of width 1 / sqrt(kappa).
@@ -20,6 +22,7 @@ LEGEND = (
 COLUMNS = 4  # of the panels of potentials
 
 
+@printed
 def circle_figure(
     encoders: Sequence[Mapping],
     path: Path | None,
@@ -31,8 +34,9 @@ def circle_figure(
     Encoders have "name", "features" [n, 2] of unit norm, "labels" [n] and "pair_distances" [n],
     the norms ||f(x) - f(y)||; classes are the labels to show.
     """
-    figure = Figure(figsize=(12, 3.7 * len(encoders)), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(PAGE, 2.2 * len(encoders)), dpi=DPI, layout="constrained")
     rows = figure.subfigures(len(encoders), 1, squeeze=False)[:, 0]
+    angle = None  # all angles have one scale, written at the left end of each row
     for row, encoder in zip(rows, encoders, strict=True):
         features, labels = np.asarray(encoder["features"]), np.asarray(encoder["labels"])
         groups = {"all classes": features}
@@ -40,35 +44,35 @@ def circle_figure(
         row.suptitle(encoder["name"], x=0.01, ha="left", weight="bold")
         cells = row.add_gridspec(2, 1 + len(groups), height_ratios=(2, 1))
         _draw_distances(row.add_subplot(cells[:, 0]), np.asarray(encoder["pair_distances"]))
-        plane = angle = None  # one scale a row, written at its left end
         for column, (title, points) in enumerate(groups.items(), start=1):
-            plane = row.add_subplot(cells[0, column], sharey=plane, title=title)
+            plane = row.add_subplot(cells[0, column], title=title)
             angle = row.add_subplot(cells[1, column], sharey=angle)
             _draw_densities(plane, angle, points, labelled=column == 1)
-            for axes in (plane, angle):
-                axes.tick_params(labelleft=column == 1)
-        angle.set_ylim(bottom=0)
-    figure.supxlabel(LEGEND, fontsize=10)
+            angle.tick_params(labelleft=column == 1)
+    angle.set_ylim(bottom=0)
+    figure.supxlabel(LEGEND, fontsize=8)
     return saved(figure, path)
 
 
+@printed
 def potential_figure(panels: Sequence[Mapping], path: Path | None, t: float) -> Figure:
     """Figure 4: points on the circle under their mean Gaussian potential at scale t.
 
     Panels have "name", "features" [n, 2] of unit norm, and "potential".
     """
     rows, columns = -(-len(panels) // COLUMNS), min(COLUMNS, len(panels))
-    figure = Figure(figsize=(3.1 * columns, 4.7 * rows + 0.4), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(PAGE, 2.8 * rows + 0.2), dpi=DPI, layout="constrained")
     cells = figure.add_gridspec(2 * rows, columns, height_ratios=(2, 1) * rows)
     for index, panel in enumerate(panels):
         row, column = divmod(index, columns)
         plane = figure.add_subplot(cells[2 * row, column])
         angle = figure.add_subplot(cells[2 * row + 1, column])
-        title = f"{panel['name']}\nmean $G_{{{t:g}}}$ potential {panel['potential']:.4f}"
-        plane.set_title(title, fontsize="medium")
+        name = textwrap.fill(panel["name"], 20)
+        title = f"{name}\nmean $G_{{{t:g}}}$ {panel['potential']:.4f}"
+        plane.set_title(title)
         _draw_densities(plane, angle, np.asarray(panel["features"]), labelled=column == 0)
         angle.set_ylim(bottom=0)
-    figure.supxlabel(LEGEND, fontsize=10)
+    figure.supxlabel(LEGEND, fontsize=8)
     return saved(figure, path)
 
 
@@ -98,14 +102,14 @@ def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
 
 
 def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bool) -> None:
-    """Features [n, 2] as points in the plane, shaded by their density, and that of their angles."""
+    """Features [n, 2] in the plane, shaded by their density, and the density of their angles."""
     grid = np.linspace(-1.35, 1.35, 136)
     density = gaussian_kde_2d(features, grid, BANDWIDTH)
     plane.imshow(density, cmap="Blues", origin="lower", extent=(grid[0], grid[-1]) * 2, vmin=0)
     circle = np.linspace(-np.pi, np.pi, 361)
     plane.plot(np.cos(circle), np.sin(circle), color="gray", linewidth=0.5)
     plane.plot(*features.T, ",", color="black", alpha=0.2)
-    plane.set(xticks=(-1, 0, 1), yticks=(-1, 0, 1), xlabel="first coordinate")
+    plane.set(xticks=(), yticks=())
     density = vmf_kde(np.arctan2(features[:, 1], features[:, 0]), circle, KAPPA)
     angle.fill_between(circle, density, color=COLORS[0], alpha=0.4, linewidth=0)
     angle.plot(circle, density, color=COLORS[0])
@@ -113,5 +117,4 @@ def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bo
     angle.set(xlim=(-np.pi, np.pi), xlabel="angle (rad)")
     angle.set_xticks((-np.pi, 0, np.pi), ("−π", "0", "π"))
     if labelled:
-        plane.set_ylabel("second coordinate")
         angle.set_ylabel("density\n(1/rad)")

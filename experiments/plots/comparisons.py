@@ -6,13 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from experiments.plots.style import COLUMN, PAGE, printed
 from hypersphere_jax.plots.common import COLORS, DPI, LINE_STYLES, saved
 
 MARKERS = "os^Dv<>P"
-BELOW = {"frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}  # the legend
+COLOR_MAP = "cividis"
+SPAN = 5.0  # of a colour scale at least, in points: noise is of one colour
 
 
 class Point(NamedTuple):
@@ -24,11 +28,7 @@ class Point(NamedTuple):
     high: float = float("nan")
 
 
-def point(row: Mapping, x: str, score: str) -> Point:
-    """The point of a run: two of its columns, and the interval of the second."""
-    return Point(row[x], row[score], row[f"{score}_low"], row[f"{score}_high"])
-
-
+@printed
 def curves(
     panels: Mapping[str, Mapping[str, Sequence[Point]]],
     path: Path | None,
@@ -39,41 +39,58 @@ def curves(
 ) -> Figure:
     """Curves (title of the panel -> label -> points) with intervals, and levels by name.
 
-    Figures C.1 and E.1 of Chen et al.
+    Panels stand two by two with one scale, which begins at zero, and one legend below: a label
+    looks the same in all of them. Figures C.1 and E.1 of Chen et al.
     """
-    size = (4.6 * len(panels), 3.8 + 0.2 * max(map(len, panels.values()), default=0))
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    down = -(-len(panels) // 2)
+    size = (PAGE, 2.0 * down + 0.4 + 0.16 * -(-len(labels) // 3))
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    places = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, lines) in zip(places, panels.items(), strict=True):
-        for number, (label, points) in enumerate(lines.items()):
-            color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    places = figure.subplots(down, 2, sharex=True, sharey=True, squeeze=False).flat
+    shown = {}
+    for axes, (title, lines) in zip(places, panels.items(), strict=False):
+        for label, points in lines.items():
+            number = labels.index(label)
             xs, ys, low, high = np.array(points).T
-            style = LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)]
-            axes.plot(xs, ys, style, marker=marker, color=color, label=label, markersize=5)
-            axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+            style = {
+                "color": COLORS[number % len(COLORS)],
+                "marker": MARKERS[number % len(MARKERS)],
+                "linestyle": LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)],
+                "elinewidth": 0.8,
+            }
+            bars = np.stack([ys - low, high - ys])
+            shown[label] = axes.errorbar(xs, ys, bars, label=label, **style)
         for name, level in levels.items():
             axes.axhline(level, color="0.5", linestyle=":", zorder=0)
-            style = {"fontsize": 7, "color": "0.35", "va": "bottom"}
-            axes.text(0.01, level, name, transform=axes.get_yaxis_transform(), **style)
-        axes.set(title=title, xlabel=x)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", **BELOW)
-    places[0].set_ylabel(y)
+            text = {"fontsize": 7, "color": "0.35", "va": "top"}
+            axes.text(0.01, level, name, transform=axes.get_yaxis_transform(), **text)
+        axes.set(title=title, xlabel=x, ylabel=y)
+        axes.set_ylim(bottom=0)
+        axes.label_outer()
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=3)
     return saved(figure, path)
 
 
-def scatter(groups: Mapping[str, Sequence[Point]], path: Path | None, *, x: str, y: str) -> Figure:
-    """Points of groups (label -> points) with their intervals: the balanced paper's Figure 3."""
-    figure = Figure(figsize=(6, 4.4), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for number, (label, points) in enumerate(groups.items()):
-        xs, ys, low, high = np.array(points).T
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        style = {"marker": marker, "color": color, "capsize": 2, "linestyle": ""}
-        axes.errorbar(xs, ys, yerr=np.stack([ys - low, high - ys]), label=label, **style)
-    axes.set(xlabel=x, ylabel=y)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+@printed
+def scatter(
+    panels: Mapping[str, Mapping[str, Sequence[Point]]], path: Path | None, *, x: str, y: str
+) -> Figure:
+    """Points with their intervals (title of the panel -> label -> points), on one scale.
+
+    The balanced paper's Figure 3.
+    """
+    figure = Figure(figsize=(PAGE, 2.6), dpi=DPI, layout="constrained")
+    places = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (title, groups) in zip(places, panels.items(), strict=True):
+        for number, (label, points) in enumerate(groups.items()):
+            xs, ys, low, high = np.array(points).T
+            color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+            style = {"marker": marker, "color": color, "linestyle": "", "elinewidth": 0.8}
+            axes.errorbar(xs, ys, yerr=np.stack([ys - low, high - ys]), label=label, **style)
+        axes.set(title=title, xlabel=x)
+    places[0].set_ylabel(y)
+    legend = places[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside lower center", ncols=len(legend[1]))
     return saved(figure, path)
 
 
@@ -84,6 +101,7 @@ class Grid(NamedTuple):
     columns: Sequence[float]
     scores: np.ndarray  # [rows, columns]; NaN where there is none
     ridge: Sequence[tuple[float, float]] = ()  # points of a line, (column's, row's setting)
+    near: Sequence[tuple[float, float]] = ()  # cells with a dot, (row's, column's setting)
 
 
 def grid_of(
@@ -91,51 +109,88 @@ def grid_of(
     rows: Sequence[float],
     columns: Sequence[float],
     ridge: Sequence[tuple[float, float]] = (),
+    near: Sequence[tuple[float, float]] = (),
 ) -> Grid:
     """The grid of scores by (row's setting, column's setting)."""
     table = [[scores.get((row, column), np.nan) for column in columns] for row in rows]
-    return Grid(rows, columns, np.array(table, float), ridge)
+    return Grid(rows, columns, np.array(table, float), ridge, near)
 
 
+@printed
 def heat_maps(
-    grids: Mapping[str, Grid], path: Path | None, row: str, column: str, score: str, ridge: str = ""
+    grids: Mapping[str, Grid],
+    path: Path | None,
+    row: str,
+    column: str,
+    score: str,
+    ridge: str = "",
+    across: int = 2,
+    each_row: bool = False,
 ) -> Figure:
-    """Grids by title, two by two, with their numbers in the cells; the best one is framed.
+    """Grids by title with their numbers in the cells, all of one colour scale.
 
     Chen, Luo & Li, Figure B.2; the balanced paper, Figures 4 and 5.
+
+    Args:
+      grids: title -> grid, so many `across`.
+      path: of the picture.
+      row: name of the setting that changes from top to bottom.
+      column: of the other one.
+      score: of what is in the cells.
+      ridge: of the grids' lines.
+      across: panels side by side.
+      each_row: frame the best cell of each row, not that of the whole grid.
     """
-    across, down = min(len(grids), 2), -(-len(grids) // 2)
-    width = max(3.2, 0.62 * max(len(grid.columns) for grid in grids.values()) + 1.6)
-    height = max(3.2, 0.5 * max(len(grid.rows) for grid in grids.values()) + 1.6)
-    figure = Figure(figsize=(across * width, down * height), dpi=DPI, layout="constrained")
-    places = figure.subplots(down, across, squeeze=False).flat
-    for axes, (title, grid) in zip(places, grids.items(), strict=False):
-        _draw_grid(axes, grid, score)
-        axes.set(title=title, xlabel=column, ylabel=row)
+    across = min(len(grids), across)
+    down = -(-len(grids) // across)
+    width = PAGE if across > 1 else COLUMN
+    height = 0.27 * max(len(grid.rows) for grid in grids.values()) + 0.35
+    figure = Figure(figsize=(width, down * height + 0.75), dpi=DPI, layout="constrained")
+    places = figure.subplots(down, across, squeeze=False)
+    finite = [grid.scores[np.isfinite(grid.scores)] for grid in grids.values()]
+    values = np.concatenate([*finite, np.zeros(0)])
+    top = values.max(initial=0)
+    scale = Normalize(values.min(initial=top - SPAN), top)
+    for place, (title, grid) in enumerate(grids.items()):
+        axes = places.flat[place]
+        _draw_grid(axes, grid, scale, each_row)
+        below = place + across < len(grids)  # whether another panel is
+        axes.set(title=title, xlabel="" if below else column)
+        axes.set_ylabel("" if place % across else row)
         if len(grid.ridge):
             points = [(_place(x, grid.columns), _place(y, grid.rows)) for x, y in grid.ridge]
-            line = {"color": COLORS[1], "linewidth": 2, "scalex": False, "scaley": False}
-            axes.plot(*np.transpose(points), "--", label=ridge, **line)
-            axes.legend(**BELOW)
+            line = {"color": COLORS[1], "linewidth": 1.5, "scalex": False, "scaley": False}
+            (drawn,) = axes.plot(*np.transpose(points), "--", label=ridge, **line)
+            figure.legends.clear()
+            figure.legend([drawn], [ridge], loc="outside lower center")
+    for axes in places.flat[len(grids) :]:
+        axes.set_axis_off()
+    figure.colorbar(
+        ScalarMappable(scale, COLOR_MAP), ax=places, label=score, aspect=40, fraction=0.04
+    )
     return saved(figure, path)
 
 
-def _draw_grid(axes: Axes, grid: Grid, score: str) -> None:
+def _draw_grid(axes: Axes, grid: Grid, scale: Normalize, each_row: bool) -> None:
     scores = grid.scores
     axes.set_facecolor("0.85")  # grey, of cells without a value
-    axes.figure.colorbar(axes.imshow(scores, cmap="cividis", aspect="auto"), label=score)
-    axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
+    axes.grid(visible=False)
+    axes.imshow(scores, cmap=COLOR_MAP, norm=scale, aspect="auto")
+    axes.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns], rotation=45)
     axes.set_yticks(range(len(grid.rows)), [f"{value:g}" for value in grid.rows])
-    if np.isnan(scores).all():
-        return
-    middle = (np.nanmin(scores) + np.nanmax(scores)) / 2
     for (i, j), value in np.ndenumerate(scores):
         if np.isfinite(value):
-            color = "black" if value > middle else "white"
+            color = "black" if scale(value) > 0.5 else "white"
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=color, fontsize=7)
-    i, j = np.unravel_index(np.nanargmax(scores), scores.shape)
-    frame = Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, edgecolor=COLORS[1], linewidth=2)
-    axes.add_patch(frame)
+            if (grid.rows[i], grid.columns[j]) in grid.near:
+                axes.plot(j + 0.38, i, ".", color=color, markersize=4)
+    parts = [(i, scores[i : i + 1]) for i in range(len(scores))] if each_row else [(0, scores)]
+    for first, part in parts:
+        if np.isnan(part).all():
+            continue
+        i, j = np.unravel_index(np.nanargmax(part), part.shape)
+        corner = (j - 0.5, first + i - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLORS[1], linewidth=1.5))
 
 
 def _place(value: float, settings: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import inference
 from experiments.plots.circle import circle_figure
 from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, run, scale
@@ -28,6 +29,7 @@ ENCODERS = {
     "Supervised predictive learning": ("supervised", None),
     "Unsupervised contrastive learning": ("contrastive", None),
 }
+LAYERS = ("output",)
 CLASSES = ("airplane", "automobile", "bird", "cat")  # the figure's text does not name its own
 
 
@@ -41,7 +43,9 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
     planned = []
     for name, objective in OBJECTIVES.items():
         config = dataclasses.replace(base, name=f"circle_{name}", objective=objective)
-        planned.append(run(config, context, Evaluation(folds=None), {"encoder": name}))
+        # The random initialization is that of the contrastive encoder.
+        evaluation = Evaluation(folds=None, initial=(name, 0) in ENCODERS.values())
+        planned.append(run(config, context, evaluation, {"encoder": name}))
     return planned
 
 
@@ -61,14 +65,15 @@ def features_of(name: str, folder: Path, step: int | None) -> dict[str, Any]:
 
 
 def encoders(context: Context, rows: Rows) -> list[dict]:
-    """Rows of `circle_figure` for those encoders that are done, with their "accuracy"."""
-    accuracy = {row["encoder"]: row["output_linear"] for row in done(rows)}
-    return [
-        features_of(title, context.runs_dir / f"circle_{name}", step)
-        | {"accuracy": accuracy[name] if step is None else None}
-        for title, (name, step) in ENCODERS.items()
-        if name in accuracy
-    ]
+    """Rows of `circle_figure` for those encoders that are done, with their "rows" of scores."""
+    found = []
+    for title, (name, step) in ENCODERS.items():
+        of_run = [row for row in done(rows) if row["encoder"] == name]
+        scored = [row for row in of_run if (row["step"] == 0) == (step == 0)]
+        if scored:
+            folder = context.runs_dir / f"circle_{name}"
+            found.append(features_of(title, folder, step) | {"rows": scored})
+    return found
 
 
 def result(context: Context, rows: Rows) -> Result:
@@ -80,15 +85,18 @@ def result(context: Context, rows: Rows) -> Result:
     for encoder in loaded:
         distances, potential = encoder["pair_distances"], uniform_loss(encoder["features"], t=2)
         line = [float(distances.mean()), float(np.median(distances)), math.exp(potential)]
-        table.append([encoder["name"], *line, encoder["accuracy"]])
-    columns = ["encoder", "mean pair distance", "median", "average G2 potential", "linear (%)"]
+        table.append([encoder["name"], *line, *inference.accuracies(encoder["rows"], LAYERS)])
+    columns = ["encoder", "mean pair distance", "median", "average G2 potential"]
+    columns += inference.columns(LAYERS)
     text = [
         "The paper's claim: on the circle, features of the contrastive encoder are the most "
         "uniform, and close within positive pairs; those of the supervised one are close in pairs "
         "and less uniform; those of a random network are crowded. It prints no numbers.",
-        "The average potential of pairs, exp(L_uniform) at t = 2, is 0.2070 for uniform features "
-        "(exp(-4) I_0(4)) and 1 for a single point; two random points of the circle are 1.273 "
-        "apart on average. With two dimensions a linear classifier has little to work with.",
+        "One encoder each, of the test images of CIFAR-10. The average potential of pairs, "
+        "exp(L_uniform) at t = 2, is 0.2070 for uniform features (exp(-4) I_0(4)) and 1 for a "
+        "single point; two random points of the circle are 1.273 apart on average.",
+        "With two dimensions a classifier has little to work with. The intervals of accuracies are "
+        "over test images, of these very encoders.",
     ]
     figures = [(context.figure, "CIFAR-10's test split on the circle, after Figure 3")]
     title, verdict = "Encoders on the circle (Figure 3)", _verdict(table)
@@ -102,9 +110,9 @@ def _verdict(table: list[list]) -> str:
     uniform = contrastive[3] < min(random[3], supervised[3])
     aligned = contrastive[1] < 4 / math.pi
     return (
-        f"the contrastive encoder is {'' if uniform else 'not '}the most uniform, and its positive "
+        f"The contrastive encoder is {'' if uniform else 'not '}the most uniform, and its positive "
         f"pairs are {'nearer' if aligned else 'not nearer'} than random points "
-        f"({contrastive[1]:.2f}; supervised {supervised[1]:.2f}, random network {random[1]:.2f})"
+        f"({contrastive[1]:.2f}; supervised {supervised[1]:.2f}, random network {random[1]:.2f})."
     )
 
 

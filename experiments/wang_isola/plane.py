@@ -1,34 +1,31 @@
 """Figures 5 and 9a of Wang & Isola: encoders in the plane of alignment and uniformity."""
 
 import functools
-import warnings
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
-from experiments import tables
-from experiments.plots.planes import metric_planes
+from experiments import inference, tables
+from experiments.correlations import CURVE, EQUAL, FEWEST, rank_correlations
+from experiments.inference import INSTRUMENTS, PAPERS, Estimate
+from experiments.plots.planes import Plane, encoder_planes
 from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, Scale, Stage, planned_row, scale
 from experiments.specifications import refusal
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from experiments.wang_isola.encoder_tables import IMAGENET100, NYU, STL10
+from experiments.wang_isola.encoder_tables import DIGITS, IMAGENET100, NYU, STL10
 
 TABLE8, TABLE9, TABLE10 = (f"wang-isola/table{number}" for number in (8, 9, 10))
 
-# At the laptop's scale: encoders of digits, and rows whose losses are trained on CIFAR-10.
-DIGITS = 64
-SMALLEST_BATCH = 16
-FEWEST = 5  # encoders that are ranked
-# What the score is correlated with.
-WITH = {
-    "align": "L_align",
-    "uniform": "L_uniform",
-    "sum": "L_align + L_uniform",
-    "ranks": "both, fitted to ranks",
-}
+# At the laptop's scale: how many of digits' encoders, evenly over the table, are trained with more
+# seeds, and with how many; those of CIFAR-10.
+REPEATED, REPEATS = 24, 5
+SEEDS = (0, 1, 2)
+SMALL = Evaluation(folds=None)  # of CIFAR-10; Figure 8 begins with encoders that have it
+# Places in `CURVE` that are listed, as weights of alignment and uniformity.
+LISTED = {0: "1 : 0", 3: "3 : 1", EQUAL: "1 : 1", 9: "1 : 3", 12: "0 : 1"}
 # Contrastive alone; align and uniform; mixtures. The three of Table 1 are among them, and the
 # accuracies of the others in the paper span its range. All have 128 dimensions and batch 768 there.
 CIFAR10_ROWS = (67, 69, 79, 83, 85, 87, 145, 154, 158, 174, 186, 184, 198, 89, 95, 107, 109)
@@ -37,14 +34,19 @@ CIFAR10_ROWS = (67, 69, 79, 83, 85, 87, 145, 154, 158, 174, 186, 184, 198, 89, 9
 class Score(NamedTuple):
     """What colours the plane."""
 
-    key: str
     name: str
+    columns: Mapping[str, str]  # of rows, by the name of the instrument
     lower_is_better: bool = False
 
 
-ACCURACY = Score("output_linear", "linear accuracy on the output (%)")
-TOP1 = Score("backbone_linear", "linear accuracy before the head (%)")
-DEPTH = Score("conv5_mse", "mean squared error of depth from conv5", lower_is_better=True)
+def _accuracy(layer: str, name: str) -> Score:
+    columns = {label: f"{layer}_{key}" for key, label in (INSTRUMENTS | PAPERS).items()}
+    return Score(f"accuracy {name} (%)", columns)
+
+
+ACCURACY = _accuracy("output", "on the output")
+TOP1 = _accuracy("backbone", "before the head")
+DEPTH = Score("error of depth from conv5", {"mean squared error": "conv5_mse"}, True)
 
 
 def usable_rows(table: str = TABLE8) -> list[tables.Row]:
@@ -61,124 +63,200 @@ def _from_scratch(table: str, evaluation: Evaluation) -> Stage:
 
 
 def cifar10(context: Context, rows: Rows) -> list[Planned]:
-    """The encoders of CIFAR-10 at the laptop's scale."""
+    """The encoders of CIFAR-10 at the laptop's scale, with several seeds each."""
     return [
-        planned_row(tables.row_of(TABLE8, number), context, Evaluation(), scale="cifar10")
+        planned_row(tables.row_of(TABLE8, number), context, SMALL, scale="cifar10", seed=seed)
         for number in CIFAR10_ROWS
+        for seed in SEEDS
     ]
+
+
+def digits(context: Context, rows: Rows) -> list[Planned]:
+    """Table 8's encoders of digits that begin at random, some of them with more seeds."""
+    usable = [(row, planned_row(row, context, DIGITS)) for row in usable_rows()]
+    single = [row for row, one in usable if one.config.seed == 0]  # the paper repeats four rows
+    places = [round(place * (len(single) - 1) / (REPEATED - 1)) for place in range(REPEATED)]
+    more = [
+        planned_row(single[place], context, DIGITS, seed=seed)
+        for place in places
+        for seed in range(1, REPEATS)
+    ]
+    return [*(one for _, one in usable), *more]
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    """Encoders of digits, evenly from the first to the last of the table; and of CIFAR-10."""
-    large = [row for row in usable_rows() if row.values["batch_size"] >= SMALLEST_BATCH]
-    places = [round(place * (len(large) - 1) / (DIGITS - 1)) for place in range(DIGITS)]
-    digits = [planned_row(large[place], context, Evaluation()) for place in places]
-    return [*digits, *cifar10(context, rows)]
-
-
-def rank_correlations(
-    rows: Rows, key: str = "output_linear", draws: int = 1000
-) -> dict[str, tuple[float, float, float, float]]:
-    """Spearman's correlation of a score with each metric, and with both together.
-
-    Both together are their sum, and, fitted, what the ranks of the two make of the score's: their
-    multiple correlation. Of an accuracy all but the last are negative where the claim holds.
-
-    Returns:
-      By name (`align`, `uniform`, `sum`, `ranks`): the value; the ends of its 95% interval by the
-      bootstrap over encoders; and what chance does not exceed, in absolute value, in 95% of
-      permutations of the score. NaN where one of the values is the same for all encoders.
-    """
-    table = np.array([[row["align"], row["uniform"], row[key]] for row in rows])
-
-    def correlations(sample):
-        columns = (*sample.T, sample[:, 0] + sample[:, 1])
-        align, uniform, score, both = map(scipy.stats.rankdata, columns)
-        design = np.stack([np.ones_like(align), align, uniform], axis=1)
-        fitted = design @ np.linalg.lstsq(design, score, rcond=None)[0]
-        with np.errstate(invalid="ignore"):  # a draw may be of one encoder alone
-            return np.corrcoef([align, uniform, both, fitted, score])[-1, :-1]
-
-    random, n = np.random.default_rng(0), len(table)
-    draw = [correlations(table[random.integers(0, n, n)]) for _ in range(draws)]
-    chance = [
-        correlations(np.column_stack([table[:, :2], random.permutation(table[:, 2])]))
-        for _ in range(draws)
-    ]
-    with warnings.catch_warnings(action="ignore"):  # where all are NaN
-        interval = np.nanpercentile(draw, (2.5, 97.5), axis=0)
-        bound = np.nanpercentile(np.abs(chance), 95, axis=0)
-    numbers = np.vstack([correlations(table), interval, bound])
-    return dict(zip(WITH, numbers.T.tolist(), strict=True))
+    return [*digits(context, rows), *cifar10(context, rows)]
 
 
 def plane_result(figure: str, score: Score, context: Context, rows: Rows) -> Result:
     """The plane of each data set, and how the score goes with the metrics."""
-    groups = by(rows, "data")
-    columns = ["data", "encoders", "score with", "rank correlation", "95% interval", "chance"]
-    columns += ["lower left", "others"]
-    table, verdicts = [], []
-    for name, group in groups.items():
-        if len(group) < FEWEST:
-            table.append([name, len(group), "too few to rank", *[None] * 5])
-            continue
-        correlations, means = rank_correlations(group, score.key), lower_left(group, score.key)
-        for metric, (value, low, high, chance) in correlations.items():
-            numbers = [f"{value:.3f}", f"{low:.2f} to {high:.2f}", f"{chance:.3f}"]
-            numbers += means if metric == "sum" else (None, None)
-            table.append([name, len(group), WITH[metric], *numbers])
-        verdicts.append(f"{name}: {_verdict(correlations, score)}")
-    text = [
-        "The paper's claim: encoders with low L_align and low L_uniform are the better ones, and "
-        "the best are at the lower left of the plane. It draws the plane and prints no "
-        f"correlation. Here the score is {score.name}; its rank correlation (Spearman) with each "
-        "metric, with their sum, and the multiple correlation with the ranks of both, which cannot "
-        "be negative (intervals by the bootstrap over encoders; chance: what 95% of permutations "
-        "of the score stay below, in absolute value); and the mean score of the encoders that are "
-        "no worse than the median in both metrics, beside that of all others.",
-        "Where encoders lie along a front, on which one metric is bought with the other, a single "
-        "metric cannot tell the middle of the front from its ends; the sum can.",
-        *(_best(name, group, score) for name, group in groups.items()),
+    sets = by(rows, "data")
+    ranked = {name: of for name, of in sets.items() if len(by(of, "row")) >= FEWEST}
+    halves = {"all": 0, "better half": -1 if score.lower_is_better else 1}
+    found = {
+        (name, half): {
+            label: rank_correlations(of, column, half=taken)
+            for label, column in score.columns.items()
+        }
+        for name, of in ranked.items()
+        for half, taken in halves.items()
+    }
+    columns = ["data", "encoders", "alignment : uniformity", *score.columns]
+    table = [
+        [name, _counted(sets[name], half), shown, *(str(of[place]) for of in by_label.values())]
+        for (name, half), by_label in found.items()
+        for place, shown in LISTED.items()
     ]
-    metric_planes(groups, context.figure, *score)
+    table += [
+        [name, f"{len(by(of, 'row'))}, too few to rank", None, *[None] * len(score.columns)]
+        for name, of in sets.items()
+        if name not in ranked
+    ]
+    about = (
+        "The correlation is Spearman's. It shows where it has the sign of the claim beyond chance "
+        "by both instruments. Intervals: 95%, by the bootstrap over encoders, their seeds and test "
+        f"images. {' '.join(_trained(name, of) for name, of in sets.items())}"
+    )
+    text = [
+        "The paper's claim: alignment and uniformity agree with the quality of an encoder, and the "
+        "best encoders are those with low L_align and low L_uniform, at the lower left of the "
+        "plane. It draws the plane and prints no correlation.",
+        f"Here {score.name} is correlated with L_align + L_uniform, over all encoders and over the "
+        f"better half of them. {about}",
+        "The equal weights of the sum are a choice, which the table and the picture vary. Where "
+        "encoders lie along a front, on which one metric is bought with the other, a single "
+        "metric cannot tell the middle of the front from its ends; a sum can.",
+        *filter(None, (_repeated(name, of, score) for name, of in ranked.items())),
+        *(_best(name, of, score) for name, of in ranked.items()),
+    ]
+    planes = {name: _plane(of, score, name, found) for name, of in sets.items()}
+    encoder_planes(planes, context.figure, CURVE, score.lower_is_better)
     caption = (
-        "Each point is an encoder: its alignment and uniformity on the test split; colour: "
-        f"{score.name}. Blue is better"
+        f"Encoders in the plane; colour: the rank of {score.name} among them, blue is better; "
+        "bars: the range of the seeds. Below: rank correlation with weighted sums of both metrics, "
+        "of all encoders (lines, with 95% intervals) and of the better half (dotted, with bars)"
     )
-    title = f"Alignment, uniformity and {score.name} of many encoders ({figure})"
-    return Result(title, columns, table, [(context.figure, caption)], text, "; ".join(verdicts))
+    title = f"Encoders in the plane of alignment and uniformity ({figure})"
+    verdict, short = _verdict(found, score, sets)
+    return Result(title, columns, table, [(context.figure, caption)], text, verdict, short)
 
 
-def _verdict(correlations: dict[str, tuple], score: Score) -> str:
-    """Which of the correlations have the sign of the claim, and are beyond chance."""
-    sign = 1 if score.lower_is_better else -1
-    shows = {name: sign * value > chance for name, (value, *_, chance) in correlations.items()}
-    alone = [WITH[metric] for metric in ("align", "uniform") if shows[metric]]
-    value, *_, chance = correlations["sum"]
-    beyond = "beyond chance" if shows["sum"] else "NOT beyond chance"
-    beyond = "beyond chance the OTHER way" if -sign * value > chance else beyond
+def _counted(rows: Rows, half: str) -> str:
+    count = len(by(rows, "row"))
+    return f"all {count}" if half == "all" else f"better half of {count}"
+
+
+def _trained(name: str, rows: Rows) -> str:
+    """Of how many encoders and seeds."""
+    seeds = [len(group) for group in by(rows, "row").values()]
+    most = max(seeds)
+    if min(seeds) == most:
+        return f"On {name} {len(seeds)} encoders, seeds of each: {most}."
+    more = sum(count == most for count in seeds)
+    return f"On {name} {len(seeds)} encoders, of which {more} were trained with {most} seeds."
+
+
+def _verdict(
+    found: Mapping[tuple[str, str], Mapping[str, list[Estimate]]],
+    score: Score,
+    sets: Mapping[str, Rows],
+) -> tuple[str, str]:
+    """Of each data set and half, whether the sum with equal weights goes with the score; a line."""
+    if not found:
+        return "", ""
+    equal = {
+        key: {label: of[EQUAL] for label, of in by_label.items()} for key, by_label in found.items()
+    }
+    claimed = 1 if score.lower_is_better else -1
+    words = {claimed: "shows", -claimed: "the opposite shows", 0: "does not show"}
+    deciding = [label for label in score.columns if label not in PAPERS.values()]
+    parts, shorts = [], []
+    for (key, of), sign in zip(equal.items(), inference.signs([*equal.values()]), strict=True):
+        who = f"{key[0]}, {_counted(sets[key[0]], key[1])} encoders"
+        each = ", ".join(f"{estimate} by {label}" for label, estimate in of.items())
+        parts.append(f"{who}: {each}: {words[sign]}.")
+        numbers = " and ".join(f"{of[label].value:.2f}" for label in deciding)
+        shorts.append(f"{who}: {numbers}: {words[sign]}.")
+    others = [
+        f"{_range(found[name, 'all'][label])} by {label} on {name}"
+        for name in dict.fromkeys(name for name, _ in found)
+        for label in deciding
+    ]
+    verdict = (
+        f"Rank correlation with L_align + L_uniform. {' '.join(parts)} Holm's correction counts "
+        f"the {len(equal)} comparisons. Equal weights are a choice: with others, from 3 : 1 to "
+        f"1 : 3, the correlation over all encoders is {', '.join(others)}."
+    )
+    by_both = " and ".join(deciding)
+    return verdict, f"Rank correlation with L_align + L_uniform, by {by_both}. {' '.join(shorts)}"
+
+
+def _range(estimates: list[Estimate]) -> str:
+    """The least and the greatest correlation for weights that are not far from equal."""
+    near, *_, far = (place for place in LISTED if 0 < CURVE[place] < 1)
+    numbers = [estimate.value for estimate in estimates[near : far + 1]]
+    return f"{min(numbers):.2f} to {max(numbers):.2f}"
+
+
+def _repeated(name: str, rows: Rows, score: Score) -> str:
+    """What the noise of single seeds does to the correlation."""
+    groups = [group for group in by(rows, "row").values() if len(group) > 1]
+    if len(groups) < FEWEST:
+        return ""
+    several = [row for group in groups for row in group]
+    first = [group[0] for group in groups]
+    parts = []
+    for label, column in score.columns.items():
+        means, single = (
+            rank_correlations(of, column, CURVE[[EQUAL]], draws=1)[0].value
+            for of in (several, first)
+        )
+        within = np.median([np.std(values(group, column), ddof=1) for group in groups])
+        between = np.std([np.mean(values(group, column)) for group in groups], ddof=1)
+        parts.append(
+            f"{within:.2f} and {between:.2f}, rank correlation {means:.2f} with means over seeds "
+            f"and {single:.2f} with one seed each, by {label}"
+        )
     return (
-        f"rank correlation {value:.2f} with L_align + L_uniform, {beyond}; alone, with "
-        f"{' and '.join(alone) or 'neither'} beyond chance"
+        f"The {len(groups)} encoders of {name} with several seeds, standard deviation over seeds "
+        f"(median) and over encoders: {'; '.join(parts)}."
     )
 
 
-def lower_left(rows: Rows, key: str) -> tuple[float | None, float | None]:
-    """Mean score of the encoders up to the median in both metrics, and of all others."""
-    align, uniform, score = (np.array(values(rows, name)) for name in ("align", "uniform", key))
-    inside = (align <= np.median(align)) & (uniform <= np.median(uniform))
-    return tuple(float(score[part].mean()) if part.any() else None for part in (inside, ~inside))
+def _plane(rows: Rows, score: Score, name: str, found: Mapping) -> Plane:
+    """What is drawn of a data set."""
+    groups = [*by(rows, "row").values()]
+    align, uniform = (
+        np.array([[np.mean(of), min(of), max(of)] for of in (values(g, key) for g in groups)])
+        for key in ("align", "uniform")
+    )
+    scores = {
+        label: np.array([np.mean(values(group, column)) for group in groups])
+        for label, column in score.columns.items()
+    }
+    curves = {half: found[name, half] for half in ("all", "better half") if (name, half) in found}
+    return Plane([group[0]["kind"] for group in groups], align, uniform, scores, curves)
 
 
 def _best(name: str, rows: Rows, score: Score) -> str:
-    best = (min if score.lower_is_better else max)(rows, key=lambda row: row[score.key])
-    align, uniform = (
-        1 + sum(row[metric] < best[metric] for row in rows) for metric in ("align", "uniform")
-    )
-    return (
-        f"{name}: the best encoder ({best[score.key]:.4g}; {best['loss']}) is number "
-        f"{align} of {len(rows)} in alignment and number {uniform} in uniformity."
-    )
+    """Where the best encoder by each instrument stands in both metrics."""
+    groups, parts = [*by(rows, "row").values()], []
+    for label, column in score.columns.items():
+        if label in PAPERS.values():
+            continue
+        means = {
+            key: [float(np.mean(values(group, key))) for group in groups]
+            for key in (column, "align", "uniform")
+        }
+        best = int((np.argmin if score.lower_is_better else np.argmax)(means[column]))
+        align, uniform = (
+            1 + sum(x < of[best] for x in of) for of in (means[k] for k in ("align", "uniform"))
+        )
+        parts.append(
+            f"{means[column][best]:.4g} by {label} ({groups[best][0]['loss']}; number {align} in "
+            f"alignment, {uniform} in uniformity)"
+        )
+    return f"The best of the {len(groups)} encoders of {name}: {', '.join(parts)}."
 
 
 def _figure(number: str, title: str, score: Score, **scales: Scale) -> dict[str, Reproduction]:

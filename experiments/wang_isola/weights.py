@@ -2,41 +2,53 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import tables
+from experiments import inference, tables
+from experiments.inference import INSTRUMENTS, PAPERS
+from experiments.plots.instruments import draw_accuracies, draw_metrics, finish
+from experiments.plots.style import PAGE, printed
 from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, planned_row, run, scale
 from experiments.specifications import config_of, refusal
-from experiments.statistics import Rows, by, values
+from experiments.statistics import Rows, by, done, values
 from experiments.sweeps import Planned
 from hypersphere_jax.config import ObjectiveConfig
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.plots.common import DPI, saved
 
 TABLE = "wang-isola/table8"
+ROW = 191  # align + uniform, weights of 1: all else is as here
 # Weights of alignment and uniformity, the larger one 1, from alignment alone to uniformity alone.
 WEIGHTS = (
     *((1, weight) for weight in (0, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
     (1, 1),
     *((weight, 1) for weight in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 64, 0)),
 )
-SEEDS = (0, 1)
+FEW = ((1, 0), (1, 1 / 4), (1, 1), (1 / 4, 1), (0, 1))
+# At the laptop's scale, by the data: weights, seeds, evaluation.
+LAPTOP = {
+    "digits": (WEIGHTS, range(5), Evaluation()),
+    "cifar10": (FEW, range(3), Evaluation(folds=None)),
+}
+LAYERS = ("output",)
 Groups = Mapping[tuple[float, float], Rows]  # the seeds of each pair of weights
 
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
-    base, planned = config_of(tables.row_of(TABLE, 191), "laptop"), []
-    for align, uniform in WEIGHTS:
-        objective = ObjectiveConfig(align_weight=align, uniform_weight=uniform)
-        weights = {"align_weight": align, "uniform_weight": uniform}
-        for seed in SEEDS:
-            name = f"figure7_align{align:g}_uniform{uniform:g}_seed{seed}"
-            config = dataclasses.replace(base, name=name, seed=seed, objective=objective)
-            planned.append(run(config, context, Evaluation(), weights))
+    planned = []
+    for images, (pairs, seeds, evaluation) in LAPTOP.items():
+        base = config_of(tables.row_of(TABLE, ROW), "laptop" if images == "digits" else images)
+        for align, uniform in pairs:
+            objective = ObjectiveConfig(align_weight=align, uniform_weight=uniform)
+            weights = {"align_weight": align, "uniform_weight": uniform}
+            for seed in seeds:
+                name = f"figure7_{images}_align{align:g}_uniform{uniform:g}_seed{seed}"
+                config = dataclasses.replace(base, name=name, seed=seed, objective=objective)
+                planned.append(run(config, context, evaluation, weights))
     return planned
 
 
@@ -57,70 +69,110 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
 
 
 def result(context: Context, rows: Rows) -> Result:
-    """Metrics and accuracy of each pair of weights, the mean over seeds."""
-    rows = sorted(rows, key=lambda row: math.atan2(row["uniform_weight"], row["align_weight"]))
-    groups = by(rows, "align_weight", "uniform_weight")
-    columns = ["align : uniform", "L_align", "exp L_uniform", "linear (%)", "95% interval", "seeds"]
-    columns += [] if context.laptop else ["paper (%)"]
+    """Metrics and accuracies of each pair of weights, and whether equal ones are ahead."""
+    rows = sorted(done(rows), key=lambda row: _angle((row["align_weight"], row["uniform_weight"])))
+    sets = {
+        images: by(of, "align_weight", "uniform_weight") for images, of in by(rows, "data").items()
+    }
     table = []
-    for weights, group in groups.items():
-        metrics = values(group, "align"), np.exp(values(group, "uniform"))
-        line = [_label(weights), *(float(np.mean(of)) for of in metrics)]
-        line.append(round(float(np.mean(values(group, "output_linear"))), 2))
-        line += ["{:.2f} to {:.2f}".format(*_interval(group)), len(group)]
-        line += [] if context.laptop else [group[0].get("paper_val_output_linear")]
-        table.append(line)
-    draw_weights(groups, context.figure)
+    for images, groups in sets.items():
+        for weights, group in groups.items():
+            metrics = values(group, "align"), np.exp(values(group, "uniform"))
+            line = [images, _label(weights), *(float(np.mean(of)) for of in metrics)]
+            line += [*inference.accuracies(group, LAYERS), len(group)]
+            line += [] if context.laptop else [group[0].get("paper_val_output_linear")]
+            table.append(line)
+    draw_weights(sets, context.figure)
+    seeds = " and ".join(f"{len(next(iter(of.values())))} of {name}" for name, of in sets.items())
     text = [
         "The paper's claim: accuracy is an inverted U over the weights, so both properties are "
         "needed; with too much alignment all images become one point (exp L_uniform = 1), and "
         "while neither weight is more than 4 times the other, accuracy is good and does not "
         "depend on them.",
-        "Accuracies are means over seeds. Their intervals are those of the bootstrap over test "
-        "images, averaged over the seeds.",
+        "Encoders that differ in the two weights alone, of which the larger one is 1; seeds of "
+        f"each pair: {seeds}. The inverted U is taken to show where encoders with equal weights, "
+        "which nothing has chosen, are ahead of those trained for alignment alone and of those "
+        "trained for uniformity alone. ± and bars: 95% intervals over seeds and test images.",
+        *(_extremes(images, groups) for images, groups in sets.items()),
     ]
-    caption = "From alignment alone (left) to uniformity alone (right), alpha 2, t 2"
+    near = _against_equal(rows, {"4 : 1": (4, 1), "1 : 4": (1, 4)})
+    if near:
+        what = inference.sentences(near, LAYERS[0])
+        text.append(f"Whether accuracy depends on the weights up to a ratio of 4: {what}")
+    ends = _against_equal(rows, {"alignment alone": (1, 0), "uniformity alone": (0, 1)})
+    columns = ["data", "align : uniform", "L_align", "exp L_uniform"]
+    columns += [*inference.columns(LAYERS), "seeds", *([] if context.laptop else ["paper (%)"])]
+    caption = (
+        "From alignment alone (left) to uniformity alone (right), alpha 2, t 2; dotted: chance"
+    )
     title = "Weights of alignment and uniformity (Figure 7)"
-    return Result(title, columns, table, [(context.figure, caption)], text, _verdict(groups))
+    figures = [(context.figure, caption)]
+    return Result(title, columns, table, figures, text, *_verdict([*sets], ends))
 
 
-def draw_weights(groups: Groups, path: Path | None) -> Figure:
-    """Metrics and accuracy over the weights: lines through the means, points are the encoders."""
-    figure = Figure(figsize=(9, 6), dpi=DPI, layout="constrained")
-    accuracy, metrics = figure.subplots(2, 1, sharex=True)
-    for axes, name, color, marker, label in (
-        (accuracy, "output_linear", COLORS[0], "o", "linear accuracy on the output (%)"),
-        (metrics, "align", COLORS[1], "s", r"$\mathcal{L}_{\mathrm{align}}$"),
-        (metrics, "uniform", COLORS[2], "^", r"$\exp\,\mathcal{L}_{\mathrm{uniform}}$"),
-    ):
-        scores = [np.array(values(group, name)) for group in groups.values()]
-        scores = [np.exp(of) for of in scores] if name == "uniform" else scores
-        for place, of in enumerate(scores):
-            axes.plot([place] * len(of), of, marker, color=color, alpha=0.5, markersize=4)
-        means = [of.mean() for of in scores]
-        axes.plot(range(len(means)), means, "-", color=color, marker=marker, label=label)
-        axes.grid(alpha=0.3)
-    accuracy.set_ylabel("linear accuracy on the output (%)")
-    metrics.set_ylabel("metric (lower is better)")
-    metrics.legend(frameon=False)
-    metrics.set_xticks(range(len(groups)), map(_label, groups), rotation=45, ha="right")
-    metrics.set_xlabel("weight of alignment : weight of uniformity")
+def _against_equal(
+    rows: Rows, ratios: Mapping[str, tuple[float, float]]
+) -> dict[str, inference.Comparison]:
+    """Equal weights against these, on each data set; empty where one of them has no rows."""
+
+    def of_ratio(of: Rows, align: float, uniform: float) -> Rows:
+        return [r for r in of if r["align_weight"] * uniform == r["uniform_weight"] * align]
+
+    pairs = {
+        f"Equal weights against {name} ({images})": (of_ratio(of, 1, 1), of_ratio(of, *ratio))
+        for images, of in by(rows, "data").items()
+        for name, ratio in ratios.items()
+    }
+    if not all(a and b for a, b in pairs.values()):
+        return {}
+    return {name: inference.compare(*pair, LAYERS[0]) for name, pair in pairs.items()}
+
+
+def _verdict(sets: Sequence[str], ends: Mapping[str, inference.Comparison]) -> tuple[str, str]:
+    """Of each data set, whether equal weights are ahead of both ends; in short."""
+    if not ends:
+        return "", ""
+    ahead = np.array(inference.signs([*ends.values()])).reshape(len(sets), 2) == 1
+    shows = zip(sets, ahead.all(axis=1), strict=True)
+    told = (f"{'shows' if both else 'does not show'} on {images}" for images, both in shows)
+    short = f"the inverted U {' and '.join(told)}"
+    verdict = f"{short[0].upper()}{short[1:]}. {inference.sentences(ends, LAYERS[0])}"
+    return verdict, short
+
+
+def _extremes(images: str, groups: Groups) -> str:
+    """Where each instrument has its highest and its lowest mean."""
+    parts = []
+    for key, name in (INSTRUMENTS | PAPERS).items():
+        means = {w: float(np.mean(values(of, f"{LAYERS[0]}_{key}"))) for w, of in groups.items()}
+        ends = max(means, key=means.get), min(means, key=means.get)
+        parts.append(f"{' and '.join(map(_label, ends))} by {name}")
+    return f"The highest and the lowest mean on {images} are at {', '.join(parts)}."
+
+
+@printed
+def draw_weights(sets: Mapping[str, Groups], path: Path | None) -> Figure:
+    """Accuracies and metrics over the weights, a column for each data set."""
+    figure = Figure(figsize=(PAGE, 4.4), dpi=DPI, layout="constrained")
+    grid = figure.subplots(2, len(sets), sharex=True, sharey="row", squeeze=False)
+    shown = {weights for groups in sets.values() for weights in groups}
+    order = sorted(shown, key=_angle)
+    for (above, below), (images, groups) in zip(grid.T, sets.items(), strict=True):
+        places = [order.index(weights) for weights in groups]
+        draw_accuracies(above, places, [*groups.values()], LAYERS[0])
+        draw_metrics(below, places, [*groups.values()])
+        above.set_title(images)
+        every = -(-len(order) // 16)  # labels that there is room for
+        below.set_xticks(range(0, len(order), every), map(_label, order[::every]), rotation=90)
+        below.set_xlabel("weights, alignment : uniformity")
+    finish(figure, *grid[:, 0], LAYERS[0])
     return saved(figure, path)
 
 
-def _interval(group: Rows) -> tuple[float, float]:
-    return tuple(float(np.mean(values(group, f"output_linear_{end}"))) for end in ("low", "high"))
-
-
-def _verdict(groups: Groups) -> str:
-    if len(groups) < 3:
-        return ""
-    means = {weights: np.mean(values(rows, "output_linear")) for weights, rows in groups.items()}
-    first, *_, last = groups
-    best = max(means, key=means.get)
-    shows = all(_interval(groups[end])[1] < _interval(groups[best])[0] for end in (first, last))
-    numbers = ", ".join(f"{means[key]:.2f}% at {_label(key)}" for key in (best, first, last))
-    return f"the inverted U {'shows' if shows else 'does not show'} ({numbers})"
+def _angle(weights: tuple[float, float]) -> float:
+    """0 for alignment alone, pi / 2 for uniformity alone."""
+    align, uniform = weights
+    return math.atan2(uniform, align)
 
 
 def _label(weights: tuple[float, float]) -> str:
@@ -131,7 +183,7 @@ REPRODUCTIONS = {
     "wang-isola/figure7": Reproduction(
         "effect of the weights of alignment and uniformity",
         result,
-        laptop=scale("digits", _laptop),
+        laptop=scale("digits, cifar10", _laptop),
         paper=scale("stl10", _paper),
     )
 }

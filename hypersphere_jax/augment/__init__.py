@@ -7,7 +7,6 @@ without their rounding to 8 bits after each operation.
 """
 
 from hypersphere_jax.augment.host import host_crops
-from hypersphere_jax.augment.operations import OPERATIONS
 from hypersphere_jax.augment.recipes import (
     RECIPES,
     Recipe,
@@ -16,4 +15,10 @@ from hypersphere_jax.augment.recipes import (
     find,
     recipe_of,
 )
-from hypersphere_jax.augment.views import make_augment, make_evaluate, one_view, two_views
+from hypersphere_jax.augment.views import (
+    OPERATIONS,
+    make_augment,
+    make_evaluate,
+    one_view,
+    two_views,
+)

@@ -1,10 +1,10 @@
 """The operations of recipes, on the device: `op(key, image, *, size, **params) -> image`.
 
 Images are float32 [h, w, c] with values in [0, 1], `size` is the side of the final image in pixels.
+Here are those that move pixels, such as crops; `colour` has those that change their values.
 """
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +47,6 @@ def weigh(image, rows, columns):
     """
     image = jnp.einsum("oh,hwc->cow", rows, image, precision="highest")
     return pixels(jnp.einsum("cow,pw->cop", image, columns, precision="highest"))
-
-
-# Crops and other operations that move pixels
 
 
 def resized_shape(height: int, width: int, size: int, factor: float) -> tuple[int, int]:
@@ -257,192 +254,3 @@ def random_affine(key, image, *, size, degrees, scale, shift):
     numbers = units(key, 4)
     angle, factor = between(numbers[0], -degrees, degrees), between(numbers[1], *scale)
     return affine(image, size, angle, factor, between(numbers[2:], -shift, shift))
-
-
-# Operations on the values of pixels
-
-
-def rgb(key, image, *, size):
-    """Repeat a single channel three times; three channels pass."""
-    if image.shape[-1] not in (1, 3):
-        raise ValueError(f"rgb needs 1 or 3 channels, got an image of shape {image.shape}")
-    return jnp.broadcast_to(image, (*image.shape[:2], 3))
-
-
-def _channels(image):
-    """The three planes [1, h, w] of an RGB image."""
-    if image.shape[-1] != 3:
-        raise ValueError(f"colours need 1 or 3 channels, got an image of shape {image.shape}")
-    image = planes(image)
-    return image[0:1], image[1:2], image[2:3]
-
-
-def grayscale(image):
-    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]; grey stays grey."""
-    if image.shape[-1] == 1:
-        return image
-    red, green, blue = _channels(image)
-    return pixels(0.299 * red + 0.587 * green + 0.114 * blue)
-
-
-def _blend(image, base, factor):
-    # Not `factor * image + (1 - factor) * base`: on CPU that takes a jitter five times as long.
-    return jnp.clip(base + factor * (image - base), 0.0, 1.0)
-
-
-def adjust_brightness(image, factor):
-    """Blend with black; a factor of 1 changes nothing."""
-    return pixels(_blend(planes(image), 0.0, factor))
-
-
-def adjust_contrast(image, factor):
-    """Blend with the mean of the grayscale image."""
-    return pixels(_blend(planes(image), jnp.mean(grayscale(image)), factor))
-
-
-def adjust_saturation(image, factor):
-    """Blend each pixel with its own gray."""
-    return pixels(_blend(planes(image), planes(grayscale(image)), factor))
-
-
-def adjust_hue(image, shift):
-    """Shift the hue by a fraction of a turn at the same HSV saturation and value; grey has none."""
-    if image.shape[-1] == 1:
-        return image
-    red, green, blue = _channels(image)
-    low = jnp.minimum(jnp.minimum(red, green), blue)
-    chroma = jnp.maximum(jnp.maximum(red, green), blue) - low
-    inverse = 1.0 / jnp.maximum(chroma, 1e-6)  # finite for grays, whose hue does not show
-    # Not `red == max`: a compiler may round the two sides differently, and none would be equal.
-    hue = jnp.where(
-        (red >= green) & (red >= blue),
-        (green - blue) * inverse,
-        jnp.where(green >= blue, 2.0 + (blue - red) * inverse, 4.0 + (red - green) * inverse),
-    )
-    # In sixths of a turn red, green and blue peak at 0, 2 and 4. A channel is full up to 1 from
-    # its peak and gone at 2: back to RGB without branches, and without `mod`, which is slow on CPU.
-    peaks = np.array([0.0, 2.0, 4.0], np.float32)[:, None, None]
-    turn = (hue + 6.0 * shift - peaks) / 6.0
-    distance = 6.0 * jnp.abs(turn - jnp.round(turn))
-    return pixels(low + chroma * jnp.clip(2.0 - distance, 0.0, 1.0))
-
-
-def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1.0):
-    """With probability p, adjust brightness, contrast, saturation and hue in random order.
-
-    Strength b of the first three draws a factor from [max(0, 1 - b), 1 + b]; the hue shifts by up
-    to +-hue, a fraction of a full turn.
-    """
-    numbers = units(key, 9)
-    spread = jnp.array([brightness, contrast, saturation], jnp.float32)
-    factors = between(numbers[:3], jnp.maximum(0.0, 1.0 - spread), 1.0 + spread)
-    shift = between(numbers[3], -hue, hue)
-    adjustments = (
-        lambda image: adjust_brightness(image, factors[0]),
-        lambda image: adjust_contrast(image, factors[1]),
-        lambda image: adjust_saturation(image, factors[2]),
-        lambda image: adjust_hue(image, shift),
-    )
-    order = jnp.argsort(numbers[4:8])
-
-    def adjust(turn, jittered):
-        # Under vmap each turn computes all four, fused, and selects.
-        return planes(jax.lax.switch(order[turn], adjustments, pixels(jittered)))
-
-    # A loop's result is written to memory: unrolled, the last turns would be computed again for
-    # every use of a pixel in what follows.
-    jittered = jax.lax.fori_loop(0, 4, adjust, planes(image))
-    return pixels(jnp.where(numbers[8] < p, jittered, planes(image)))
-
-
-def random_grayscale(key, image, *, size, p):
-    """Replace the three channels by their luma with probability p."""
-    gray = planes(grayscale(image))
-    return pixels(jnp.where(units(key) < p, gray, planes(image)))
-
-
-def random_intensity(key, image, *, size, scale):
-    """Multiply all values by one factor from the range, then clip."""
-    return jnp.clip(image * between(units(key), *scale), 0.0, 1.0)
-
-
-def normalize(key, image, *, size, mean, std):
-    """Subtract the mean and divide by the standard deviation of each channel."""
-    if not len(mean) == len(std) == image.shape[-1]:
-        raise ValueError(f"normalize got mean {mean}, std {std} for an image of {image.shape}")
-    mean, std = (np.array(values, np.float32)[:, None, None] for values in (mean, std))
-    return pixels((planes(image) - mean) / std)
-
-
-# Blur
-
-
-def box_kernel(sigma, largest):
-    """Weights [taps] of Pillow's `GaussianBlur(sigma)`: three equal box means, one after another.
-
-    A box of radius r (not a whole number) weighs the pixels up to floor(r) fully and the next ones
-    by the rest of r. Variances add, so that each has sigma^2 / 3. `largest` sigma sets the taps.
-    """
-    variance = sigma**2 / 3
-    # A box of whole radius k has variance k (k + 1) / 3; the largest with less is the full part.
-    full = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
-    missing = (2 * full + 1) * (variance - full * (full + 1) / 3)
-    radius = full + missing / (2 * ((full + 1) ** 2 - variance))
-    reach = math.floor((math.sqrt(4 * largest**2 + 1) - 1) / 2) + 1
-    tap = np.arange(-3 * reach, 3 * reach + 1)
-
-    def box(distance):
-        return jnp.clip(radius + 1 - np.abs(distance), 0.0, 1.0) / (2 * radius + 1)
-
-    twice = box(tap[:, None] - tap)
-    return twice @ (twice @ box(tap))
-
-
-def sampled_kernel(sigma, reach):
-    """Weights [2 reach + 1] of torchvision's `GaussianBlur`: the density at whole pixels."""
-    tap = np.arange(-reach, reach + 1)
-    weights = jnp.exp(-0.5 * (tap / sigma) ** 2)
-    return weights / jnp.sum(weights)
-
-
-def _convolve(image, kernel, edge):
-    """Weigh the neighbourhood of each pixel of [h, w, c] with the kernel along both axes."""
-    reach = kernel.shape[0] // 2
-
-    def band(extent):
-        tap = np.arange(extent + 2 * reach) - np.arange(extent)[:, None]
-        inside = (tap >= 0) & (tap <= 2 * reach)
-        return jnp.where(inside, kernel[np.clip(tap, 0, 2 * reach)], 0.0)
-
-    height, width, _ = image.shape
-    around = ((0, 0), (reach, reach), (reach, reach))
-    padded = pixels(jnp.pad(planes(image), around, mode=edge))
-    return weigh(padded, band(height), band(width))
-
-
-def gaussian_blur(key, image, *, size, sigma=(0.1, 2.0), p=0.5, kernel=None):
-    """With probability p, blur with a standard deviation (pixels) uniform in `sigma`.
-
-    Without `kernel` it is Pillow's `GaussianBlur`, whose "radius" is the standard deviation, with
-    repeated edges: that of MoCo v2. With `kernel`, a fraction of the shorter side, it is
-    torchvision's: a Gaussian cut off at that many pixels (an odd number, at least 3), with
-    reflected edges: SimCLR's takes 0.1.
-    """
-    numbers = units(key, 2)
-    drawn = between(numbers[0], *sigma)
-    if kernel is None:
-        blurred = _convolve(image, box_kernel(drawn, sigma[1]), "edge")
-    else:
-        reach = max(1, math.floor(kernel * min(image.shape[:2]) + 1e-6) // 2)
-        blurred = _convolve(image, sampled_kernel(drawn, reach), "reflect")
-    return pixels(jnp.where(numbers[1] < p, planes(blurred), planes(image)))
-
-
-OPERATIONS: dict[str, Callable] = {
-    op.__name__: op
-    for op in (
-        *(rgb, random_resized_crop, inception_crop, resize, center_crop, random_horizontal_flip),
-        *(random_rotation, random_affine, cutout, color_jitter, random_grayscale),
-        *(random_intensity, gaussian_blur, normalize),
-    )
-}

@@ -11,7 +11,7 @@ import numpy as np
 from hypersphere_jax.config import DataConfig, UserError
 from hypersphere_jax.config.base import Custom, did_you_mean
 
-# An operation by its name or as a function, see `operations`, and its parameters.
+# An operation by its name or as a function, see `OPERATIONS`, and its parameters.
 Steps = Sequence[tuple[str | Callable, Mapping[str, Any]]]
 
 

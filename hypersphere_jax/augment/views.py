@@ -8,11 +8,21 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from hypersphere_jax.augment.operations import OPERATIONS
+from hypersphere_jax.augment import colour, operations
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, Recipe, Steps, find
 
 CACHE_BYTES = 2**21  # of float32 images at once, on CPU
 CROPS = (*RANDOM_CROPS, "resize", "center_crop")  # what `host_crops` does instead
+OPERATIONS: dict[str, Callable] = {
+    op.__name__: op
+    for op in (
+        *(colour.rgb, operations.random_resized_crop, operations.inception_crop),
+        *(operations.resize, operations.center_crop, operations.random_horizontal_flip),
+        *(operations.random_rotation, operations.random_affine, operations.cutout),
+        *(colour.color_jitter, colour.random_grayscale, colour.random_intensity),
+        *(colour.gaussian_blur, colour.normalize),
+    )
+}
 
 
 def _chain(

@@ -51,6 +51,8 @@ class ProbeConfig:
     l2: tuple[float, ...] | None = None
     """Of `lbfgs`: weights to choose from, of the penalty l2 / 2 |W|^2 beside mean cross-entropy.
     None: powers of 10."""
+    standardize: bool = False
+    """Of `lbfgs`: divide each dimension by its own standard deviation, not all by one number."""
     augment: bool = False
     """Of minibatch protocols: train on random crops and flips, fresh each epoch (a forward pass of
     all images in each epoch of each fit)."""
@@ -89,7 +91,7 @@ class ProbeConfig:
             needed = "needs --protocols stl10, moco, simclr or balanced"
             refuse(self, ["augment", "as_printed"], needed)
         if "lbfgs" not in self.protocols:
-            refuse(self, ["l2"], "needs --protocols lbfgs")
+            refuse(self, ["l2", "standardize"], "needs --protocols lbfgs")
         if "knn" not in self.protocols:
             refuse(self, ["k", "metric", "vote"], "needs --protocols knn")
         if set(self.protocols) == {"knn"}:

@@ -27,10 +27,11 @@ class ModelConfig:
     stem: Literal["cifar", "imagenet"] | None = None
     """First layer of a ResNet: `cifar` (3x3 convolution), or `imagenet` (7x7 with stride 2, then a
     maximum pool). None: `cifar` for images below 64 pixels."""
-    init: Literal["authors", "torch", "simclr", "he"] = "he"
+    init: Literal["authors", "torch", "simclr", "he", "chrono"] = "he"
     """Whose initialization: `authors`, Wang & Isola's of `small_alexnet`, N(0, 0.02); `torch`, as
     nn.Conv2d, nn.Linear and torchvision's ResNets have it; `simclr`, its code's of ResNets; `he`:
-    He et al., LeCun for a linear output. `sentence_gru` has Quick-Thought's."""
+    He et al., LeCun for a linear output. `sentence_gru` has Quick-Thought's; with
+    `chrono` its update gates remember 1 to 63 words from the start (Tallec & Ollivier)."""
     zero_init_residual: bool = False
     """In a ResNet, start the last scale of every block at zero, so that it begins as identity;
     `--init simclr` does."""
@@ -78,16 +79,18 @@ class ModelConfig:
         if not self.name.startswith("resnet"):
             names = ["stem", "zero_init_residual"]
             refuse(self, names, f"is for ResNets, and {self.name} is none")
-        whose = {"authors": "small_alexnet", "simclr": "resnet"}.get(self.init, "")
+        whose = {"authors": "small_alexnet", "simclr": "resnet", "chrono": "sentence_gru"}
+        network = whose.get(self.init, "")
         require(
-            self.name.startswith(whose),
-            f"--init {self.init} is of --model {whose}, not {self.name}: take torch or he",
+            self.name.startswith(network),
+            f"--init {self.init} is of --model {network}, not {self.name}: take torch or he",
         )
         if self.head in ("linear", "none"):
             refuse(self, ["head_hidden"], "needs a --head with hidden layers")
         for_text = {"embedding", "unit_norm", "vocabulary"}
         if self.reads_text:
             names = set(changed(self)) - for_text - {"name", "dim", "dtype"}
+            names -= {"init"} if self.init == "chrono" else set()
             refuse(self, names, f"is for encoders of images, not {self.name}")
             require(
                 self.dim % 2 == 0,

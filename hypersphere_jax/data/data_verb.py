@@ -21,7 +21,7 @@ from hypersphere_jax.config.values import Count, Within
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import write_json
-from hypersphere_jax.report import print_table
+from hypersphere_jax.tables import print_table
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training.progress import track
 

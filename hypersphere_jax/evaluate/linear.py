@@ -40,6 +40,7 @@ def linear_probe(
     folds: int | None = None,
     valid_fraction: float = 0.2,
     grid: Sequence[Any] | None = None,
+    standardize: bool = False,
     epoch_features: Callable[[int], Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def linear_probe(
     are centred and divided by the root mean square norm s of the centred training features, so that
     one grid suits features of any scale. scikit-learn's `LogisticRegression` has that minimum at
     C = 1 / (l2 s^2 n_train) on features as they are, or at twice that C for two classes, of which
-    it penalizes one vector.
+    it penalizes one vector. With `standardize` each dimension is divided by its own standard
+    deviation, and by sqrt(d): that is C = 1 / (l2 d n_train) after scikit-learn's `StandardScaler`.
 
     The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
 
@@ -73,6 +75,7 @@ def linear_probe(
       grid: cells to choose from: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay)
         for the others. None: `L2S`, or the protocol's own. Nothing is held out for a single cell,
         unless `folds` are given.
+      standardize: for "lbfgs".
       epoch_features: for the others, see `sgd.fit_grid`.
       devices: of this process, which share the rows. None: JAX's first.
 
@@ -92,6 +95,7 @@ def linear_probe(
         require(epoch_features is None, "epoch_features: lbfgs has no epochs, leave them out")
         cells = [{"l2": l2} for l2 in penalties("grid of l2", L2S if grid is None else grid)]
     else:
+        require(not standardize, f"standardize: {protocol} takes features as they are")
         known = ", ".join(("lbfgs", *PROTOCOLS))
         require(protocol in PROTOCOLS, f"protocol {protocol!r}: choose one of {known}")
         pairs = dict.fromkeys(checked_grid(PROTOCOLS[protocol].grid if grid is None else grid))
@@ -106,7 +110,8 @@ def linear_probe(
 
     options = {"num_classes": len(classes), "devices": devices}
     if protocol == "lbfgs":
-        fitted = _lbfgs(train_x, train_y, part, rounds, cells, clock, **options)
+        scaling = logistic.scaling(train_x, standardize)
+        fitted = _lbfgs(train_x, train_y, part, rounds, cells, scaling, clock, **options)
     else:
         options |= {"seed": seed, "epoch_features": epoch_features}
         train = partial(fit_grid, PROTOCOLS[protocol], train_x, train_y, **options)
@@ -147,8 +152,7 @@ class Clock:
         self._last = now
 
 
-def _lbfgs(x, y, part, rounds: int, cells, clock: Clock, *, num_classes: int, devices):
-    scaling = logistic.scaling(x)
+def _lbfgs(x, y, part, rounds: int, cells, scaling, clock: Clock, *, num_classes: int, devices):
     jobs = max(1, rounds * len(cells))
     problem = logistic.place(x, y, scaling, num_classes=num_classes, jobs=jobs, devices=devices)
     clock.lap("place")
@@ -170,7 +174,7 @@ def _lbfgs(x, y, part, rounds: int, cells, clock: Clock, *, num_classes: int, de
         "gradient_norm": float(norm),
         "converged": bool(norm <= logistic.limit(l2s[best])),
         "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
-        "C": (2 if num_classes == 2 else 1) / (l2s[best] * scaling.scale**2 * len(x)),
+        "C": (2 if num_classes == 2 else 1) / (l2s[best] * scaling.penalized * len(x)),
     }
     return classifier, scaling.apply, valid_top1, best, report
 

@@ -45,14 +45,19 @@ PADDING = -2  # the part of rows that are in no fit
 
 
 class Scaling(NamedTuple):
-    """Features are moved by `-centre [d]` and divided by `scale`."""
+    """Features are moved by `-centre [d]` and divided by `scale`, one number or one a dimension."""
 
     centre: np.ndarray
-    scale: float
+    scale: float | np.ndarray
 
     def centred(self, x) -> np.ndarray:
         """Float64, since differences and squares of large float32 may not fit into float32."""
         return np.subtract(as_float32(x), self.centre[None], dtype=np.float64)
+
+    @property
+    def penalized(self) -> float:
+        """Times l2: the same penalty on features as they are, or on standardized ones."""
+        return float(self.scale**2) if np.ndim(self.scale) == 0 else float(np.size(self.scale))
 
     def apply(self, x) -> np.ndarray:
         return (self.centred(x) / self.scale).astype(np.float32)
@@ -86,18 +91,24 @@ class LogisticFit(NamedTuple):
     hits: np.ndarray  # [g] rows of the held-out part that are classified right
 
 
-def scaling(x) -> Scaling:
-    """The mean of features `[n, d]`, and the root mean square norm of the centred ones."""
+def scaling(x, standardize: bool = False) -> Scaling:
+    """The mean of features `[n, d]`, and the root mean square norm of the centred ones.
+
+    To standardize, each dimension has a scale of its own, after which its variance is 1 / d; a
+    constant one becomes 0.
+    """
     n, d = x.shape
     blocks = row_blocks(n, d, READ)
     centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in blocks) / n
     moved = Scaling(centre.astype(np.float32), 1.0)  # rounded: a constant dimension becomes 0
-    total = 0.0
+    squares = np.zeros(d)
     for rows in blocks:
         centred = moved.centred(x[rows])
-        total += float(np.vdot(centred, centred))
+        squares += np.einsum("nd,nd->d", centred, centred)
+    if standardize:
+        return moved._replace(scale=np.where(squares > 0, (squares / n * d) ** 0.5, 1.0))
     # 0: all features coincide.
-    return moved._replace(scale=(total / n) ** 0.5) if total > 0 else moved
+    return moved._replace(scale=(squares.sum() / n) ** 0.5) if squares.any() else moved
 
 
 def limit(l2):

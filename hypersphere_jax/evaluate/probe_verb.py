@@ -176,6 +176,7 @@ def _scores(
             result["seconds_probe"] = round(time.perf_counter() - began, 3)
             result |= {"augment": True} if "augment" in options else {}
             result |= {"as_printed": True} if "printed" in options else {}
+            result |= {"standardized": True} if "standardized" in options else {}
             yield name, options, result
 
 
@@ -200,7 +201,9 @@ def _protocol(
     options = dict(folds)
     if protocol == "lbfgs" and config.l2 is not None:
         names, options["grid"] = {"l2": "_".join(f"{l2:g}" for l2 in config.l2)}, config.l2
-    elif protocol != "lbfgs":
+    if protocol == "lbfgs" and config.standardize:
+        names["standardized"], options["standardize"] = "", True
+    if protocol != "lbfgs":
         if config.augment:
             names["augment"], options["epoch_features"] = "", epoch_features()
         if config.as_printed:

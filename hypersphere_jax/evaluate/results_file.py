@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hypersphere_jax.config.base import WRITER
 from hypersphere_jax.files import atomic_write, write_json
 
@@ -15,6 +17,7 @@ logger = logging.getLogger("hypersphere_jax")
 
 Result = dict[str, Any]
 BEST_FIRST = ("valid", "top1", "top5")
+PREDICTIONS = ("targets", "predicted")  # of a result, for each sample
 USUAL = (None, "cosine", "majority")  # options of k-NN that are not named
 SHORT = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
 # Columns of the table; those before "protocol" are in its title where all results share them.
@@ -53,8 +56,11 @@ def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
 
 
 def write(path: Path, results: Sequence[Result]) -> None:
-    """Writes all results into a .json file, or without their lists into a .csv file."""
-    results = [{"written_by": WRITER} | result for result in results]
+    """Writes all results into a .json file, or without their lists into a .csv file.
+
+    What was predicted of each sample is left out: `save` keeps it.
+    """
+    results = [{"written_by": WRITER} | _without(result, PREDICTIONS) for result in results]
     if path.suffix.lower() == ".json":
         return write_json(path, results)
     rows = [_scalars(result) for result in results]
@@ -67,11 +73,26 @@ def write(path: Path, results: Sequence[Result]) -> None:
 
 
 def save(file: Path, result: Result) -> None:
-    """Writes a result into its run's folder, with a warning where that cannot be written."""
+    """Writes a result into its run's folder, with a warning where that cannot be written.
+
+    Of a classification, labels (`targets`) and predicted classes of all samples are arrays `[n]` in
+    an .npz file beside it.
+    """
+    predictions = {name: smallest(result[name]) for name in PREDICTIONS if name in result}
     try:
-        write_json(file, result)
+        if predictions:
+            with atomic_write(file.with_suffix(".npz")) as stream:
+                np.savez_compressed(stream, **predictions)
+        write_json(file, _without(result, PREDICTIONS))
     except OSError as error:
         logger.warning("the result is not kept: %s", error)
+
+
+def smallest(classes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Integers in the smallest type that holds them."""
+    array = np.asarray(classes)
+    fitting = np.promote_types(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
+    return array.astype(fitting)
 
 
 def suffix(config: Any, names: Iterable[str]) -> str:
@@ -79,6 +100,10 @@ def suffix(config: Any, names: Iterable[str]) -> str:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in names}
     return "".join(f"-{name}{value}" for name, value in values.items() if value != defaults[name])
+
+
+def _without(result: Result, names: Iterable[str]) -> Result:
+    return {key: value for key, value in result.items() if key not in names}
 
 
 def _row(result: Result) -> Result:
@@ -105,6 +130,7 @@ def _protocol(result: Result) -> str:
         options = [str(result["k"]), result.get("metric"), result.get("vote")]
         return " ".join([name, *(each for each in options if each not in USUAL)])
     name += " as printed" if result.get("as_printed") else ""
+    name += " standardized" if result.get("standardized") else ""
     name += "+augment" if result.get("augment") else ""
     # A fit that did not end at the optimum is marked.
     return f"{name}*" if result.get("converged") is False else name

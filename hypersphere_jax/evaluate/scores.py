@@ -59,7 +59,8 @@ def scores(ranked: np.ndarray, y: np.ndarray, *, num_classes: int, seed: int = 0
 
     Returns:
       top1; top5, None up to 5 classes; top1_interval, see `bootstrap_interval`; per_class, top1 of
-      each class's rows, None without any; confusion, see `confusion`.
+      each class's rows, None without any; confusion, see `confusion`; and of each row its label and
+      the class that was predicted.
     """
     right = ranked[:, 0] == y
     rows, rows_right = (np.bincount(labels, minlength=num_classes) for labels in (y, y[right]))
@@ -73,6 +74,8 @@ def scores(ranked: np.ndarray, y: np.ndarray, *, num_classes: int, seed: int = 0
             float(percent) if n else None for percent, n in zip(per_class, rows, strict=True)
         ],
         "confusion": confusion(ranked[:, 0], y, num_classes),
+        "targets": np.asarray(y).tolist(),
+        "predicted": ranked[:, 0].tolist(),
     }
 
 

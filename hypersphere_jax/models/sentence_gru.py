@@ -13,6 +13,7 @@ from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.packing import END, Packed, one_per_row
 
 GROUPS = (2, 2)  # encoders (f and g), directions (forwards and backwards)
+LONGEST = 64  # words: `chrono` spreads what update gates remember up to here
 SPREAD = 0.1  # word embeddings are drawn from [-SPREAD, SPREAD], as in Quick-Thought's code
 
 
@@ -29,7 +30,11 @@ class SentenceGRU(nnx.Module):
 
         n = tanh(W_n x + b_n + r (U_n h + c_n)),  h' = (1 - u) n + u h
 
-    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
+    All biases begin at 0, so that a state forgets half of itself with each word until training has
+    opened the update gates u. With `init` "chrono" theirs begin at log(T), T uniform from 1 to 63
+    words, where a state keeps a share of T / (T + 1) a word.
+
+    Source: Logeswaran & Lee 2018; Wang & Isola, B.3; Tallec & Ollivier 2018 for "chrono".
     """
 
     layers = ("bag", "f", "g", "output")
@@ -43,6 +48,8 @@ class SentenceGRU(nnx.Module):
         self.kernel = nnx.Param(glorot(rngs.params(), (*GROUPS, width, 3 * h)))
         self.recurrent = nnx.Param(_orthogonal(rngs.params(), h))
         self.bias = nnx.Param(jnp.zeros((*GROUPS, 3 * h)))
+        if config.init == "chrono":
+            self.bias = nnx.Param(self.bias[...].at[..., h : 2 * h].set(_chrono(rngs.params(), h)))
         self.recurrent_bias = nnx.Param(jnp.zeros((*GROUPS, 3 * h)))
         self.unit_norm, self.dtype = config.unit_norm, config.dtype
 
@@ -120,6 +127,11 @@ def _orthogonal(key: jax.Array, h: int) -> jax.Array:
     draw = nnx.initializers.orthogonal()
     gates = jnp.stack([draw(key, (h, h)) for key in keys]).reshape(*GROUPS, 3, h, h)
     return jnp.moveaxis(gates, -3, -2).reshape(*GROUPS, h, 3 * h)
+
+
+def _chrono(key: jax.Array, h: int) -> jax.Array:
+    """Biases of update gates, `[2, 2, h]`: log(T), T uniform from 1 to LONGEST - 1 words."""
+    return jnp.log(jax.random.uniform(key, (*GROUPS, h), minval=1.0, maxval=LONGEST - 1.0))
 
 
 def _sigmoid(x: jax.Array) -> jax.Array:

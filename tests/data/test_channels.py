@@ -10,7 +10,7 @@ from data_cases import encoded, equal, picture, why, write
 from PIL import Image
 
 from hypersphere_jax import augment, data
-from hypersphere_jax.augment import operations
+from hypersphere_jax.augment import colour
 from hypersphere_jax.config import (
     DataConfig,
     InspectConfig,
@@ -25,10 +25,10 @@ from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, stream
 from hypersphere_jax.data.source import Arrays, UnreadableImage
-from hypersphere_jax.encoder import load
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.loading import load
 from hypersphere_jax.training import loop, run_folder
 from hypersphere_jax.training.resolve import resolve
 
@@ -97,11 +97,9 @@ def test_recipes_of_grey_images(rng):
     own = DataConfig(recipe="none", channels=1, augment=lambda key, image: image)
     assert augment.recipe_of(own).train is own.augment.value
     image = rng.random((4, 5, 1), np.float32)
-    contrasted = operations.adjust_contrast(np.repeat(image, 3, axis=-1), 0.6)
-    np.testing.assert_allclose(
-        operations.adjust_contrast(image, 0.6), contrasted[..., :1], atol=1e-6
-    )
-    for change in (operations.adjust_saturation, operations.adjust_hue):
+    contrasted = colour.adjust_contrast(np.repeat(image, 3, axis=-1), 0.6)
+    np.testing.assert_allclose(colour.adjust_contrast(image, 0.6), contrasted[..., :1], atol=1e-6)
+    for change in (colour.adjust_saturation, colour.adjust_hue):
         equal(change(image, 0.3), image)
 
 

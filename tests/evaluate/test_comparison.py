@@ -1,5 +1,6 @@
 """Intervals of differences: published numbers, SciPy's, and what must hold of any."""
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -15,6 +16,42 @@ def test_newcombes_interval_has_the_published_numbers():
     assert (value, -high, -low) == pytest.approx((-20, 5.24, 33.39), abs=0.005)
     wilson = stats.binomtest(9, 10).proportion_ci(method="wilson")
     assert comparison.wilson(0.9, 10) == pytest.approx((wilson.low, wilson.high))
+
+
+def pairs(both, first, second, neither):
+    """Whether two classifiers are right about samples, by how many of each kind there are."""
+    kinds = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], bool)
+    return np.repeat(kinds, (both, first, second, neither), axis=0).T
+
+
+def test_paired_interval_has_the_published_numbers():
+    """Complete response before and after therapy (Cavo et al., 2012), of 161 patients.
+
+    Ends: Fagerland, Lydersen & Laake, Statistical Analysis of Contingency Tables (2017), chapter 8,
+    in their R package contingencytables.
+    """
+    before, after = pairs(59, 6, 16, 80)
+    found = comparison.paired(before, after)
+    assert found == pytest.approx((-1000 / 161, -11.82, -0.45), abs=0.005)
+    value, low, high = comparison.paired(after, before)
+    assert (-value, -high, -low) == pytest.approx(found)
+
+
+def test_paired_interval_is_that_of_half_a_sample_more_of_each_kind(rng):
+    """Wald's, of all samples twice and one more of each kind; of many, the bootstrap's of pairs."""
+    for counts in ((30, 7, 3, 5), (0, 9, 0, 0), (380, 0, 0, 17), (1, 0, 0, 0)):
+        more = np.subtract(*pairs(*(2 * count + 1 for count in counts)).astype(float))
+        half = stats.norm.ppf(0.975) * more.std() / np.sqrt(len(more) / 2)
+        ends = np.clip(more.mean() + np.array([-half, half]), -1, 1)
+        assert comparison.paired(*pairs(*counts))[1:] == pytest.approx(100 * ends)
+    counts = np.array([1500, 130, 70, 300])
+    _, first, second, _ = rng.multinomial(2000, counts / 2000, 20_000).T
+    ends = np.quantile(first - second, [0.025, 0.975]) / 20
+    low, high = comparison.paired(*pairs(*counts))[1:]
+    assert (low, high) == pytest.approx(ends, abs=0.06)
+    # As of independent samples it would be wider by far.
+    apart = comparison.newcombe(81.5, 2000, 78.5, 2000)
+    assert high - low < 0.6 * (apart.high - apart.low)
 
 
 def test_welchs_interval_is_scipys():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from overlapping import Watched, scikit_learn, splits
 from sklearn import metrics
+from sklearn.preprocessing import StandardScaler
 
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate import checks, linear, logistic, scores
@@ -17,7 +18,7 @@ from hypersphere_jax.evaluate.sgd import PROTOCOLS
 CLASSES, N, D = 6, 300, 16
 L2S = (1e-3, 1e-1, 1e-4, 1e-2)
 GRID = ((1.0, 0.0), (9.0, 0.0), (9.0, 1.0), (1e4, 0.0))
-SCORES = {"top1", "top5", "top1_interval", "per_class", "confusion"}
+SCORES = {"top1", "top5", "top1_interval", "per_class", "confusion", "targets", "predicted"}
 
 
 def probed(train_x, train_y, test_x, test_y, **options):
@@ -72,6 +73,24 @@ def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, fo
         assert_same(other, result, but=SCORES)
 
 
+def test_standardized_features(rng):
+    """As scikit-learn's after StandardScaler at the C of the result, whatever the scales were."""
+    train_x, train_y, test_x, test_y = splits(rng)
+    scales = np.float32(10) ** np.linspace(-3, 3, D, dtype=np.float32)
+    scales[2] = 0  # a constant dimension
+    found = probed(train_x * scales, train_y, test_x * scales, test_y, standardize=True)
+    kept = scales > 0
+    scaler = StandardScaler().fit(train_x[:, kept])
+    reference = scikit_learn(scaler.transform(train_x[:, kept]), train_y, found["C"])
+    assert found["C"] == pytest.approx(1 / (found["chosen"]["l2"] * D * len(train_x)))
+    expected = reference.predict(scaler.transform(test_x[:, kept]))
+    assert found["predicted"] == expected.tolist() and found["targets"] == test_y.tolist()
+    plain = probed(train_x * scales, train_y, test_x * scales, test_y)
+    assert plain["predicted"] != found["predicted"]
+    with pytest.raises(UserError, match="as they are"):
+        probed(train_x, train_y, test_x, test_y, protocol="stl10", standardize=True)
+
+
 def test_what_changes_nothing(rng, monkeypatch):
     train_x, train_y, test_x, test_y = splits(rng)
     train_x, test_x = (np.round(128 * x) / 128 for x in (train_x, test_x))  # bfloat16 holds them
@@ -94,7 +113,8 @@ def test_what_changes_nothing(rng, monkeypatch):
     for where, name in ((checks, "BLOCK"), (scores, "BLOCK"), (logistic, "READ")):
         monkeypatch.setattr(where, name, 20 * D)
     watched = Watched(train_x), Watched(test_x)
-    assert_same(probed(watched[0], train_y, watched[1], test_y), reference)
+    in_blocks = probed(watched[0], train_y, watched[1], test_y)
+    assert_same(in_blocks, reference | {"C": pytest.approx(reference["C"])})
     assert [max(x.reads) for x in watched] == [20, 20]
 
 

@@ -27,7 +27,10 @@ def asked(*names, **options):
 
 
 def kept(run, name):
-    return read_json(run / "eval" / f"{name}.json")
+    """A result, with the predictions of single samples that lie beside it."""
+    result, samples = (run / "eval" / f"{name}.{end}" for end in ("json", "npz"))
+    of_samples = np.load(samples) if samples.is_file() else {}
+    return read_json(result) | {key: of_samples[key].tolist() for key in of_samples}
 
 
 @pytest.fixture(scope="module")

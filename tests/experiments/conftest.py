@@ -6,14 +6,26 @@ from experiments.balanced import theorems
 from experiments.plots import comparisons
 from experiments.reproduce import REPRODUCTIONS
 from experiments.reproduction import Context
-from experiments.wang_isola import many_negatives, plane, single_negative
+from experiments.wang_isola import (
+    many_negatives,
+    plane,
+    point_sets,
+    propositions,
+    single_negative,
+    trajectories,
+    weights,
+)
 
 DRAWINGS = {
     comparisons: "heat_maps",
     many_negatives: "draw_deviations",
-    plane: "metric_planes",
+    plane: "encoder_planes",
+    point_sets: "draw_proposition2",
+    propositions: "draw_proposition1",
     single_negative: "draw_single_negative",
     theorems: "bound_figure",
+    trajectories: "draw_trajectories",
+    weights: "draw_weights",
 }
 
 

@@ -2,7 +2,10 @@
 
 import csv
 
+import numpy as np
+
 from experiments import tables
+from experiments.predictions import Predictions
 
 
 def done(**values):
@@ -16,6 +19,16 @@ def scored(half=2.0, **scores):
     return {f"{name}{end}": value + d for name, value in scores.items() for end, d in ends.items()}
 
 
+def predicted(seed=0, n=400, **accuracies):
+    """Such scores of n test samples, and their predictions: of a better one the same are right."""
+    order, targets = np.random.default_rng(seed).permutation(n), np.zeros(n, int)
+    made = {
+        name: Predictions(targets, (order >= round(n * value / 100)).astype(int))
+        for name, value in accuracies.items()
+    }
+    return scored(**accuracies) | {"seed": seed, "predictions": made}
+
+
 def configs(planned):
     return [one.config for one in planned]
 
@@ -24,4 +37,4 @@ def read_csv(path):
     """The rows of a results.csv, numbers as numbers, without the cells that are empty."""
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    return [{name: tables._value(cell) for name, cell in row.items() if cell} for row in rows]
+    return [{name: tables.value_of(cell) for name, cell in row.items() if cell} for row in rows]

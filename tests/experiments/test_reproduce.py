@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from run_rows import done, read_csv, scored
+from run_rows import done, predicted, read_csv, scored
 
 from experiments import (
     costs,
@@ -26,7 +26,7 @@ from experiments import (
     workers,
 )
 from experiments.costs import Machine
-from experiments.reproduce import REPRODUCTIONS, ReproduceConfig
+from experiments.reproduce import PREDICTIONS, REPRODUCTIONS, ReproduceConfig
 from experiments.reproduction import Context, Result, Scale
 from experiments.specifications import config_of
 from hypersphere_jax import data
@@ -39,33 +39,27 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.config.objective import WEIGHTS
 from hypersphere_jax.files import read_json, write_json
-from hypersphere_jax.report import text_of
+from hypersphere_jax.tables import text_of
 
-# What is shown from its rows alone, within a second or three.
-KEPT = (
-    "wang-isola/table1 wang-isola/table4 wang-isola/figure5a wang-isola/figure7 wang-isola/figure8"
-)
-KEPT += " chen/tableD1 chen/figureB2 chen/figureE1 balanced/figure3 balanced/figure4"
-KEPT += " balanced/table1 balanced/table3 balanced/table4"
+# Results that follow from rows and predictions, which are kept beside them.
+KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]
 
 
-def sense(verdict, rows):
-    """Its numbers, and whether it denies or prefers; the table's cells."""
-    words = re.findall(r"[-+]?\d+(?:\.\d+)?|\bnot\b|better|worse", verdict.lower())
-    return words, [[text_of(cell) for cell in row] for row in rows]
-
-
-@pytest.mark.parametrize("item", KEPT.split())
-def test_kept_results_follow_from_their_rows(item, context, plan, monkeypatch):
-    """The numbers of docs/results/, again from the measured rows that are kept beside them."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).touch())
+@pytest.mark.parametrize("item", KEPT)
+def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
+    """The numbers of docs/results/, again from what was measured; the runs are those planned."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(Path(path).name))
     kept = plans.kept(item, "laptop")
-    rows, recorded = read_csv(kept / "results.csv"), read_json(kept / "shown.json")
-    first = {row["run"] for row in rows if "isola/table1" not in item or "_seed" not in row["run"]}
-    assert {one.config.name for one in plan(item)} == first
-    result = REPRODUCTIONS[item].result(context, rows)
-    assert sense(result.verdict, result.rows) == sense(recorded["verdict"], recorded["rows"])
-    assert all(path.is_file() for path, _ in result.figures)
+    rows, recorded = results_page.rows_kept(kept), read_json(kept / "shown.json")
+    stages = REPRODUCTIONS[item].scales["laptop"].stages
+    planned = {one.config.name for stage in stages for one in stage(context, rows)}
+    assert planned == {row["run"] for row in rows}
+    found = results_page.again(item, "laptop")
+    assert found["verdict"] == recorded["verdict"] and found["summary"] == recorded["summary"]
+    shown = ([[text_of(cell) for cell in row] for row in of["rows"]] for of in (found, recorded))
+    assert len({str(rows) for rows in shown}) == 1
+    assert drawn == [name for name, _ in recorded["figures"]]
 
 
 def test_the_list(capsys):
@@ -80,12 +74,15 @@ def test_the_list(capsys):
     }
     names = [f"{kind}{number}" for kind, of in numbered.items() for number in of.split()]
     names += ["wang-isola/theorem1", "wang-isola/theorem2", "chen/algorithm1"]
+    names += [f"wang-isola/proposition{number}" for number in (1, 2, 3)]
     names += ["balanced/theorem4.4", "balanced/theorem4.6"]
     assert sorted((*REPRODUCTIONS, *reproduce.OTHERS)) == sorted(names)
     reproduce.main(ReproduceConfig())
     out = capsys.readouterr().out
     assert all(name in out for name in names)
-    assert re.search(r"wang-isola/figure7 +laptop +26 +\d+ min +[\d.]+ GB +digits +yes", out)
+    assert re.search(
+        r"wang-isola/figure7 +laptop +80 +[\d.]+ \w+ +[\d.]+ GB +digits, cifar10 ", out
+    )
 
 
 ONE_CORE = Machine("1 CPU core", 0, costs.CORE_FLOP, costs.CORE_ELEMENTS, 8 * 10**9)
@@ -139,7 +136,7 @@ def test_stored_costs_are_those_of_the_programs():
 def test_estimates_are_near_what_was_recorded(context, plan):
     """Two processes on two cores made docs/results: each run had one."""
     far = {}
-    for item in set(KEPT.split()) - {"chen/figureB2"}:  # made later, by faster cores
+    for item in ("wang-isola/figure5a", "wang-isola/table1", "balanced/table4"):
         rows = read_csv(plans.kept(item, "laptop") / "results.csv")
         took = {row["run"]: row["seconds_training"] + row["seconds_measuring"] for row in rows}
         known = [one for one in plan(item) if one.config.name in took]
@@ -165,7 +162,7 @@ def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, monkeypatch, tmp
         reproduce.main(ReproduceConfig("chen/figureB1", out=tmp_path), typed)
     out, asked = capsys.readouterr()
     assert f"choose a scale:\n  {typed} --scale laptop\n" in asked and "error" not in asked
-    assert re.search(r"laptop +18 +\d+ min .* digits +yes +0 +yes", out)
+    assert re.search(r"laptop +46 +\d+ min .* digits +yes +0 +yes", out)
     assert re.search(r"paper +6 +[\d,]+ h +15 GB +cifar10 +no +0 +no", out)
     assert "V100" in out
     how = {"scale": "paper", "out": tmp_path, "data_dir": str(tmp_path), "yes": True}
@@ -231,8 +228,8 @@ def test_a_dry_run_counts_many_runs(sweep, capsys, tmp_path):
     few = capsys.readouterr().out
     reproduce.main(ReproduceConfig("wang-isola/figure7", **how, only=("*",)))
     names = set(re.findall(r"^(?:figure7|wang_isola)_\S+", capsys.readouterr().out, re.MULTILINE))
-    assert len(names) == 26 and sum(name in few for name in names) < 5
-    assert re.search(r"^\S+ +26 ", few, re.MULTILINE) and "--only '*'" in few
+    assert len(names) == 80 and sum(name in few for name in names) < 5
+    assert re.search(r"^\S+ +65 ", few, re.MULTILINE) and "--only '*'" in few
 
 
 @pytest.mark.slow
@@ -261,14 +258,17 @@ def test_flop_and_elements_of_a_program():
 def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):
     weights = {"align_weight": 1, "uniform_weight": 1, "align": 1, "uniform": -1}
     about = {"data": "digits", "epochs": 25, "seed": 0}
-    row = done(**weights, **about, **scored(10.0, output_linear=50.0))
+    scores = dict.fromkeys(("output_linear", "output_logistic", "output_knn5"), 50.0)
+    row = done(**weights, **about | predicted(**scores))
     lost = {"run": "b", "status": "failed", "reason": "loss nan"} | weights
     monkeypatch.setattr(sweeps, "sweep", lambda planned, **_: ["c: invalid"])
-    monkeypatch.setattr(sweeps, "known", lambda planned: [row, lost])
+    monkeypatch.setattr(sweeps, "with_predictions", lambda planned: [row, lost])
+    monkeypatch.setattr(costs, "is_here", lambda name, data_dir: True)
     with pytest.raises(UserError, match=r"1 run\(s\) are not done"):
-        reproduce.main(ReproduceConfig("wang-isola/figure7", scale="laptop", out=tmp_path))
+        how = {"scale": "laptop", "out": tmp_path, "yes": True}
+        reproduce.main(ReproduceConfig("wang-isola/figure7", **how))
     said = capsys.readouterr()
-    assert "1 of 26 runs failed" in said.out and "failed: b: loss nan\nc: invalid\n" in said.err
+    assert "1 of 80 runs failed" in said.out and "failed: b: loss nan\nc: invalid\n" in said.err
     kept = read_csv(tmp_path / "wang-isola/figure7/laptop/results.csv")
     assert [row["run"] for row in kept] == ["r", "b"] and kept[0]["output_linear"] == 50
 
@@ -276,7 +276,7 @@ def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):
 def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
     """What is done is shown, with how much that is; a later stage waits for all of the first."""
     sweep = Mock(return_value=[])
-    about = {"kind": "contrastive", "seed": 0, "output_linear_cv": 50, "loss": "a"}
+    about = {"kind": "contrastive", "seed": 0, "output_logistic_cv": 50, "loss": "a"}
     about |= {"data": "cifar10", "epochs": 2}
 
     def known(planned):  # of Table 8, the first by an earlier command
@@ -285,13 +285,13 @@ def test_a_part_is_told_from_the_whole(capsys, monkeypatch, tmp_path):
         return [done(row=n) | about | scores[n] for n in numbers]
 
     monkeypatch.setattr(sweeps, "sweep", sweep)
-    monkeypatch.setattr(sweeps, "known", known)
+    monkeypatch.setattr(sweeps, "with_predictions", known)
     monkeypatch.setattr(costs, "is_here", lambda name, data_dir: True)
-    how = {"only": ("*row79_*",), "vmapped": "yes", "retry": True}
+    how = {"only": ("*row79_*seed0",), "vmapped": "yes", "retry": True}
     reproduce.main(ReproduceConfig("wang-isola/table1", scale="laptop", out=tmp_path, **how))
     (planned,), how = sweep.call_args
     assert [len(planned), how["vmapped"], how["retry"], how["jobs"]] == [1, True, True, 1]
-    assert sweep.call_count == 1 and "2 of 17 planned runs" in capsys.readouterr().out
+    assert sweep.call_count == 1 and "2 of 51 planned runs" in capsys.readouterr().out
     with pytest.raises(UserError, match="Do the rest first"):
         results_page.record("wang-isola/table1", "laptop", tmp_path)
 
@@ -317,8 +317,9 @@ def test_a_page_says_what_was_trained(tmp_path):
 
 
 def test_the_page_holds_what_was_recorded():
-    """docs/results.md again, from what `reproduce` wrote."""
+    """docs/results.md and the README's claims again, from what `reproduce` wrote."""
     assert results_page.PAGE.read_text() == results_page.page()
+    assert results_page.README.read_text() == results_page.readme()
 
 
 def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
@@ -333,11 +334,14 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
         assert step == 0 and (first, None) in others
     numbers = {"align": 0.5, "uniform": -3.0, "uniform_optimum": -3.8}
     monkeypatch.setattr(quickstart, "run_metrics", lambda config: numbers)
-    monkeypatch.setattr(quickstart, "run_probe", lambda config: [{"top1": 98.0}, {"top1": 97.0}])
+    asked = []
+    results = [{"top1": 98.0}, {"top1": 97.0}]
+    monkeypatch.setattr(quickstart, "run_probe", lambda config: asked.append(config) or results)
     scores = quickstart._scores(tmp_path, 0)
+    assert asked[0].protocols == ("lbfgs", "knn") and asked[0].standardize and asked[0].k == (5,)
     (row,) = quickstart.rows_of({"a": [scores, scores | {"knn": 95.0, "align": 0.7}]})
     spread = "0.600 ± 0.141", "-3.000 ± 0.000", "-3.800", "98.00 ± 0.00", "96.00 ± 1.41"
-    assert row == ["a", *spread] and quickstart.COLUMNS[4:] == ["linear (%)", "5-NN (%)"]
+    assert row == ["a", *spread] and quickstart.COLUMNS[4:] == ["logistic (%)", "5-NN (%)"]
 
 
 def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_path, capsys):
@@ -350,7 +354,7 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
 
     def score(config, step):
         name = config.name.split("_0.")[0]
-        return scores | {"linear": 90 - abs(config.optimizer.learning_rate - best[name])}
+        return scores | {"logistic": 90 - abs(config.optimizer.learning_rate - best[name])}
 
     monkeypatch.setattr(quickstart, "_scores", score)
     quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(1, 2), choose=True))

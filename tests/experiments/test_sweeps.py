@@ -1,6 +1,7 @@
 """Sweeps: what is done again, what is recorded, what is measured; training is in name only."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from experiments.plans import matching
 from experiments.protocols import Evaluation, evaluate
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
+from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.files import read_json
 from hypersphere_jax.training import loop, run_folder
 
@@ -100,7 +102,7 @@ def test_vmapped(tmp_path, trained, monkeypatch):
 def test_a_result_is_of_a_config_and_of_what_was_measured(tmp_path, trained):
     one = planned(tmp_path, "a")
     sweeps.sweep([one])
-    hows = Evaluation(folds=None), Evaluation(neighbours=(1,)), Evaluation(tasks=("mr",))
+    hows = Evaluation(folds=None), Evaluation(probe_size=9), Evaluation(tasks=("mr",))
     others = [one._replace(evaluation=how) for how in hows]
     assert [sweeps.rows_of(other) for other in (changed(one, seed=1), *others)] == [None] * 4
     # How a run is carried out, and where its data lie, shape nothing.
@@ -146,14 +148,17 @@ def test_what_is_measured(tmp_path, monkeypatch):
         return {"step": config.step} | metrics | errors
 
     def probe(config):
-        assert config.runs == (str(tmp_path),) and config.as_printed
-        assert (config.protocols, config.folds) == (("stl10", "knn"), 5)
+        assert config.runs == (str(tmp_path),) and config.standardize
+        assert config.as_printed == ("stl10" in config.protocols)
+        assert (config.protocols[:2], config.folds) == (("lbfgs", "knn"), 5)
         linear = {"top1": 80.0, "top5": 95.0, "top1_interval": [78.0, 83.0], "valid_top1": 81.0}
+        samples = {"targets": [0, 1, 1], "predicted": [0, 1, 2]}
         for layer in config.layers:
-            yield {"protocol": "stl10", "layer": layer} | linear
+            for protocol in {*config.protocols} - {"knn"}:
+                yield {"protocol": protocol, "layer": layer} | linear | samples
             for k in config.k:
                 nearest = {"protocol": "knn", "layer": layer, "k": k, "top1": 70.0 + k}
-                yield nearest | {"top1_interval": [60.0, 90.0]}
+                yield nearest | {"top1_interval": [60.0, 90.0]} | samples
 
     monkeypatch.setattr(protocols, "run_metrics", measure)
     monkeypatch.setattr(protocols, "run_probe", probe)
@@ -164,13 +169,20 @@ def test_what_is_measured(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
     rows = evaluate(tmp_path, Evaluation(("output", "fc7"), neighbours=(1,)))[0]
     linear = {"": 80.0, "_low": 78.0, "_high": 83.0, "_cv": 81.0, "_top5": 95.0}
-    scores = {f"linear{end}": value for end, value in linear.items()}
+    scores = {f"{name}{end}": linear[end] for name in ("linear", "logistic") for end in linear}
     scores |= {"knn1": 71.0, "knn1_low": 60.0, "knn1_high": 90.0}
+    of_samples = rows.pop("predictions")
+    names = {f"{layer}_{n}" for layer in ("output", "fc7") for n in ("linear", "logistic", "knn1")}
+    assert of_samples.keys() == names
+    assert all(of.right.tolist() == [True, True, False] for of in of_samples.values())
     assert rows == {
         **{"step": None, "align": 0.5, "align_error": 0.05, "uniform": -2.0, "uniform_error": 0.2},
         **{f"{layer}_{n}": value for layer in ("output", "fc7") for n, value in scores.items()},
     }
     assert asked == [((), "test", None)] and not (tmp_path / "features").exists()
+    without_papers = evaluate(tmp_path, Evaluation(protocol=None))[0]
+    assert "output_logistic" in without_papers and "output_linear" not in without_papers
+    asked.pop()
     (row,) = evaluate(tmp_path, Evaluation(prototype=True))
     assert (row["prototype_bias"], row["prototype_bias_error"]) == (0.3, 0.03)
     assert asked[1:] == [((), "test", None), (("prototype",), "train", None)]
@@ -183,6 +195,32 @@ def test_what_is_measured(tmp_path, monkeypatch):
     assert row == {"step": 100, "final_loss": pytest.approx(5.5)}
 
 
+def test_a_probe_with_balanced_images_of_its_own(tmp_path, monkeypatch):
+    """Of an encoder of a long-tailed part of a fifth of the digits, and the same for any other."""
+    few = C.DataConfig("digits", subset="long_tailed", subset_size=70, fraction=0.2)
+    encoder = SimpleNamespace(config=C.PretrainConfig(data=few))
+    monkeypatch.setattr(run_folder, "load_encoder", lambda folder, step: encoder)
+
+    def features(encoder, source, layers, devices):
+        x = source.labels[:, None] * np.ones(3, np.float32)
+        return SimpleNamespace(features={layer: Features(x, source.labels) for layer in layers})
+
+    monkeypatch.setattr(protocols, "split_features", features)
+    metrics = dict.fromkeys(("align", "uniform"), 0.5)
+    metrics |= {f"{name}_standard_error": 0.1 for name in metrics}
+    monkeypatch.setattr(protocols, "run_metrics", lambda config: {"step": 1} | metrics)
+    how = Evaluation(("backbone", "output"), None, None, probe_size=100)
+    (tmp_path / "features").mkdir()
+    read = []
+    monkeypatch.setattr(
+        protocols, "run_probe", lambda config: read.append(dict(np.load(config.runs[0]))) or []
+    )
+    evaluate(tmp_path, how)
+    assert len(read) == 2 and all((of["train_x"][:, 0] == of["train_y"]).all() for of in read)
+    for of in read:
+        assert np.bincount(of["train_y"]).tolist() == [10] * 10 and len(of["test_y"]) == 397
+
+
 @pytest.mark.slow
 def test_a_real_sweep_in_two_processes(tmp_path):
     """An encoder and a finetuned one; one that diverges; and each number as the verbs say it."""
@@ -193,7 +231,9 @@ def test_a_real_sweep_in_two_processes(tmp_path):
     rule = dataclasses.replace(wild.config.optimizer, learning_rate=1e18)
     sweep = [fine, start, changed(wild, optimizer=rule)]
     assert sweeps.sweep(sweep, jobs=2, logs=tmp_path / "logs") == []
-    first, _, alone, diverged = sweeps.known(sweep)
+    first, _, alone, diverged = sweeps.with_predictions(sweep)
+    right = alone["predictions"]["output_knn5"].right
+    assert alone["output_knn5"] == pytest.approx(100 * right.mean()) and len(right) == 397
     assert diverged["status"] == "failed" and "step" in diverged["reason"]
     # Where the finetuned one begins, the other ended.
     read = read_json(tmp_path / "start" / "eval" / "knn5-output.json")

@@ -1,15 +1,16 @@
 """The papers' tables as data, our numbers beside theirs, and the statistics of what is shown."""
 
 import hashlib
+from functools import partial
 
 import numpy as np
-import pytest
-from run_rows import done, scored
-from scipy import stats
+from run_rows import done, predicted, scored
 
 from experiments import statistics
+from experiments.correlations import correlated
 from experiments.tables import FOLDER, TABLES, rows
-from experiments.wang_isola.encoder_tables import our_column, rows_result
+from experiments.wang_isola import encoder_tables
+from experiments.wang_isola.encoder_tables import order_result, our_column, rows_result
 
 # Rows that are there: of Table 8 the caption says 304, of which 25 were lost.
 COUNTS = (3, 3, 3, 3, 2, 100, 304 - 25, 306 - 304, 64, 45, 108 + 6)  # Wang & Isola
@@ -44,16 +45,32 @@ def test_rows_beside_the_papers(context):
     assert any("row 8: loss nan" in text for text in result.text)
 
 
-def test_statistics_of_seeds(rng):
-    a, b = rng.normal(90, 1, 5), rng.normal(88, 3, 7)
-    low, high = stats.t.interval(0.95, 4, a.mean(), a.std(ddof=1) / 5**0.5)
-    assert statistics.with_interval(a) == f"{a.mean():.2f} ± {(high - low) / 2:.2f}"
-    assert statistics.with_interval([1.0]) == "1.00"
-    spread = a.var(ddof=1) / 5, b.var(ddof=1) / 7
-    freedom = sum(spread) ** 2 / (spread[0] ** 2 / 4 + spread[1] ** 2 / 6)  # Welch's
-    half = stats.t.ppf(0.975, freedom) * np.sqrt(sum(spread))
-    middle, gain = a.mean() - b.mean(), statistics.difference(a, b)
-    assert gain == pytest.approx((middle, middle - half, middle + half))
-    assert gain.significant == (abs(middle) > half) and statistics.difference(a, b[:1]) is None
+def test_the_order_of_encoders_beside_the_papers(context, monkeypatch):
+    """Both instruments in the paper's order; rows whose number was lost are left out."""
+    monkeypatch.setattr(encoder_tables, "correlated", partial(correlated, draws=200))
+    paper = np.array([30, 40, 50, 60, 70, 71, 72, 73, 80, 81])
+
+    def of(ours, knn):
+        keys = ("paper_val_output_linear", "paper_val_output_knn5")
+        rows = [
+            done(data="digits", row=row, **dict.fromkeys(keys, float(number)))
+            | predicted(output_logistic=a, output_knn5=b, output_linear=50)
+            for row, (number, a, b) in enumerate(zip(paper, ours, knn, strict=True))
+        ]
+        rows += [done(data="digits", row=99), {"status": "failed", "row": 98, "reason": "NaN"}]
+        return order_result(8, "encoders", context, rows)
+
+    result = of(paper, paper)
+    assert [line[:3] for line in result.rows] == [
+        ["output linear", 10, "30.00 to 81.00"],
+        ["output 5-NN", 10, "30.00 to 81.00"],
+    ]
+    assert result.rows[0][3] == "+1.00 (+1.00 to +1.00)" and ": shows." in result.verdict
+    assert "row 98: NaN" in " ".join(result.text)
+    assert ": shows." not in of(paper, paper[::-1]).verdict
+    assert "is the opposite" in of(paper[::-1], paper[::-1]).verdict
+
+
+def test_ranks():
     assert statistics.rank_correlation([1, 2, 4], [3, 2, 1]) == -1
     assert np.isnan(statistics.rank_correlation([1, 2], [3, 3]))

@@ -1,16 +1,20 @@
 """Wang & Isola: which runs an item plans, which of them it compares, and how."""
 
+import re
 from functools import partial
 
 import numpy as np
 import pytest
-from run_rows import configs, done, scored
+from run_rows import configs, done, predicted, scored
 from scipy import stats
 
 from experiments import quick_thought, tables
+from experiments.correlations import rank_correlations
+from experiments.inference import difference
+from experiments.predictions import Predictions, right
 from experiments.reproduce import REPRODUCTIONS
 from experiments.specifications import config_of, formula
-from experiments.wang_isola import best_encoders, plane, sentences, trajectories
+from experiments.wang_isola import best_encoders, circle, plane, sentences, trajectories, weights
 from hypersphere_jax.config import UserError, to_dict
 
 
@@ -41,16 +45,29 @@ def test_a_row_trains_that_very_encoder(context, plan):
 def test_the_laptops_sweeps_span_the_papers_ranges(plan):
     both = plan("wang-isola/figure5a")
     digits, cifar10 = ([p for p in both if p.config.data.name == n] for n in ("digits", "cifar10"))
-    assert len({config.name for config in configs(digits)}) == len(digits) >= 60
-    assert {one.about["kind"] for one in digits} >= {"contrastive", "align+uniform", "uniform"}
-    assert {2, 1024} <= {config.model.dim for config in configs(digits)}
+    assert len({config.name for config in configs(both)}) == len(both)
     assert all(one.config.init_from is None for one in both)  # none is there to begin from
+    assert all(row.values["init"] == "rand" for row in plane.usable_rows())
+    # Of digits, all of Table 8 that begin at random, as they are there; some with more seeds.
+    every = {one.config.name: one for one in plan("wang-isola/table8")}
+    random = {name: one for name, one in every.items() if one.config.init_from is None}
+    assert {one.config.name: one for one in digits[: len(random)]} == random
+    assert (len(every), len(random)) == (219, 195)
+    seeds = {}
+    for one in digits:
+        seeds.setdefault(one.about["row"], set()).add(one.config.seed)
+    repeated = {number: of for number, of in seeds.items() if len(of) > 1}
+    assert len(repeated) == 24 and all(of == set(range(5)) for of in repeated.values())
+    for places in (list(seeds), sorted(repeated)):  # from the first row to the last
+        assert (places[0], places[-1]) == (1, 279)
+    assert {one.config.model.dim for one in digits if one.about["row"] in repeated} >= {3, 128, 512}
     assert plan("wang-isola/table1") == cifar10  # among which the paper's own choices are
     losses = {formula(config.objective) for config in configs(cifar10)}
     assert {
         formula(config_of(row).objective) for row in tables.rows(best_encoders.TABLE1)
     } <= losses
-    assert all(row.values["init"] == "rand" for row in plane.usable_rows())
+    assert len(cifar10) == 3 * len(losses) and {c.seed for c in configs(cifar10)} == {0, 1, 2}
+    assert {config.model.init for config in configs(cifar10)} == {"authors"}
 
 
 def test_figure_7_at_both_scales(plan):
@@ -60,19 +77,29 @@ def test_figure_7_at_both_scales(plan):
         shape = (loss.align_weight, loss.uniform_weight, config.seed)
         assert shape[:2] == (about["align_weight"], about["uniform_weight"])
         assert "align{:g}_uniform{:g}_seed{}".format(*shape) in config.name
-        shapes.add(shape)
-    assert len(shapes) == 26 and {(1, 0, 0), (0, 1, 0), (1, 0.25, 1)} <= shapes
+        shapes.add((config.data.name, *shape))
+    assert len(shapes) == 13 * 5 + 5 * 3
+    for images, seed in (("digits", 4), ("cifar10", 2)):
+        assert {(images, *pair, seed) for pair in ((1, 0), (0, 1), (1, 1), (0.25, 1))} <= shapes
     assert len(plan("wang-isola/figure7", "paper")) > 50
 
 
 def test_figure_8_begins_at_the_high_temperature(context, plan):
-    for scale, tau, epochs in (("laptop", 2.5, 1), ("paper", 2, 12)):
-        start, *finetuned = plan("wang-isola/figure8", scale)
-        assert start.config.objective.contrastive_tau == tau
-        assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
-        assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
-        starts = {(config.init_from, config.optimizer.epochs) for config in configs(finetuned)}
-        assert starts == {(str(context.runs_dir / start.config.name), epochs)}
+    for scale, tau, epochs, seeds in (("laptop", 2.5, 1, 3), ("paper", 2, 12, 1)):
+        planned = plan("wang-isola/figure8", scale)
+        assert len({config.name for config in configs(planned)}) == len(planned) == 5 * seeds
+        for seed in range(seeds):
+            start, control, *finetuned = planned[5 * seed : 5 * seed + 5]
+            assert start.config.objective.contrastive_tau == tau
+            assert control.config.objective == start.config.objective
+            assert {config.seed for config in configs([start, control, *finetuned])} == {seed}
+            assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
+            assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
+            # Nothing but the objective tells these from the control.
+            rules = {config.optimizer for config in configs([control, *finetuned])}
+            starts = {config.init_from for config in configs([control, *finetuned])}
+            assert len(rules) == 1 and rules.pop().epochs == epochs
+            assert starts == {str(context.runs_dir / start.config.name)}
 
 
 def test_the_circle(plan):
@@ -83,49 +110,217 @@ def test_the_circle(plan):
     assert [one.about["kind"] for one in planned] == ["supervised", "contrastive"]
     loss = planned[0].config.objective
     assert loss.align_weight == loss.uniform_weight == 0
+    assert [one.evaluation.initial for one in planned] == [False, True]
 
 
-def test_rank_correlations():
-    random = np.random.default_rng(0)
-    align, uniform, noise = random.normal(size=(3, 40))
-    rows = [encoder(*numbers) for numbers in zip(align, uniform, -align + noise, strict=True)]
-    correlations = plane.rank_correlations(rows, draws=300)
-    for name, values in {"align": align, "uniform": uniform, "sum": align + uniform}.items():
-        value, low, high, chance = correlations[name]
-        assert value == pytest.approx(stats.spearmanr(values, -align + noise).statistic)
-        assert low < value < high and 0.2 < chance < 0.45  # 1.96 / sqrt(39) is 0.31
-    assert correlations["ranks"][0] >= abs(correlations["align"][0])
-    # Ranks know nothing of scale; and a score that the two make together is known from both.
-    rows = [encoder(np.exp(a), u, 90 - a - u) for a, u in zip(align, uniform, strict=True)]
-    assert plane.rank_correlations(rows, draws=10)["ranks"][0] > 0.95
+def test_the_circles_encoders_have_their_own_scores(context, monkeypatch):
+    """The random initialization those of step 0; one that is not done has no row."""
+    monkeypatch.setattr(
+        circle, "features_of", lambda name, folder, step: {"name": name, "of": (folder.name, step)}
+    )
+    rows = [
+        done(encoder=name, step=step, output_linear=accuracy)
+        for name, step, accuracy in (("contrastive", 0, 1), ("contrastive", 9, 2))
+    ]
+    found = circle.encoders(context, rows)
+    of = {"Random initialization": (0, 1), "Unsupervised contrastive learning": (None, 2)}
+    assert [one["name"] for one in found] == [*of]
+    for one, (step, accuracy) in zip(found, of.values(), strict=True):
+        assert one["of"] == ("circle_contrastive", step)
+        assert [row["output_linear"] for row in one["rows"]] == [accuracy]
 
 
-def test_the_plane(context, drawn):
-    rows = [encoder(i, -i, 90 - abs(i - 5)) for i in range(11)]
-    rows += [encoder(0, -9, 99.0) | {"data": "cifar10"}, {"status": "failed", "data": "digits"}]
+def judged(seed, logistic, knn, paper=50, **more):
+    """A row of an encoder with these accuracies on the output by all instruments."""
+    scores = {"output_logistic": logistic, "output_knn5": knn, "output_linear": paper}
+    return done(align=1.0, uniform=-1.0, **more) | predicted(seed, **scores)
+
+
+def test_the_inverted_u_has_to_show_by_both_instruments(context, drawn):
+    """The paper's probe alone decides nothing; nor does one end."""
+
+    def verdict(alone, equal, others, images="digits"):
+        rows = [
+            judged(seed, *of, data=images, align_weight=pair[0], uniform_weight=pair[1])
+            for pair, of in {(1, 0): alone, (1, 1): equal, (0, 1): others, (0.5, 1): others}.items()
+            for seed in range(5)
+        ]
+        failed = {"status": "failed", "data": images, "align_weight": 1, "uniform_weight": 1}
+        result = weights.result(context, [*rows, failed])
+        assert [line[1] for line in result.rows] == ["1 : 0", "1 : 1", "0.5 : 1", "0 : 1"]
+        return result.verdict
+
+    assert "shows on digits" in verdict((80, 82), (95, 96), (70, 60))
+    for alone, others in (((95, 60), (70, 60)), ((60, 96, 10), (70, 60)), ((80, 82), (97, 98))):
+        assert "U does not show on cifar10" in verdict(alone, (95, 96), others, "cifar10")
+    assert "+15.00" in verdict((80, 82), (95, 96), (70, 60))
+    one_end = [judged(0, 90, 90, data="d", align_weight=1, uniform_weight=0)]
+    assert weights.result(context, one_end).verdict == ""
+
+
+def test_finetuning_is_judged_against_start_and_control(context, drawn):
+    def rows_of(**ends):
+        """The start has 50%, and each panel these accuracies at the end."""
+        return [
+            judged(seed, *of, panel=panel, step=step)
+            for panel, end in ends.items()
+            for seed in range(3)
+            for step, of in ((0, (50, 50)), (9, end))
+        ]
+
+    panels = {"contrastive": (60, 62), "align only": (30, 80), "uniform only": (40, 41)}
+    rows = rows_of(**panels, **{"align + uniform": (90, 61)})
+    result = trajectories.result(context, rows)
+    assert [line[:2] for line in result.rows] == [
+        *(["start", 0], ["contrastive", 9], ["align only", 9]),
+        *(["uniform only", 9], ["align + uniform", 9]),
+    ]
+    assert result.verdict.startswith("On the output, in points: the control against the start +")
+    told = result.short.removeprefix("on the output, ").split(", ")
+    assert {part.removesuffix(" ahead") for part in told if part.endswith(" ahead")} == {
+        *("the control against the start", "align + uniform against the start"),
+        *("the start against uniform only", "the control against uniform only"),
+    }
+    (apart,) = re.findall("the start against align only ([^;]+)", result.verdict)
+    assert "-30.00" in apart and apart.endswith("does not show")  # by 5-NN, the other way
+    assert trajectories.result(context, rows_of(**{"align only": (30, 80)})).verdict == ""
+
+
+def test_all_instruments_stand_in_one_picture():
+    """Means over seeds with their intervals, all percents on the axis; metrics below."""
+
+    def encoder(seed, align, logistic, **more):
+        scores = {"output_logistic": logistic, "output_knn5": 50, "output_linear": 20}
+        numbers = {"align": align, "uniform": -align, "step": 9} | more
+        return done(**predicted(seed, **scores) | numbers)
+
+    first, last = [encoder(0, 0.1, 90), encoder(1, 0.5, 80)], [encoder(2, 0.4, 60, step=0)]
+    one = {(1, 0): first, (1, 1): last}
+    figure = weights.draw_weights({"a": one, "b": {(1, 1): last, (0, 1): first}}, None)
+    accuracy, others, metrics, _ = figure.axes
+    assert accuracy.lines[0].get_xydata().tolist() == [[0, 85], [1, 60]]
+    assert others.lines[0].get_xydata().tolist() == [[1, 60], [2, 85]]
+    assert accuracy.get_ylim() == others.get_ylim() and accuracy.get_ylim()[0] == 0
+    bar = accuracy.collections[0].get_segments()[0]
+    of = difference(right(first, "output_logistic"))
+    assert bar[:, 1] == pytest.approx([of.low, of.high])
+    for line, expected in zip(metrics.lines, ([0.3, 0.4], np.exp([-0.3, -0.4])), strict=True):
+        assert list(line.get_ydata()) == pytest.approx(expected)
+    labels = [text.get_text() for text in metrics.get_xticklabels()]
+    assert labels == ["1 : 0", "1 : 1", "0 : 1"]
+    above, below = trajectories.draw_trajectories({"p": last + first}, None).axes
+    assert above.lines[0].get_xydata().tolist() == [[0, 60], [9, 85]]
+    assert list(below.lines[0].get_ydata()) == pytest.approx([0.4, 0.3])
+
+
+def points(align, uniform, accuracy, row, seed=0, data="digits", predicted_ones=True, **more):
+    """A row of an encoder with this accuracy on the output by all instruments."""
+    names = ("output_logistic", "output_knn5", "output_linear")
+    scores = dict.fromkeys(names, accuracy)
+    made = predicted(seed, **scores) if predicted_ones else scored(**scores)
+    about = {"data": data, "loss": "a loss", "kind": "contrastive", "row": row, "seed": seed}
+    return done(align=align, uniform=uniform, **made | about | more)
+
+
+def test_rank_correlations(rng):
+    """SciPy's of the means over seeds: of weighted sums, of either half."""
+    align, uniform, noise = rng.normal(size=(3, 40))
+    score = 20 + 1.5 * stats.rankdata(-align - uniform - noise)
+    numbers = [*zip(align, uniform, score, strict=True)]
+    rows = [points(a, u, s, row) for row, (a, u, s) in enumerate(numbers)]
+    rows.append(points(align[0] + 9, uniform[0] - 3, score[0] - 10.5, 0, seed=1))
+    for of, change in ((align, 4.5), (uniform, -1.5), (score, -5.25)):
+        of[0] += change  # the mean over both seeds of the first
+    shares = np.array([0, 0.25, 0.5])
+    halves = {0: score > 0, 1: score >= np.sort(score)[20], -1: score < np.sort(score)[20]}
+    for half, mine in halves.items():
+        found = rank_correlations(rows, "output_knn5", shares, half)
+        for share, estimate in zip(shares, found, strict=True):
+            total = (1 - share) * align + share * uniform
+            expected = stats.spearmanr(total[mine], score[mine]).statistic
+            assert estimate.value == pytest.approx(expected)
+            assert estimate.low < estimate.value < estimate.high
+            assert (estimate.p < 0.05) == (estimate.low > 0 or estimate.high < 0)
+        if half == 0:  # about Fisher's interval of the last
+            width = 2 * 1.96 / np.sqrt(37) * (1 - estimate.value**2)
+            assert 0.7 < (estimate.high - estimate.low) / width < 1.6
+
+
+def test_rank_correlations_draw_test_samples(rng):
+    """Encoders that differ by few of a hundred samples are in an order that is not sure."""
+    rows = [points(a, 0, 50 - a / 9, a, predicted_ones=False) for a in range(30)]
+    for kept in (False, True):
+        for row in rows if kept else ():
+            ones = Predictions(np.ones(100, int), (rng.random(100) < 0.4).astype(int))
+            row["predictions"] = {"output_knn5": ones}
+        (of,) = rank_correlations(rows, "output_knn5", np.zeros(1), draws=200)
+        assert (of.value == pytest.approx(-1)) != kept
+        assert of.low == pytest.approx(of.high) if not kept else of.low < -0.2 < 0.2 < of.high
+
+
+def test_the_plane(context, drawn, monkeypatch):
+    """The claim shows where both instruments say so."""
+    monkeypatch.setattr(plane, "rank_correlations", partial(rank_correlations, draws=200))
+    of_digits = [(i / 10, -1, 90 - 5 * i) for i in range(9)] + [
+        (2 + i / 10, -1, 30 - i) for i in range(9)
+    ]
+    rows = [points(*of, row) for row, of in enumerate(of_digits)]
+    rows += [points(0, -9, 99, 0, data="cifar10"), {"status": "failed", "data": "digits"}]
     result = plane.plane_result("Figure 5a", plane.ACCURACY, context, rows)
-    assert [line[:2] for line in result.rows] == [["digits", 11]] * 4 + [["cifar10", 1]]
-    groups, *_, lower_is_better = drawn["metric_planes"]
-    assert groups == {"digits": rows[:11], "cifar10": rows[11:12]} and not lower_is_better
-    assert any("number 6 of 11 in alignment and number 6" in text for text in result.text)
-    rows = [encoder(i, i, 0) | {"conv5_mse": float(i)} for i in range(6)]
+    assert [line[:2] for line in result.rows] == [
+        *([["digits", "all 18"]] * 5 + [["digits", "better half of 18"]] * 5),
+        ["cifar10", "1, too few to rank"],
+    ]
+    assert [line[2] for line in result.rows[:5]] == ["1 : 0", "3 : 1", "1 : 1", "1 : 3", "0 : 1"]
+    assert result.rows[2][3].startswith("-1.00 (") and "all 18 encoders: -1.00" in result.verdict
+    planes, _, _, lower_is_better = drawn["encoder_planes"]
+    assert list(planes) == ["digits", "cifar10"] and not lower_is_better
+    assert planes["digits"].scores["5-NN"].tolist() == [of[2] for of in of_digits]
+    # By one instrument alone it does not show.
+    for row in rows[:18]:
+        row["predictions"]["output_knn5"] = rows[0]["predictions"]["output_knn5"]
+    verdict = plane.plane_result("Figure 5a", plane.ACCURACY, context, rows).verdict
+    assert "-1.00" in verdict and ": shows." not in verdict
+    rows = [points(i, i, 0, i) | {"conv5_mse": float(i)} for i in range(12)]
     result = REPRODUCTIONS["wang-isola/figure5b"].result(context, rows)
-    assert drawn["metric_planes"][2] == "conv5_mse" and drawn["metric_planes"][4]
-    assert "OTHER" not in result.verdict  # a larger error goes with larger metrics
-    assert plane.lower_left([encoder(0, 0, 90), encoder(1, 1, 50)], "output_linear") == (90, 50)
+    assert drawn["encoder_planes"][3] and "+1.00" in result.verdict
+    assert "opposite" not in result.verdict  # a larger error goes with larger metrics
 
 
 def test_table_1_chooses_without_the_test_split(context):
-    made = ((79, "contrastive", 70, 60), (83, "contrastive", 60, 99), (174, "align+uniform", 65, 1))
+    made = (  # row, kind, validation by seed, test
+        (79, "contrastive", (70, 72, 71), 60),
+        (83, "contrastive", (90, 60, 61), 99),
+        (109, "contrastive+uniform", (80, 80, 80), 55),
+        (174, "align+uniform", (65, 66, 67), 1),
+    )
     grid = [
-        encoder(1, 1, test, row=row, kind=kind, seed=0, output_linear_cv=cv, output_knn5=50)
-        for row, kind, cv, test in made
+        points(1, 1, test, row, seed, kind=kind, data="cifar10", output_logistic_cv=cv)
+        for row, kind, by_seed, test in made
+        for seed, cv in enumerate(by_seed)
     ]
-    chosen = {name[5:]: row["row"] for name, row in best_encoders.selected(grid).items()}
-    expected = {"contrastive only": 79, "align and uniform only": 174, "among all encoders": 79}
+    chosen = {name[5:]: row for name, row in best_encoders.selected(grid).items()}
+    expected = {"contrastive only": 79, "align and uniform only": 174, "among all encoders": 109}
     assert chosen == expected
-    repeats = {(one.about["row"], one.config.seed) for one in best_encoders._repeats(context, grid)}
-    assert repeats == {(row, seed) for row in (79, 174) for seed in (1, 2, 3)}
+    fresh = best_encoders._fresh(context, grid)
+    trained = {(one.about["row"], one.config.seed) for one in fresh}
+    assert trained == {(row, seed) for row in (79, 109, 174) for seed in range(3, 8)}
+    # What is compared are these seeds alone, whatever the grid says.
+    layers = ("output", "fc7")
+
+    def again(row, accuracy):
+        scores = {
+            f"{layer}_{key}": accuracy for layer in layers for key in ("logistic", "knn5", "linear")
+        }
+        made = (predicted(seed, n=2000, **scores) for seed in range(3, 8))
+        return [done(data="cifar10", row=row, kind="any", loss="a loss", **of) for of in made]
+
+    rows = grid + again(79, 40) + again(174, 45) + again(109, 30)
+    result = best_encoders.result(context, rows)
+    assert "+5.00" in result.verdict and "shows" in result.verdict
+    column = result.columns.index("output: 5-NN (%)")
+    assert [line[column][:5] for line in result.rows] == ["40.00", "45.00", "30.00"]
+    assert best_encoders.result(context, grid).verdict == ""
 
 
 # Tables 4 and 11, and Figure 9b: sentence encoders.
@@ -133,13 +328,20 @@ TABLE4, TABLE11, FIGURE = (f"wang-isola/{name}" for name in ("table4", "table11"
 
 
 def test_sentence_encoders_at_both_scales(plan):
-    *grid, baseline = plan(TABLE4)
-    assert grid == plan(FIGURE) and len(grid) >= 12
+    planned = plan(TABLE4)
+    grid, baselines = planned[:-3], planned[-3:]
+    assert planned == plan(FIGURE) and len(grid) >= 12
     measured = {(one.evaluation.protocol, one.evaluation.tasks) for one in grid}
     assert measured == {("quick_thought", ("mr", "cr"))}
-    # The baselines are of one of the grid: before training too, and its mean word embeddings.
-    assert baseline.config in configs(grid) and baseline.about["kind"] == "baseline"
-    assert baseline.evaluation.initial and baseline.evaluation.layers == ("output", "bag")
+    # The baselines have other seeds than the grid: before training too, and mean word embeddings.
+    assert len({one.about["row"] for one in grid}) == len(grid)
+    assert [config.seed for config in configs(baselines)] == [1, 2, 3]
+    for one in baselines:
+        assert one.about["kind"] == "baseline" and one.about["row"] in {
+            g.about["row"] for g in grid
+        }
+        assert one.evaluation.initial and one.evaluation.layers == ("output", "bag")
+    assert planned == plan(TABLE11) and len(plan(TABLE11, row=44)) == 1
     everything = plan(TABLE11, "paper")
     assert len(everything) == 114 - 1 == len(plan(FIGURE, "paper"))  # of one alpha is doubtful
     settings = {(config.optimizer, config.model.dim) for config in configs(everything)}
@@ -151,45 +353,129 @@ def test_sentence_encoders_at_both_scales(plan):
     assert plan(TABLE4, "paper", row=2) == [both]
 
 
-def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, **more):
+def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, seed=0, **more):
     """A row of an encoder with its scores on both tasks, and those of their cross-validation."""
     about = {"data": "books", "loss": f"loss {number}", "kind": kind, "step": 9, "row": number}
     about |= {"align": 1 / number, "uniform": -number, "mr_cv": mr_cv, "cr_cv": cr_cv}
-    return done(**about | scored(mr=mr, cr=cr) | more)
+    return done(**about) | predicted(seed, mr=mr, cr=cr) | more
 
 
-def test_table_4_picks_for_each_task(context):
-    """By cross-validation, not by the score of the table."""
+def word_vectors(mr, cr, before=10):
+    """Rows of the baselines: word vectors with these accuracies, much worse in another place."""
+    rows = []
+    for seed in (1, 2, 3):
+        row = sentence_encoder(9, "baseline", before, before)
+        rows += [
+            row | {"step": step} | predicted(seed, mr=before, cr=before, mr_bag=a, cr_bag=b)
+            for step, a, b in ((0, mr, cr), (9, before + 1, before + 2))
+        ]
+    return rows
+
+
+def picks():
+    """A grid of both kinds, and the two encoders that are best by cross-validation on each task."""
     made = (  # kind, and scores on MR and CR, then by cross-validation
         ("contrastive", 60, 70, 1, 8),
         ("contrastive", 61, 75, 4, 6),
         ("align+uniform", 59, 71, 3, 7),
         ("contrastive+align+uniform", 58, 66, 5, 2),
         ("align", 99, 99, 99, 99),
-        ("baseline", 98, 97, 98, 98),
     )
     rows = [sentence_encoder(number, *values) for number, values in enumerate(made, 1)]
     rows[4]["status"] = "failed"
-    rows[5] |= {"step": 0} | scored(mr_bag=50, cr_bag=51)
-    result = sentences.best_result(context, rows)
-    places = [result.columns.index(name) for name in ("selection", "task", "loss", "accuracy (%)")]
-    lines = {tuple(line[place] for place in places) for line in result.rows}
-    assert len(lines) == len(result.rows) == 10
-    for name, *of in (
-        ("best contrastive only", "loss 2", 61, "loss 1", 70),
-        ("best align and uniform only", "loss 3", 59, "loss 3", 71),
-        ("best among all encoders", "loss 4", 58, "loss 1", 70),
-        ("baseline: random encoder", None, 98, None, 97),
-        ("baseline: random word embeddings, their mean", None, 50, None, 51),
+    return rows
+
+
+def test_table_4_picks_for_each_task(context):
+    """By cross-validation among the grid, and reports the accuracy with fresh seeds."""
+    rows = picks()
+    chosen = {key: row["row"] for key, row in sentences.selected(rows).items()}
+    names = ("best contrastive only", "best align and uniform only", "best among all encoders")
+    assert chosen == {
+        (name, task): row
+        for name, of in zip(names, ((2, 1), (3, 3), (4, 1)), strict=True)
+        for task, row in zip(("mr", "cr"), of, strict=True)
+    }
+    again = sentences._fresh(context, rows)
+    assert {(one.about["row"], one.config.seed, one.about["fresh"]) for one in again} == {
+        (row, seed, True) for row in (1, 2, 3, 4) for seed in (1, 2, 3)
+    }
+    fresh = [
+        sentence_encoder(2, "contrastive", 80 + seed, 30, 100, 100, seed, fresh=True)
+        for seed in (1, 2, 3)
+    ]
+    result = sentences.best_result(context, rows + fresh + word_vectors(70, 50))
+    names = ("selection", "task", "loss", "seeds", "accuracy (%)")
+    places = [result.columns.index(name) for name in names]
+    lines = {tuple(line[place] for place in places[:4]): line for line in result.rows}
+    assert len(lines) == len(result.rows) == 6 + 8
+    for *where, mean in (
+        ("best contrastive only", "MR", "loss 2", 3, "82.00"),
+        ("best contrastive only", "CR", "loss 1", 1, "70.00"),
+        ("best align and uniform only", "MR", "loss 3", 1, "59.00"),
+        ("baseline: mean of random word vectors", "MR", None, 3, "70.00"),
+        ("baseline: mean of trained word vectors", "CR", None, 3, "12.00"),
+        ("baseline: random encoder", "MR", None, 3, "10.00"),
+        ("baseline: majority class", "MR", None, 1, "100.00"),
     ):
-        assert {(name, "MR", *of[:2]), (name, "CR", *of[2:])} <= lines
-    assert all(f"{number}.00%" in result.verdict for number in (61, 59, 98, 70, 71, 97))
+        assert lines[tuple(where)][places[-1]].startswith(f"{mean} ±")
+    less = result.columns.index("less mean of random word vectors")
+    assert lines["best contrastive only", "MR", "loss 2", 3][less].startswith("+12.00 (")
+
+
+def test_table_4_says_where_encoders_stand_against_word_vectors(context):
+    def verdict(words):
+        return sentences.best_result(context, picks() + word_vectors(words, words)).verdict
+
+    below, above = verdict(90), verdict(20)
+    assert "None of these encoders is ahead" in below and below.count("is behind") == 4 + 1
+    assert "4 of 4 are ahead of that mean" in above and above.count("is ahead of") == 4 + 1
+    assert "on MR contrastive is ahead of align + uniform, by +2.00 (" in below
+    assert "90.0% (mean of random word vectors), 100.0% (majority class)" in below
+    assert sentences.best_result(context, picks()).verdict == ""
+
+
+def test_levels_are_of_the_same_sentences():
+    """The majority class is right on its own sentences; word vectors are those before training."""
+    targets = np.array([0, 1, 1, 1])
+    scores = {"mr_bag": [0, 1, 1, 0], "mr": [1, 1, 0, 0]}
+    rows = [
+        done(kind="baseline", step=step, predictions=made)
+        for step, flip in ((0, 0), (9, 1))
+        for made in [
+            {name: Predictions(targets, np.array(of) ^ flip) for name, of in scores.items()}
+        ]
+    ]
+    found = sentences.levels([*rows, done(kind="contrastive", step=9)], "mr")
+    assert {name: of.astype(int).tolist() for name, of in found.items()} == {
+        "majority class": [[0, 1, 1, 1]],
+        "mean of random word vectors": [[1, 1, 1, 0]],
+        "mean of trained word vectors": [[0, 0, 0, 1]],
+        "random encoder": [[0, 1, 0, 0]],
+    }
+
+
+def test_table_11_tells_the_baselines(context):
+    rows = [sentence_encoder(n, "contrastive", 50 + n, 60) for n in range(1, 4)]
+    table11 = REPRODUCTIONS[TABLE11]
+    *own, told = table11.result(context, rows + word_vectors(70, 65)).text
+    assert "on MR: majority class 100.00 ±" in told
+    for number in (70, 65):
+        assert f"mean of random word vectors {number}.00 ±" in told
+    assert table11.result(context, rows).text == own
 
 
 def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
     """Encoders that are the better on MR the more they are aligned, and the worse on CR."""
-    monkeypatch.setattr(plane, "rank_correlations", partial(plane.rank_correlations, draws=20))
-    rows = [sentence_encoder(n, "contrastive", 50 + n, 80 - n) for n in range(1, 8)]
-    result = sentences.plane_of_tasks(context, rows)
-    values = {(line[0], line[2]): line[3] for line in result.rows if line[3]}
-    assert float(values["MR", "L_align"]) == -1 and float(values["CR", "L_align"]) == 1
+    monkeypatch.setattr(sentences, "rank_correlations", partial(plane.rank_correlations, draws=100))
+    rows = [sentence_encoder(n, "contrastive", 50 + 2 * n, 80 - n) for n in range(1, 9)]
+    fresh = [sentence_encoder(1, "contrastive", 0, 0, seed=1, fresh=True)]
+    result = sentences.plane_of_tasks(context, rows + fresh + word_vectors(55, 99))
+    values = {(line[0], line[2]): line for line in result.rows}
+    assert float(values["MR", "L_align"][3]) == -1 and float(values["CR", "L_align"][3]) == 1
+    assert values["MR", "L_align + L_uniform"][1] == 8
+    assert values["MR", "L_align + L_uniform"][6] == 6  # of 52, 54, ... those above 55
+    mr, cr = result.verdict.split("CR: ")
+    assert "negative): shows." in mr and "6 of 8 encoders are above" in mr
+    assert "the opposite shows." in cr and "None of 8 encoders is above" in cr
+    assert result.figures[0][0].is_file()

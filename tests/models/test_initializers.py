@@ -89,6 +89,7 @@ def test_a_source_is_for_its_network():
         ("small_cnn", "authors", "--init authors is of --model small_alexnet, not small_cnn"),
         ("small_alexnet", "simclr", "--init simclr is of --model resnet, not small_alexnet"),
         ("sentence_gru", "torch", "--init is for encoders of images, not sentence_gru"),
+        ("resnet18", "chrono", "--init chrono is of --model sentence_gru, not resnet18"),
     ):
         with pytest.raises(UserError, match=said):
             ModelConfig(name, init=init)

@@ -118,6 +118,20 @@ def test_layers_and_first_weights():
     assert not params["bias"].any() and not params["recurrent_bias"].any()
 
 
+def test_a_long_memory_from_the_start():
+    """Of update gates alone: they keep a share of 1 / 2 to 63 / 64 of a state."""
+    first = {
+        init: models.create(ModelConfig("sentence_gru", init=init, **CONFIG), jax.random.key(0))[1]
+        for init in ("he", "chrono")
+    }
+    reset, update, new = np.split(np.asarray(first["chrono"].pop("bias")), 3, axis=-1)
+    words = np.exp(update)
+    assert words.min() >= 1 and words.max() <= 63 and np.ptp(words) > 30
+    assert len(np.unique(words)) == words.size and not reset.any() and not new.any()
+    for name, values in first["chrono"].items():
+        np.testing.assert_array_equal(values, first["he"][name])
+
+
 @pytest.mark.parametrize("devices", [1, 3])
 def test_packed_sentences_can_be_read_back(rng, devices):
     for t in (2, 12, 39):

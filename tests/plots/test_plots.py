@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.inference import Estimate
 from experiments.plots import circle, comparisons, planes
-from experiments.wang_isola import trajectories, weights
 from hypersphere_jax import plots
 from hypersphere_jax.plots.common import ALIGN_LABEL, UNIFORM_LABEL
 
@@ -105,14 +105,31 @@ def test_a_sweep_shows_its_encoders():
         assert dots.get_offsets()[-1].tolist() == best and blue > red
         assert ys(figure.axes[0])[0] == [-3.87, -3.87]
         assert {text.get_text(): text.xy for text in figure.axes[0].texts}["good"] == (0.1, -3.0)
-    groups = {(1, 0): rows, (0, 1): rows[:1]}
-    accuracy, metrics = weights.draw_weights(groups, None).axes
-    assert ys(accuracy)[-1] == [65, 90]
-    for expected in ([0.3, 0.1], [(np.exp(-3) + np.exp(-1)) / 2, np.exp(-3)]):
-        assert pytest.approx(expected) in ys(metrics)
-    above, below = trajectories.draw_trajectories({"a": rows}, None).axes
-    assert above.lines[0].get_xydata().tolist() == [[5, 90], [5, 40]]
-    assert ys(below) == [[0.1, 0.5], pytest.approx([np.exp(-3), np.exp(-1)])]
+
+
+def test_planes_of_encoders_are_coloured_by_rank(rng):
+    """A marker a family, the best on top and in blue; bars over seeds; curves with intervals."""
+    kinds = ["contrastive", "align+uniform", "contrastive+align", "contrastive"]
+    metrics = np.repeat(rng.random((2, 4, 1)), 3, axis=2)
+    metrics[0, 3, 1:] = 0.2, 0.9  # the seeds of the last
+    scores = {"logistic regression": np.array([99.0, 98.0, 99.5, 10.0]), "5-NN": np.arange(4.0)}
+    of = [Estimate(value, value - 0.1, value + 0.1, 0.5) for value in (-0.2, -0.6, -0.4)]
+    curves = {"all": dict.fromkeys(scores, of), "better half": dict.fromkeys(scores, of[::-1])}
+    plane = planes.Plane(kinds, *metrics, scores, curves)
+    for lower_is_better, ranks in ((False, [2, 1, 3, 0]), (True, [1, 2, 0, 3])):
+        shares = np.array([0, 0.5, 1])
+        figure = planes.encoder_planes({"digits": plane}, None, shares, lower_is_better)
+        first, _, curve, key, *_ = figure.axes
+        families = [dots for dots in first.collections if dots.get_array() is not None]
+        found = {}
+        for dots in families:
+            for spot, colour in zip(dots.get_offsets().tolist(), dots.get_array(), strict=True):
+                found[tuple(spot)] = round(3 * colour)
+        assert found == dict(zip(map(tuple, metrics[:, :, 0].T.tolist()), ranks, strict=True))
+        contrastive = families[0].get_array()
+        assert len(contrastive) == 2 and contrastive[0] < contrastive[1]
+    assert [-0.2, -0.6, -0.4] in ys(curve) and [-0.4, -0.6, -0.2] in ys(curve)
+    assert {text.get_text() for text in key.get_legend().get_texts()} > {*planes.MARKERS}
 
 
 def test_heat_maps_have_numbers_a_ridge_and_the_best_framed():
