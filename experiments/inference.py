@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from experiments.predictions import right
-from experiments.statistics import Rows
+from experiments.statistics import Rows, values
+from hypersphere_jax.config import require
+from hypersphere_jax.evaluate.comparison import students_t
 
 INSTRUMENTS = {"logistic": "logistic regression", "knn5": "5-NN"}
 PAPERS = {"linear": "the paper's probe"}
@@ -27,52 +28,64 @@ ALPHA = 0.05
 
 
 class Estimate(NamedTuple):
-    """A value in points of accuracy, the ends of its 95% interval, and its two-sided p-value."""
+    """A value in points of accuracy, the ends of its 95% interval, and its two-sided p-value.
+
+    Where `single`, a side has one encoder, and the interval is of that very encoder.
+    """
 
     value: float
     low: float
     high: float
     p: float
-
-    @property
-    def beyond_chance(self) -> bool:
-        return self.p < ALPHA
+    single: bool = False
 
     def __str__(self) -> str:
         return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
 
 
-def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Estimate:
-    """Mean accuracy of encoders less that of others, in points.
+def difference(a: np.ndarray, b: np.ndarray | float = 0.0, paired: bool = False) -> Estimate:
+    """Mean accuracy of encoders less that of others, in points: `contrast` with weights 1 and -1.
 
-    Both were measured on the same n test samples, and are booleans `[seeds, n]`: right or not. The
-    squared standard error has three parts: the variance over seeds of each (as in Welch's test),
-    and that over samples of the difference of the two means, which are paired. The interaction of
+    Args:
+      a: booleans `[seeds, n]`.
+      b: of other encoders, or a level to compare with, from 0 to 1.
+      paired: a and b have the same seeds in the same order.
+    """
+    if np.ndim(b):
+        return contrast([a, b], [1, -1], paired=paired)
+    return contrast([a], [1], b)
+
+
+def contrast(
+    settings: Sequence[np.ndarray],
+    weights: Sequence[float],
+    level: float = 0.0,
+    paired: bool = False,
+) -> Estimate:
+    """A weighted sum of mean accuracies of encoders, less a level, in points.
+
+    All were measured on the same n test samples. The squared standard error has these parts: of
+    each setting the variance over its seeds (as in Welch's test), or, where seeds are paired, that
+    of each seed's sum; and the variance over samples of the sum of the means. The interaction of
     seeds and samples is in two of these, so that the interval is rather too wide, as that of
     resampling seeds and samples (the pigeonhole bootstrap; Owen, 2007), but with Student's t for
     few seeds, by Satterthwaite's degrees of freedom. Of a single seed the first part is unknown:
     the interval is then of that very encoder.
 
     Args:
-      a: booleans `[seeds, n]`.
-      b: of other encoders, or a level to compare with, from 0 to 1.
+      settings: of each, booleans `[seeds, n]`: right or not.
+      weights: of the settings.
+      level: from 0 to 1 where the weights' sum is 1.
+      paired: each seed of one setting belongs to that at the same place of the others, as seeds
+        that begin from the same encoder do.
     """
-    sides = [np.asarray(side, float) for side in (a, b) if np.ndim(side)]
-    parts = [
-        (side.mean(axis=1).var(ddof=1) / len(side), len(side) - 1)
-        for side in sides
-        if len(side) > 1
-    ]
-    of_samples = sides[0].mean(axis=0) - (sides[1].mean(axis=0) if len(sides) > 1 else b)
+    sides = [weight * np.asarray(of, float) for weight, of in zip(weights, settings, strict=True)]
+    of_seeds = [sum(sides)] if paired else sides
+    parts = [(of.mean(axis=1).var(ddof=1) / len(of), len(of) - 1) for of in of_seeds if len(of) > 1]
+    of_samples = sum(side.mean(axis=0) for side in sides) - level
     parts.append((of_samples.var(ddof=1) / len(of_samples), len(of_samples) - 1))
-    value, variance = float(of_samples.mean()), sum(part for part, _ in parts)
-    if variance == 0:  # all samples and seeds gave the same
-        return Estimate(100 * value, 100 * value, 100 * value, float(value == 0))
-    freedom = variance**2 / sum(part**2 / df for part, df in parts)
-    error = math.sqrt(variance)
-    half = scipy.stats.t.ppf(1 - ALPHA / 2, freedom) * error
-    p = 2 * scipy.stats.t.sf(abs(value) / error, freedom)
-    return Estimate(*(100 * float(x) for x in (value, value - half, value + half)), float(p))
+    found, p = students_t(float(of_samples.mean()), parts)
+    return Estimate(*(100 * float(end) for end in found), p, min(map(len, sides)) == 1)
 
 
 def of_seeds(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Estimate:
@@ -83,21 +96,20 @@ def of_seeds(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Estimate:
     sides = [np.asarray(side, float) for side in (a, b) if np.ndim(side)]
     value = float(sides[0].mean() - (sides[1].mean() if len(sides) > 1 else b))
     parts = [(side.var(ddof=1) / len(side), len(side) - 1) for side in sides if len(side) > 1]
-    variance = sum(part for part, _ in parts)
-    if variance == 0 or len(parts) < len(sides):  # a single seed tells no spread
-        return Estimate(value, math.nan, math.nan, 1.0)
-    freedom = variance**2 / sum(part**2 / df for part, df in parts)
-    error = math.sqrt(variance)
-    half = float(scipy.stats.t.ppf(1 - ALPHA / 2, freedom)) * error
-    p = float(2 * scipy.stats.t.sf(abs(value) / error, freedom))
-    return Estimate(value, value - half, value + half, p)
+    single = len(parts) < len(sides)
+    if single or not any(part for part, _ in parts):  # no spread is told
+        return Estimate(value, math.nan, math.nan, 1.0, single)
+    found, p = students_t(value, parts)
+    return Estimate(*found, p)
 
 
 def resampled(settings: Sequence[np.ndarray], draws: int = 2000) -> np.ndarray:
     """Mean accuracies of settings with seeds and test samples drawn anew, `[settings, draws]`.
 
     The pigeonhole bootstrap (Owen, 2007): samples are drawn once for all settings, whose test split
-    is the same, and seeds for each of them. For statistics that are no mean, see `of_draws`.
+    is the same, and seeds for each of them. Means of k seeds that are drawn of k have (k - 1) / k
+    of the variance of those of k new ones: their deviations are scaled by its root. Percentiles of
+    three seeds are too narrow still: a weighted sum of means has `contrast`. See `of_draws`.
 
     Args:
       settings: of each, booleans `[seeds, n]`: right or not.
@@ -111,7 +123,9 @@ def resampled(settings: Sequence[np.ndarray], draws: int = 2000) -> np.ndarray:
     for each in np.split(accuracies_drawn, ends):  # [seeds, draws]
         shares = np.full(len(each), 1 / len(each))
         taken = random.multinomial(len(each), shares, size=draws) / len(each)
-        means.append((taken.T * each).sum(axis=0))
+        center = each.mean(axis=0)
+        scale = math.sqrt(len(each) / max(1, len(each) - 1))
+        means.append(center + scale * ((taken.T * each).sum(axis=0) - center))
     return np.stack(means)
 
 
@@ -171,11 +185,22 @@ def accuracies(rows: Rows, layers: Sequence[str], papers: bool = True) -> list[s
 Comparison = Mapping[str, Estimate]  # by the instruments' names
 
 
-def compare(a: Rows, b: Rows, layer: str, papers: bool = True) -> dict[str, Estimate]:
-    """How far the encoders of some rows are ahead of others, by each instrument."""
+def compare(
+    a: Rows, b: Rows, layer: str, papers: bool = True, paired: bool = False
+) -> dict[str, Estimate]:
+    """How far the encoders of some rows are ahead of others, by each instrument.
+
+    Where `paired`, each seed is compared with the same seed of the others, with which it has the
+    start in common; a seed that one of both lacks is left out.
+    """
     names = INSTRUMENTS | (PAPERS if papers else {})
+    if paired:
+        a, b = (sorted(rows, key=lambda row: row["seed"]) for rows in (a, b))
+        shared = {*values(a, "seed")} & {*values(b, "seed")}
+        require(bool(shared), "no seed is done on both sides of a paired comparison")
+        a, b = ([row for row in rows if row["seed"] in shared] for rows in (a, b))
     return {
-        name: difference(*(right(rows, f"{layer}_{key}") for rows in (a, b)))
+        name: difference(*(right(rows, f"{layer}_{key}") for rows in (a, b)), paired=paired)
         for key, name in names.items()
     }
 
@@ -184,7 +209,8 @@ def signs(comparisons: Sequence[Comparison]) -> list[int]:
     """1 for each comparison in which the first is ahead beyond chance, -1 behind, 0 neither.
 
     Both instruments have to say so; Holm's correction (1979) counts the comparisons. The paper's
-    probe, where it is among the estimates, has no part in it.
+    probe, where it is among the estimates, has no part in it. Of single encoders nothing is said:
+    how much another seed would differ is not known.
     """
     deciding = [
         [each for name, each in of.items() if name not in PAPERS.values()] for of in comparisons
@@ -194,8 +220,25 @@ def signs(comparisons: Sequence[Comparison]) -> list[int]:
     found = []
     for p, of in zip(adjusted, deciding, strict=True):
         alike = {np.sign(each.value) for each in of}
-        found.append(int(alike.pop()) if p < ALPHA and len(alike) == 1 else 0)
+        sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in of)
+        found.append(int(alike.pop()) if sure else 0)
     return found
+
+
+def shows(sign: int, claimed: int = 1) -> str:
+    """A sign in words, where the claim is that it is this one."""
+    return {0: "does not show", claimed: "shows"}.get(sign, "the opposite shows")
+
+
+def of_claim(sign: int, claimed: int = 1) -> str:
+    """The same with its subject: `the claim shows`, or `the opposite shows`."""
+    word = shows(sign, claimed)
+    return word if word.startswith("the ") else f"the claim {word}"
+
+
+def stands(sign: int) -> str:
+    """A sign of `A against B` in words, between the two."""
+    return {1: "ahead of", -1: "behind", 0: "not told apart from"}[sign]
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -207,24 +250,59 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
+def told(of: Comparison) -> str:
+    """What each instrument says, such as `+0.90 (+0.10 to +1.70) by 5-NN`."""
+    return ", ".join(f"{each} by {name}" for name, each in of.items())
+
+
 def sentences(comparisons: Mapping[str, Comparison], layer: str) -> str:
-    """What comparisons show, in a sentence; A should be ahead in one named `A against B`."""
-    words = {1: "shows", -1: "the opposite shows", 0: "does not show"}
+    """What comparisons show, in a sentence; A should be ahead in one named `A against B`.
+
+    All are by the same instruments, which are named once.
+    """
     parts = []
     for (name, of), sign in zip(comparisons.items(), signs([*comparisons.values()]), strict=True):
-        by = ", ".join(f"{each} by {instrument}" for instrument, each in of.items())
-        parts.append(f"{name} {by}: {words[sign]}")
-    place, many = where(layer), len(comparisons) > 1
-    counted = f" (Holm's correction counts the {len(comparisons)} comparisons)" if many else ""
-    return f"{place[0].upper()}{place[1:]}, in points: {'; '.join(parts)}{counted}."
+        a, _, b = name.partition(" against ")
+        numbers = _and([_oriented(each, sign) for each in of.values()])
+        by = " by" if sign else ":"
+        parts.append(f"{_inner(a)} is {stands(sign)} {b}{by} {numbers} points")
+    place, instruments = where(layer), [*next(iter(comparisons.values()))]
+    order = " in this order" if len(instruments) > 1 else ""
+    place = f"{place[0].upper()}{place[1:]}, with {_and(instruments)}{order}"
+    told = [f"{place}, {'; '.join(parts)}."]
+    if len(comparisons) > 1:
+        told.append(f"Holm's correction counts the {len(comparisons)} comparisons.")
+    if any(each.single for of in comparisons.values() for each in of.values()):
+        told.append("Of single encoders nothing is said: their intervals leave seeds out.")
+    return " ".join(told)
+
+
+def _oriented(of: Estimate, sign: int) -> str:
+    """Such as `1.00 (0.20 to 1.80)` of what is ahead, or behind; with its sign if neither."""
+    if not sign:
+        return str(of)
+    value, low, high = of[:3] if sign > 0 else (-of.value, -of.high, -of.low)
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _and(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _inner(text: str) -> str:
+    """A sentence's beginning as it stands within one; names such as NT-Xent stay as they are."""
+    first = text.partition(" ")[0]
+    name = not first.isalpha() or not (first[1:].islower() or len(first) == 1)
+    return text if name else f"{text[0].lower()}{text[1:]}"
 
 
 def short(compared: Mapping[str, Mapping[str, Comparison]]) -> str:
     """Of each layer, in which comparisons the first is ahead, without numbers."""
-    words = {1: "ahead", -1: "behind", 0: "not told apart"}
     parts = []
     for layer, of in compared.items():
-        found = zip(of, signs([*of.values()]) if of else [], strict=True)
-        told = ", ".join(f"{name[0].lower()}{name[1:]} {words[sign]}" for name, sign in found)
+        pairs = [name.split(" against ", 1) for name in of]
+        found = zip(pairs, signs([*of.values()]) if of else [], strict=True)
+        told = ", ".join(f"{_inner(a)} {stands(sign)} {b}" for (a, b), sign in found)
         parts += [f"{where(layer)}, {told}"] if told else []
     return "; ".join(parts)

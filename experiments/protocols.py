@@ -18,6 +18,7 @@ from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.training import checkpoint, run_folder, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
 
+DIRECTIONS = 6  # whose histograms are kept
 PROBE_SEED = 1000  # of the draw of balanced training images; no run's
 
 
@@ -39,6 +40,7 @@ class Evaluation(NamedTuple):
     prototype: bool = False  # the prototype representation bias, of the training split, too
     logged: bool = False  # nothing but the logged loss, its mean over the last tenth of the steps
     probe_size: int | None = None  # training images of the probe, as many of each class; None: all
+    projections: bool = False  # how far the outputs are from uniform ones along random directions
 
 
 def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
@@ -50,9 +52,12 @@ def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
     scores = _depth if evaluation.depth else _tasks if evaluation.tasks else _accuracies
     rows = []
     for step in steps:
-        config = MetricsConfig(str(folder), parts=(), step=step)
+        parts = ("projections",) if evaluation.projections else ()
+        config = MetricsConfig(str(folder), parts=parts, step=step)
         metrics = run_metrics(config)
         row = {"step": metrics["step"]} | _with_error(metrics, "align", "uniform")
+        if evaluation.projections:
+            row |= _projections(metrics)
         if evaluation.prototype:
             config = dataclasses.replace(config, parts=("prototype",), split="train")
             row |= _with_error(run_metrics(config), "prototype_bias")
@@ -79,6 +84,14 @@ def _final_loss(folder: Path) -> dict[str, Any]:
 def _with_error(metrics: dict[str, Any], *names: str) -> dict[str, float]:
     errors = {f"{name}_error": metrics[f"{name}_standard_error"] for name in names}
     return {name: metrics[name] for name in names} | errors
+
+
+def _projections(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Distances from uniform outputs, and the histograms of some directions as a text."""
+    names = "sliced_wasserstein", "projection_ks_sphere", "uniform_optimum", "projection_half_width"
+    counts = [one["counts"] for one in metrics["projections"][:DIRECTIONS]]
+    text = "; ".join(" ".join(map(str, of)) for of in counts)
+    return {name: metrics[name] for name in names} | {"projection_counts": text}
 
 
 def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:

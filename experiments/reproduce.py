@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments import balanced, chen, costs, plans, predictions, sweeps, wang_isola
+from experiments import balanced, chen, costs, plans, predictions, rates, sweeps, wang_isola
 from experiments.costs import Machine, memory_text, time_text
 from experiments.options import ReproduceConfig
 from experiments.plans import Plan
@@ -88,15 +88,14 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
     ended = len({row["run"] for row in rows})
     part = f"{ended} of {total} planned runs are done or failed." if ended < total else ""
-    lost = f"{len(failed)} of {total} runs failed: results.csv says why." if failed else ""
     result = reproduction.result(context, rows)
-    result = result._replace(text=[*result.text, *filter(None, [lost, part])])
+    result = result._replace(text=[*result.text, *_lost(rows), *([part] if part else [])])
     write_json(context.folder / RESULT, written(result) | {"part": part})
     page = _page(context, _trained(scale, context, rows), result, command)
     print_table(result.columns, result.rows, title=result.title)
     say("\n" + "\n".join(result.text))
     if result.verdict:
-        say(f"Here: {result.verdict}")
+        say(f"Found: {result.verdict}")
     for path, _ in result.figures:
         say(f"picture: {path}")
     say(f"page: {page}")
@@ -107,6 +106,19 @@ def written(result: Result) -> dict:
     """A result as its JSON file has it."""
     figures = [[path.name, caption] for path, caption in result.figures]
     return result._asdict() | {"figures": figures, "summary": result.summary}
+
+
+def _lost(rows: Rows) -> list[str]:
+    """How many runs failed, those that only chose a learning rate apart."""
+    kinds = {"encoders": rates.final(rows), "runs that choose rates": rates.of_candidates(rows)}
+    lost = {
+        kind: {row["run"]: row["status"] == "failed" for row in of} for kind, of in kinds.items()
+    }
+    return [
+        f"{sum(of.values())} of {len(of)} {kind} failed: results.csv says why."
+        for kind, of in lost.items()
+        if any(of.values())
+    ]
 
 
 def find(name: str) -> Reproduction:
@@ -301,7 +313,7 @@ def _page(context: Context, trained: list[list], result: Result, command: str) -
     blocks = [
         ("table", HEAD, trained),
         *(("text", text) for text in result.text),
-        *([("text", f"Here: {result.verdict}")] if result.verdict else []),
+        *([("text", f"Found: {result.verdict}")] if result.verdict else []),
         ("table", result.columns, result.rows),
         *(("figure", path, caption) for path, caption in result.figures),
         ("heading", "Again"),

@@ -132,9 +132,10 @@ def _section(name: str, scale: str, path: Path) -> str:
     rows += [[text_of(cell) for cell in row] for row in result["rows"]]
     claim, *details = result["text"]
     done = details[:1] if needs.stages else []
+    verdict = result["verdict"].rstrip(".")
     parts = [
         f"## {_heading(name, result)}",
-        " ".join([claim, *done, result["verdict"]]),
+        " ".join([claim, *done, f"**Found:** {verdict}." if verdict else ""]),
         *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
         _table(rows),
         *details[len(done) :],

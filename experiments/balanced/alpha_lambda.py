@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -86,7 +87,7 @@ def chosen_cells(rows: Rows) -> dict[str, list[tuple[int, int]]]:
 
 
 def result(figure: str, context: Context, rows: Rows) -> Result:
-    """Both grids by each instrument, and the chosen cells with fresh seeds."""
+    """Both grids by each instrument, and the chosen cells, on the laptop with fresh seeds."""
     layers = ("backbone", "output") if context.laptop else ("backbone",)
     papers = not context.laptop
     choice, rows = rates.chosen(rows, "alpha"), rates.final(rows)
@@ -124,8 +125,9 @@ def result(figure: str, context: Context, rows: Rows) -> Result:
         _what_was_done(context, seeds),
         "The paper has its grids as pictures. ±: half of the 95% interval over seeds and test "
         "images.",
-        "Settings that are not told apart from the best one of their grid (5%, Holm over the other "
-        f"{len(GRID) ** 2 - 1}): "
+        "Settings that are not told apart from the best one of their grid (5%, Holm over all "
+        f"{math.comb(len(GRID) ** 2, 2)} pairs of settings, since which one is best is known by "
+        "the same test images): "
         + "; ".join(
             f"{title}, {len(cells) - 1} of {len(GRID) ** 2 - 1}"
             for title, cells in near.items()
@@ -160,21 +162,26 @@ def _what_was_done(context: Context, seeds: int) -> str:
 
 
 def _near(scores: Mapping[tuple[float, float], np.ndarray]) -> list[tuple[float, float]]:
-    """The best cell, and those that are not told apart from it."""
+    """The best cell, and those that are not told apart from it.
+
+    All pairs of cells are counted, as the best is known by the same test images.
+    """
     if not scores:
         return []
     best = max(scores, key=lambda cell: scores[cell].mean())
-    others = [cell for cell in scores if cell != best]
-    p = inference.holm([inference.difference(scores[best], scores[cell]).p for cell in others])
-    return [best, *(cell for cell, each in zip(others, p, strict=True) if each >= inference.ALPHA)]
+    pairs = [*itertools.combinations(scores, 2)]
+    p = inference.holm([inference.difference(scores[a], scores[b]).p for a, b in pairs])
+    apart = {
+        cell
+        for pair, each in zip(pairs, p, strict=True)
+        if best in pair and each < inference.ALPHA
+        for cell in pair
+    } - {best}
+    return [best, *(cell for cell in scores if cell not in {best, *apart})]
 
 
 def _at(setting: tuple[float, float]) -> str:
     return "alpha {:g}, lambda {:g}".format(*setting)
-
-
-def _upper(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
 
 
 def _pair(setting: tuple[float, float]) -> str:
@@ -184,9 +191,9 @@ def _pair(setting: tuple[float, float]) -> str:
 def _verdict(
     chosen: Mapping[str, Sequence[tuple]], groups: Mapping, layers: Sequence[str], papers: bool
 ) -> tuple[str, str]:
-    """The chosen cells of each loss against each other, and both losses, by fresh seeds."""
+    """The chosen cells of each loss against each other, and both losses."""
     pairs = {
-        f"{_upper(NAMES[loss])} at {_at(best)} against {_at(plain)}": (
+        f"The {NAMES[loss]} loss at {_at(best)} against that at {_at(plain)}": (
             (loss, *best),
             (loss, *plain),
         )
@@ -204,14 +211,9 @@ def _verdict(
         }
         for layer in layers
     }
-    words = {1: "ahead", -1: "behind", 0: "not told apart"}
-    signs = inference.signs([*compared[layers[0]].values()])
-    short = f"{inference.where(layers[0])}, by fresh seeds: " + "; ".join(
-        f"{name[0].lower()}{name[1:]}: {words[sign]}"
-        for name, sign in zip(pairs, signs, strict=True)
-    )
     told = (inference.sentences(of, layer) for layer, of in compared.items())
-    return " ".join(told), short
+    short = inference.short({layers[0]: compared[layers[0]]})
+    return " ".join(told), short if papers else f"with fresh seeds, {short}"
 
 
 REPRODUCTIONS = {

@@ -53,17 +53,13 @@ def result(context: Context, rows: Rows) -> Result:
     ]
     verdict = short = ""
     if len(groups) == len(SUBSETS):
-        name = "Balanced against long-tailed training images"
+        name = "Balanced training data against long-tailed data"
         compared = {
             layer: {name: inference.compare(*(groups[of] for of in SUBSETS), layer, papers)}
             for layer in layers
         }
         verdict = " ".join(inference.sentences(of, layer) for layer, of in compared.items())
-        words = {1: "ahead", -1: "behind", 0: "not told apart"}
-        short = f"{name}: " + ", ".join(
-            f"{inference.where(layer)} {words[inference.signs([*of.values()])[0]]}"
-            for layer, of in compared.items()
-        )
+        short = inference.short(compared)
     title = "Balanced against long-tailed training data (Table 4)"
     return Result(title, columns, lines, [], text, verdict, short)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from experiments import inference, rates
 from experiments.balanced import alpha_lambda, settings
 from experiments.balanced.settings import SIMCLR, Tasks
+from experiments.predictions import right
 from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
@@ -59,12 +60,14 @@ def result(context: Context, rows: Rows) -> Result:
         for (data, kind), group in groups.items()
         if kind != "nt_xent" and (data, "nt_xent") in groups
     }
+    names = {
+        (data, kind): f"The {alpha_lambda.NAMES[kind]} loss against NT-Xent ({data})"
+        for data, kind in pairs
+    }
     compared = {
         layer: {
-            f"The {alpha_lambda.NAMES[kind]} loss against NT-Xent ({data})": inference.compare(
-                *pair, layer, papers=not context.laptop
-            )
-            for (data, kind), pair in pairs.items()
+            names[of]: inference.compare(*pair, layer, papers=not context.laptop)
+            for of, pair in pairs.items()
         }
         for layer in layers
     }
@@ -76,10 +79,11 @@ def result(context: Context, rows: Rows) -> Result:
         "±: half of the 95% interval over seeds and test images.",
     ]
     if choice:
-        text += [_precision(compared[layers[0]]), rates.told(_named(choice), settings.RATES)]
-    verdict = " ".join(inference.sentences(of, layer) for layer, of in compared.items() if of)
+        text += [_precision(names, compared[layers[0]]), rates.told(_named(choice), settings.RATES)]
+    told = [inference.sentences(of, layer) for layer, of in compared.items() if of]
+    told += [_by_papers_neighbours(pairs)] if pairs and not context.laptop else []
     title = "Standard evaluation of the losses (Table 3)"
-    return Result(title, columns, lines, [], text, verdict, inference.short(compared))
+    return Result(title, columns, lines, [], text, " ".join(told), inference.short(compared))
 
 
 def _what_was_done(context: Context, groups: Mapping) -> str:
@@ -94,12 +98,23 @@ def _what_was_done(context: Context, groups: Mapping) -> str:
     )
 
 
-def _precision(compared: Mapping[str, inference.Comparison]) -> str:
+def _by_papers_neighbours(pairs: Mapping[tuple[str, str], tuple[Rows, Rows]]) -> str:
+    """How far the losses are ahead of NT-Xent by the k-NN with the paper's k."""
+    told = []
+    for (data, kind), pair in pairs.items():
+        k = NEIGHBOURS.get(data, 1)
+        ahead = inference.difference(*(right(rows, f"backbone_knn{k}") for rows in pair))
+        told.append(f"the {alpha_lambda.NAMES[kind]} loss on {data} (k = {k}) {ahead}")
+    return f"Ahead of NT-Xent by the paper's own k-NN, in points: {', '.join(told)}."
+
+
+def _precision(
+    names: Mapping[tuple[str, str], str], compared: Mapping[str, inference.Comparison]
+) -> str:
     """How small a difference each data set would have shown."""
     halves: dict[str, float] = {}
-    for name, of in compared.items():
-        data = name[name.index("(") + 1 : -1]
-        widest = max((each.high - each.low) / 2 for each in of.values())
+    for (data, _), name in names.items():
+        widest = max((each.high - each.low) / 2 for each in compared[name].values())
         halves[data] = max(halves.get(data, 0), widest)
     told = ", ".join(f"{half:.1f} on {data}" for data, half in halves.items())
     return (

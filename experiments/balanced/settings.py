@@ -29,7 +29,8 @@ from hypersphere_jax.config import (
 
 BALANCED, GENERALIZED = "balanced_contrastive", "generalized_nt_xent"
 SIMCLR = ObjectiveConfig(loss="nt_xent", loss_tau=0.5)
-RATES = (0.03, 0.1, 0.3, 1.0)  # of which the laptop's runs take the best; the paper's is 0.1
+# Of which the laptop's runs take the best; the paper's is 0.1.
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Setting(NamedTuple):

@@ -5,8 +5,6 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from experiments import inference, rates, tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Tasks
@@ -98,7 +96,11 @@ def _named(choice: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, str]:
     """Whether cosine is ahead of the others, and whether these learn next to nothing."""
-    words = {-1: "shows", 1: "the opposite shows", 0: "does not show"}
+    words = {
+        -1: "learns next to nothing",
+        1: "learns more than next to nothing",
+        0: "is not shown to learn next to nothing, nor to learn more",
+    }
     others = [label for label in SIMILARITIES if label != COSINE]
     parts, found = [], []
     for layer in layers:
@@ -106,10 +108,7 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
             label: inference.compare(groups[label], groups[INITIAL], layer, papers=False)
             for label in SIMILARITIES
         }
-        told = {
-            label: ", ".join(f"{each} by {name}" for name, each in of.items())
-            for label, of in gains.items()
-        }
+        told = {label: inference.told(of) for label, of in gains.items()}
         ahead = {
             f"Cosine against the {label}": inference.compare(
                 groups[COSINE], groups[label], layer, papers=False
@@ -118,9 +117,9 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
         }
         more = inference.signs([_more_than_little(groups, label, layer) for label in others])
         parts.append(inference.sentences(ahead, layer))
-        parts.append(f"Cosine's gain over the random initialization: {told[COSINE]}.")
+        parts.append(f"Cosine's gain over the random initialization is {told[COSINE]}.")
         parts += [
-            f"That the {label} learns next to nothing {words[sign]}: its gain is {told[label]}."
+            f"The {label} {words[sign]}: its gain is {told[label]}."
             for label, sign in zip(others, more, strict=True)
         ]
         shown = inference.signs([*ahead.values()])
@@ -133,14 +132,13 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
 
 def _more_than_little(groups: Mapping[str, Rows], label: str, layer: str) -> inference.Comparison:
     """By each instrument, how far a gain is above NOTHING times cosine's, in points."""
-    compared = {}
-    for key, name in inference.INSTRUMENTS.items():
-        rights = [right(groups[of], f"{layer}_{key}") for of in (label, COSINE, INITIAL)]
-        weights = np.array([1, -NOTHING, NOTHING - 1])
-        value = weights @ [of.mean() for of in rights]
-        drawn = weights @ inference.resampled(rights)
-        compared[name] = inference.of_draws(100 * value, 100 * drawn)
-    return compared
+    weights = {label: 1, COSINE: -NOTHING, INITIAL: NOTHING - 1}
+    return {
+        name: inference.contrast(
+            [right(groups[of], f"{layer}_{key}") for of in weights], [*weights.values()]
+        )
+        for key, name in inference.INSTRUMENTS.items()
+    }
 
 
 REPRODUCTIONS = {

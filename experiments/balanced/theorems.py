@@ -159,9 +159,9 @@ def attracting(context: Context, rows: Rows) -> Result:
     ]
     columns = [*ABOUT, *CELLS, "norm of m", "Assumption 4.3 (%)"]
     verdict = (
-        f"{'agrees' if within.all() else 'does NOT agree'} with the theorem: on {len(each)} "
-        f"encoder(s) the bound holds for {_percent(within):.2f}% of the anchors for which "
-        f"Assumption 4.3 does ({_percent(assumed):.2f}% of {len(holds)}), with a gap of "
+        f"The measurement {'agrees' if within.all() else 'does NOT agree'} with the theorem: on "
+        f"{len(each)} encoder(s) the bound holds for {_percent(within):.2f}% of the anchors for "
+        f"which Assumption 4.3 does ({_percent(assumed):.2f}% of {len(holds)}), with a gap of "
         f"{least:.4f} to {largest:.4f} on average by setting"
     )
     title = "Theorem 4.4: upper bound of the attracting component"
@@ -238,7 +238,7 @@ def repelling(context: Context, rows: Rows) -> Result:
     ]
     columns = [*ABOUT, "alpha of (10)", *CELLS, "nu", "bracket >= 0 (%)", "log(n) / (nu alpha)"]
     verdict = (
-        f"the theorem is false as stated, as its proof has a gap: it fails on the circle at an "
+        f"The theorem is false as stated, as its proof has a gap: it fails on the circle at an "
         f"image of the data ({sides[0]} on the left, {sides[1]} on the right). On {len(each)} "
         f"trained encoder(s) it holds for {_percent(holds):.2f}% of {len(holds)} anchors (the "
         f"condition that the proof lacks is met by {_percent(allowed):.2f}%), but it is loose: the "

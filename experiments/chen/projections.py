@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,10 +14,8 @@ from experiments import inference, rates
 from experiments.chen import settings
 from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Context, Reproduction, Result, scale
-from experiments.statistics import Rows, by
+from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import MetricsConfig
-from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 # By loss, by setting: KS, squared Wasserstein distance and L_uniform, each of all seeds.
@@ -31,8 +30,14 @@ ENCODERS = {
     },
     "NT-Xent": {f"tau {tau:g}": settings.nt_xent(tau) for tau in (2.0, 0.5, 0.1)},
 }
-DIRECTIONS = 6  # drawn of each encoder
 SEEDS = range(5)  # at the laptop's scale
+
+
+class Histograms(NamedTuple):
+    """Of an encoder's outputs along some directions."""
+
+    half_width: float  # bins reach from minus this to this; in units of uniform features' spread
+    counts: Sequence[Sequence[int]]  # in equal bins `[directions, bins]`
 
 
 def _plan(context: Context, rows: Rows) -> list[Planned]:
@@ -44,6 +49,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             about = {"group": group, "label": label}
             name = f"{settings.slug(group)}_{settings.slug(label)}_seed{seed}"
             one = settings.encoder(context, base, name, objective, about, seed=seed)
+            one = one._replace(evaluation=one.evaluation._replace(projections=True))
             planned.append(settings.with_rate(one, group, rows) if context.laptop else one)
     return planned
 
@@ -53,22 +59,19 @@ def result(context: Context, rows: Rows) -> Result:
     columns = ["loss", "setting", "seeds", "distance from uniform (KS)"]
     columns += ["squared distance (SWD)", "L_uniform", "optimum"]
     choice, rows = rates.chosen(rows, "name"), rates.final(rows)
-    lines, histograms, width = [], {}, 0.0
+    lines, histograms = [], {}
     distances: Distances = {}
     for (group, label), members in by(rows, "group", "label").items():
-        measured = [
-            run_metrics(MetricsConfig(str(context.runs_dir / row["run"]), parts=("projections",)))
-            for row in members
-        ]
         names = ("projection_ks_sphere", "sliced_wasserstein", "uniform")
-        numbers = [[metrics[name] for metrics in measured] for name in names]
-        first, width = measured[0], measured[0]["projection_half_width"]
+        numbers = [values(members, name) for name in names]
+        first, width = members[0], members[0]["projection_half_width"]
         spread = [inference.cell(inference.of_seeds(of), 3) for of in numbers]
         lines.append([group, label, len(members), *spread, first["uniform_optimum"]])
         distances.setdefault(group, {})[label] = numbers
-        counts = [one["counts"] for one in first["projections"][:DIRECTIONS]]
-        histograms[f"{group.partition(' (')[0]}\n{label}"] = counts
-    draw_histograms(histograms, width, context.figure)
+        counts = first["projection_counts"].split("; ")
+        of_directions = [[int(count) for count in of.split()] for of in counts]
+        histograms[f"{group.partition(' (')[0]}\n{label}"] = Histograms(width, of_directions)
+    draw_histograms(histograms, context.figure)
     seeds = max(map(len, by(rows, "group", "label").values()), default=0)
     images = "small encoders of digits" if context.laptop else "ResNet-50 on CIFAR-10"
     what = f"{images}, {seeds} seed{'s' * (seeds > 1)} of each"
@@ -91,7 +94,11 @@ def result(context: Context, rows: Rows) -> Result:
         "changes it as much.",
     ]
     if choice:
-        text.append(rates.told(choice, settings.RATES))
+        text.append(
+            rates.told(choice, settings.RATES)
+            + " They were chosen at lambda 5 and tau 0.2, as in Table D.1, and are used for all "
+            "settings of a loss, for which another rate may be better."
+        )
     caption = (
         "Test images along random orthogonal directions, each encoder (its first seed) a row; from "
         "top to bottom the term that spreads the outputs has more and more weight"
@@ -102,23 +109,21 @@ def result(context: Context, rows: Rows) -> Result:
 
 
 @printed
-def draw_histograms(
-    encoders: Mapping[str, Sequence[Sequence[int]]], half_width: float, path: Path | None
-) -> Figure:
+def draw_histograms(encoders: Mapping[str, Histograms], path: Path | None) -> Figure:
     """A row of small histograms for each encoder, a column for each direction.
 
     Args:
-      encoders: name -> counts in equal bins `[directions, bins]`.
-      half_width: bins reach from minus this to this, in standard deviations of uniform features.
+      encoders: by name.
       path: of the picture.
     """
-    columns = max(map(len, encoders.values()))
+    columns = max(len(of.counts) for of in encoders.values())
     size = (PAGE, 0.62 * len(encoders) + 0.7)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(len(encoders), columns, sharex=True, sharey="row", squeeze=False)
-    x = np.linspace(-half_width, half_width, 201)
+    widest = max(of.half_width for of in encoders.values())
+    x = np.linspace(-widest, widest, 201)
     normal = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    for row, (name, counts) in zip(grid, encoders.items(), strict=True):
+    for row, (name, (half_width, counts)) in zip(grid, encoders.items(), strict=True):
         highest = [normal.max()]
         for axes, histogram in zip(row, np.array(counts, float), strict=False):
             edges = np.linspace(-half_width, half_width, len(histogram) + 1)
@@ -149,18 +154,18 @@ def _verdict(distances: Distances) -> tuple[str, str]:
     ]
     falls = [inference.of_seeds(after[KS], before[KS]) for _, (_, before), (_, after) in steps]
     adjusted = inference.holm([of.p for of in falls])
-    parts, words = [], []
+    parts: list[str] = []
+    signs: list[int] = []
     for (group, (first, _), (second, _)), of, p in zip(steps, falls, adjusted, strict=True):
-        certain = p < inference.ALPHA
-        words.append("does not show" if not certain else "shows" if of.value < 0 else "opposite")
-        word = "the opposite shows" if words[-1] == "opposite" else words[-1]
+        signs.append(int(np.sign(of.value)) if p < inference.ALPHA else 0)
+        word = inference.shows(signs[-1], claimed=-1)
         change = f"{of.value:+.3f} ({of.low:+.3f} to {of.high:+.3f})"
         parts.append(f"{group}, from {first} to {second} {change}: {word}")
     return (
         f"The distance falls with more of the term that spreads: {'; '.join(parts)}. Holm's "
         f"correction counts the {len(parts)} steps.",
-        f"the distance from uniform falls in {words.count('shows')} of {len(words)} steps, and "
-        f"rises in {words.count('opposite')}",
+        f"the distance from uniform falls in {signs.count(-1)} of {len(signs)} steps, and "
+        f"rises in {signs.count(1)}",
     )
 
 

@@ -194,19 +194,17 @@ def _percent(of: inference.Estimate) -> str:
 def _verdict(shares: Mapping[tuple[str, int], inference.Estimate], most: int) -> tuple[str, str]:
     """Which losses are saturated by a few bits; Holm's correction counts them."""
     adjusted = inference.holm([of.p for of in shares.values()])
-    parts, words = [], []
+    parts: list[str] = []
+    signs: list[int] = []
     for ((name, batch), of), p in zip(shares.items(), adjusted, strict=True):
-        certain = p < inference.ALPHA
-        word = "does not show" if not certain else "shows" if of.value > NEARLY else "opposite"
-        words.append(word)
-        told = "the opposite shows" if word == "opposite" else word
+        signs.append(int(np.sign(of.value - NEARLY)) if p < inference.ALPHA else 0)
+        told = inference.shows(signs[-1])
         parts.append(f"{name}, batches of {batch}: {_percent(of)}, {told}")
-    shown, opposite = (words.count(word) for word in ("shows", "opposite"))
     return (
         f"Of what {most} bits gain, {FEW} gain: {'; '.join(parts)}. Holm's correction counts the "
         f"{len(parts)} comparisons with {NEARLY}%.",
-        f"{FEW} bits saturate {shown} of {len(words)} losses and batches; for {opposite} the "
-        "opposite shows",
+        f"{FEW} bits saturate {signs.count(1)} of {len(signs)} losses and batches; for "
+        f"{signs.count(-1)} the opposite shows",
     )
 
 

@@ -89,7 +89,7 @@ def _compared(chosen: Mapping[str, Rows], layer: str) -> dict[str, inference.Com
     contrastive, both, _ = (chosen.get(name, []) for name in SELECTIONS)
     if not contrastive or not both:
         return {}
-    name = "Alignment and uniformity against the contrastive loss"
+    name = "The best align + uniform encoder against the best contrastive one"
     return {name: inference.compare(both, contrastive, layer)}
 
 

@@ -110,7 +110,8 @@ def _verdict(table: list[list]) -> str:
     uniform = contrastive[3] < min(random[3], supervised[3])
     aligned = contrastive[1] < 4 / math.pi
     return (
-        f"The contrastive encoder is {'' if uniform else 'not '}the most uniform, and its positive "
+        f"Of one encoder each, the contrastive one is {'' if uniform else 'not '}the most uniform, "
+        "and its positive "
         f"pairs are {'nearer' if aligned else 'not nearer'} than random points "
         f"({contrastive[1]:.2f}; supervised {supervised[1]:.2f}, random network {random[1]:.2f})."
     )

@@ -41,13 +41,14 @@ TABLES = {
         BOOKCORPUS,
     ),
 }
+ONE = "logistic regression (the paper's protocol)"  # the instrument of sentences
 # The paper's numbers with which ours are compared at the laptop's scale: our columns by instrument.
 BESIDE = {
     8: {
         f"val_{name}": {label: f"output_{key}" for key, label in (INSTRUMENTS | PAPERS).items()}
-        for name in ("output_linear", "output_knn5", "fc7_linear", "fc7_knn5")
+        for name in ("output_linear", "output_knn5")
     },
-    11: {f"val_{task}": {"the paper's classifier": task} for task in BOOKCORPUS.tasks},
+    11: {f"val_{task}": {ONE: task} for task in BOOKCORPUS.tasks},
 }
 
 # Rows of the tables of the best encoders, and which kinds of loss take part in each.
@@ -140,17 +141,18 @@ def order_result(number: int, title: str, context: Context, rows: Rows) -> Resul
         "encoder are in results.csv.",
     ]
     text += _failed(rows)
-    words = {1: "shows", -1: "is the opposite", 0: "does not show"}
     signs = inference.signs([*own.values()])
-    parts, shorts = ["Rank correlation of our accuracies with the paper's."], []
+    parts, shorts = [], []
     for (what, of), sign in zip(own.items(), signs, strict=True):
-        each = ", ".join(f"{estimate} by {label}" for label, estimate in of.items())
-        parts.append(f"With its {what}: {each}: {words[sign]}.")
+        parts.append(
+            f"The rank correlation of our accuracies with the paper's ({what}) is "
+            f"{inference.told(of)}: {inference.of_claim(sign)}."
+        )
         numbers = [
             f"{of[x].value:.2f} by {x}" for x in of if len(of) == 1 or x not in PAPERS.values()
         ]
         shorts.append(f"{what}: {' and '.join(numbers)}")
-    parts.append(f"Holm's correction counts the {len(own)} comparisons.")
+    parts += [f"Holm's correction counts the {len(own)} comparisons."] if len(own) > 1 else []
     verdict = " ".join(parts) if own else ""
     short = f"Rank correlation with the paper's accuracies, {'; '.join(shorts)}." if own else ""
     return Result(f"{title} (Table {number})", columns, table, [], text, verdict, short)

@@ -222,11 +222,12 @@ def theorem1(
     close = all(abs(slope + 0.5) < 0.1 for slope in slopes["rms"])
     within = all(slope < -0.5 for slope in slopes["bias"])
     verdict = (
-        f"{'confirms' if within else 'does NOT confirm'} the theorem, whose O(M^-1/2) is an upper "
-        f"bound: the expected loss of {len(slopes['bias'])} kinds of features nears its limit with "
-        f"slopes of {ranges['bias']} on logarithmic axes (standard errors up to {worst:.3f}), like "
-        "1/M and so within the bound; the deviation of single draws, by which the proof bounds it, "
-        f"{'has' if close else 'does NOT have'} the bound's own rate ({ranges['rms']})"
+        f"The measurement {'confirms' if within else 'does NOT confirm'} the theorem, whose "
+        f"O(M^-1/2) is an upper bound: the expected loss of {len(slopes['bias'])} kinds of "
+        f"features nears its limit with slopes of {ranges['bias']} on logarithmic axes (standard "
+        f"errors up to {worst:.3f}), like 1/M and so within the bound; the deviation of single "
+        f"draws, by which the proof bounds it, {'has' if close else 'does NOT have'} the bound's "
+        f"own rate ({ranges['rms']})"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 

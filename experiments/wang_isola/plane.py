@@ -168,27 +168,29 @@ def _verdict(
         key: {label: of[EQUAL] for label, of in by_label.items()} for key, by_label in found.items()
     }
     claimed = 1 if score.lower_is_better else -1
-    words = {claimed: "shows", -claimed: "the opposite shows", 0: "does not show"}
     deciding = [label for label in score.columns if label not in PAPERS.values()]
     parts, shorts = [], []
     for (key, of), sign in zip(equal.items(), inference.signs([*equal.values()]), strict=True):
-        who = f"{key[0]}, {_counted(sets[key[0]], key[1])} encoders"
-        each = ", ".join(f"{estimate} by {label}" for label, estimate in of.items())
-        parts.append(f"{who}: {each}: {words[sign]}.")
+        counted = _counted(sets[key[0]], key[1])
+        who = f"{'' if key[1] == 'all' else 'the '}{counted} encoders of {key[0]}"
+        word = inference.of_claim(sign, claimed)
+        what = "the rank correlation" + ("" if parts else " with L_align + L_uniform")
+        parts.append(f"Over {who}, {what} is {inference.told(of)}: {word}.")
         numbers = " and ".join(f"{of[label].value:.2f}" for label in deciding)
-        shorts.append(f"{who}: {numbers}: {words[sign]}.")
+        shorts.append(f"over {who} {word} ({numbers})")
     others = [
         f"{_range(found[name, 'all'][label])} by {label} on {name}"
         for name in dict.fromkeys(name for name, _ in found)
         for label in deciding
     ]
     verdict = (
-        f"Rank correlation with L_align + L_uniform. {' '.join(parts)} Holm's correction counts "
-        f"the {len(equal)} comparisons. Equal weights are a choice: with others, from 3 : 1 to "
-        f"1 : 3, the correlation over all encoders is {', '.join(others)}."
+        f"{' '.join(parts)} Holm's correction counts the {len(equal)} comparisons. Equal weights "
+        "are a choice: with others, from 3 : 1 to 1 : 3, the correlation over all encoders is "
+        f"{', '.join(others)}."
     )
     by_both = " and ".join(deciding)
-    return verdict, f"Rank correlation with L_align + L_uniform, by {by_both}. {' '.join(shorts)}"
+    what = f"rank correlation with L_align + L_uniform by {by_both}"
+    return verdict, f"{'; '.join(shorts)}; {what}"
 
 
 def _range(estimates: list[Estimate]) -> str:

@@ -123,11 +123,11 @@ def proposition2(path: Path | None, seed: int = 0, numbers: tuple[int, ...] = NU
     )
     title = "Proposition 2: points of the least mean Gaussian potential"
     verdict = (
-        f"{'agrees with' if falling else 'does NOT agree with'} the proposition as far as finitely "
-        f"many points can: the distance to the uniform distribution falls to {falls[2][-1]:.4f} "
-        f"(circle) and {falls[3][-1]:.4f} (sphere) at N = {numbers[-1]}, where independent points "
-        f"have {rows[len(numbers) - 1][7]:.3f} and {rows[-1][7]:.3f}, and the {len(exact)} known "
-        f"minima are met within {max(exact):.0e}"
+        f"The numbers {'agree' if falling else 'do NOT agree'} with the proposition as far "
+        "as finitely many points can: the distance to the uniform distribution falls to "
+        f"{falls[2][-1]:.4f} (circle) and {falls[3][-1]:.4f} (sphere) at N = {numbers[-1]}, where "
+        f"independent points have {rows[len(numbers) - 1][7]:.3f} and {rows[-1][7]:.3f}, and the "
+        f"{len(exact)} known minima are met within {max(exact):.0e}"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 

@@ -120,10 +120,11 @@ def proposition1(path: Path | None) -> Result:
     )
     title = "Proposition 1: the least mean Gaussian potential"
     verdict = (
-        f"{'agrees with' if positive and above else 'CONTRADICTS'} the proposition: the closed "
-        f"form of the kernel's eigenvalues, which is positive in every degree, is met by "
-        f"quadrature in {', '.join(map(str, DIMS))} dimensions, and each of the {len(others)} "
-        "other distributions lies above the uniform one; uniqueness rests on the closed form"
+        f"The numbers {'agree with' if positive and above else 'CONTRADICT'} the proposition: "
+        "the closed form of the kernel's eigenvalues, which is positive in every "
+        f"degree, is met by quadrature in {', '.join(map(str, DIMS))} dimensions, and each "
+        f"of the {len(others)} other distributions lies above the uniform one; "
+        "uniqueness rests on the closed form"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 
@@ -240,10 +241,11 @@ def proposition3(path: Path | None, seed: int = 0) -> Result:
     title = "Proposition 3: range of the mean Gaussian potential"
     holds = inside and falls and worst < 1e-12
     verdict = (
-        f"{'agrees with' if holds else 'CONTRADICTS'} the proposition: the formula of the least "
-        f"value is the integral's within {worst:.0e}, it decreases in each of 4,094 steps of the "
-        f"dimension, and all random distributions lie inside the range, of which mixtures with a "
-        "point take every value; that the ends belong to one distribution alone rests on proof"
+        f"The numbers {'agree with' if holds else 'CONTRADICT'} the proposition: the formula "
+        f"of the least value is the integral's within {worst:.0e}, it decreases in each of 4,094 "
+        "steps of the dimension, and all random distributions lie inside the range, of which "
+        "mixtures with a point take every value; that the ends belong to one "
+        "distribution alone rests on proof"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 

@@ -1,14 +1,14 @@
 """BookCorpus's sentence encoders: Table 4 and Figure 9b of Wang & Isola."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import tables
+from experiments import inference, tables
 from experiments.correlations import FEWEST, rank_correlations
-from experiments.inference import ALPHA, Estimate, difference, holm
+from experiments.inference import ALPHA, Estimate, difference
 from experiments.plots.style import PAGE, printed
 from experiments.predictions import COLUMN, right
 from experiments.protocols import Evaluation
@@ -17,6 +17,7 @@ from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from experiments.wang_isola.encoder_tables import (
     BOOKCORPUS,
+    ONE,
     SELECTIONS,
     TEXT,
     formula_of,
@@ -152,7 +153,10 @@ def beside_baselines(made: Reproduction) -> Reproduction:
         of_encoders = made.result(context, [row for row in rows if row["kind"] != "baseline"])
         parts = []
         for task, title in TASKS.items():
-            found = [f"{name} {_accuracy(of)}" for name, of in levels(rows, task).items()]
+            found = [
+                f"{name} {inference.cell(difference(of))}"
+                for name, of in levels(rows, task).items()
+            ]
             parts += [f"{title}: {', '.join(found)}"] if found else []
         if not parts:
             return of_encoders
@@ -187,12 +191,13 @@ def best_result(context: Context, rows: Rows) -> Result:
         "points ahead, at a low tau.",
         "Encoders are picked for each task by the cross-validation that also picks the "
         "classifier's L2; accuracies are on sentences that the classifier did not see (10 folds, "
-        "each the held-out part once).",
+        f"each the held-out part once). There is one instrument, {ONE}.",
     ]
     if context.laptop:
         text[1] += (
             " Those that are picked were trained again with fresh seeds, whose accuracies are in "
-            "the table. ±: 95% intervals over seeds and sentences."
+            "the table. ±: 95% intervals over seeds and sentences. Fresh seeds renew the encoder "
+            "and not the sentences: the folds that picked it cover all of these."
         )
         text.append(
             "At the laptop's scale the encoders have 100 dimensions each and read eight novels "
@@ -218,12 +223,7 @@ def _cells(of: np.ndarray, found: Mapping[str, np.ndarray]) -> list:
     """Seeds, accuracy and the difference from random word vectors."""
     words = found.get(RANDOM_WORDS)
     apart = None if words is None or of is words else str(difference(of, words))
-    return [len(of), _accuracy(of), apart]
-
-
-def _accuracy(of: np.ndarray) -> str:
-    estimate = difference(of)
-    return f"{estimate.value:.2f} ± {(estimate.high - estimate.low) / 2:.2f}"
+    return [len(of), inference.cell(difference(of)), apart]
 
 
 def _verdict(rows: Rows, measured: Mapping[tuple[str, str], np.ndarray]) -> tuple[str, str]:
@@ -232,7 +232,7 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], np.ndarray]) -> tupl
         "contrastive": "best contrastive only",
         "align + uniform": "best align and uniform only",
     }
-    compared: dict[tuple[str, str, str], Estimate] = {}
+    compared: dict[str, inference.Comparison] = {}
     numbers = []
     for task, title in TASKS.items():
         found = levels(rows, task)
@@ -243,16 +243,12 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], np.ndarray]) -> tupl
         listed = (f"{100 * of.mean():.1f}% ({name})" for name, of in accuracies.items())
         numbers.append(f"{title}: {', '.join(listed)}")
         one, other = ours.values()
-        compared[title, *ours] = difference(one, other)
+        compared[f"{' against '.join(ours)} ({title})"] = {ONE: difference(one, other)}
         for name, of in ours.items():
-            compared[title, name, RANDOM_WORDS] = difference(of, found[RANDOM_WORDS])
-    signs = _signs([*compared.values()])
-    words = {1: "ahead of", -1: "behind", 0: "not told apart from"}
-    told = [
-        f"on {title} {name} is {words[sign]} {other}, by {estimate} points"
-        for ((title, name, other), estimate), sign in zip(compared.items(), signs, strict=True)
-    ]
-    ahead = [sign for name, sign in zip(compared, signs, strict=True) if name[2] == RANDOM_WORDS]
+            apart = {ONE: difference(of, found[RANDOM_WORDS])}
+            compared[f"{name} against the {RANDOM_WORDS} ({title})"] = apart
+    signs = inference.signs([*compared.values()])
+    ahead = [sign for name, sign in zip(compared, signs, strict=True) if RANDOM_WORDS in name]
     reach = f"Of these encoders {ahead.count(1)} of {len(ahead)} are ahead of that mean."
     if max(ahead) < 1:
         reach = (
@@ -260,18 +256,7 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], np.ndarray]) -> tupl
             "this baseline, and the order of the encoders says little of the claim."
         )
     short = "; ".join(numbers)
-    more = f"By comparisons of which Holm's correction counts all {len(told)}, {'; '.join(told)}."
-    verdict = f"{short}. {more} {reach}"
-    return verdict, f"{short}. {reach}"
-
-
-def _signs(compared: Sequence[Estimate]) -> list[int]:
-    """1 for each that is ahead beyond chance after Holm's correction, -1 behind, 0 neither."""
-    adjusted = holm([one.p for one in compared])
-    return [
-        int(np.sign(one.value)) if p < ALPHA else 0
-        for one, p in zip(compared, adjusted, strict=True)
-    ]
+    return f"{short}. {inference.sentences(compared, 'output')} {reach}", f"{short}. {reach}"
 
 
 def plane_of_tasks(context: Context, rows: Rows) -> Result:
@@ -288,7 +273,10 @@ def plane_of_tasks(context: Context, rows: Rows) -> Result:
         found = levels(rows, task).get(RANDOM_WORDS)
         if found is not None:
             apart = [difference(right([row], task), found) for row in encoders]
-            words[title] = sum(of.value > 0 for of in apart), _signs(apart).count(1)
+            # How many of these very encoders: the grid has one seed.
+            adjusted = inference.holm([of.p for of in apart])
+            above = [p for of, p in zip(apart, adjusted, strict=True) if of.value > 0]
+            words[title] = len(above), sum(p < ALPHA for p in above)
         found_of = rank_correlations(encoders, task, np.array([*SHARES.values()]))
         for metric, estimate in zip(SHARES, found_of, strict=True):
             if metric == SUM:
@@ -300,9 +288,10 @@ def plane_of_tasks(context: Context, rows: Rows) -> Result:
     text = [
         "The paper's claim: encoders with low L_align and low L_uniform are the better ones, of "
         "text too, and the best are at the lower left of the plane. It prints no correlation.",
-        "Here: the rank correlation (Spearman) of accuracy with each metric and with their sum, "
-        "intervals and p by the bootstrap over encoders and sentences; and how many encoders are "
-        "above the mean of random word vectors, beyond chance after Holm's correction.",
+        f"Here: the rank correlation (Spearman) of accuracy, by one instrument, {ONE}, with each "
+        "metric and with their sum, intervals and p by the bootstrap over encoders and sentences; "
+        "and how many encoders, one of each loss, are above the mean of random word vectors, "
+        "beyond chance after Holm's correction.",
         "Alignment is of neighbouring sentences of held-out text, f of one with g of the other; "
         "uniformity is the sum of both encoders', as in B.3: its least value is -8 for t = 2.",
     ]
@@ -321,13 +310,13 @@ def _verdict_of_planes(
     sums: Mapping[str, Estimate], words: Mapping[str, tuple[int, int]], count: int
 ) -> str:
     """The correlation with the sum counts where interval and p agree, p by Holm's correction."""
-    says = {1: "the opposite shows", -1: "shows", 0: "does not show"}
     parts = []
-    for (title, of), sign in zip(sums.items(), _signs([*sums.values()]), strict=True):
+    signs = inference.signs([{ONE: of} for of in sums.values()])
+    for (title, of), sign in zip(sums.items(), signs, strict=True):
         beyond_zero = of.low > 0 or of.high < 0
         parts.append(
-            f"{title}: the rank correlation with {SUM} is {of.value:.2f} ({of.low:.2f} to "
-            f"{of.high:.2f}; the claim: negative): {says[sign if beyond_zero else 0]}."
+            f"On {title} the rank correlation of accuracy with {SUM} is {of}: "
+            f"{inference.of_claim(sign if beyond_zero else 0, -1)}."
         )
         if title in words:
             above, beyond = words[title]

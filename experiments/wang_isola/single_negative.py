@@ -195,14 +195,14 @@ def theorem2(path: Path | None, seed: int = 0) -> Result:
     )
     title = "Theorem 2: the contrastive loss with a single negative"
     verdict = (
-        "the theorem is false as stated, and nearly true: with data uniform on the circle and "
+        "The theorem is false as stated, and nearly true: with data uniform on the circle and "
         "equal positives, an encoder that rounds to the nearest corner of a regular polygon lies "
         f"up to {max(gains.values()):.1f}% of the loss below the aligned and uniform one (exact "
         f"sums), and an eigenvalue is negative at {len(negative)} of {len(found)} pairs of d = "
         f"{', '.join(map(str, DIMS))} and tau = {taus}, so that the uniform distribution is not "
         "the minimizer there either"
         if below and negative
-        else "none of the features here lie below aligned and uniform ones, as the theorem says"
+        else "None of the features here lie below aligned and uniform ones, as the theorem says"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 

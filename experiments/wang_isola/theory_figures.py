@@ -204,9 +204,9 @@ def figure10(path: Path | None) -> Result:
     caption = "0F1(; alpha; z) against alpha for several z, on logarithmic axes. Dashed: the limit."
     title = "Figure 10: asymptotic behaviour of 0F1(; alpha; z)"
     verdict = (
-        f"{'agrees' if falls else 'does NOT agree'} with the figure: at each z the function falls "
-        f"towards 1, and is at most {max(last):.4f} above it at alpha = 512; the values are "
-        f"SciPy's within {worst:.0e} of their size"
+        f"The computed curves {'agree' if falls else 'do NOT agree'} with the figure: at each z "
+        f"the function falls towards 1, and is at most {max(last):.4f} above it at alpha = 512; "
+        f"the values are SciPy's within {worst:.0e} of their size"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 
@@ -248,9 +248,9 @@ def figure11(path: Path | None) -> Result:
     caption = "Optimal L_uniform against the feature dimension m for several t. Dashed: limits -2t."
     title = "Figure 11: optimal L_uniform against the feature dimension"
     verdict = (
-        f"{'agrees' if falls else 'does NOT agree'} with the figure: the optimum strictly "
-        f"decreases with the dimension at each t, and is {of_two[4096][6]:.4f} above its limit -4 "
-        "in 4,096 dimensions at t = 2"
+        f"The computed curves {'agree' if falls else 'do NOT agree'} with the figure: the optimum "
+        f"strictly decreases with the dimension at each t, and is {of_two[4096][6]:.4f} above its "
+        "limit -4 in 4,096 dimensions at t = 2"
     )
     return Result(title, columns, rows, [(path, caption)], text, verdict)
 

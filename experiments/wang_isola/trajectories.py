@@ -114,8 +114,8 @@ def result(context: Context, rows: Rows) -> Result:
         "initialization of its own, and finetuned from there by four objectives with the same "
         "rate and number of steps: the paper's three, and as a control the contrastive loss that "
         "it began with. Accuracy at the end is compared with that at the start, and with that of "
-        "the control, which tells the objective from longer training. ± and bars: 95% intervals "
-        "over encoders and test images.",
+        "the control, which tells the objective from longer training; each is compared with the "
+        "one from the same start. ± and bars: 95% intervals over encoders and test images.",
     ]
     columns = ["finetuned by", "steps", "L_align", "L_uniform", *inference.columns(LAYERS)]
     columns += [] if context.laptop else ["paper (%)"]
@@ -154,7 +154,8 @@ def _verdict(starts: Rows, ends: Mapping[str, Rows]) -> tuple[str, str]:
     pairs = [("the control", "the start"), (both, "the start"), (both, "the control")]
     pairs += [(level, one) for one in (align, uniform) for level in ("the start", "the control")]
     compared = {
-        f"{a} against {b}": inference.compare(groups[a], groups[b], LAYERS[0]) for a, b in pairs
+        f"{a} against {b}": inference.compare(groups[a], groups[b], LAYERS[0], paired=True)
+        for a, b in pairs
     }
     return inference.sentences(compared, LAYERS[0]), inference.short({LAYERS[0]: compared})
 

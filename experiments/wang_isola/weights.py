@@ -97,8 +97,10 @@ def result(context: Context, rows: Rows) -> Result:
     ]
     near = _against_equal(rows, {"4 : 1": (4, 1), "1 : 4": (1, 4)})
     if near:
-        what = inference.sentences(near, LAYERS[0])
-        text.append(f"Whether accuracy depends on the weights up to a ratio of 4: {what}")
+        apart = "; ".join(
+            f"{name.partition(' against ')[2]} {inference.told(of)}" for name, of in near.items()
+        )
+        text.append(f"On the output, accuracy at equal weights less that at {apart}, in points.")
     ends = _against_equal(rows, {"alignment alone": (1, 0), "uniformity alone": (0, 1)})
     columns = ["data", "align : uniform", "L_align", "exp L_uniform"]
     columns += [*inference.columns(LAYERS), "seeds", *([] if context.laptop else ["paper (%)"])]
@@ -119,7 +121,7 @@ def _against_equal(
         return [r for r in of if r["align_weight"] * uniform == r["uniform_weight"] * align]
 
     pairs = {
-        f"Equal weights against {name} ({images})": (of_ratio(of, 1, 1), of_ratio(of, *ratio))
+        f"Equal weighting against {name} ({images})": (of_ratio(of, 1, 1), of_ratio(of, *ratio))
         for images, of in by(rows, "data").items()
         for name, ratio in ratios.items()
     }

@@ -71,12 +71,23 @@ def of_errors(value: float, error: float, other: float, other_error: float) -> D
 
 def welch(values: Sequence[float], others: Sequence[float]) -> Difference:
     """The difference of two means, over two or more runs each, by Welch's t interval."""
-    value = float(np.mean(values) - np.mean(others))
-    variances = [float(np.var(x, ddof=1)) / len(x) for x in (values, others)]
-    if sum(variances) == 0:  # all runs gave the same
-        return Difference(value, value, value)
-    freedom = sum(variances) ** 2 / sum(
-        variance**2 / (len(x) - 1) for variance, x in zip(variances, (values, others), strict=True)
-    )
-    half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(sum(variances))
-    return Difference(value, value - half, value + half)
+    parts = [(float(np.var(x, ddof=1)) / len(x), len(x) - 1) for x in (values, others)]
+    return students_t(float(np.mean(values) - np.mean(others)), parts)[0]
+
+
+def students_t(value: float, parts: Sequence[tuple[float, float]]) -> tuple[Difference, float]:
+    """A value with its 95% interval, and the two-sided p-value of its being 0.
+
+    Args:
+      value: the estimate.
+      parts: of its variance, each with its degrees of freedom; those of the sum are
+        Satterthwaite's (1946).
+    """
+    variance = sum(part for part, _ in parts)
+    if variance == 0:  # all that was drawn gave the same
+        return Difference(value, value, value), float(value == 0)
+    freedom = variance**2 / sum(part**2 / df for part, df in parts)
+    error = math.sqrt(variance)
+    half = float(special.stdtrit(freedom, 0.975)) * error
+    p = 2 * float(special.stdtr(freedom, -abs(value) / error))
+    return Difference(value, value - half, value + half), p

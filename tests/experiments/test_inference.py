@@ -7,6 +7,7 @@ import scipy
 from experiments import inference, predictions
 from experiments.inference import Estimate
 from experiments.predictions import Predictions
+from hypersphere_jax.config import UserError
 
 
 def rows_of(right, score="output_logistic"):
@@ -36,17 +37,55 @@ def test_a_difference_is_that_of_its_closed_forms(rng):
     assert inference.difference(np.ones((2, 9)), np.zeros((2, 9))) == Estimate(100, 100, 100, 0)
 
 
-def test_intervals_cover_what_they_should(rng):
-    """Other seeds and other images each time: the truth is inside in 95%, and rather more."""
-    covered, trials, k, n = 0, 400, 4, 150
+def test_weighted_sums_and_paired_seeds(rng):
+    """Where all samples are the same, t-tests over seeds: of each seed's sum where these pair."""
+    flat = [np.tile(rng.random((k, 1)) < 0.5, 1000).astype(float) for k in (5, 5, 4)]
+    for of in flat:
+        of[:2] = [[0], [1]]
+    flat[1][:4] = flat[0][:4]
+    expected = scipy.stats.ttest_rel(flat[0][:, 0], flat[1][:, 0] * 0.5)
+    found, ends = (
+        inference.contrast(flat[:2], [1, -0.5], paired=True),
+        expected.confidence_interval(),
+    )
+    assert found.p == pytest.approx(expected.pvalue)
+    assert found[1:3] == pytest.approx([100 * ends.low, 100 * ends.high])
+    expected = scipy.stats.ttest_ind(flat[0][:, 0], flat[2][:, 0] * 0.5 + 0.2, equal_var=False)
+    assert inference.contrast(flat[::2], [1, -0.5], 0.2).p == pytest.approx(expected.pvalue)
+
+
+@pytest.mark.parametrize(("k", "spread"), [(4, 0.4), (3, 2.0)])
+def test_intervals_cover_what_they_should(rng, k, spread):
+    """Other seeds and other images each time, seeds that dominate among them.
+
+    The truth is inside in 95%, and rather more.
+    """
+    covered, trials, n = 0, 400, 150
     for _ in range(trials):
         images, sides = rng.normal(size=n), []
         for _ in range(2):
-            ability = 1.2 + 0.4 * rng.normal(size=(k, 1))
+            ability = 1.2 + spread * rng.normal(size=(k, 1))
             sides.append(rng.random((k, n)) < scipy.special.expit(ability + images))
         found = inference.difference(*sides)
         covered += found.low <= 0 <= found.high
     assert 0.94 <= covered / trials <= 0.995
+
+
+def test_resampling_agrees_with_the_closed_form(rng):
+    """Of a difference of two settings, whose images are the same; and of equal ones."""
+    images = rng.random(80)  # how hard each is
+    a, b = (
+        images < np.array(of)[:, None] for of in ((0.75, 0.77, 0.8, 0.83, 0.85), (0.6, 0.7, 0.8))
+    )
+    first, second = inference.resampled([a, b], draws=8000)
+    expected = sum(of.mean(axis=1).var(ddof=1) / len(of) for of in (a, b))
+    expected += np.var(a.mean(axis=0) - b.mean(axis=0)) / 80
+    assert np.var(first - second) == pytest.approx(expected, rel=0.08)
+    assert np.mean(first - second) == pytest.approx(a.mean() - b.mean(), abs=3e-3)
+    assert np.ptp(inference.resampled([a[:1], a[:1]]), axis=0).max() < 1e-12
+    of = inference.of_draws(0.5, np.array([-1.0, *np.arange(1.0, 100)]))
+    assert of.p == pytest.approx(2 * 2 / 101) and of.low > 0
+    assert inference.of_draws(2.0, np.arange(1.0, 100), level=99).p == pytest.approx(2 * 2 / 100)
 
 
 def test_holm_and_the_rule():
@@ -66,11 +105,50 @@ def test_holm_and_the_rule():
     assert [inference.signs([each])[0] for each in (both, one, other, apart)] == [1, 0, -1, 0]
     # With four comparisons the first is not beyond chance any more.
     assert inference.signs([of(1, 0.03, 2, 0.02), one, other, apart]) == [0, 0, -1, 0]
-    text = inference.sentences({"A against B": both, "C against D": other}, "backbone")
-    assert text.startswith("Before the head, in points: A against B +1.00 (+0.00 to +2.00) by log")
-    assert "probe: shows; C" in text and "probe: the opposite shows (Holm's correction" in text
-    short = inference.short({"backbone": {"A against B": both}, "output": {"C against D": other}})
-    assert short == "before the head, a against B ahead; on the output, c against D behind"
+    names = {"A loss against B": both, "NT-Xent against D": other, "E against F": one}
+    assert inference.sentences(names, "backbone") == (
+        "Before the head, with logistic regression, 5-NN and the paper's probe in this order, a "
+        "loss is ahead of B by 1.00 (0.00 to 2.00), 2.00 (1.00 to 3.00) and 9.00 (8.00 to 10.00) "
+        "points; NT-Xent is behind D by 1.00 (0.00 to 2.00), 2.00 (1.00 to 3.00) and -9.00 (-10.00 "
+        "to -8.00) points; e is not told apart from F: +1.00 (+0.00 to +2.00), +2.00 (+1.00 to "
+        "+3.00) and +9.00 (+8.00 to +10.00) points. Holm's correction counts the 3 comparisons."
+    )
+    assert inference.sentences({"A against B": {"5-NN": both["5-NN"]}}, "output") == (
+        "On the output, with 5-NN, a is ahead of B by 2.00 (1.00 to 3.00) points."
+    )
+    short = inference.short({"backbone": {"A loss against B": both}, "output": names})
+    assert short.startswith("before the head, a loss ahead of B; on the output, a loss ahead of B,")
+    assert short.endswith(", NT-Xent behind D, e not told apart from F")
+    assert [inference.shows(sign, -1) for sign in (-1, 0, 1)] == [
+        *("shows", "does not show", "the opposite shows"),
+    ]
+
+
+def test_single_encoders_show_nothing(rng):
+    a, b = rng.random((2, 400)) < 0.9, rng.random((1, 400)) < 0.1
+    for sides, sure in (((a, b), 0), ((a, b.repeat(2, axis=0)), 1), ((b, a), 0), ((a, 0.1), 1)):
+        compared = {"5-NN": inference.difference(*sides)}
+        assert inference.signs([compared]) == [sure]
+        told = inference.sentences({"A against B": compared}, "output")
+        assert ("single" in told) != sure
+
+
+def test_paired_rows_are_in_the_order_of_their_seeds(rng):
+    rights = [rng.random((4, 300)) < share for share in (0.5, 0.6)]
+    sides = [
+        [row | {"seed": seed} for seed, row in enumerate(rows_of(of, "output_knn5"))]
+        for of in rights
+    ]
+    for side, of in zip(sides, rights, strict=True):
+        for row, again in zip(side, rows_of(of), strict=True):
+            row["predictions"] |= again["predictions"]
+    a, b = sides
+    found = inference.compare(a, b[::-1], "output", papers=False, paired=True)["5-NN"]
+    assert found == inference.difference(*rights, paired=True) != inference.difference(*rights)
+    fewer = inference.compare(a, b[1:], "output", papers=False, paired=True)["5-NN"]
+    assert fewer == inference.difference(rights[0][1:], rights[1][1:], paired=True)
+    with pytest.raises(UserError, match="no seed"):
+        inference.compare(a[:1], b[1:], "output", paired=True)
 
 
 def test_tables_of_accuracies(rng):

@@ -43,6 +43,8 @@ from hypersphere_jax.tables import text_of
 
 # Results that follow from rows and predictions, which are kept beside them.
 KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]
+# These read features of the runs themselves.
+KEPT = [item for item in KEPT if not re.search("figure[34]$|theorem", item) or "balanced/f" in item]
 
 
 @pytest.mark.parametrize("item", KEPT)
@@ -62,8 +64,9 @@ def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
     assert drawn == [name for name, _ in recorded["figures"]]
 
 
-def test_the_list(capsys):
+def test_the_list(capsys, monkeypatch, tmp_path):
     """Every table, figure and theorem of each paper, once."""
+    monkeypatch.chdir(tmp_path)  # where no run is
     numbered = {
         "wang-isola/figure": "1 2 3 4 5a 5b 6 7 8 9a 9b 10 11",
         "wang-isola/table": "1 2 3 4 5 6 7 8 9 10 11",
@@ -268,7 +271,7 @@ def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):
         how = {"scale": "laptop", "out": tmp_path, "yes": True}
         reproduce.main(ReproduceConfig("wang-isola/figure7", **how))
     said = capsys.readouterr()
-    assert "1 of 80 runs failed" in said.out and "failed: b: loss nan\nc: invalid\n" in said.err
+    assert "1 of 2 encoders failed" in said.out and "failed: b: loss nan\nc: invalid\n" in said.err
     kept = read_csv(tmp_path / "wang-isola/figure7/laptop/results.csv")
     assert [row["run"] for row in kept] == ["r", "b"] and kept[0]["output_linear"] == 50
 

@@ -145,7 +145,10 @@ def test_what_is_measured(tmp_path, monkeypatch):
         asked.append((config.parts, config.split, config.step))
         metrics = {"align": 0.5, "uniform": -2.0, "prototype_bias": 0.3}
         errors = {f"{name}_standard_error": abs(value) / 10 for name, value in metrics.items()}
-        return {"step": config.step} | metrics | errors
+        names = "sliced_wasserstein", "projection_ks_sphere", "uniform_optimum"
+        parts = dict.fromkeys((*names, "projection_half_width"), 0.1)
+        parts["projections"] = [{"counts": [1, 2]}, {"counts": [3, 4]}]
+        return {"step": config.step} | metrics | errors | parts
 
     def probe(config):
         assert config.runs == (str(tmp_path),) and config.standardize
@@ -186,6 +189,9 @@ def test_what_is_measured(tmp_path, monkeypatch):
     (row,) = evaluate(tmp_path, Evaluation(prototype=True))
     assert (row["prototype_bias"], row["prototype_bias_error"]) == (0.3, 0.03)
     assert asked[1:] == [((), "test", None), (("prototype",), "train", None)]
+    (row,) = evaluate(tmp_path, Evaluation(projections=True))
+    assert row["projection_counts"] == "1 2; 3 4" and row["projection_ks_sphere"] == 0.1
+    assert asked[-1] == (("projections",), "test", None)
     for more, steps in (({"all_steps": True}, [0, 5, 10, 12]), ({"initial": True}, [0, None])):
         rows = evaluate(tmp_path, Evaluation(**more))
         assert [row["step"] for row in rows] == steps

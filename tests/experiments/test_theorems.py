@@ -121,7 +121,7 @@ def test_theorem2(tmp_path, drawn):
         tau == 0.5 and "free" in name and [loss, exact] == pytest.approx([pentagon] * 2, abs=1e-5)
     )
     assert above == exact - single_negative.uniform_single(2, 0.5) < -4e-4
-    assert result.verdict.startswith("the theorem is false as stated, and nearly true")
+    assert result.verdict.startswith("The theorem is false as stated, and nearly true")
 
 
 def exponential_eigenvalues(dim, degrees, kappa):
@@ -217,7 +217,7 @@ def test_propositions(tmp_path, drawn):
     first = propositions.proposition1(tmp_path)
     second = point_sets.proposition2(tmp_path, 1, numbers=(4, 6, 12))
     for result in (first, second, propositions.proposition3(tmp_path / "figure.png", 1)):
-        assert result.verdict.startswith("agrees with the proposition")
+        assert result.verdict.startswith("The numbers agree with the proposition")
         assert all(len(row) == len(result.columns) for row in result.rows)
     assert all(row[4] > 0 for row in first.rows if row[1] != "uniform")
     assert all(abs(row[3]) < 1e-8 for row in second.rows)

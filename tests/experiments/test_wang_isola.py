@@ -153,16 +153,17 @@ def test_the_inverted_u_has_to_show_by_both_instruments(context, drawn):
     assert "shows on digits" in verdict((80, 82), (95, 96), (70, 60))
     for alone, others in (((95, 60), (70, 60)), ((60, 96, 10), (70, 60)), ((80, 82), (97, 98))):
         assert "U does not show on cifar10" in verdict(alone, (95, 96), others, "cifar10")
-    assert "+15.00" in verdict((80, 82), (95, 96), (70, 60))
+    told = "equal weighting is ahead of alignment alone (digits) by 15.00 ("
+    assert told in verdict((80, 82), (95, 96), (70, 60))
     one_end = [judged(0, 90, 90, data="d", align_weight=1, uniform_weight=0)]
     assert weights.result(context, one_end).verdict == ""
 
 
 def test_finetuning_is_judged_against_start_and_control(context, drawn):
     def rows_of(**ends):
-        """The start has 50%, and each panel these accuracies at the end."""
+        """The first start has 50%, others more, as what is finetuned of them has."""
         return [
-            judged(seed, *of, panel=panel, step=step)
+            judged(seed, *(score + 5 * seed for score in of), panel=panel, step=step)
             for panel, end in ends.items()
             for seed in range(3)
             for step, of in ((0, (50, 50)), (9, end))
@@ -175,14 +176,14 @@ def test_finetuning_is_judged_against_start_and_control(context, drawn):
         *(["start", 0], ["contrastive", 9], ["align only", 9]),
         *(["uniform only", 9], ["align + uniform", 9]),
     ]
-    assert result.verdict.startswith("On the output, in points: the control against the start +")
+    assert "in this order, the control is ahead of the start by 10.00 (" in result.verdict
     told = result.short.removeprefix("on the output, ").split(", ")
-    assert {part.removesuffix(" ahead") for part in told if part.endswith(" ahead")} == {
-        *("the control against the start", "align + uniform against the start"),
-        *("the start against uniform only", "the control against uniform only"),
+    assert {part for part in told if " ahead of " in part} == {
+        *("the control ahead of the start", "align + uniform ahead of the start"),
+        *("the start ahead of uniform only", "the control ahead of uniform only"),
     }
-    (apart,) = re.findall("the start against align only ([^;]+)", result.verdict)
-    assert "-30.00" in apart and apart.endswith("does not show")  # by 5-NN, the other way
+    (apart,) = re.findall("start is not told apart from align only([^;]+)", result.verdict)
+    assert apart.startswith(": +20.00 (") and "-30.00" in apart  # by 5-NN, the other way
     assert trajectories.result(context, rows_of(**{"align only": (30, 80)})).verdict == ""
 
 
@@ -272,7 +273,9 @@ def test_the_plane(context, drawn, monkeypatch):
         ["cifar10", "1, too few to rank"],
     ]
     assert [line[2] for line in result.rows[:5]] == ["1 : 0", "3 : 1", "1 : 1", "1 : 3", "0 : 1"]
-    assert result.rows[2][3].startswith("-1.00 (") and "all 18 encoders: -1.00" in result.verdict
+    assert result.rows[2][3].startswith("-1.00 (")
+    told = "Over all 18 encoders of digits, the rank correlation with L_align + L_uniform is -1.00"
+    assert result.verdict.startswith(told) and "probe: the claim shows." in result.verdict
     planes, _, _, lower_is_better = drawn["encoder_planes"]
     assert list(planes) == ["digits", "cifar10"] and not lower_is_better
     assert planes["digits"].scores["5-NN"].tolist() == [of[2] for of in of_digits]
@@ -280,7 +283,7 @@ def test_the_plane(context, drawn, monkeypatch):
     for row in rows[:18]:
         row["predictions"]["output_knn5"] = rows[0]["predictions"]["output_knn5"]
     verdict = plane.plane_result("Figure 5a", plane.ACCURACY, context, rows).verdict
-    assert "-1.00" in verdict and ": shows." not in verdict
+    assert "-1.00" in verdict and "claim shows" not in verdict
     rows = [points(i, i, 0, i) | {"conv5_mse": float(i)} for i in range(12)]
     result = REPRODUCTIONS["wang-isola/figure5b"].result(context, rows)
     assert drawn["encoder_planes"][3] and "+1.00" in result.verdict
@@ -317,7 +320,7 @@ def test_table_1_chooses_without_the_test_split(context):
 
     rows = grid + again(79, 40) + again(174, 45) + again(109, 30)
     result = best_encoders.result(context, rows)
-    assert "+5.00" in result.verdict and "shows" in result.verdict
+    assert "uniform encoder is ahead of the best contrastive one by 5.00 (" in result.verdict
     column = result.columns.index("output: 5-NN (%)")
     assert [line[column][:5] for line in result.rows] == ["40.00", "45.00", "30.00"]
     assert best_encoders.result(context, grid).verdict == ""
@@ -425,12 +428,18 @@ def test_table_4_picks_for_each_task(context):
 
 def test_table_4_says_where_encoders_stand_against_word_vectors(context):
     def verdict(words):
-        return sentences.best_result(context, picks() + word_vectors(words, words)).verdict
+        again = [
+            picked | {"fresh": True} | predicted(seed, mr=picked["mr"], cr=picked["cr"])
+            for picked in picks()[:4]
+            for seed in (1, 2, 3)
+        ]
+        rows = picks() + again + word_vectors(words, words)
+        return sentences.best_result(context, rows).verdict
 
     below, above = verdict(90), verdict(20)
     assert "None of these encoders is ahead" in below and below.count("is behind") == 4 + 1
     assert "4 of 4 are ahead of that mean" in above and above.count("is ahead of") == 4 + 1
-    assert "on MR contrastive is ahead of align + uniform, by +2.00 (" in below
+    assert "contrastive is ahead of align + uniform (MR) by 2.00 (" in below
     assert "90.0% (mean of random word vectors), 100.0% (majority class)" in below
     assert sentences.best_result(context, picks()).verdict == ""
 
@@ -475,7 +484,7 @@ def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
     assert float(values["MR", "L_align"][3]) == -1 and float(values["CR", "L_align"][3]) == 1
     assert values["MR", "L_align + L_uniform"][1] == 8
     assert values["MR", "L_align + L_uniform"][6] == 6  # of 52, 54, ... those above 55
-    mr, cr = result.verdict.split("CR: ")
-    assert "negative): shows." in mr and "6 of 8 encoders are above" in mr
+    mr, cr = result.verdict.split("On CR ")
+    assert ": the claim shows." in mr and "6 of 8 encoders are above" in mr
     assert "the opposite shows." in cr and "None of 8 encoders is above" in cr
     assert result.figures[0][0].is_file()
