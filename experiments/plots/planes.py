@@ -138,7 +138,7 @@ def _curves(axes: Axes, plane: Plane, shares: np.ndarray) -> None:
     middle = len(shares) // 2
     for half, by_instrument in plane.curves.items():
         for place, (instrument, estimates) in enumerate(by_instrument.items()):
-            value, low, high, _ = np.array(estimates).T
+            value, low, high, *_ = np.array(estimates).T
             style = _style(instrument)
             decides = instrument not in PAPERS.values()
             axes.plot(shares, value, **style | ({"ls": ":"} if half != "all" else {}))

@@ -162,6 +162,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
         np.testing.assert_array_equal(found.labels, np.full(n, value))
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
     encoder = showing(encoder, "stl10")
     every = split(encoder, many_sizes, ["output"], ONE).features["output"]

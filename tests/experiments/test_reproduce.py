@@ -101,6 +101,7 @@ def sweep(monkeypatch):
     return trained
 
 
+@pytest.mark.slow
 def test_every_planned_run_has_a_stored_cost(sweep, context, tmp_path):
     """And no cost is of a run that is no longer planned: `python -m experiments.step_costs`."""
     away, keys = str(tmp_path), set()
@@ -184,6 +185,7 @@ def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, monkeypatch, tmp
     assert re.search(r"^chen/figureB1 at --scale paper: 6 runs: about [\d,]+ h on 1 CPU core", said)
 
 
+@pytest.mark.slow
 def test_what_is_done_costs_nothing(sweep, context, monkeypatch):
     """A failed one neither, unless it is done again; --only, --row and --jobs are heeded."""
     table8 = REPRODUCTIONS["wang-isola/table8"].laptop

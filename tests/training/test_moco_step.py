@@ -155,6 +155,7 @@ def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
     )
 
 
+@pytest.mark.slow
 def test_resumption_is_exact(queue_run, tmp_path):
     with killed_after_checkpoint(4):
         loop.train(tiny_runs.queue(tmp_path))
