@@ -22,7 +22,7 @@ from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import resolve, sharding
 from hypersphere_jax.training.optimizers import make_optimizer
-from hypersphere_jax.training.step import init_state, make_step_of
+from hypersphere_jax.training.step import init_state, make_step_of, scalars_of
 
 WARM_UP = 3  # steps that compile, and fill what is read ahead
 
@@ -79,12 +79,12 @@ def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Calla
     """A step on a batch, from the first state each time."""
     apply, params, stats = models.create(config.model, jax.random.key(0))
     optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
-    of = {"axis_name": sharding.AXIS}
-    step = make_step_of(config, dataset.pretrain, apply, optimizer, 1000, **of)
+    cropped = dataset.pretrain.image_shape is None
+    step = make_step_of(config, apply, 1000, axis_name=sharding.AXIS, cropped=cropped)
     mapped = sharding.pmap(step, devices)
     state = sharding.replicate(init_state(params, stats, optimizer), devices)
-    key = sharding.replicate(jax.random.key(0), devices)
-    return lambda batch: jax.block_until_ready(mapped(state, *batch, key))
+    fixed = sharding.replicate((jax.random.key(0), scalars_of(config)), devices)
+    return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))
 
 
 def _loop(run: Callable, batches: Iterator) -> tuple[float, float]:

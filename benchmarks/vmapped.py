@@ -10,8 +10,8 @@ from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, Pre
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.loop import Job, make_run, open_job
-from hypersphere_jax.training.step import make_step_of
-from hypersphere_jax.training.vmapped import make_vmapped_step, scalars_of, stacked
+from hypersphere_jax.training.step import make_step_of, scalars_of
+from hypersphere_jax.training.vmapped import make_vmapped_step, stacked
 
 SINGLE, VMAPPED = "one after another", "vmapped"
 
@@ -70,17 +70,16 @@ def _job(base: PretrainConfig, dataset: data.Dataset, batch_size: int, seed: int
 
 def _single(job: Job, images: tuple) -> tuple:
     """Step, state and fixed arguments of one run."""
-    run, source = make_run(job), job.dataset.pretrain
-    total, axis = run.recorder.total, {"axis_name": sharding.AXIS}
-    step = make_step_of(job.config, source, run.apply, run.optimizer, total, **axis)
-    return step, run.state, (*images, run.sampler(0), run.key)
+    run = make_run(job)
+    step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)
+    return step, run.state, (*images, run.sampler(0), run.key, scalars_of(job.config))
 
 
 def _vmapped(jobs: list[Job], images: tuple) -> tuple:
     """The same of all runs."""
     runs = [make_run(job) for job in jobs]
     first, job = runs[0], jobs[0]
-    step = make_vmapped_step(job.config, job.dataset.pretrain, first.apply, first.recorder.total)
+    step = make_vmapped_step(job.config, first.apply, first.recorder.total)
     fixed = [(run.key, scalars_of(job.config)) for run, job in zip(runs, jobs, strict=True)]
     indices = np.stack([run.sampler(0) for run in runs])
     return step, stacked([run.state for run in runs]), (*images, indices, *stacked(fixed))

@@ -24,7 +24,7 @@ from hypersphere_jax.moco import queue_init
 from hypersphere_jax.packing import END, SPECIAL, pack
 from hypersphere_jax.training import resolve
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.step import Momentum, init_state, make_step_of
+from hypersphere_jax.training.step import Momentum, init_state, make_step_of, scalars_of
 
 LENGTHS = (4, 8, 12, 16, 20, 24, 34, 64)  # words of sentences: those of novels, roughly
 PAIRS = 16, 32  # of the counted steps, and of those whose memory is asked for
@@ -143,7 +143,8 @@ def make(config: PretrainConfig, axis_name: str | None) -> tuple[Callable, Calla
         queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
         return state._replace(momentum=Momentum(params, stats, queue))
 
-    return make_step_of(config, source, apply, optimizer, 1000, axis_name=axis_name), start, batch
+    step, scalars = make_step_of(config, apply, 1000, axis_name=axis_name), scalars_of(config)
+    return lambda *arguments: step(*arguments, scalars), start, batch
 
 
 def write(configs: list[PretrainConfig], file: Path = FILE) -> None:

@@ -155,6 +155,15 @@ def hold_custom(config: Any, name: str) -> None:
         object.__setattr__(config, name, Custom(value))
 
 
+def holds_custom(config: Any) -> bool:
+    """Whether some of it is the user's own code, which may change between two calls."""
+    values = vars(config).values()
+    return any(
+        isinstance(value, Custom) or (dataclasses.is_dataclass(value) and holds_custom(value))
+        for value in values
+    )
+
+
 @typing.dataclass_transform(frozen_default=True)
 def config(cls: type) -> type:
     """A frozen dataclass; the text below each field is its help, in one line."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models
-from hypersphere_jax.config import PretrainConfig, require, to_dict
+from hypersphere_jax.config import DataConfig, PretrainConfig, require, to_dict
+from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.batches import eval_batches
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
@@ -69,40 +70,17 @@ def make_forward(
       `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`: batch by batch
       the layers of each view and the labels, on the host, of the images that could be read.
     """
-    recipe, side = None, config.model.image_size
-    if not config.model.reads_text:
-        recipe = augment.recipe_of(config.data)
-        recipe = augment.crop_flip(recipe) if views == "random" else recipe
+    side = None if config.model.reads_text else config.model.image_size
     size = batch_size(source, devices)
     cropped = source.image_shape is None
-    options = {"cropped": cropped, "extra_channels": config.data.extra_channels}
-
-    def make_views(key, images, numbers) -> Sequence[jax.Array]:
-        if config.model.reads_text:
-            return [images]
-        if views == "evaluation":
-            return [jax.vmap(augment.make_evaluate(recipe, side, **options))(images)]
-        transform = augment.make_augment(recipe, side, **options)
-        if views == "pairs":
-            return augment.two_views(transform, key, images, numbers)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-        return [jax.vmap(transform)(keys, images)]
-
-    def per_device(shared, images, numbers):
-        weights, key = shared
-        layers = []
-        for view in make_views(key, images, numbers):
-            outputs, _ = apply(*weights, view, False)
-            pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools.items()}
-            layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
-        return tuple(layers)
-
-    mapped = sharding.pmap(per_device, devices)
+    made_of = apply, config.data, side, cropped, views
+    map_layers = _mapped_layers.__wrapped__ if holds_custom(config) else _mapped_layers
+    mapped = map_layers(*made_of, tuple(pools.items()), tuple(devices))
 
     def read(epoch: int = 0) -> Iterator[Batch]:
         crop = None
         if cropped:
-            crops = augment.host_crops(recipe, side)
+            crops = augment.host_crops(_recipe(config.data, views), side)
             crop = functools.partial(_cropped, crops, views, seed, epoch, size)
         return eval_batches(config, source, size, devices, crop)
 
@@ -123,6 +101,45 @@ def make_forward(
         yield _on_host(*before)
 
     return read, forward
+
+
+@functools.lru_cache(maxsize=8)  # encoders of one network share compiled programs
+def _mapped_layers(
+    apply: Callable, data: DataConfig, side: int | None, cropped: bool, views: str, pools, devices
+) -> Callable:
+    """((weights, key), images, their numbers) -> layers of each view, on a device.
+
+    `side` is that of the network's images; None: of sentences.
+    """
+    options = {"cropped": cropped, "extra_channels": data.extra_channels}
+
+    def make_views(key, images, numbers) -> Sequence[jax.Array]:
+        if side is None:
+            return [images]
+        recipe = _recipe(data, views)
+        if views == "evaluation":
+            return [jax.vmap(augment.make_evaluate(recipe, side, **options))(images)]
+        transform = augment.make_augment(recipe, side, **options)
+        if views == "pairs":
+            return augment.two_views(transform, key, images, numbers)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+        return [jax.vmap(transform)(keys, images)]
+
+    def per_device(shared, images, numbers):
+        weights, key = shared
+        layers = []
+        for view in make_views(key, images, numbers):
+            outputs, _ = apply(*weights, view, False)
+            pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools}
+            layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
+        return tuple(layers)
+
+    return sharding.pmap(per_device, devices)
+
+
+def _recipe(data: DataConfig, views: str) -> augment.Recipe:
+    recipe = augment.recipe_of(data)
+    return augment.crop_flip(recipe) if views == "random" else recipe
 
 
 def batch_size(source: Source, devices: Sequence[jax.Device]) -> int:

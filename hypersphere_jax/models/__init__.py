@@ -80,7 +80,11 @@ def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
-    config = resolved(config)
+    return _abstract(resolved(config))
+
+
+@functools.lru_cache(maxsize=8)  # programs are shared by what has the same `apply`
+def _abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     if config.network is not None:
         init, own = _custom(config)
         return own, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))

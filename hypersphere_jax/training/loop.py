@@ -1,6 +1,7 @@
 """The training loop: from a config to a run's folder, resumable at any step."""
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 
 from hypersphere_jax import data, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
+from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data.batches import device_batches, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.evaluate.online import make_evaluation
@@ -19,7 +21,14 @@ from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.recorder import Evaluate, Recorder
 from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
-from hypersphere_jax.training.step import Momentum, TrainState, init_state, make_step_of
+from hypersphere_jax.training.step import (
+    Momentum,
+    TrainState,
+    init_state,
+    make_step_of,
+    scalars_of,
+    structure,
+)
 
 IN_FLIGHT = 2  # steps that are not yet completed when a further one begins
 
@@ -38,7 +47,6 @@ class Run(NamedTuple):
     """What a job trains with: all but the data."""
 
     apply: Callable
-    optimizer: Any
     sampler: Callable
     key: jax.Array
     state: TrainState
@@ -77,7 +85,7 @@ def train(
 def train_job(job: Job, command: str) -> Path:
     """Trains, or continues, the run of a job; see `train`."""
     config, dataset, digest, devices, resident = job
-    apply, optimizer, sampler, key, state, recorder = make_run(job)
+    apply, sampler, key, state, recorder = make_run(job)
     evaluate = make_evaluate(job, apply)
     processes.check_equal(
         {
@@ -89,20 +97,24 @@ def train_job(job: Job, command: str) -> Path:
     )
     with recorder.opened(devices, digest, command):
         state = sharding.replicate(recorder.restored(state), devices)
-        step = make_step_of(
-            config,
-            dataset.pretrain,
-            apply,
-            optimizer,
-            recorder.total,
-            axis_name=sharding.AXIS,
-            resident=resident,
-        )
-        step = sharding.pmap(step, devices, donate=(0,))
-        steps, key = range(recorder.start, recorder.total), sharding.replicate(key, devices)
+        cropped = dataset.pretrain.image_shape is None
+        map_step = _mapped_step.__wrapped__ if holds_custom(config) else _mapped_step
+        step = map_step(structure(config), recorder.total, cropped, resident, tuple(devices))
+        fixed = sharding.replicate((key, scalars_of(config)), devices)
+        steps = range(recorder.start, recorder.total)
         batches = device_batches(config, dataset, sampler, steps, devices, resident)
-        fit(recorder, lambda s, batch: step(s, *batch, key), state, batches, evaluate, command)
+        fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, command)
     return recorder.folder
+
+
+@functools.lru_cache(maxsize=4)  # runs that differ in scalar hyper-parameters compile once
+def _mapped_step(
+    config: PretrainConfig, total: int, cropped: bool, resident: bool, devices: tuple
+) -> Callable:
+    apply, _, _ = models.abstract(config.model)
+    options = {"cropped": cropped, "resident": resident}
+    step = make_step_of(config, apply, total, axis_name=sharding.AXIS, **options)
+    return sharding.pmap(step, devices, donate=(0,))
 
 
 def fit(
@@ -187,7 +199,7 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
 
 
 def make_run(job: Job) -> Run:
-    """Network, optimizer and the state at step 0: random, or that of the run to start from."""
+    """Network and the state at step 0: random, or that of the run to start from."""
     config, source = job.config, job.dataset.pretrain
     vocabulary = getattr(source, "vocabulary", None)
     sampler = make_sampler(source, config.optimizer.batch_size, config.seed)
@@ -205,7 +217,7 @@ def make_run(job: Job) -> Run:
         queue_key = jax.random.fold_in(run_key, 2)
         queue = queue_init(queue_key, config.moco.queue_size, config.model.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))
-    return Run(apply, optimizer, sampler, jax.random.fold_in(run_key, 1), state, recorder)
+    return Run(apply, sampler, jax.random.fold_in(run_key, 1), state, recorder)
 
 
 def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:

@@ -152,11 +152,14 @@ def uses_labels(config: ObjectiveConfig) -> bool:
     return config.supervised_weight > 0
 
 
-def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Array, Metrics]]:
+def make_queue_objective(
+    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
+) -> Callable[..., tuple[jax.Array, Metrics]]:
     """The same weighted sum against a queue of keys (Wang & Isola B.2).
 
     Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
     uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
+    Arguments are those of `make_objective`.
 
     Returns:
       `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
@@ -164,23 +167,24 @@ def make_queue_objective(config: ObjectiveConfig) -> Callable[..., tuple[jax.Arr
       with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
     """
     custom = None if config.function is None else _custom_loss(config, (3,))[0]
+    value = vars(config) | dict(scalars or {})
 
     def objective(query, key, queue, axis_name):
         def mean(x):
             return x if axis_name is None else jax.lax.pmean(x, axis_name)
 
         metrics = {
-            "align": align_loss(query, key, config.align_alpha, axis_name=axis_name),
+            "align": align_loss(query, key, value["align_alpha"], axis_name=axis_name),
             "uniform": uniform_queue_loss(
-                query, queue, config.uniform_t, config.uniform_intra_batch, axis_name=axis_name
+                query, queue, value["uniform_t"], config.uniform_intra_batch, axis_name=axis_name
             ),
         }
         if config.contrastive_weight:
             metrics["contrastive"] = info_nce_loss(
-                query, key, queue, config.contrastive_tau, axis_name=axis_name
+                query, key, queue, value["contrastive_tau"], axis_name=axis_name
             )
         if custom is None:
-            loss = _weighted(config, vars(config), metrics)
+            loss = _weighted(config, value, metrics)
         else:
             loss = custom(query, key, queue, axis_name=axis_name)
         similarities = {

@@ -4,18 +4,20 @@ The step knows devices only as the name of an axis: it runs under `pmap`, under 
 with `axis_name=None`, on a single device, with the same numbers.
 """
 
+import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.config import MocoConfig, PretrainConfig
-from hypersphere_jax.data import Source
+from hypersphere_jax.config.objective import WEIGHTS
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -32,6 +34,17 @@ from hypersphere_jax.training.objectives import (
     make_queue_objective,
     make_sentence_objective,
 )
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+
+# Scalar hyper-parameters: arguments of the step, so that runs of other values compile nothing.
+SCALARS = {
+    "objective": (
+        *WEIGHTS,
+        *("contrastive_tau", "align_alpha", "uniform_t"),
+        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
+    ),
+    "optimizer": ("learning_rate", "weight_decay", "momentum"),
+}
 
 
 class Momentum(NamedTuple):
@@ -57,36 +70,82 @@ def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation)
     return TrainState(jnp.zeros((), jnp.int32), params, stats, optimizer.init(params))
 
 
+def structure(config: PretrainConfig) -> PretrainConfig:
+    """What runs of one program share: all but scalar hyper-parameters, seed, start and name.
+
+    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    """
+    standard = PretrainConfig()
+    objective = {name: getattr(standard.objective, name) for name in SCALARS["objective"]}
+    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
+    optimizer = {name: getattr(standard.optimizer, name) for name in SCALARS["optimizer"]}
+    places = ("name", "runs_dir", "seed", "init_from", "init_step")
+    return dataclasses.replace(
+        config,
+        **{name: getattr(standard, name) for name in places},
+        objective=dataclasses.replace(config.objective, **objective),
+        optimizer=dataclasses.replace(config.optimizer, **optimizer),
+    )
+
+
+def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
+    """A config's scalar hyper-parameters, as `make_step_of`'s step takes them; float32.
+
+    Those that its loss does not have, None in a config with open fields filled in, are left out.
+    """
+    return {
+        part: {
+            name: np.asarray(value, np.float32)
+            for name in names
+            if (value := getattr(getattr(config, part), name)) is not None
+        }
+        for part, names in SCALARS.items()
+    }
+
+
 def make_step_of(
     config: PretrainConfig,
-    source: Source,
     apply: Callable,
-    optimizer: optax.GradientTransformation,
     total: int,
     *,
     axis_name: str | None,
+    cropped: bool = False,
     resident: bool = True,
-    scalars: Mapping[str, jax.Array] | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """The step that a config describes: of sentences, or of images, with a queue or without.
 
     Args:
       config: with all sizes filled in.
-      source: what is trained on.
       apply: the network, see `models.create`.
-      optimizer: an optax transformation.
       total: steps of the run.
       axis_name: the mapped axis, or None on a single device.
+      cropped: whether the host crops the images, as it does those of any size.
       resident: see `make_moco_step`.
-      scalars: see `make_objective`; not with a queue.
+
+    Returns:
+      `step(state, images, labels, indices, key, scalars) -> (state, metrics)`, as `make_step`'s
+      with `scalars_of` a config of the same `structure`.
     """
+
+    def step(state, images, labels, indices, key, scalars):
+        rule = scalars["optimizer"]
+        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
+        optimizer = make_optimizer(config.optimizer, schedule, rule)
+        one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
+        return one(state, images, labels, indices, key)
+
+    return step
+
+
+def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):
+    scalars = scalars["objective"]
     if config.model.reads_text:
         objective = make_sentence_objective(config.objective, scalars)
         return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
     augment = make_augment(
         recipe_of(config.data),
         config.model.image_size,
-        cropped=source.image_shape is None,
+        cropped=cropped,
         extra_channels=config.data.extra_channels,
     )
     if not config.moco.queue_size:
@@ -98,7 +157,7 @@ def make_step_of(
         separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
     return make_moco_step(
         apply,
-        make_queue_objective(config.objective),
+        make_queue_objective(config.objective, scalars),
         optimizer,
         augment,
         axis_name=axis_name,

@@ -5,10 +5,9 @@ the folder of each run.
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 
 from hypersphere_jax import data, models
 from hypersphere_jax.config import Diverged, PretrainConfig, require
-from hypersphere_jax.config.objective import WEIGHTS
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import checkpoint, run_folder, sharding
@@ -31,19 +29,16 @@ from hypersphere_jax.training.loop import (
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import Evaluate, Recorder, encoder_on_host, tree_of
-from hypersphere_jax.training.step import TrainState, init_state, make_step_of
+from hypersphere_jax.training.step import (
+    TrainState,
+    init_state,
+    make_step_of,
+    scalars_of,
+    structure,
+)
 
 # Of a device's memory, what the step of all encoders may take.
 MEMORY_SHARE = 0.8
-# Scalar hyper-parameters: they may differ between encoders of one program, as may seed and start.
-SCALARS = {
-    "objective": (
-        *WEIGHTS,
-        *("contrastive_tau", "align_alpha", "uniform_t"),
-        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
-    ),
-    "optimizer": ("learning_rate", "weight_decay", "momentum"),
-}
 
 
 def train_vmapped(
@@ -87,70 +82,12 @@ def train_vmapped(
     return [outcomes[i] for i in range(len(configs))]
 
 
-def structure(config: PretrainConfig) -> Hashable:
-    """What encoders of one program share: all but scalar hyper-parameters, seed, start and name.
+def make_vmapped_step(config: PretrainConfig, apply: Callable, total: int) -> Callable:
+    """`make_step_of`'s step for encoders of one structure, whose images are resident.
 
-    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    All its arguments but `images` and `labels` have a leading axis of the encoders.
     """
-    standard = PretrainConfig()
-    objective = {name: getattr(standard.objective, name) for name in SCALARS["objective"]}
-    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
-    optimizer = {name: getattr(standard.optimizer, name) for name in SCALARS["optimizer"]}
-    places = ("name", "runs_dir", "seed", "init_from", "init_step")
-    return dataclasses.replace(
-        config,
-        **{name: getattr(standard, name) for name in places},
-        objective=dataclasses.replace(config.objective, **objective),
-        optimizer=dataclasses.replace(config.optimizer, **optimizer),
-    )
-
-
-def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
-    """A config's scalar hyper-parameters, as `make_vmapped_step` takes them; float32.
-
-    Those that its loss does not have, None in a config with open fields filled in, are left out.
-    """
-    return {
-        part: {
-            name: np.asarray(value, np.float32)
-            for name in names
-            if (value := getattr(getattr(config, part), name)) is not None
-        }
-        for part, names in SCALARS.items()
-    }
-
-
-def make_vmapped_step(
-    config: PretrainConfig, source: data.Source, apply: Callable, total: int
-) -> Callable:
-    """The step of one device for encoders of one structure, whose images are resident.
-
-    Args:
-      config: of any of them.
-      source: what is trained on.
-      apply: the network, see `models.create`.
-      total: steps of a run.
-
-    Returns:
-      `step(state, images, labels, indices, key, scalars) -> (state, metrics)` as `make_step`'s,
-      where all but `images` and `labels` have a leading axis of the encoders.
-    """
-
-    def step(state, images, labels, indices, key, scalars):
-        rule = scalars["optimizer"]
-        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
-        optimizer = make_optimizer(config.optimizer, schedule, rule)
-        one = make_step_of(
-            config,
-            source,
-            apply,
-            optimizer,
-            total,
-            axis_name=sharding.AXIS,
-            scalars=scalars["objective"],
-        )
-        return one(state, images, labels, indices, key)
-
+    step = make_step_of(config, apply, total, axis_name=sharding.AXIS)
     return jax.vmap(step, in_axes=(0, None, None, 0, 0, 0))
 
 
@@ -327,7 +264,7 @@ def _compiled(job: Job, n: int) -> Any:
             lambda x: jax.ShapeDtypeStruct((len(devices), *axes, *x.shape), x.dtype), tree
         )
 
-    step = make_vmapped_step(config, source, apply, total)
+    step = make_vmapped_step(config, apply, total)
     return (
         sharding.pmap(step, devices, donate=(0,))
         .lower(

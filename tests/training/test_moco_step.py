@@ -16,12 +16,18 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
 from hypersphere_jax import config as C
-from hypersphere_jax import data
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.training import checkpoint, loop, run_folder, sharding
 from hypersphere_jax.training.objectives import make_queue_objective
-from hypersphere_jax.training.step import Momentum, init_state, make_moco_step, make_step_of
+from hypersphere_jax.training.optimizers import make_optimizer
+from hypersphere_jax.training.step import (
+    Momentum,
+    init_state,
+    make_moco_step,
+    make_step_of,
+    scalars_of,
+)
 
 QUEUE = 11  # keys: four batches go round twice
 OBJECTIVE = make_queue_objective(C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0))
@@ -178,22 +184,23 @@ def two_steps(devices, moco, batch_norm="split"):
     """The states after two steps that training makes of a config, of 10 in all."""
     groups = {"bn_groups": 4} if batch_norm == "split" else {}
     model = C.ModelConfig(dim=2, image_size=4, channels=1, batch_norm=batch_norm, **groups)
-    plain, batch = C.DataConfig(recipe="none"), C.OptimizerConfig(batch_size=SIZE)
-    made = C.PretrainConfig(data=plain, model=model, moco=moco, optimizer=batch)
-    source = data.Arrays(NUMBERED, np.zeros(SIZE, np.int32), ("a",), "here")
-    optimizer, dataset = optax.sgd(0.5), data.Dataset(source, None, source, "none")
-    step = make_step_of(made, dataset.pretrain, telling, optimizer, 10, axis_name=sharding.AXIS)
+    rule = {"learning_rate": 0.5, "scaling": "none", "momentum": 0, "weight_decay": 0}
+    sgd = C.OptimizerConfig(batch_size=SIZE, **rule)
+    plain = C.DataConfig(recipe="none")
+    made = C.PretrainConfig(data=plain, model=model, moco=moco, optimizer=sgd)
+    optimizer = make_optimizer(sgd, optax.constant_schedule(0.5))
+    step = make_step_of(made, telling, 10, axis_name=sharding.AXIS)
     params = {"w": jnp.array([[0.01, 0.3]])}
     stats = {"seen": jnp.zeros((devices, SIZE // devices))}
     momentum = Momentum(params, stats, queue_init(jax.random.key(0), SIZE, 2))
     state = init_state(params, stats, optimizer)._replace(momentum=momentum)
     local = sharding.local_devices(devices)
-    started = state, (NUMBERED, source.labels), jax.random.key(1)
-    state, resident, key = sharding.replicate(started, local)
+    started = state, (NUMBERED, np.zeros(SIZE, np.int32)), (jax.random.key(1), scalars_of(made))
+    state, resident, fixed = sharding.replicate(started, local)
     indices = sharding.split(np.arange(SIZE, dtype=np.int32).reshape(devices, -1), local)
     mapped = sharding.pmap(step, local)
-    first, _ = mapped(state, *resident, indices, key)
-    second, _ = mapped(first, *resident, indices, key)
+    first, _ = mapped(state, *resident, indices, *fixed)
+    second, _ = mapped(first, *resident, indices, *fixed)
     return sharding.unreplicate(first), sharding.unreplicate(second)
 
 

@@ -11,9 +11,10 @@ from steps_by_hand import assert_close
 import hypersphere_jax as hj
 from hypersphere_jax import config as C
 from hypersphere_jax import data
-from hypersphere_jax.training import objectives, vmapped
+from hypersphere_jax.training import objectives
 from hypersphere_jax.training.objectives import make_objective
 from hypersphere_jax.training.resolve import resolve
+from hypersphere_jax.training.step import scalars_of, structure
 
 KEY = jax.random.key(5)
 # A loss and what it is given by its function's names; "raw": features that are not normalized.
@@ -126,8 +127,8 @@ def test_numbers_as_arguments(found):
     others = {c: dataclasses.replace(bases[c], **own, **numbers) for c, own in asked.items()}
     for case in asked:
         made = [C.PretrainConfig(objective=one) for one in (bases[case], others[case])]
-        assert len(set(map(vmapped.structure, made))) == 1, case
-        both = [vmapped.scalars_of(resolve(one, dataset))["objective"] for one in made]
+        assert len(set(map(structure, made))) == 1, case
+        both = [scalars_of(resolve(one, dataset))["objective"] for one in made]
         held[case] = jax.tree.map(lambda *x: np.stack(x), *both)
 
     @jax.jit
@@ -138,7 +139,7 @@ def test_numbers_as_arguments(found):
         return {case: jax.vmap(functools.partial(one, case))(held[case]) for case in asked}
 
     different = [C.ObjectiveConfig(), C.ObjectiveConfig(align_weight=0), *bases.values()]
-    assert len({vmapped.structure(C.PretrainConfig(objective=one)) for one in different}) == 6
+    assert len({structure(C.PretrainConfig(objective=one)) for one in different}) == 6
     alone = of_all(others)
     for case, mine in together(held).items():
         expected = jax.tree.map(lambda *x: np.stack(x), found[case], alone[case])

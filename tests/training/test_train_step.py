@@ -23,8 +23,7 @@ from hypersphere_jax.training import loop
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.objectives import make_objective, make_sentence_objective
-from hypersphere_jax.training.step import init_state
-from hypersphere_jax.training.vmapped import SCALARS
+from hypersphere_jax.training.step import SCALARS, init_state
 
 CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
 
