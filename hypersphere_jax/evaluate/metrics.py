@@ -149,16 +149,18 @@ def _on_devices(
 
 
 def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
-    limit = PairOptions().among
+    blocking = PairOptions().among
     points = _points(a)
-    sums = (log_sums(points, None, scale=s, exclude=1, limit=limit)[0] for s in (2 * t, 4 * t))
+    sums = (
+        log_sums(points, None, scale=s, exclude=1, blocking=blocking)[0] for s in (2 * t, 4 * t)
+    )
     return (jnp.stack(list(sums)),)
 
 
 def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    limit = PairOptions().between
+    blocking = PairOptions().between
     # The scale of the potential, and that of its square.
-    sums = (log_sums(_points(a), _points(b), scale=s, limit=limit) for s in (2 * t, 4 * t))
+    sums = (log_sums(_points(a), _points(b), scale=s, blocking=blocking) for s in (2 * t, 4 * t))
     rows, columns = zip(*sums, strict=True)
     return jnp.stack(rows), jnp.stack(columns)
 

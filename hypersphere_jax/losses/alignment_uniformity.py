@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -94,6 +95,7 @@ def uniform_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""Uniformity: the log of the mean Gaussian potential of all pairs of points.
@@ -115,6 +117,7 @@ def uniform_loss(
       axis_name: a mapped axis: the points are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -130,7 +133,7 @@ def uniform_loss(
     """
     (x,) = features(x, names="x")
     n = at_least(1 if include_self else 2, "uniform_loss", "point", x, axis_name=axis_name)
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     _, weights, x = masked(mask, weights, x)
     if n == 1:
         return global_mean(jnp.sum(0 * x), axis_name)
@@ -172,6 +175,7 @@ def uniform_queue_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""Uniformity of queries against a queue of keys (Wang & Isola, B.2).
@@ -192,6 +196,7 @@ def uniform_queue_loss(
       axis_name: a mapped axis: the queries are those of all devices. Each has the same queue.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' queries along a ring, rather than gathering them on each.
 
     Returns:
@@ -208,7 +213,7 @@ def uniform_queue_loss(
     query, queue = features(query, queue, names="query, queue", same_n=False)
     n = at_least(1, "uniform_queue_loss", "query", query, axis_name=axis_name)
     m = at_least(1, "uniform_queue_loss", "key in the queue", queue)
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     queries, pairs = plain_points(query), n * m
     total = log_total_with(queries, plain_points(queue), options, 2 * t)
     if intra_batch and n != 1:

@@ -14,11 +14,16 @@ set of points against itself is symmetric: each two blocks meet once, and that c
 
 Distances are those of inner products around the centre, as long as these are small enough for that
 to cancel no more than rounding does elsewhere; else they are sums of squared differences.
+
+On accelerators a block's time is that of moving its logits. So their biases are columns of the
+product, as are the sums of weights, and exponentials are summed as they are where float32 holds
+them.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +32,25 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 Scale = jax.Array | float | None
+Precision = Literal["highest", "high", "default"]
 # The logit of what is no pair. Finite: a difference of infinities would be no number.
 OFF = -1e30
 # Squared distances from the centre, times scale / 2, above which inner products are not exact
 # enough: there gradients are off by up to some 5e-5.
 FAR = 32.0
+# Where no logit lies outside, float32 holds their exponentials, sums of these and products with
+# small coordinates as they are.
+LOWEST, HIGHEST = -60.0, 60.0
+# Larger blocks are a multiple of this many points, for which accelerators copy nothing.
+UNIT, LARGE = 128, 2048
+# Columns of the biases in products: three of bfloat16 make a float32.
+PARTS = 3
+# On NVIDIA's tensor cores: products of bfloat16 parts, summed in float32. Six are as exact as
+# float32 products, which do not run there.
+PARTS_ON_GPU = {
+    "highest": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
+    "high": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+}
 
 
 class Points(NamedTuple):
@@ -41,8 +60,20 @@ class Points(NamedTuple):
     bias: jax.Array
 
 
+class Blocking(NamedTuple):
+    """How the matrix is computed.
+
+    Attributes:
+      limit: points in a block, at most.
+      precision: of products, see `product`.
+    """
+
+    limit: int
+    precision: Precision = "highest"
+
+
 def log_sums(
-    a: Points, b: Points | None, *, scale: Scale = None, exclude: int = 0, limit: int
+    a: Points, b: Points | None, *, scale: Scale = None, exclude: int = 0, blocking: Blocking
 ) -> tuple[jax.Array, jax.Array]:
     """Log-sum-exp of each row `[n]` and of each column `[m]` of the logits.
 
@@ -51,30 +82,53 @@ def log_sums(
       b: the m points of the columns; None for `a` itself, whose columns are as its rows.
       scale: of squared distances; None where the logits are inner products.
       exclude: 0 counts all pairs, 1 leaves out (i, i), 2 also (2i, 2i + 1) and (2i + 1, 2i).
-      limit: points in a block, at most.
+      blocking: of the matrix.
     """
-    if scale is not None:
-        x, y, far = _centred(a, b, scale)
-        return lax.cond(
-            far,
-            lambda: _log_sums(a, b, scale, exclude, limit),
-            lambda: _log_sums(x, y, None, exclude, limit),
-        )
-    return _log_sums(a, b, None, exclude, limit)
+    of = functools.partial(_log_sums, exclude=exclude, blocking=blocking)
+    if scale is None:
+        return _in_range(of, a, b)
+    x, y, far = _centred(a, b, scale)
+    return lax.cond(far, lambda: of(a, b, scale=scale), lambda: _in_range(of, x, y))
 
 
-def _log_sums(a: Points, b: Points | None, scale: Scale, exclude: int, limit: int) -> tuple:
+def _in_range(of: Callable, a: Points, b: Points | None) -> Any:
+    """`of(a, b, plain=True)` on accelerators, if float32 holds the exponentials as they are."""
+    if on_cpu():  # it is not faster there, but takes longer to compile
+        return of(a, b)
+    beyond = everywhere(~within_range(a, b))
+    return lax.cond(beyond, lambda: of(a, b), lambda: of(a, b, plain=True))
+
+
+def _log_sums(
+    a: Points,
+    b: Points | None,
+    *,
+    exclude: int,
+    blocking: Blocking,
+    scale: Scale = None,
+    plain: bool = False,
+) -> tuple:
     """`log_sums`; with a scale by differences."""
+    fold, add = (jnp.sum, jnp.add) if plain else (jax.nn.logsumexp, jnp.logaddexp)
 
     def parts(logits, rows, columns):
-        return jax.nn.logsumexp(logits, 1), jax.nn.logsumexp(logits, 0)
+        values = jnp.exp(logits) if plain else logits
+        return fold(values, 1), fold(values, 0)
 
+    limit, least = blocking.limit, 0.0 if plain else OFF
     rows, columns = _split((a,), limit, exclude), b and _split((b,), limit, exclude)
-    nothing = tuple(jnp.full_like(side[0].bias, OFF) for side in (rows, columns or rows))
-    sums, others = _sweep(parts, jnp.logaddexp, rows, columns, nothing, exclude, scale)
+    nothing = tuple(jnp.full_like(side[0].bias, least) for side in (rows, columns or rows))
+    sums, others = _sweep(parts, add, rows, columns, nothing, exclude, scale, blocking)
     if b is None:
-        sums = others = sums if others is None else jnp.logaddexp(sums, others)
-    return _join(sums, a.bias.shape[0]), _join(others, (a if b is None else b).bias.shape[0])
+        sums = others = sums if others is None else add(sums, others)
+    sides = (sums, a), (others, a if b is None else b)
+    sums, others = (_join(sums, side.bias.shape[0]) for sums, side in sides)
+    return (_log(sums), _log(others)) if plain else (sums, others)
+
+
+def _log(sums: jax.Array) -> jax.Array:
+    """Zero is the sum of a point that forms no pair."""
+    return jnp.where(sums > 0, jnp.log(jnp.where(sums > 0, sums, 1.0)), OFF)
 
 
 def weighted_sums(
@@ -85,7 +139,7 @@ def weighted_sums(
     *,
     scale: Scale = None,
     exclude: int = 0,
-    limit: int,
+    blocking: Blocking,
 ) -> tuple[Points, Points]:
     """The slopes of all logits by the points, summed with weights P, and P's rows and columns.
 
@@ -99,49 +153,52 @@ def weighted_sums(
       c: shifts of the columns, `[m]`, or None.
       scale: as in `log_sums`.
       exclude: as in `log_sums`; what it leaves out has no weight.
-      limit: points in a block, at most.
+      blocking: of the matrix.
 
     Returns:
       `Points(P b [n, d], sums of rows [n])` and `Points(P^T a [m, d], sums of columns [m])`; with a
       scale it is `scale P_ij (b_j - a_i)` that is summed over j, and likewise over i.
     """
+    of = functools.partial(_weighted_sums, r=r, c=c, exclude=exclude, blocking=blocking)
     if scale is None:
-        return _weighted_sums(a, b, r, c, None, exclude, limit)
+        return of(a, b)
     x, y, far = _centred(a, b, scale)
 
     def near():
-        sums = _weighted_sums(x, y, r, c, None, exclude, limit)
+        sums = of(x, y)
         sides = zip(sums, (x, x if y is None else y), strict=True)
         root = jnp.sqrt(scale)
         return tuple(Points(root * (s.x - s.bias[:, None] * p.x), s.bias) for s, p in sides)
 
-    return lax.cond(far, lambda: _weighted_sums(a, b, r, c, scale, exclude, limit), near)
+    return lax.cond(far, lambda: of(a, b, scale=scale), near)
 
 
 def _weighted_sums(
     a: Points,
     b: Points | None,
+    *,
     r: jax.Array | None,
     c: jax.Array | None,
-    scale: Scale,
     exclude: int,
-    limit: int,
+    blocking: Blocking,
+    scale: Scale = None,
 ) -> tuple[Points, Points]:
     """`weighted_sums`; with a scale by differences."""
 
     def parts(logits, rows, columns):
         (row_points, row_shift), (column_points, column_shift) = rows, columns
-        terms = [] if row_shift is None else [logits - row_shift[:, None]]
-        terms += [] if column_shift is None else [logits - column_shift[None, :]]
-        weights = sum(map(jnp.exp, terms or [logits]))
+        shifts = [] if row_shift is None else [row_shift[:, None]]
+        shifts += [] if column_shift is None else [column_shift[None, :]]
+        weights = sum(jnp.exp(logits - shift) for shift in shifts or [0.0])
         return (
-            _slopes(weights, row_points, column_points, scale),
-            _slopes(weights.T, column_points, row_points, scale),
+            _slopes(weights, row_points, column_points, scale, blocking),
+            _slopes(weights.T, column_points, row_points, scale, blocking),
         )
 
+    limit = blocking.limit
     rows, columns = _split((a, r), limit, exclude), b and _split((b, c), limit, exclude)
     nothing = jax.tree.map(jnp.zeros_like, (rows[0], (columns or rows)[0]))
-    sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude, scale)
+    sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude, scale, blocking)
     if b is None:
         sums = others = jax.tree.map(jnp.add, sums, others) if others else sums
     return (
@@ -158,6 +215,7 @@ def _sweep(
     totals: Any,
     exclude: int,
     scale: Scale,
+    blocking: Blocking,
 ) -> tuple[Any, Any]:
     """Adds `parts(logits, row block, column block)` to the totals, over all pairs of blocks.
 
@@ -170,12 +228,12 @@ def _sweep(
     counts = rows[0].bias.shape[0], columns[0].bias.shape[0]
     if counts == (1, 1):
         row, column = _at(rows, 0), _at(columns, 0)
-        mine, theirs = parts(_logits(row[0], column[0], exclude, scale), row, column)
+        mine, theirs = parts(_logits(row[0], column[0], exclude, scale, blocking), row, column)
         return jax.tree.map(lambda part: part[None], (mine, None if symmetric else theirs))
 
     def meet(i, j, totals, diagonal=False):
         row, column = _at(rows, i), _at(columns, j)
-        logits = _logits(row[0], column[0], exclude if diagonal else 0, scale)
+        logits = _logits(row[0], column[0], exclude if diagonal else 0, scale, blocking, i)
         mine, theirs = parts(logits, row, column)
         totals, others = totals
         totals = _add_at(add, totals, i, mine)
@@ -206,20 +264,47 @@ def _add_at(add: Callable, totals: Any, i: Any, part: Any) -> Any:
     return jax.tree.map(lambda total, p: total.at[i].set(add(total[i], p)), totals, part)
 
 
-def _logits(a: Points, b: Points, exclude: int, scale: Scale) -> jax.Array:
-    products = _product(a.x, b.x.T) if scale is None else -scale / 2 * _squared_distances(a.x, b.x)
-    logits = products + (a.bias[:, None] + b.bias[None, :])
+def _logits(
+    a: Points, b: Points, exclude: int, scale: Scale, blocking: Blocking, block: Any = 0
+) -> jax.Array:
+    """Of two blocks; what is excluded is on the diagonal, where both are this one."""
+    if scale is None and not on_cpu():
+        one = jnp.ones_like(a.bias)
+        rows = _with_columns(a.x, *_parts(a.bias), *[one] * PARTS)
+        columns = _with_columns(b.x, *[jnp.ones_like(b.bias)] * PARTS, *_parts(b.bias))
+        logits = product(rows, columns.T, blocking.precision)
+    else:
+        of = product(a.x, b.x.T) if scale is None else -scale / 2 * _squared_distances(a.x, b.x)
+        logits = of + (a.bias[:, None] + b.bias[None, :])
     if exclude:
-        group = jnp.arange(a.bias.shape[0]) >> (exclude - 1)
-        logits = jnp.where(group[:, None] == group[None, :], OFF, logits)
+        # What is the same in all blocks, as OFF and the places inside, would be kept as an array.
+        size = a.bias.shape[0]
+        group = (block * size + jnp.arange(size)) >> (exclude - 1)
+        logits = jnp.where(group[:, None] == group[None, :], OFF - block, logits)
     return logits
 
 
-def _slopes(weights: jax.Array, a: Points, b: Points, scale: Scale) -> Points:
+def _slopes(weights: jax.Array, a: Points, b: Points, scale: Scale, blocking: Blocking) -> Points:
     """The slopes of the logits by `a`, summed over `b` with weights, and the weights' sums."""
-    if scale is None:
-        return Points(_product(weights, b.x), jnp.sum(weights, 1))
-    return Points(scale * _differences(weights, a.x, b.x), jnp.sum(weights, 1))
+    if scale is not None:
+        return Points(scale * _differences(weights, a.x, b.x), jnp.sum(weights, 1))
+    if on_cpu():
+        return Points(product(weights, b.x), jnp.sum(weights, 1))
+    sums = product(weights, _with_columns(b.x, jnp.ones_like(b.bias)), blocking.precision)
+    return Points(sums[:, :-1], sums[:, -1])
+
+
+def _with_columns(x: jax.Array, *columns: jax.Array) -> jax.Array:
+    return jnp.concatenate([x, *(column[:, None] for column in columns)], 1)
+
+
+def _parts(bias: jax.Array) -> list[jax.Array]:
+    """Biases as sums of parts that products of any precision leave as they are."""
+    parts = []
+    for _ in range(PARTS - 1):
+        parts.append(lax.reduce_precision(lax.stop_gradient(bias), 8, 7))  # bfloat16
+        bias = bias - parts[-1]
+    return [*parts, bias]
 
 
 def _centred(a: Points, b: Points | None, scale: Any) -> tuple[Points, Points | None, jax.Array]:
@@ -264,8 +349,44 @@ def _(axis_size: int, in_batched: list[bool], flag: jax.Array) -> tuple[jax.Arra
     return everywhere(jnp.any(flag)), False
 
 
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+def product(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax.Array:
+    """A matrix product of float32 arrays.
+
+    Args:
+      a: `[n, k]`.
+      b: `[k, m]`.
+      precision: "highest" is that of float32. "high" takes three products of bfloat16 parts, with
+        16 bits of each number; "default" is what the device does by default, such as TF32. On CPU
+        all are float32 products.
+    """
+    algorithm: Any = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH}.get(precision)
+    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _has_bfloat16():
+        algorithm = PARTS_ON_GPU.get(precision)
+    return jnp.matmul(a, b, precision=algorithm)
+
+
+def _has_bfloat16() -> bool:
+    """Whether the tensor cores of NVIDIA's GPU here multiply bfloat16."""
+    return float(getattr(jax.local_devices()[0], "compute_capability", "8.0")) >= 8
+
+
+def on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def within_range(a: Points, b: Points | None, scale: Scale = None) -> jax.Array:
+    """Whether all logits lie in a range where float32 holds sums of exponentials, by the norms."""
+    sides = [(p.x, p.bias) for p in lax.stop_gradient((a,) if b is None else (a, b))]
+    norms = [jnp.max(jnp.sum(jnp.square(x), 1)) for x, _ in sides]
+    tops = [jnp.max(bias) for _, bias in sides]
+    bottoms = [jnp.min(jnp.where(bias > OFF, bias, 0.0)) for _, bias in sides]
+    lowest, highest = bottoms[0] + bottoms[-1], tops[0] + tops[-1]
+    most = jnp.sqrt(norms[0] * norms[-1])
+    if scale is None:
+        lowest, highest = lowest - most, highest + most
+    else:
+        lowest -= scale * (norms[0] / 2 + norms[-1] / 2 + most)
+    return (lowest >= LOWEST) & (highest <= HIGHEST)
 
 
 def _split(side: tuple, limit: int, exclude: int) -> tuple:
@@ -275,6 +396,7 @@ def _split(side: tuple, limit: int, exclude: int) -> tuple:
         return jax.tree.map(lambda array: array[None], side)
     count = math.ceil(n / limit)
     size = math.ceil(n / count)
+    size += -size % UNIT if LARGE < size < limit else 0
     size += size % max(exclude, 1)  # no block parts an excluded pair
     count = math.ceil(n / size)
     missing = count * size - n

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -31,6 +32,7 @@ def contrastive_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""The in-batch contrastive loss, in both directions: the mean of 2n cross entropies.
@@ -54,6 +56,7 @@ def contrastive_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -73,7 +76,7 @@ def contrastive_loss(
     return mean_log_sums_between(
         real_points(plain_points(x), mask),
         real_points(plain_points(y), mask),
-        pair_options(block_size, axis_name, ring),
+        pair_options(block_size, axis_name, ring, precision),
         columns=symmetric,
         exclude=1,
         positives=jnp.sum(x * y, axis=-1),
@@ -90,6 +93,7 @@ def dcl_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""The contrastive loss whose denominator leaves out the positive, with cross-view negatives.
@@ -110,6 +114,7 @@ def dcl_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -129,7 +134,7 @@ def dcl_loss(
     spread = mean_log_sums_between(
         plain_points(z1),
         plain_points(z2),
-        pair_options(block_size, axis_name, ring),
+        pair_options(block_size, axis_name, ring, precision),
         columns=True,
         exclude=1,
     )
@@ -146,6 +151,7 @@ def info_nce_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
 ) -> jax.Array:
     r"""InfoNCE with one positive key a query and negatives that all queries share.
 
@@ -164,6 +170,7 @@ def info_nce_loss(
         negatives.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
 
     Returns:
       float32 (or float64) scalar, at least 0; `log(m + 1)` when all features coincide.
@@ -185,5 +192,5 @@ def info_nce_loss(
         plain_points(query),
         plain_points(negatives),
         jnp.sum(query * key, axis=-1),
-        pair_options(block_size, axis_name),
+        pair_options(block_size, axis_name, precision=precision),
     )

@@ -2,17 +2,20 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hypersphere_jax.losses.blocks import Blocking, Precision, on_cpu
+
 AxisName = str | tuple[str, ...] | None
 
 # Points in a block where the losses may choose: of points among themselves, and between two sets.
-# Measured on CPUs, see docs/performance.md; on accelerators a guess that keeps blocks small.
-AMONG, BETWEEN, ACCELERATOR = 1024, 2048, 4096
+# Measured on CPUs, see docs/performance.md. On accelerators a block's traffic is that of its logits
+# alone from some 4,096 points on.
+ON_CPU, ON_ACCELERATORS = (1024, 2048), (4096, 8192)
 
 
 class PairOptions(NamedTuple):
@@ -22,25 +25,39 @@ class PairOptions(NamedTuple):
       block_size: points in a block, at most; None chooses.
       axis_name: the mapped axis over which points are spread; None for one device.
       ring: pass the devices' points along a ring, rather than gathering them on each.
+      precision: of products, see `blocks.product`.
     """
 
     block_size: int | None = None
     axis_name: AxisName = None
     ring: bool = False
+    precision: Precision = "highest"
 
     @property
-    def among(self) -> int:
-        return self.block_size or (AMONG if jax.default_backend() == "cpu" else ACCELERATOR)
+    def among(self) -> Blocking:
+        """Of points among themselves."""
+        return self._blocking(0)
 
     @property
-    def between(self) -> int:
-        return self.block_size or (BETWEEN if jax.default_backend() == "cpu" else ACCELERATOR)
+    def between(self) -> Blocking:
+        """Of two sets of points."""
+        return self._blocking(1)
+
+    def _blocking(self, case: int) -> Blocking:
+        sizes = ON_CPU if on_cpu() else ON_ACCELERATORS
+        return Blocking(self.block_size or sizes[case], self.precision)
 
 
 def pair_options(
-    block_size: int | None = None, axis_name: AxisName = None, ring: bool = False
+    block_size: int | None = None,
+    axis_name: AxisName = None,
+    ring: bool = False,
+    precision: Precision = "highest",
 ) -> PairOptions:
     """The options that the pairwise losses share, or ValueError."""
+    if precision not in get_args(Precision):
+        names = ", ".join(get_args(Precision))
+        raise ValueError(f"precision must be one of {names}, got {precision!r}")
     if ring and axis_name is None:
         raise ValueError("ring=True needs axis_name, the mapped axis that the ring goes around")
     if block_size is not None:
@@ -48,7 +65,7 @@ def pair_options(
         if not integer or operator.index(block_size) < 1:
             raise ValueError(f"block_size must be None or an integer >= 1, got {block_size!r}")
         block_size = operator.index(block_size)
-    return PairOptions(block_size, axis_name, ring)
+    return PairOptions(block_size, axis_name, ring, precision)
 
 
 def all_gather(x: jax.Array, axis_name: AxisName) -> jax.Array:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -45,6 +46,7 @@ def nt_xent_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""NT-Xent, the loss of SimCLR: each view's positive against the 2n - 1 other views.
@@ -67,6 +69,7 @@ def nt_xent_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -90,7 +93,7 @@ def nt_xent_loss(
         raise ValueError(
             f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
         )
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     real = None if mask is None else _views(mask, mask)
     shares = shares_of(None if weights is None else _views(weights, weights), axis_name)
     if similarity == "neg_euclidean":
@@ -114,6 +117,7 @@ def decoupled_nt_xent_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array | Terms:
     r"""NT-Xent with a weight of its own for the term that spreads the features.
@@ -145,6 +149,7 @@ def decoupled_nt_xent_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -162,7 +167,7 @@ def decoupled_nt_xent_loss(
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "decoupled_nt_xent_loss", "pair", z1)
     attraction = alignment(z1, z2, scaling, axis_name)
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     if self_similarity:
         views = plain_points(_views(z1, z2) / jnp.sqrt(tau))
         distribution = mean_log_sum(views, 0, options) - math.log(z1.shape[1])
@@ -199,6 +204,7 @@ def logsumexp_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""The term of NT-Xent that spreads the features, alone (Chen et al., Section C).
@@ -213,6 +219,7 @@ def logsumexp_loss(
       axis_name: a mapped axis: the features are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -228,7 +235,7 @@ def logsumexp_loss(
     (z,) = features(z, names="z")
     at_least(2, "logsumexp_loss", "point", z, axis_name=axis_name)
     points = plain_points(z / jnp.sqrt(tau))
-    return mean_log_sum(points, 1, pair_options(block_size, axis_name, ring))
+    return mean_log_sum(points, 1, pair_options(block_size, axis_name, ring, precision))
 
 
 @on_mesh("z1", "z2")
@@ -242,6 +249,7 @@ def balanced_contrastive_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array | Terms:
     r"""The balanced contrastive loss: the positive attracts, 2(n - 1) negatives repel.
@@ -263,6 +271,7 @@ def balanced_contrastive_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -281,7 +290,7 @@ def balanced_contrastive_loss(
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
     points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
-    repulsion = mean_log_sum(points, 2, pair_options(block_size, axis_name, ring))
+    repulsion = mean_log_sum(points, 2, pair_options(block_size, axis_name, ring, precision))
     attraction = alignment(z1, z2, "per_sample", axis_name)
     terms = Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
     return terms if with_terms else terms.loss
@@ -298,6 +307,7 @@ def generalized_nt_xent_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array | Terms:
     r"""The balanced contrastive loss with the positive among those that repel.
@@ -318,6 +328,7 @@ def generalized_nt_xent_loss(
       axis_name: a mapped axis: the pairs are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -335,7 +346,7 @@ def generalized_nt_xent_loss(
     """
     z1, z2 = features(z1, z2, names="z1, z2")
     at_least(1, "generalized_nt_xent_loss", "pair", z1)
-    nt_xent = _nt_xent(z1, z2, alpha, pair_options(block_size, axis_name, ring))
+    nt_xent = _nt_xent(z1, z2, alpha, pair_options(block_size, axis_name, ring, precision))
     # The log-sum-exp is NT-Xent plus the positive's logit.
     attraction = alignment(z1, z2, "per_sample", axis_name)
     loss = lam / alpha * nt_xent + (1 - lam) * attraction

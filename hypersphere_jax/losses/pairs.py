@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from hypersphere_jax.losses.blocks import OFF, Points, Scale, everywhere, log_sums, weighted_sums
+from hypersphere_jax.losses.blocks import (
+    OFF,
+    Points,
+    Scale,
+    everywhere,
+    log_sums,
+    weighted_sums,
+    within_range,
+)
 from hypersphere_jax.losses.devices import (
     AxisName,
     PairOptions,
@@ -25,10 +33,6 @@ from hypersphere_jax.losses.devices import (
     mean_of,
     over_devices,
 )
-
-# Where no logit lies outside, float32 holds their exponentials, sums of these and products with
-# small coordinates as they are.
-LOWEST, HIGHEST = -60.0, 60.0
 
 
 def plain_points(x: jax.Array) -> Points:
@@ -68,14 +72,14 @@ def log_total_with(
 
     def value(points, others, scale):
         points, others = _alike(points, others)
-        rows, _ = log_sums(points, others, scale=scale, limit=options.between)
+        rows, _ = log_sums(points, others, scale=scale, blocking=options.between)
         return _log_sum(rows, options.axis_name)
 
     def value_and_gradients(points, others, scale):
         sides = _alike(points, others)
         shift = _shift(value, scale, options.axis_name, *sides)
-        low, limit = _lowered(sides[0], shift), options.between
-        weighted = weighted_sums(low, sides[1], None, None, scale=scale, limit=limit)
+        low = _lowered(sides[0], shift)
+        weighted = weighted_sums(low, sides[1], None, None, scale=scale, blocking=options.between)
         total = global_sum(jnp.sum(weighted[0].bias), options.axis_name)
         slopes = jax.tree.map(lambda p: p / total, weighted)
         by_scale = _by_scale(scale, options.axis_name, *zip(sides, slopes, strict=True))
@@ -149,7 +153,7 @@ def mean_log_sums_between(
 
     def sums(a, b):
         def pair_sums(remote, exclude=0):
-            rows, theirs = log_sums(a, remote, exclude=exclude, limit=options.between)
+            rows, theirs = log_sums(a, remote, exclude=exclude, blocking=options.between)
             return rows, theirs if columns else None
 
         both = over_devices(pair_sums, b, pair_sums(b, exclude), jax.nn.logsumexp, options)
@@ -170,7 +174,7 @@ def mean_log_sums_between(
 
         def pair_sums(remote, exclude=0):
             of, shifts = remote
-            return weighted_sums(a, of, r, shifts, exclude=exclude, limit=options.between)
+            return weighted_sums(a, of, r, shifts, exclude=exclude, blocking=options.between)
 
         weighted = over_devices(pair_sums, (b, c), pair_sums((b, c), exclude), jnp.sum, options)
         slope = None if positives is None else sum(slopes)
@@ -188,13 +192,13 @@ def mean_log_sum_shared(
     """As `mean_log_sum` with positives, of a with b; every device has the same b."""
 
     def value(a, b, positives):
-        sums, _ = log_sums(*_alike(a, b), limit=options.between)
+        sums, _ = log_sums(*_alike(a, b), blocking=options.between)
         return mean_of(_entropies(sums, positives), None, options.axis_name)
 
     def value_and_gradients(a, b, positives):
-        sums, _ = log_sums(*_alike(a, b), limit=options.between)
+        sums, _ = log_sums(*_alike(a, b), blocking=options.between)
         shifts, slopes = _slopes(sums, positives, None)
-        weighted = weighted_sums(*_alike(a, b), shifts, None, limit=options.between)
+        weighted = weighted_sums(*_alike(a, b), shifts, None, blocking=options.between)
         mean = mean_of(_entropies(sums, positives), None, options.axis_name)
         return mean, _over(_count(a, None, options.axis_name), (*weighted, slopes))
 
@@ -236,10 +240,10 @@ def _over(count: float | jax.Array, gradients: Any) -> Any:
 
 def _row_sums(points: Points, scale: Scale, exclude: int, options: PairOptions) -> jax.Array:
     """Each point's log-sum-exp over all devices' points."""
-    local, _ = log_sums(points, None, scale=scale, exclude=exclude, limit=options.among)
+    local, _ = log_sums(points, None, scale=scale, exclude=exclude, blocking=options.among)
 
     def pair_sums(remote):
-        return log_sums(points, remote, scale=scale, limit=options.between)[0], None
+        return log_sums(points, remote, scale=scale, blocking=options.between)[0], None
 
     return over_devices(pair_sums, points, (local, None), jax.nn.logsumexp, options)[0]
 
@@ -248,12 +252,12 @@ def _weighted_sums_among(
     points: Points, scale: Scale, shifts: jax.Array | None, exclude: int, options: PairOptions
 ) -> Points:
     """`weighted_sums` on this device's points by all devices' points."""
-    among: dict[str, Any] = {"scale": scale, "exclude": exclude, "limit": options.among}
+    among: dict[str, Any] = {"scale": scale, "exclude": exclude, "blocking": options.among}
     local, _ = weighted_sums(points, None, shifts, shifts, **among)
 
     def pair_sums(remote):
         of, theirs = remote
-        between: dict[str, Any] = {"scale": scale, "limit": options.between}
+        between: dict[str, Any] = {"scale": scale, "blocking": options.between}
         return weighted_sums(points, of, shifts, theirs, **between)[0], None
 
     return over_devices(pair_sums, (points, shifts), (local, None), jnp.sum, options)[0]
@@ -296,26 +300,11 @@ def _shift(value: Callable, scale: Scale, axis_name: AxisName, *sides: Points) -
     Mostly 0, as the norms of the points tell; else the value itself, which takes another pass.
     """
     sides, scale = lax.stop_gradient((sides, scale))
-    norms, tops, bottoms = zip(
-        *((jnp.max(jnp.sum(jnp.square(x), 1)), jnp.max(bias), _lowest(bias)) for x, bias in sides),
-        strict=True,
-    )
-    lowest, highest = bottoms[0] + bottoms[-1], tops[0] + tops[-1]
-    product = jnp.sqrt(norms[0] * norms[-1])
-    if scale is None:
-        lowest, highest = lowest - product, highest + product
-    else:
-        lowest -= scale * (norms[0] / 2 + norms[-1] / 2 + product)
-    fits = (lowest >= LOWEST) & (highest <= HIGHEST)
+    fits = within_range(sides[0], sides[-1], scale)
     if axis_name is not None:
         fits = lax.pmin(fits.astype(jnp.int32), axis_name) > 0
-    zero = jnp.zeros_like(fits, lowest.dtype)
+    zero = jnp.zeros_like(fits, sides[0].bias.dtype)
     return lax.cond(everywhere(~fits), lambda: value(*sides, scale), lambda: zero)
-
-
-def _lowest(bias: jax.Array) -> jax.Array:
-    """Of the points that form pairs."""
-    return jnp.min(jnp.where(bias > OFF, bias, 0.0))
 
 
 def _lowered(points: Points, shift: jax.Array) -> Points:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
+from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import at_least, features
 from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
 from hypersphere_jax.losses.mesh import on_mesh
@@ -27,6 +28,7 @@ def quick_thought_contrastive_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""Cross entropy between a sentence's neighbours and the softmax over all K sentences.
@@ -45,6 +47,7 @@ def quick_thought_contrastive_loss(
       axis_name: a mapped axis: the devices' sentences follow each other in the axis' order.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -60,7 +63,7 @@ def quick_thought_contrastive_loss(
     """
     f, g = _sentences(f, g, "quick_thought_contrastive_loss", axis_name)
     f = f / tau
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     sums = mean_log_sums_between(plain_points(f), plain_points(g), options, columns=False)
     similarities = (
         weight * jnp.sum(f * neighbour, axis=-1) for neighbour, weight in _neighbours(g, axis_name)
@@ -119,6 +122,7 @@ def quick_thought_uniform_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""Uniformity of one encoder's features plus that of the other's.
@@ -135,6 +139,7 @@ def quick_thought_uniform_loss(
       axis_name: a mapped axis: the sentences are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
@@ -149,7 +154,12 @@ def quick_thought_uniform_loss(
     -16.0
     """
     f, g = _sentences(f, g, "quick_thought_uniform_loss", axis_name)
-    options: dict[str, Any] = {"axis_name": axis_name, "block_size": block_size, "ring": ring}
+    options: dict[str, Any] = {
+        "axis_name": axis_name,
+        "block_size": block_size,
+        "precision": precision,
+        "ring": ring,
+    }
     return uniform_loss(f, t, **options) + uniform_loss(g, t, **options)
 
 

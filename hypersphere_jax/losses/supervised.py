@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import at_least, features, masked, shares_of
 from hypersphere_jax.losses.devices import (
     AxisName,
@@ -27,6 +28,7 @@ def supervised_contrastive_loss(
     axis_name: AxisName = None,
     mesh_axis: AxisName = None,
     block_size: int | None = None,
+    precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
     r"""SupCon: each point's positives are all others of its label, its negatives the rest.
@@ -49,6 +51,7 @@ def supervised_contrastive_loss(
       axis_name: a mapped axis: the points are those of all devices.
       mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
       block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
+      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
       ring: pass the devices' points along a ring, rather than gathering them on each. The sums of
         the labels' points, `n d` numbers for n points of all devices, are on each in any case.
 
@@ -90,7 +93,7 @@ def supervised_contrastive_loss(
     similarity = jnp.sum(z * (of_class(z) - z), axis=-1) / jnp.maximum(others, 1.0)
     weights = jnp.where(others > 0, ones if weights is None else weights, 0.0)
     shares = shares_of(weights, axis_name)
-    options = pair_options(block_size, axis_name, ring)
+    options = pair_options(block_size, axis_name, ring, precision)
     spread = mean_log_sum(real_points(plain_points(z), mask), 1, options, shares=shares)
     return spread - mean_of(similarity, shares, axis_name)
 
