@@ -33,7 +33,6 @@ from hypersphere_jax.config import (
     ModelConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 CONFIGS = {
@@ -60,7 +59,6 @@ CONFIGS = {
             schedule="cosine_epochs",
             weight_decay=5e-4,
         ),
-        runtime=RuntimeConfig(checkpoint_every_steps=500),
     )
     for variant, objective in objectives(tau=0.1).items()
 }

@@ -63,7 +63,7 @@ CONFIGS = {
             momentum=0.9,
             weight_decay=1e-4,
         ),
-        runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=5000),
+        runtime=RuntimeConfig(log_every_steps=100),
     )
     for variant, objective in objectives(tau=0.2).items()
 }

@@ -34,7 +34,6 @@ from hypersphere_jax.config import (
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 OBJECTIVES = {
@@ -60,7 +59,6 @@ CONFIGS = {
             momentum=0.9,
             weight_decay=1e-4,
         ),
-        runtime=RuntimeConfig(checkpoint_every_steps=600),
     )
     for variant, objective in OBJECTIVES.items()
 }

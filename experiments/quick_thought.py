@@ -61,7 +61,7 @@ def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL
         model=model,
         objective=objective,
         optimizer=OPTIMIZER,
-        runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=5000),
+        runtime=RuntimeConfig(log_every_steps=100),
     )
 
 

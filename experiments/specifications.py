@@ -53,7 +53,7 @@ STL10 = PretrainConfig(
         momentum=0.9,
         weight_decay=1e-4,
     ),
-    runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=1000),
+    runtime=RuntimeConfig(log_every_steps=100),
 )
 
 # The tables of which encoders can be trained, and what their rows do not say.
@@ -229,7 +229,7 @@ def _laptop_text(config: PretrainConfig) -> PretrainConfig:
         name=f"{config.name}_laptop",
         model=model,
         optimizer=dataclasses.replace(rule, learning_rate=4 * rule.learning_rate),
-        runtime=RuntimeConfig(devices=1, log_every_steps=50, checkpoint_every_steps=200),
+        runtime=RuntimeConfig(devices=1, log_every_steps=50),
     )
 
 
@@ -264,7 +264,7 @@ def _smaller(
             learning_rate=rule.learning_rate * batch_size / rule.batch_size,
         ),
         # One device, over which any batch divides.
-        runtime=RuntimeConfig(devices=1, log_every_steps=50, checkpoint_every_steps=1000),
+        runtime=RuntimeConfig(devices=1, log_every_steps=50),
     )
 
 

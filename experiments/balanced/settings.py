@@ -55,7 +55,7 @@ _IMAGENET = PretrainConfig(
         schedule="cosine",
         weight_decay=1e-4,
     ),
-    runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=2000),
+    runtime=RuntimeConfig(log_every_steps=100),
 )
 IMAGENET = Setting(
     _IMAGENET, Evaluation(layers=("backbone",), protocol="simclr", folds=None, neighbours=(5, 200))
@@ -80,7 +80,7 @@ DIGITS = Setting(
         model=ModelConfig("small_cnn", dim=64, width=0.5, head="balanced", head_hidden=128),
         objective=SIMCLR,
         optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=20, batch_size=128),
-        runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
+        runtime=RuntimeConfig(devices=1, log_every_steps=10),
     ),
     _BOTH_LAYERS,
 )

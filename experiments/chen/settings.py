@@ -93,7 +93,7 @@ CIFAR10 = PretrainConfig(
         warmup_epochs=10,
         weight_decay=1e-4,
     ),
-    runtime=RuntimeConfig(log_every_steps=100, checkpoint_every_steps=2000),
+    runtime=RuntimeConfig(log_every_steps=100),
 )
 IMAGENET = dataclasses.replace(
     CIFAR10,
@@ -128,7 +128,7 @@ LAPTOP = PretrainConfig(
     model=ModelConfig("small_cnn", dim=32, width=0.5, head="simclr2"),
     objective=LOSSES["NT-Xent"],
     optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=20, learning_rate=4.0, warmup_epochs=2),
-    runtime=RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=1000),
+    runtime=RuntimeConfig(devices=1, log_every_steps=10),
 )
 LAPTOP_EVALUATION = Evaluation(layers=("backbone", "output"), protocol=None, folds=None)
 RATES = (1.0, 4.0, 16.0, 64.0)

@@ -80,9 +80,7 @@ def _along(
     config = dataclasses.replace(
         config,
         name=f"figure8_{name.replace(' + ', '_').replace(' ', '_')}",
-        runtime=dataclasses.replace(
-            config.runtime, checkpoint_every_steps=every, keep_every_steps=every
-        ),
+        runtime=dataclasses.replace(config.runtime, keep_every_steps=every),
     )
     return run(config, context, ALONG, about)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from hypersphere_jax.config.base import config, require
-from hypersphere_jax.config.values import Count, Within
+from hypersphere_jax.config.values import Count, Positive, Within
 
 # Fields in the files of earlier versions.
 RENAMED = {"hosts": "processes", "num_hosts": "num_processes", "host_index": "process_index"}
@@ -44,12 +44,17 @@ class RuntimeConfig:
     """Where decoded images and compiled programs are kept for the next run."""
     log_every_steps: Count = 10
     """Steps between two lines of metrics."""
-    checkpoint_every_steps: Count = 100
-    """Steps between two checkpoints."""
+    steps_per_call: Count | None = None
+    """Steps in one program, where the images are resident; None: 10 on accelerators, 1 on CPU. The
+    log, an evaluation or a checkpoint ends a call earlier."""
+    checkpoint_every_minutes: Positive = 5.0
+    """Minutes between two checkpoints. The last step always has one."""
+    checkpoint_every_steps: Count | None = None
+    """Besides, save one every so many steps."""
     keep_last: Annotated[int, Within("[2, inf)")] = 3
     """Newest checkpoints to keep: two or more, as a damaged one needs one to fall back to."""
     keep_every_steps: Count | None = None
-    """Besides these, keep every checkpoint whose step is a multiple. Step 0 is always kept."""
+    """Besides these, save one every so many steps and keep it. Step 0 is always kept."""
     log_to: Literal["none", "wandb"] = "none"
     """`wandb`: send the metrics to Weights & Biases, too, besides metrics.jsonl and TensorBoard's
     files. Needs `pip install 'hypersphere-jax[wandb]'`."""

@@ -71,6 +71,31 @@ def device_batches(
     )
 
 
+def call_batches(
+    config: PretrainConfig,
+    dataset: Dataset,
+    sampler: Sampler,
+    calls: Iterable[range],
+    at_once: int,
+    devices: Sequence[jax.Device],
+) -> Generator[tuple[Any, ...]]:
+    """`(images, labels, indices, count)` of each call of several steps, as `make_steps` takes them.
+
+    As `device_batches`, of images that are resident; `indices` have an axis of `at_once` steps
+    after that of the devices, and are filled up.
+    """
+    rows, parts = sharding.local_rows(sampler.batch_size, devices), len(sharding.local(devices))
+    images, labels = _resident(config, dataset.pretrain, devices)
+
+    def of(call):
+        indices = [sampler(step)[rows].reshape(parts, -1) for step in call]
+        indices += [indices[-1]] * (at_once - len(indices))
+        counts = np.full(parts, len(call), np.int32)
+        return sharding.split((np.stack(indices, axis=1), counts), devices)
+
+    return ((images, labels, *of(call)) for call in calls)
+
+
 def vmapped_batches(
     config: PretrainConfig,
     dataset: Dataset,

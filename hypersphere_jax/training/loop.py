@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import jax
 from hypersphere_jax import data, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.config.base import holds_custom
-from hypersphere_jax.data.batches import device_batches, is_resident
+from hypersphere_jax.data.batches import call_batches, device_batches, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.evaluate.online import make_evaluation
 from hypersphere_jax.moco import queue_init
@@ -26,11 +26,13 @@ from hypersphere_jax.training.step import (
     TrainState,
     init_state,
     make_step_of,
+    make_steps,
     scalars_of,
     structure,
 )
 
-IN_FLIGHT = 2  # steps that are not yet completed when a further one begins
+IN_FLIGHT = 2  # calls that are not yet completed when a further one begins
+AT_ONCE = 10  # steps of a call on accelerators, where a small network waits for the host otherwise
 
 
 class Job(NamedTuple):
@@ -97,23 +99,60 @@ def train_job(job: Job, command: str) -> Path:
     )
     with recorder.opened(devices, digest, command):
         state = sharding.replicate(recorder.restored(state), devices)
-        cropped = dataset.pretrain.image_shape is None
+        cropped, at_once = dataset.pretrain.image_shape is None, steps_at_once(job)
         map_step = _mapped_step.__wrapped__ if holds_custom(config) else _mapped_step
-        step = map_step(structure(config), recorder.total, cropped, resident, tuple(devices))
+        how = recorder.total, cropped, resident, at_once, tuple(devices)
+        step = map_step(structure(config), *how)
         fixed = sharding.replicate((key, scalars_of(config)), devices)
-        steps = range(recorder.start, recorder.total)
-        batches = device_batches(config, dataset, sampler, steps, devices, resident)
-        fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, command)
+        if at_once == 1:
+            steps = range(recorder.start, recorder.total)
+            batches = device_batches(config, dataset, sampler, steps, devices, resident)
+        else:
+            calls = calls_of(recorder, at_once)
+            batches = call_batches(config, dataset, sampler, calls, at_once, devices)
+        taken, calls = lambda s, batch: step(s, *batch, *fixed), calls_of(recorder, at_once)
+        fit(recorder, taken, state, calls, batches, evaluate, command)
     return recorder.folder
+
+
+def steps_at_once(job: Job) -> int:
+    """Steps in one program, at most."""
+    if not job.resident:  # each step has a batch of its own, and its time outweighs the host's
+        return 1
+    on_cpu = job.devices[0].platform == "cpu"
+    return job.config.runtime.steps_per_call or (1 if on_cpu else AT_ONCE)
+
+
+def calls_of(recorder: Recorder, at_once: int = 1) -> Iterator[range]:
+    """The steps that are left, those together that are taken in one call."""
+    runtime, every = recorder.config.runtime, _evaluation_every(recorder)
+    ends = {every, runtime.log_every_steps}
+    ends |= {runtime.checkpoint_every_steps or every, runtime.keep_every_steps or every}
+    start = recorder.start
+    while start < recorder.total:
+        stop = min(start + at_once, recorder.total, *(start + n - start % n for n in ends))
+        yield range(start, stop)
+        start = stop
+
+
+def _evaluation_every(recorder: Recorder) -> int:
+    """Steps between two evaluations, if there are some."""
+    return (recorder.config.evaluate.eval_every_epochs or 1) * recorder.steps_per_epoch
 
 
 @functools.lru_cache(maxsize=4)  # runs that differ in scalar hyper-parameters compile once
 def _mapped_step(
-    config: PretrainConfig, total: int, cropped: bool, resident: bool, devices: tuple
+    config: PretrainConfig,
+    total: int,
+    cropped: bool,
+    resident: bool,
+    at_once: int,
+    devices: tuple,
 ) -> Callable:
     apply, _, _ = models.abstract(config.model)
     options = {"cropped": cropped, "resident": resident}
     step = make_step_of(config, apply, total, axis_name=sharding.AXIS, **options)
+    step = make_steps(step, at_once)
     return sharding.pmap(step, devices, donate=(0,))
 
 
@@ -121,6 +160,7 @@ def fit(
     recorder: Recorder,
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
+    calls: Iterable[range],
     batches: Generator,
     evaluate: Evaluate | None,
     command: str = "",
@@ -131,7 +171,8 @@ def fit(
       recorder: of the run, opened; `start` steps are done.
       step: (state, batch) -> (state, metrics), on the devices.
       state: on the devices.
-      batches: of the steps that are left.
+      calls: the steps that are left, see `calls_of`.
+      batches: of each call.
       evaluate: of the encoder, every so many epochs; None: not at all.
       command: that continues the run.
 
@@ -140,42 +181,53 @@ def fit(
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: as `train`.
     """
-    total, runtime = recorder.total, recorder.config.runtime
-    epochs = recorder.config.evaluate.eval_every_epochs or 1
-    every = epochs * recorder.steps_per_epoch
+    total, every = recorder.total, _evaluation_every(recorder)
+    log_every = recorder.config.runtime.log_every_steps
     with (
         StopSignals(command, f"all steps are done and saved in {recorder.where}") as stop,
         recorder.progress_bar(),
         contextlib.closing(batches),
     ):
         in_flight: deque[tuple[int, Any]] = deque()
+
+        def complete(ahead: int, evaluated: int | None = None) -> None:
+            """Waits until no more calls than these are ahead; logs the steps that are completed."""
+            while len(in_flight) > ahead:
+                number, waited = in_flight.popleft()
+                jax.block_until_ready(waited)
+                recorder.completed(number)
+                signals.set_answer(processes.AFTER_STEP)
+                is_logged = number % log_every == 0 or number == total
+                if is_logged and number != evaluated:
+                    recorder.log(number)
+
+        def save(step: int) -> None:
+            complete(0)
+            recorder.save(step, state)
+
         signals.set_answer(processes.COMPILING)
-        for done in range(recorder.start, total):
+        for call in calls:
+            done, number, last = call.start, call.stop, call.stop == total
             if processes.should_stop(stop.asked, done - recorder.start):
-                recorder.save(done, state)
+                save(done)
                 recorder.close()
                 raise stop.stopped(f"saved at step {done} of {total} in {recorder.where}")
             try:
                 with recorder.meter:
                     batch = next(batches)
             except UserError:  # an image that cannot be read, or a process that is lost
-                recorder.save(done, state)
+                save(done)
                 raise
             state, metrics = step(state, batch)
-            number, last = done + 1, done + 1 == total
+            recorder.add_metrics(call, metrics)
             in_flight.append((number, metrics))
+            if evaluate is not None and (number % every == 0 or last):
+                complete(0, evaluated=number)
+                recorder.log(number, state, evaluate)
             # Else a stop would wait for all steps up to the next line of the log.
-            if done == recorder.start or len(in_flight) > IN_FLIGHT:
-                completed, waited = in_flight.popleft()
-                jax.block_until_ready(waited)
-                recorder.completed(completed)
-                signals.set_answer(processes.AFTER_STEP)
-            recorder.add_metrics(number, metrics)
-            evaluates = evaluate is not None and (number % every == 0 or last)
-            if number % runtime.log_every_steps == 0 or last or evaluates:
-                recorder.log(number, state, evaluate if evaluates else None)
-            if number % runtime.checkpoint_every_steps == 0 or last:
-                recorder.save(number, state)
+            complete(0 if done == recorder.start else IN_FLIGHT)
+            if last or recorder.is_due(number):
+                save(number)
         recorder.close()
 
 
@@ -204,9 +256,8 @@ def make_run(job: Job) -> Run:
     vocabulary = getattr(source, "vocabulary", None)
     sampler = make_sampler(source, config.optimizer.batch_size, config.seed)
     total = config.optimizer.epochs * sampler.steps_per_epoch
-    schedule = make_schedule(config.optimizer, total)
-    optimizer = make_optimizer(config.optimizer, schedule)
-    recorder = Recorder(config, sampler.steps_per_epoch, schedule, vocabulary, job.dataset)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
+    recorder = Recorder(config, sampler.steps_per_epoch, vocabulary, job.dataset)
     run_key = jax.random.key(config.seed)
     apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
     fresh = not checkpoint.steps(recorder.folder / "checkpoints")

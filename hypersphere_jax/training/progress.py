@@ -152,26 +152,27 @@ class Meter:
         if self._since is not None:
             self._waited += time.perf_counter() - self._waits_since
 
-    def step_done(self) -> None:
+    def steps_begun(self, count: int) -> None:
         if self._since is None:
-            self._reset()
+            self.reset()
         else:
-            self._steps += 1
+            self._steps += count
 
     def read(self) -> dict[str, float]:
-        """The figures since the last reading; empty when that is no whole step."""
+        """The figures since the last reading, or of the last one if no step was begun since."""
         passed = time.perf_counter() - self._since
         steps, waited = self._steps, self._waited
-        self._reset()
-        if not steps:
-            return {}
-        return {
-            self._rate: round(steps * self._batch_size / passed, 1),
-            "data_wait": round(waited / passed, 4),
-        }
+        figures = self._figures
+        if steps:
+            rate = round(steps * self._batch_size / passed, 1)
+            figures = {self._rate: rate, "data_wait": round(waited / passed, 4)}
+        self.reset(figures)
+        return figures
 
-    def _reset(self) -> None:
+    def reset(self, figures: dict[str, float] | None = None) -> None:
+        """Begins anew: what passed until now was something else."""
         self._since, self._steps, self._waited = time.perf_counter(), 0, 0.0
+        self._figures = figures or {}
 
 
 def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,6 @@ class Recorder:
     Args:
       config: with all sizes filled in.
       steps_per_epoch: of the run.
-      schedule: learning rate by steps done.
       vocabulary: words of a run of text, by number.
       dataset: of the run, for its record.
     """
@@ -35,7 +35,6 @@ class Recorder:
         self,
         config: PretrainConfig,
         steps_per_epoch: int,
-        schedule: Callable[[int], Any],
         vocabulary: Sequence[str] | None = None,
         dataset: data.Dataset | None = None,
     ):
@@ -45,11 +44,12 @@ class Recorder:
         unit = "sentences" if config.model.reads_text else "images"
         self.meter = Meter(config.optimizer.batch_size, unit)
         self.title, self.where = config.name, str(self.folder)  # for messages
-        self._schedule, self._vocabulary, self._dataset = schedule, vocabulary, dataset
-        self._unfetched: list[tuple[int, Any]] = []
+        self._vocabulary, self._dataset = vocabulary, dataset
+        self._kept: list[tuple[range, Any]] = []
         self._metrics: dict[str, float] = {}  # of the newest step that was read
         self._checkpoints: checkpoint.Checkpoints | None = None
         self._log: MetricsWriter | None = None
+        self._saved_at = time.monotonic()
         self._progress: Progress | None = None
 
     @contextlib.contextmanager
@@ -105,35 +105,42 @@ class Recorder:
         finally:
             self._progress.close()
 
-    def add_metrics(self, step: int, metrics: Any) -> None:
-        """Keeps the metrics of a step, on the devices, until they are read."""
-        self.meter.step_done()
-        self._unfetched.append((step, metrics))
+    def add_metrics(self, call: range, metrics: Any) -> None:
+        """Keeps the metrics of the steps of a call, on the devices, until they are read."""
+        self.meter.steps_begun(len(call))
+        self._kept.append((call, metrics))
 
-    def fetch_metrics(self) -> None:
-        """Reads the metrics that are kept.
+    def fetch_metrics(self, step: int) -> None:
+        """Reads the metrics of the steps up to this one.
 
         Raises:
           Diverged: when a loss or a gradient is not finite.
         """
-        for step, metrics in self._unfetched:
-            self.check(step, sharding.unreplicate(metrics))
-        self._unfetched.clear()
+        for number, metrics in read_metrics(self._kept, step):
+            self.check(number, metrics)
 
-    def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
+    def log(self, step: int, state: Any = None, evaluate: Evaluate | None = None) -> None:
         """Writes a line of metrics, with those of an evaluation of the encoder if there is one."""
-        self.fetch_metrics()
+        self.fetch_metrics(step)
         figures = self.meter.read()
         if evaluate is not None:
             figures |= self.evaluate(step, encoder_on_host(state), evaluate)
-            self.meter.read()  # so that its time is not the next steps'
+            self.meter.reset()  # its time is not the next steps'
         self.update_progress(self.write(step, figures))
 
     def save(self, step: int, state: TrainState) -> None:
         """Saves the state, unless that of this step is."""
-        self.fetch_metrics()
+        self.fetch_metrics(step)
         if self.saved != step:
             self.save_tree(step, tree_of(sharding.unreplicate(state)))
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be saved after this step."""
+        runtime = self.config.runtime
+        multiples = (runtime.checkpoint_every_steps, runtime.keep_every_steps)
+        passed = time.monotonic() - self._saved_at
+        late = passed > 60 * runtime.checkpoint_every_minutes and self._checkpoints is not None
+        return late or any(every and step % every == 0 for every in multiples)
 
     def close(self) -> None:
         """Waits until all is written.
@@ -166,8 +173,8 @@ class Recorder:
         """Writes the newest metrics with further figures, as a line of the log, and returns it."""
         metrics = dict(self._metrics)
         record = {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
-        record |= {"loss": metrics.pop("loss")} | metrics
-        record |= {"lr": float(self._schedule(step - 1))} | figures
+        rate = metrics.pop("lr")
+        record |= {"loss": metrics.pop("loss")} | metrics | {"lr": rate} | figures
         if self._log is not None:
             self._log.write(record)
         return record
@@ -186,7 +193,7 @@ class Recorder:
         self._check_finite(step, tree)
         if self._checkpoints is not None:
             self._checkpoints.save(step, tree)
-        self.saved = step
+        self.saved, self._saved_at = step, time.monotonic()
 
     def _check_finite(self, step: int, tree: checkpoint.Tree) -> None:
         for leaf in jax.tree.leaves(tree):
@@ -215,6 +222,18 @@ class Recorder:
                     self._checkpoints.close()
         finally:
             self._close_log(failed=True)
+
+
+def read_metrics(
+    kept: list[tuple[range, Any]], step: int
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Takes out what is kept of the steps up to this one: number and metrics of each step."""
+    ready = [(call, metrics) for call, metrics in kept if call.stop <= step]
+    del kept[: len(ready)]
+    values = sharding.unreplicate([metrics for _, metrics in ready])
+    for (call, _), metrics in zip(ready, values, strict=True):
+        for i, done in enumerate(call):
+            yield done + 1, {name: value[i] for name, value in metrics.items()}
 
 
 def tree_of(state: TrainState) -> checkpoint.Tree:

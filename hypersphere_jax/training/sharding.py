@@ -6,6 +6,7 @@ and, with no axis, on one device. `devices` are those of all processes, in the s
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -174,9 +175,13 @@ def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
 def unreplicate(tree: Any) -> Any:
     """The first local device's copy of every array, as NumPy arrays of their own memory.
 
-    Reading one device's shard needs no communication, where `x[0]` would run a program on all.
+    Reading one device's shard needs no communication, where `x[0]` would run a program on all. All
+    are on their way to the host before the first is waited for.
     """
-    return jax.tree.map(lambda x: np.asarray(np.array(x.addressable_shards[0].data)[0]), tree)
+    shards = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    for shard in jax.tree.leaves(shards):
+        shard.copy_to_host_async()
+    return jax.tree.map(lambda shard: np.asarray(np.array(shard)[0]), shards)
 
 
 def from_first_process(tree: Any) -> Any:
@@ -191,4 +196,9 @@ def from_first_process(tree: Any) -> Any:
 
 
 def _rows(devices: Sequence[jax.Device]) -> NamedSharding:
+    return _rows_of(tuple(devices))
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of(devices: tuple[jax.Device, ...]) -> NamedSharding:
     return NamedSharding(Mesh(np.asarray(local(devices)), (AXIS,)), PartitionSpec(AXIS))

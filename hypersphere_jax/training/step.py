@@ -132,9 +132,45 @@ def make_step_of(
         schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
         optimizer = make_optimizer(config.optimizer, schedule, rule)
         one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
-        return one(state, images, labels, indices, key)
+        rate = jnp.float32(schedule(state.step))
+        state, metrics = one(state, images, labels, indices, key)
+        return state, metrics | {"lr": rate}
 
     return step
+
+
+def make_steps(step: Callable, at_once: int = 1) -> Callable:
+    """Several steps in one program, with the numbers of as many calls of the one.
+
+    Args:
+      step: see `make_step_of`.
+      at_once: steps at most.
+
+    Returns:
+      With one at once, the step, whose metrics have a leading axis of one step. Else
+      `steps(state, images, labels, indices, count, key, scalars) -> (state, metrics)`, where
+      `indices` and the metrics have a leading axis of steps, of which the first `count` are taken:
+      how many is no part of the program.
+    """
+    if at_once == 1:
+
+        def alone(*arguments):
+            state, metrics = step(*arguments)
+            return state, jax.tree.map(lambda x: x[None], metrics)
+
+        return alone
+
+    def steps(state, images, labels, indices, count, key, scalars):
+        def one(i, carry):
+            state, every = carry
+            state, metrics = step(state, images, labels, indices[i], key, scalars)
+            return state, jax.tree.map(lambda all, x: all.at[i].set(x), every, metrics)
+
+        _, like = jax.eval_shape(step, state, images, labels, indices[0], key, scalars)
+        every = jax.tree.map(lambda x: jnp.zeros((len(indices), *x.shape), x.dtype), like)
+        return jax.lax.fori_loop(0, count, one, (state, every))
+
+    return steps
 
 
 def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):

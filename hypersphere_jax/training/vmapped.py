@@ -21,6 +21,7 @@ from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import checkpoint, run_folder, sharding
 from hypersphere_jax.training.loop import (
     Job,
+    calls_of,
     fit,
     make_evaluate,
     make_run,
@@ -28,11 +29,18 @@ from hypersphere_jax.training.loop import (
     train_job,
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.recorder import Evaluate, Recorder, encoder_on_host, tree_of
+from hypersphere_jax.training.recorder import (
+    Evaluate,
+    Recorder,
+    encoder_on_host,
+    read_metrics,
+    tree_of,
+)
 from hypersphere_jax.training.step import (
     TrainState,
     init_state,
     make_step_of,
+    make_steps,
     scalars_of,
     structure,
 )
@@ -88,7 +96,7 @@ def make_vmapped_step(config: PretrainConfig, apply: Callable, total: int) -> Ca
     All its arguments but `images` and `labels` have a leading axis of the encoders.
     """
     step = make_step_of(config, apply, total, axis_name=sharding.AXIS)
-    return jax.vmap(step, in_axes=(0, None, None, 0, 0, 0))
+    return make_steps(jax.vmap(step, in_axes=(0, None, None, 0, 0, 0)))
 
 
 class VmappedRecorder:
@@ -104,7 +112,7 @@ class VmappedRecorder:
         self.steps_per_epoch, self.meter = first.steps_per_epoch, first.meter
         first.title += f" and {len(runs) - 1} more"
         self._runs, self.diverged = list(runs), dict[int, Diverged]()
-        self._unfetched: list[tuple[int, Any]] = []
+        self._kept: list[tuple[range, Any]] = []
 
     @property
     def where(self) -> str:
@@ -116,18 +124,19 @@ class VmappedRecorder:
     def completed(self, step: int) -> None:
         self._runs[0].completed(step)
 
-    def add_metrics(self, step: int, metrics: Any) -> None:
-        self.meter.step_done()
-        self._unfetched.append((step, metrics))
+    def add_metrics(self, call: range, metrics: Any) -> None:
+        self.meter.steps_begun(len(call))
+        self._kept.append((call, metrics))
 
-    def fetch_metrics(self) -> None:
-        for step, metrics in self._unfetched:
-            values = sharding.unreplicate(metrics)
-            self._each(lambda i, run: run.check(step, _part(values, i)))  # noqa: B023
-        self._unfetched.clear()
+    def fetch_metrics(self, step: int) -> None:
+        for number, values in read_metrics(self._kept, step):
+            self._each(lambda i, run: run.check(number, _part(values, i)))  # noqa: B023
 
-    def log(self, step: int, state: TrainState, evaluate: Evaluate | None = None) -> None:
-        self.fetch_metrics()
+    def is_due(self, step: int) -> bool:
+        return any(run.is_due(step) for _, run in self._going())
+
+    def log(self, step: int, state: Any = None, evaluate: Evaluate | None = None) -> None:
+        self.fetch_metrics(step)
         figures, records = self.meter.read(), []
         encoders = None if evaluate is None else encoder_on_host(state)
 
@@ -139,11 +148,11 @@ class VmappedRecorder:
 
         self._each(one)
         if evaluate is not None:
-            self.meter.read()  # so that its time is not the next steps'
+            self.meter.reset()  # its time is not the next steps'
         self._runs[0].update_progress(records[0])
 
     def save(self, step: int, state: TrainState) -> None:
-        self.fetch_metrics()
+        self.fetch_metrics(step)
         if any(run.saved != step for _, run in self._going()):
             trees = tree_of(sharding.unreplicate(state))
             self._each(lambda i, run: run.save_tree(step, _part(trees, i)))
@@ -201,14 +210,10 @@ def _fit(job, runs, recorder, state, evaluate, command, compiled) -> None:
     step = compiled(len(runs))
     fixed = stacked([(run.key, scalars_of(run.recorder.config)) for run in runs])
     fixed = sharding.replicate(fixed, devices)
-    batches = vmapped_batches(
-        job.config,
-        job.dataset,
-        [run.sampler for run in runs],
-        range(recorder.start, recorder.total),
-        devices,
-    )
-    fit(recorder, lambda s, batch: step(s, *batch, *fixed), state, batches, evaluate, command)
+    steps, samplers = range(recorder.start, recorder.total), [run.sampler for run in runs]
+    batches = vmapped_batches(job.config, job.dataset, samplers, steps, devices)
+    taken = lambda s, batch: step(s, *batch, *fixed)  # noqa: E731
+    fit(recorder, taken, state, calls_of(recorder), batches, evaluate, command)
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[int]]:

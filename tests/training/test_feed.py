@@ -162,7 +162,14 @@ def test_what_the_step_is_told(images, tmp_path, monkeypatch):
     monkeypatch.setattr(train_step, "make_augment", lambda *_, **options: given.update(options))
     monkeypatch.setattr(train_step, "make_moco_step", lambda *_, **options: given.update(options))
     monkeypatch.setattr(loop, "fit", lambda *_: None)
+    monkeypatch.setattr(loop, "make_steps", lambda *_: None)
     monkeypatch.setattr(sharding, "pmap", lambda *_, **options: None)
+
+    def made(config, apply, total, *, axis_name, cropped, resident):
+        scalars = train_step.scalars_of(config)
+        train_step._step_of(config, apply, None, total, axis_name, cropped, resident, scalars)
+
+    monkeypatch.setattr(loop, "make_step_of", made)
     one, moco = varied(tmp_path, images), C.MocoConfig(13, ema_decay=0.9, ema_schedule="cosine")
     two, bits = tiny_runs.short(tmp_path), dataclasses.replace(one.data, bits=2)
     for config, data, told in ((one, bits, (True, 2, False)), (two, two.data, (False, 0, True))):

@@ -93,9 +93,9 @@ QUEUE += " --eval-every-epochs 1 --eval-images 200 --evaluators align_uniform"
 PROCESS = """
 at, number = json.loads(os.environ["DRIVE"])
 read = recorder.Recorder.fetch_metrics
-def read_then(self):
-    steps = [step for step, _ in self._unfetched]
-    read(self)
+def read_then(self, step):
+    steps = [done + 1 for call, _ in self._kept if call.stop <= step for done in call]
+    read(self, step)
     if at in steps and number == -1:
         raise processes.UserError("no room")
     if at in steps and number:

@@ -112,17 +112,17 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
 
 @pytest.mark.slow
 def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
-    message = r"saved at step 2 of 6 in .*/a, .*/b; to go on: CMD$"
+    message = r"saved at step 4 of 6 in .*/a, .*/b; to go on: CMD$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(C.Stopped, match=message):
         at_line(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
         vmapped.train_vmapped(both(tmp_path / "runs"), command="CMD")
     damaged = shutil.copytree(tmp_path / "runs", tmp_path / "damaged")
     vmapped.train_vmapped(both(tmp_path / "runs"))
     for name in ("a", "b"):
-        assert checkpoint.steps(damaged / name / "checkpoints") == [0, 2]
+        assert checkpoint.steps(damaged / name / "checkpoints") == [0, 4]
         assert_same_run(tmp_path / "runs" / name, pair / name)
     # Where a checkpoint of one is damaged, they stand at different steps and go on by themselves.
-    next((damaged / "b" / "checkpoints" / "2" / "state" / "d").iterdir()).write_bytes(b"cut")
+    next((damaged / "b" / "checkpoints" / "4" / "state" / "d").iterdir()).write_bytes(b"cut")
     vmapped.train_vmapped(both(damaged))
     for name in ("a", "b"):
         assert_close_run(damaged / name, alone / name)
