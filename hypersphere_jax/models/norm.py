@@ -1,12 +1,8 @@
 """Batch normalization: of the global batch, of a device's part, or of groups of either."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
-
-EPSILON = 1e-5
 
 
 class BatchNorm(nnx.Module):
@@ -36,16 +32,23 @@ class BatchNorm(nnx.Module):
             raise ValueError(f"a batch of {len(x)} does not divide into {groups} groups")
         wide = x.astype(jnp.float32).reshape(groups, len(x) // groups, *x.shape[1:])
         if train:
-            normed, mean, var = _normalized(wide, self.axis_name)
+            mean = self._averaged(wide)
+            var = self._averaged(jnp.square(wide - mean))
             self._follow(self.mean, mean)
             self._follow(self.var, var)
         else:
-            mean, var = (_row(stat[...], wide) for stat in (self.mean, self.var))
-            normed = (wide - mean) * jax.lax.rsqrt(var + EPSILON)
-        normed = normed * _row(self.scale[...], wide)
+            mean, var = self.mean[...], self.var[...]
+        normed = (wide - _row(mean, wide)) * (
+            jax.lax.rsqrt(_row(var, wide) + 1e-5) * _row(self.scale[...], wide)
+        )
         if self.bias is not None:
             normed += _row(self.bias[...], wide)
         return normed.reshape(x.shape).astype(x.dtype)
+
+    def _averaged(self, wide):
+        """Of `[groups, m, ..., features]` the mean over all but the first and the last axis."""
+        mean = jnp.mean(wide, axis=tuple(range(1, wide.ndim - 1)), keepdims=True)
+        return mean if self.axis_name is None else jax.lax.pmean(mean, self.axis_name)
 
     def _follow(self, running, value):
         mean = jnp.mean(value, axis=tuple(range(value.ndim - 1)))
@@ -55,30 +58,3 @@ class BatchNorm(nnx.Module):
 def _row(values: jax.Array, like: jax.Array) -> jax.Array:
     """`[features]`, or what has as many axes as `like` already, to be broadcast against it."""
     return values.reshape(values.shape[:-1] + (1,) * (like.ndim - values.ndim) + values.shape[-1:])
-
-
-def _averaged(x: jax.Array, axis_name: str | None) -> jax.Array:
-    """Of `[groups, m, ..., features]` the mean over all but the first and the last axis."""
-    mean = jnp.mean(x, axis=tuple(range(1, x.ndim - 1)), keepdims=True)
-    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _normalized(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`[groups, m, ..., features]` with mean 0 and variance 1, and which they were."""
-    mean = _averaged(x, axis_name)
-    var = _averaged(jnp.square(x - mean), axis_name)
-    return (x - mean) * jax.lax.rsqrt(var + EPSILON), mean, var
-
-
-@_normalized.defjvp
-def _(axis_name, primals, tangents):
-    """In two passes over the activations, where differentiating the two of the variance takes six.
-
-    With y = (x - mean) / s: dy = (dx - mean(dx) - y mean(y dx)) / s. The statistics have none.
-    """
-    y, mean, var = _normalized(*primals, axis_name)
-    (dx,) = tangents
-    moved = dx - _averaged(dx, axis_name) - y * _averaged(y * dx, axis_name)
-    nothing = jnp.zeros_like(mean)
-    return (y, mean, var), (moved * jax.lax.rsqrt(var + EPSILON), nothing, nothing)

@@ -134,7 +134,8 @@ def test_stored_costs_are_those_of_the_programs():
         assert each == pytest.approx(3 * 2 * forward, rel=0.03) and whole < each
     digits = PretrainConfig()
     stored = costs._stored()[costs.key(digits)]
-    assert step_costs.counted(costs.plain(digits)) == {n: stored[n] for n in ("flop", "elements")}
+    for name, found in step_costs.counted(costs.plain(digits)).items():
+        assert found == pytest.approx(stored[name], rel=0.02)
 
 
 def test_estimates_are_near_what_was_recorded(context, plan):

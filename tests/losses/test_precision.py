@@ -77,9 +77,8 @@ def test_points_that_form_no_pair(accelerator, rng):
             assert (np.asarray(found[5:]) < blocks.OFF / 2).all()
 
 
-@pytest.mark.parametrize(
-    "tau", [0.005, *(pytest.param(t, marks=pytest.mark.slow) for t in (0.05, 0.5))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5])
 def test_products_of_parts(tau, accelerator, monkeypatch, rng):
     """Six of three parts are as exact as float32 products at any temperature, three of two to a
     relative 4e-4 of the gradient."""

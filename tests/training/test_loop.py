@@ -84,6 +84,7 @@ def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
         assert np.array_equal(one, same) and np.mean(one == other) < 0.1
 
 
+@pytest.mark.slow
 def test_runs_of_one_structure_share_a_program(tmp_path, caplog):
     """Whatever their temperature, weights and rate; a loss of the user's own is read again."""
     objective = C.ObjectiveConfig(contrastive_weight=0.5, align_alpha=1.5)
@@ -111,6 +112,7 @@ def test_runs_of_one_structure_share_a_program(tmp_path, caplog):
     assert after["loss"] > 5 * before["loss"]
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_program(short_run, tmp_path):
     """Are as many single steps, and a run that is killed between goes on to the same bits."""
 
