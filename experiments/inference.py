@@ -268,7 +268,7 @@ def sentences(comparisons: Mapping[str, Comparison], layer: str) -> str:
         parts.append(f"{_inner(a)} is {stands(sign)} {b}{by} {numbers} points")
     place, instruments = where(layer), [*next(iter(comparisons.values()))]
     order = " in this order" if len(instruments) > 1 else ""
-    place = f"{place[0].upper()}{place[1:]}, with {_and(instruments)}{order}"
+    place = f"{capitalized(place)}, with {_and(instruments)}{order}"
     told = [f"{place}, {'; '.join(parts)}."]
     if len(comparisons) > 1:
         told.append(f"Holm's correction counts the {len(comparisons)} comparisons.")
@@ -298,11 +298,22 @@ def _inner(text: str) -> str:
 
 
 def short(compared: Mapping[str, Mapping[str, Comparison]]) -> str:
-    """Of each layer, in which comparisons the first is ahead, without numbers."""
-    parts = []
+    """Of each layer a sentence, without numbers: which differences show, and how many do not."""
+    told = []
     for layer, of in compared.items():
-        pairs = [name.split(" against ", 1) for name in of]
-        found = zip(pairs, signs([*of.values()]) if of else [], strict=True)
-        told = ", ".join(f"{_inner(a)} {stands(sign)} {b}" for (a, b), sign in found)
-        parts += [f"{where(layer)}, {told}"] if told else []
-    return "; ".join(parts)
+        found = dict(zip(of, signs([*of.values()]) if of else [], strict=True))
+        parts, unclear = [], [name for name, sign in found.items() if not sign]
+        for name, sign in found.items():
+            if sign or len(found) == 1:
+                a, _, b = name.partition(" against ")
+                parts.append(f"{_inner(a)} is {stands(sign)} {b}")
+        if unclear and len(found) > 1:
+            others = f"the other {len(unclear)}" if parts else f"{len(unclear)}"
+            one = "the other difference does not show"
+            parts.append(one if len(unclear) == 1 else f"none of {others} differences shows")
+        told += [f"{capitalized(where(layer))}, {'; '.join(parts)}."] if parts else []
+    return " ".join(told)
+
+
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]

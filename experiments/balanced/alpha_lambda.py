@@ -213,7 +213,7 @@ def _verdict(
     }
     told = (inference.sentences(of, layer) for layer, of in compared.items())
     short = inference.short({layers[0]: compared[layers[0]]})
-    return " ".join(told), short if papers else f"with fresh seeds, {short}"
+    return " ".join(told), short if papers else f"With fresh seeds: {short[:1].lower()}{short[1:]}"
 
 
 REPRODUCTIONS = {

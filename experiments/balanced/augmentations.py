@@ -116,7 +116,7 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
         where = inference.where(layer)
         claim, found = inference.of_claim(sign, claimed=-1), inference.told(of)
         parts.append(f"{where}, {claim}, with a rank correlation of {found}")
-        short.append(f"{where} {inference.shows(sign, claimed=-1)}")
+        short.append(f"{inference.shows(sign, claimed=-1)} {where}")
     told = "; ".join(parts)
     lowest = min(groups, key=lambda label: mean(values(groups[label], "prototype_bias")))
     others = {label: rows for label, rows in groups.items() if label != BASE}
@@ -130,7 +130,7 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
         f"both instruments, {BASE} is ahead of {', '.join(ahead) or 'none'} and behind "
         f"{', '.join(behind) or 'none'} (Holm's correction counts the four comparisons)."
     )
-    return verdict, f"a lower bias goes with a higher accuracy: {', '.join(short)}"
+    return verdict, f"That a lower bias goes with a higher accuracy {', and '.join(short)}."
 
 
 def _correlation(groups: Sequence[Rows], score: str) -> inference.Estimate:

@@ -124,10 +124,12 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
         ]
         shown = inference.signs([*ahead.values()])
         found.append(
-            f"{inference.where(layer)}, cosine is ahead of {shown.count(1)} of {len(others)}, and "
-            f"{more.count(-1)} of them learn next to nothing ({more.count(1)} learn more)"
+            f"{inference.capitalized(inference.where(layer))}, cosine is ahead of "
+            f"{shown.count(1) or 'none'} of the {len(others)} others; that they learn next to "
+            f"nothing shows for {more.count(-1) or 'none'}, that they learn more for "
+            f"{more.count(1) or 'none'}."
         )
-    return " ".join(parts), "; ".join(found)
+    return " ".join(parts), " ".join(found)
 
 
 def _more_than_little(groups: Mapping[str, Rows], label: str, layer: str) -> inference.Comparison:

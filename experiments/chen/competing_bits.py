@@ -190,7 +190,7 @@ def _verdict(
         f"With {FEW} bits, against the middle of the random initialization and of training without "
         f"bits, accuracy is by both instruments {'; '.join(parts)} (Holm's correction counts the "
         f"{len(labels)} encoders). {_ahead(groups, layers[0])}",
-        f"with {FEW} bits more than half of what training gains is lost in {', '.join(found)}",
+        f"With {FEW} bits more than half of what training gains is lost in {' and '.join(found)}.",
     )
 
 

@@ -111,19 +111,21 @@ def _verdict(groups: Mapping[str, Rows], margin: float) -> tuple[str, str]:
         within = max(abs(end) for pair in each for of in pair.values() for end in (of.low, of.high))
         beyond = [_apart(groups, pair, layer, margin) for pair in _ordered(groups, layer)]
         equal, apart = within < margin, 1 in inference.signs(beyond)
-        word = "shows" if equal else "does not show"
-        told = f"equivalence within {margin:.1f} points {word}"
+        told = f"neither equivalence within {margin:.1f} points nor a larger difference shows"
+        told = f"equivalence within {margin:.1f} points shows" if equal else told
         told = f"a difference of more than {margin:.1f} points shows" if apart else told
         where, pairs = inference.where(layer), _pairs(groups, layer)
         parts.append(
-            f"{where[0].upper()}{where[1:]} no two of the five are more than {largest:.2f} points "
+            f"{inference.capitalized(where)} no two of the five are more than {largest:.2f} points "
             f"apart by either instrument, and with the intervals they are equal within "
             f"{within:.2f} points: {told}. Beyond chance by both instruments, "
             f"{'; '.join(pairs) or 'none is ahead of another'} (Holm's correction counts the ten "
             "pairs)."
         )
-        found.append(f"{where} equal within {within:.2f} points ({told})")
-    return " ".join(parts), "; ".join(found)
+        found.append(
+            f"{inference.capitalized(where)}, {told} (means up to {largest:.2f} points apart)."
+        )
+    return " ".join(parts), " ".join(found)
 
 
 def _apart(

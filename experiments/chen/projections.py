@@ -164,8 +164,8 @@ def _verdict(distances: Distances) -> tuple[str, str]:
     return (
         f"The distance falls with more of the term that spreads: {'; '.join(parts)}. Holm's "
         f"correction counts the {len(parts)} steps.",
-        f"the distance from uniform falls in {signs.count(-1)} of {len(signs)} steps, and "
-        f"rises in {signs.count(1)}",
+        f"The distance from uniform falls in {signs.count(-1)} of {len(signs)} steps, and "
+        f"rises in {signs.count(1) or 'none'}.",
     )
 
 

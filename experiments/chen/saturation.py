@@ -203,8 +203,8 @@ def _verdict(shares: Mapping[tuple[str, int], inference.Estimate], most: int) ->
     return (
         f"Of what {most} bits gain, {FEW} gain: {'; '.join(parts)}. Holm's correction counts the "
         f"{len(parts)} comparisons with {NEARLY}%.",
-        f"{FEW} bits saturate {signs.count(1)} of {len(signs)} losses and batches; for "
-        f"{signs.count(-1)} the opposite shows",
+        f"{FEW} bits are shown to saturate {signs.count(1)} of {len(signs)} losses and batches, "
+        f"and not to saturate {signs.count(-1)}.",
     )
 
 

@@ -224,10 +224,10 @@ def _verdict(
         by_each = ", ".join(f"{each} with p = {each.p:.2g} by {n}" for n, each in known.items())
         where, word = inference.where(layer), inference.shows(sign)
         parts.append(f"{word} {where}, by a rank correlation of {by_each}")
-        short.append(f"{where} {word}")
+        short.append(f"{word} {where}")
     return (
         f"That the best weight rises with the temperature {'; '.join(parts)}.",
-        f"the best weight rises with the temperature: {', '.join(short)}",
+        f"That the best weight rises with the temperature {', and '.join(short)}.",
     )
 
 

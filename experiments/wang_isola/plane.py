@@ -177,7 +177,7 @@ def _verdict(
         what = "the rank correlation" + ("" if parts else " with L_align + L_uniform")
         parts.append(f"Over {who}, {what} is {inference.told(of)}: {word}.")
         numbers = " and ".join(f"{of[label].value:.2f}" for label in deciding)
-        shorts.append(f"over {who} {word} ({numbers})")
+        shorts.append(f"{numbers} over {who} ({word})")
     others = [
         f"{_range(found[name, 'all'][label])} by {label} on {name}"
         for name in dict.fromkeys(name for name, _ in found)
@@ -188,9 +188,8 @@ def _verdict(
         "are a choice: with others, from 3 : 1 to 1 : 3, the correlation over all encoders is "
         f"{', '.join(others)}."
     )
-    by_both = " and ".join(deciding)
-    what = f"rank correlation with L_align + L_uniform by {by_both}"
-    return verdict, f"{'; '.join(shorts)}; {what}"
+    what = f"The rank correlation with L_align + L_uniform by {' and '.join(deciding)} is"
+    return verdict, f"{what} {', '.join(shorts)}."
 
 
 def _range(estimates: list[Estimate]) -> str:

@@ -137,9 +137,8 @@ def _verdict(sets: Sequence[str], ends: Mapping[str, inference.Comparison]) -> t
     ahead = np.array(inference.signs([*ends.values()])).reshape(len(sets), 2) == 1
     shows = zip(sets, ahead.all(axis=1), strict=True)
     told = (f"{'shows' if both else 'does not show'} on {images}" for images, both in shows)
-    short = f"the inverted U {' and '.join(told)}"
-    verdict = f"{short[0].upper()}{short[1:]}. {inference.sentences(ends, LAYERS[0])}"
-    return verdict, short
+    short = f"The inverted U {' and '.join(told)}."
+    return f"{short} {inference.sentences(ends, LAYERS[0])}", short
 
 
 def _extremes(images: str, groups: Groups) -> str:

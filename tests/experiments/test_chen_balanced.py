@@ -151,7 +151,7 @@ def test_the_grid(context, drawn):
 
     # Of five temperatures nothing but a strict order is beyond chance: 2 of 120 orders.
     rising = shown(along, each_higher)
-    assert rising.short.endswith("before the head does not show, on the output shows")
+    assert rising.short.endswith("does not show before the head, and shows on the output.")
     assert "+0.95 (+0" in rising.verdict and rising.rows[0][2].startswith("0.001: ")
     assert "p = 0.067 by 5-NN" in rising.verdict and "p = 0.017 by 5-NN" in rising.verdict
     ties = rising.text[3].partition("independent")[0]
@@ -164,7 +164,7 @@ def test_the_grid(context, drawn):
     assert ours.scores[1, 2] == pytest.approx(accuracy, abs=0.2)
     falling = dict(zip(tau_lambda.TAUS, tau_lambda.TAUS[::-1], strict=True))
     against = shown(lambda tau, lam: each_higher(falling[tau], lam), lambda tau, lam: 98)
-    assert "before the head the opposite shows, on the output does not show" in against.short
+    assert "the opposite shows before the head, and does not show on the output" in against.short
 
 
 def test_five_losses_are_equally_good_or_not(context):
@@ -180,11 +180,12 @@ def test_five_losses_are_equally_good_or_not(context):
         return loss_tables.result(loss_tables.TABLE_D1, "Five losses", context, rows)
 
     one, near, far = shown(96.9), shown(96.5), shown(85)
-    equal = "before the head equal within {} points (equivalence within 0.6 points {})"
-    assert equal.format("0.16", "shows") in one.short
+    assert one.short.startswith("Before the head, equivalence within 0.6 points shows (means up to")
+    assert "they are equal within 0.16 points: equivalence" in one.verdict
     # Half a point and 1.96 standard errors apart: neither equal nor beyond the margin.
-    assert equal.format("0.63", "does not show") in near.short
-    assert "(a difference of more than 0.6 points shows); on the output equal" in far.short
+    assert "equal within 0.63 points: neither equivalence within 0.6" in near.verdict
+    assert near.short.startswith("Before the head, neither equivalence within 0.6 points nor a")
+    assert "a difference of more than 0.6 points shows (means up to 12.00 points" in far.short
     assert "12.00 points apart" in far.verdict and "err on 5.4%" in far.text[1]
     before, output = far.verdict.split("On the output")
     assert before.count("is ahead of SWD (normal)") == 4 and "SWD (normal) is" not in before
@@ -237,7 +238,8 @@ def test_saturation_has_an_interval_over_seeds(context, monkeypatch):
         for seed in range(5)
     ]
     result = saturation.result(context, rows)
-    assert result.short == "8 bits saturate 2 of 6 losses and batches; for 2 the opposite shows"
+    told = "8 bits are shown to saturate 2 of 6 losses and batches, and not to saturate 2."
+    assert result.short == told
     assert "SWD (uniform hypersphere), batches of 256: 99.0% (9" in result.verdict
     few, most = [0.5, 0.52, 0.54], [1.0, 1.02, 1.04]
     share = saturation.few_of_most(few, most)  # the variance of a ratio, by the delta method
@@ -263,7 +265,7 @@ def test_outputs_come_nearer_to_uniform_or_not(context, monkeypatch):
     monkeypatch.setattr(projections, "draw_histograms", drawing := Mock())
     result = projections.result(context, rows)
     assert drawing.call_args.args[0]["NT-Xent\ntau 2"] == (4.0, [[1, 2, 1], [0, 4, 0]])
-    assert "falls in 2 of 4 steps, and rises in 0" in result.short
+    assert "falls in 2 of 4 steps, and rises in none." in result.short
     assert "lambda 0.05 to lambda 0.5 -0.050 (-0.0" in result.verdict
     expected = scipy.stats.ttest_ind([1, 2, 4.0], [3, 5, 8, 9.0], equal_var=False)
     found, ends = inference.of_seeds([1, 2, 4], [3, 5, 8, 9]), expected.confidence_interval()
@@ -376,7 +378,7 @@ def test_the_best_of_a_grid_is_judged_by_fresh_seeds(context, drawn):
         told = f"{words}, with logistic regression and 5-NN in this order, {ahead} by 4.00 ("
         assert told in result.verdict
     assert "is not told apart from that at alpha 2, lambda 1: +0.00 (" in result.verdict
-    assert result.short.startswith(f"with fresh seeds, before the head, {ahead.replace(' is', '')}")
+    assert result.short.startswith(f"With fresh seeds: before the head, {ahead}; the best")
     # In the grid, where nothing else is as good, no cell is near the one that was lucky there.
     maps, *_ = drawn["heat_maps"]
     assert [grid.near for grid in maps.values()] == [[(8, 8)]] * 4
@@ -409,7 +411,10 @@ def test_next_to_nothing_is_less_than_a_tenth_of_the_gain(context):
     assert result.verdict.count("+15.00 (") == 4 and "+30.00 (" in result.verdict
     assert result.verdict.count("The dot product learns more than next to nothing: its") == 2
     assert result.verdict.count("Euclidean distance learns next to nothing: its gain") == 2
-    assert "ahead of 2 of 2, and 1 of them learn next to nothing" in result.short
+    assert (
+        "ahead of 2 of the 2 others; that they learn next to nothing shows for 1, that"
+        in result.short
+    )
 
 
 def test_losses_are_compared_on_each_data_set(context):
@@ -420,9 +425,8 @@ def test_losses_are_compared_on_each_data_set(context):
 
     result = seeds.result(context, staged("balanced/table3", context, row))
     assert [line[0] for line in result.rows] == ["digits"] * 3 + ["cifar10"] * 2
-    told = result.short.split("; ")
-    assert all(part.count("not told apart") == 2 for part in told)
-    assert all(part.endswith("loss ahead of NT-Xent (cifar10)") for part in told)
+    told = "the balanced contrastive loss is ahead of NT-Xent (cifar10); none of the other 2 "
+    assert result.short.count(told) == 2
     assert result.verdict.count("Holm's correction counts the 3 comparisons") == 2
     # Of 4,000 images the same 3% are right by one loss alone: a standard error of 0.27 points.
     assert "at most, in points: 0.0 on digits, 0.5 on cifar10" in " ".join(result.text)
@@ -466,14 +470,14 @@ def test_bias_and_accuracy_rank_together(context, monkeypatch):
     assert both.verdict.startswith(
         "Before the head, the claim shows, with a rank correlation of -1.00 ("
     )
-    assert both.short.endswith("before the head shows, on the output shows")
+    assert both.short.endswith("accuracy shows before the head, and shows on the output.")
     assert "The lowest bias is that of base" in both.verdict
-    assert one.short.endswith("before the head does not show, on the output shows")
+    assert one.short.endswith("does not show before the head, and shows on the output.")
     # Of 120 orders ten are as far from 0 as this one, however sure the order is.
     near = shown(-1, (1, 0, 2, 3, 4))
     assert near.verdict.count("the claim does not show, with a rank correlation of -0.90 (") == 2
     assert near.verdict.count("-0.90 (-0.90 to -0.90) by 5-NN") == 2
-    assert near.short.endswith("before the head does not show, on the output does not show")
+    assert near.short.endswith("does not show before the head, and does not show on the output.")
 
 
 def test_seeds_drawn_of_two_seeds_vary_as_two_other_ones():

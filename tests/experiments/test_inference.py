@@ -117,8 +117,17 @@ def test_holm_and_the_rule():
         "On the output, with 5-NN, a is ahead of B by 2.00 (1.00 to 3.00) points."
     )
     short = inference.short({"backbone": {"A loss against B": both}, "output": names})
-    assert short.startswith("before the head, a loss ahead of B; on the output, a loss ahead of B,")
-    assert short.endswith(", NT-Xent behind D, e not told apart from F")
+    assert short == (
+        "Before the head, a loss is ahead of B. On the output, a loss is ahead of B; NT-Xent is "
+        "behind D; the other difference does not show."
+    )
+    unclear = {f"{a} against B": one for a in "XYZ"}
+    assert inference.short({"output": unclear}) == "On the output, none of 3 differences shows."
+    some = inference.short({"output": {"A against B": both} | unclear})
+    assert some == "On the output, a is ahead of B; none of the other 3 differences shows."
+    assert inference.short({"output": {"X against B": one}, "backbone": {}}) == (
+        "On the output, x is not told apart from B."
+    )
     assert [inference.shows(sign, -1) for sign in (-1, 0, 1)] == [
         *("shows", "does not show", "the opposite shows"),
     ]
