@@ -44,12 +44,16 @@ def quickstart(parse: Callable) -> None:
 def pretrain(parse: Callable) -> None:
     """Train an encoder, or continue the run that is in its folder."""
     config = parse(C.PretrainConfig)
-    from hypersphere_jax import report, sheets
     from hypersphere_jax.training import loop, processes, sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
     folder = loop.train(config, command=_command(), opened=_say_if_new)
     if processes.is_first():
+        from hypersphere_jax import (
+            report,
+            sheets,
+        )  # Matplotlib: the first step need not wait for it
+
         sheets.draw(folder)
         say(f"trained: {folder}{_page(folder)}")
         say(f"evaluate: {report.next_commands(folder)[0]}")
