@@ -59,7 +59,8 @@ class Scaling(NamedTuple):
         """What `_scaled` takes: half of the centre, and two factors of 2 / scale, `[d]` each."""
         factor = np.broadcast_to(2 / np.asarray(self.scale, np.float64), self.centre.shape)
         first = 2.0 ** np.floor(np.log2(factor) / 2)
-        return np.float32(self.centre) / 2, np.float32(first), np.float32(factor / first)
+        half, second = self.centre / 2, factor / first
+        return half.astype(np.float32), first.astype(np.float32), second.astype(np.float32)
 
     def apply(self, x) -> jax.Array:
         return _scaled_once(as_float32(x), *self.frame)
