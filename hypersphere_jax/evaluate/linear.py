@@ -63,7 +63,7 @@ def linear_probe(
 
     Args:
       train_x: `[n_train, d]` features of any real dtype, an array or a memory map, which is read in
-        blocks of rows; "lbfgs" makes one scaled float32 copy on the devices.
+        blocks of rows; "lbfgs" copies them where they are not float32, and to accelerators.
       train_y: `[n_train]` integers below `num_classes`, of at least two classes.
       test_x: `[n, d]` features.
       test_y: `[n]` integers below `num_classes`.
@@ -110,8 +110,8 @@ def linear_probe(
 
     options = {"num_classes": len(classes), "devices": devices}
     if protocol == "lbfgs":
-        scaling = logistic.scaling(train_x, standardize)
-        fitted = _lbfgs(train_x, train_y, part, rounds, cells, scaling, clock, **options)
+        options["standardize"] = standardize
+        fitted = _lbfgs(train_x, train_y, part, rounds, cells, clock, **options)
     else:
         options |= {"seed": seed, "epoch_features": epoch_features}
         train = partial(fit_grid, PROTOCOLS[protocol], train_x, train_y, **options)
@@ -152,9 +152,9 @@ class Clock:
         self._last = now
 
 
-def _lbfgs(x, y, part, rounds: int, cells, scaling, clock: Clock, *, num_classes: int, devices):
+def _lbfgs(x, y, part, rounds: int, cells, clock: Clock, *, num_classes: int, **options):
     jobs = max(1, rounds * len(cells))
-    problem = logistic.place(x, y, scaling, num_classes=num_classes, jobs=jobs, devices=devices)
+    problem = logistic.place(x, y, num_classes=num_classes, jobs=jobs, **options)
     clock.lap("place")
     l2s = [cell["l2"] for cell in cells]
     valid_top1, best, start = np.zeros((rounds, len(cells))), 0, None
@@ -174,9 +174,9 @@ def _lbfgs(x, y, part, rounds: int, cells, scaling, clock: Clock, *, num_classes
         "gradient_norm": float(norm),
         "converged": bool(norm <= logistic.limit(l2s[best])),
         "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
-        "C": (2 if num_classes == 2 else 1) / (l2s[best] * scaling.penalized * len(x)),
+        "C": (2 if num_classes == 2 else 1) / (l2s[best] * problem.scaling.penalized * len(x)),
     }
-    return classifier, scaling.apply, valid_top1, best, report
+    return classifier, problem.scaling.apply, valid_top1, best, report
 
 
 def _sgd(train: Callable, x, y, part, rounds: int, cells, clock: Clock):

@@ -4,20 +4,18 @@ Each fit minimizes, over weights W `[num_classes, d]` and a bias that is not pen
 
     mean cross-entropy over its rows + l2 / 2 |W|^2
 
-All fits (values of l2, folds) read the features in the same two matrix products. L-BFGS with memory
-10 (Nocedal & Wright, Numerical Optimization, Algorithm 7.4) starts each of its directions from a
-model of the curvature, the Hessian at W = 0, scaled to the newest pair of differences:
+All fits (values of l2, folds) read the features in the same two matrix products, block by block of
+rows. L-BFGS starts each of its directions from a model of the curvature, the Hessian at W = 0:
 
     M / num_classes + l2        (on weights whose sum over the classes is zero)
 
 with M the second moments of centred features. Their leading eigenvectors come from a sample of the
-rows by one step of subspace iteration (Halko, Martinsson & Tropp, 2011, Algorithm 4.4).
+rows by the Nystrom method (Frangella, Tropp & Udell, 2021, Algorithm 2.1).
 """
 
 import functools
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -26,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.config import require
+from hypersphere_jax.evaluate import lbfgs
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
 from hypersphere_jax.evaluate.scores import Classifier, logits
 from hypersphere_jax.training import sharding
@@ -33,15 +32,15 @@ from hypersphere_jax.training import sharding
 TOLERANCE = 1e-6  # on the norm of the gradient
 MAX_STEPS = 1000
 TOLERANCE_BY_L2 = 3.0  # the weights are at most the norm of the gradient / l2 off the minimum
-MEMORY = 10  # pairs of differences that L-BFGS keeps
-RANK, SAMPLE = 512, 16384  # of the model of the curvature: eigenvectors, rows
-BLOCK = 2**24  # logits of a block of rows
-READ = 2**20  # numbers of the features that are read at a time
+RANK, SAMPLE = 256, 8192  # of the model of the curvature: eigenvectors, rows
+READ = 2**21  # numbers of the features, or of their logits, in a block of rows on CPU ...
+RESIDENT = 2**26  # ... and elsewhere
 AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
-MEMORY_SHARE = 0.8  # of a device's memory, for its share of the scaled features
+ALIGNED = 16  # numbers: arrays that begin at a multiple are on a CPU without a copy
+MEMORY_SHARE = 0.8  # of a device's memory, for its share of the features
 NONE = -1  # as a held-out part: no row's
-PADDING = -2  # the part of rows that are in no fit
+PADDING = -2  # the part of rows that are in no fit, and the label of rows that fill up a block
 
 
 class Scaling(NamedTuple):
@@ -50,36 +49,42 @@ class Scaling(NamedTuple):
     centre: np.ndarray
     scale: float | np.ndarray
 
-    def centred(self, x) -> np.ndarray:
-        """Float64, since differences and squares of large float32 may not fit into float32."""
-        return np.subtract(as_float32(x), self.centre[None], dtype=np.float64)
-
     @property
     def penalized(self) -> float:
         """Times l2: the same penalty on features as they are, or on standardized ones."""
         return float(self.scale**2) if np.ndim(self.scale) == 0 else float(np.size(self.scale))
 
-    def apply(self, x) -> np.ndarray:
-        return (self.centred(x) / self.scale).astype(np.float32)
+    @property
+    def frame(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What `_scaled` takes: half of the centre, and two factors of 2 / scale, `[d]` each."""
+        factor = np.broadcast_to(2 / np.asarray(self.scale, np.float64), self.centre.shape)
+        first = 2.0 ** np.floor(np.log2(factor) / 2)
+        half, second = self.centre / 2, factor / first
+        return half.astype(np.float32), first.astype(np.float32), second.astype(np.float32)
+
+    def apply(self, x) -> jax.Array:
+        return _scaled_once(as_float32(x), *self.frame)
 
 
-class Samples(NamedTuple):
-    """Rows on devices, with leading axes (devices, blocks, rows of a block)."""
+class Block(NamedTuple):
+    """Rows with leading axes (devices, rows of a device)."""
 
-    x: jax.Array  # float32 [..., d]
-    y: jax.Array  # int32
-    part: jax.Array  # int32, PADDING in rows that only fill up the last block
+    x: jax.Array  # float32 [..., d], scaled if `Problem.frame` is None
+    y: jax.Array  # int32, PADDING in rows that only fill up the block
 
 
 class Problem(NamedTuple):
-    """Scaled training rows, and what shapes the steps towards every fit on them."""
+    """Training rows, and what shapes the steps towards every fit on them."""
 
-    samples: Samples
+    blocks: list[Block]
+    places: list[np.ndarray]  # of each block's rows among all, (devices, rows of a device)
+    scaling: Scaling
+    frame: tuple | None  # of the scaling, by which each pass scales; None: none does
     model: tuple[jax.Array, jax.Array, jax.Array]  # of the curvature, see `_curvature`
     num_classes: int
     fits: int  # that are made at once
     small: bool  # few fits are filled up with copies, for the program of `fits` is compiled
-    devices: Sequence[jax.Device]
+    devices: tuple[jax.Device, ...]
 
 
 class LogisticFit(NamedTuple):
@@ -91,66 +96,81 @@ class LogisticFit(NamedTuple):
     hits: np.ndarray  # [g] rows of the held-out part that are classified right
 
 
-def scaling(x, standardize: bool = False) -> Scaling:
-    """The mean of features `[n, d]`, and the root mean square norm of the centred ones.
-
-    To standardize, each dimension has a scale of its own, after which its variance is 1 / d; a
-    constant one becomes 0.
-    """
-    n, d = x.shape
-    blocks = row_blocks(n, d, READ)
-    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in blocks) / n
-    moved = Scaling(centre.astype(np.float32), 1.0)  # rounded: a constant dimension becomes 0
-    squares = np.zeros(d)
-    for rows in blocks:
-        centred = moved.centred(x[rows])
-        squares += np.einsum("nd,nd->d", centred, centred)
-    if standardize:
-        return moved._replace(scale=np.where(squares > 0, (squares / n * d) ** 0.5, 1.0))
-    # 0: all features coincide.
-    return moved._replace(scale=(squares.sum() / n) ** 0.5) if squares.any() else moved
-
-
 def limit(l2):
     """The norm of the gradient at which a fit with that l2 ends."""
     return np.minimum(TOLERANCE, TOLERANCE_BY_L2 * np.asarray(l2))
 
 
 def place(
-    x, y, scaling: Scaling, *, num_classes: int, jobs: int = 1, devices: Sequence | None = None
+    x,
+    y,
+    *,
+    num_classes: int,
+    standardize: bool = False,
+    scaling: Scaling | None = None,
+    jobs: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Problem:
-    """Puts scaled rows x `[n, d]` and labels y `[n]` on devices: the only copy that is made.
+    """Rows x `[n, d]` and labels y `[n]` in blocks, scaled on the devices.
 
-    `jobs`, the fits in all, decide how many are made at once and how many rows make a block.
+    A scaled float32 copy is made on the devices. On CPU there is none of float32 features that
+    begin at a multiple of 64 bytes, such as memory maps of .npy files: each pass scales them.
+
+    Args:
+      x: `[n, d]` finite features.
+      y: `[n]` labels below `num_classes`.
+      num_classes: number of classes.
+      standardize: see `_scaling`.
+      scaling: in place of that of these rows.
+      jobs: fits in all, which decide how many are made at once and how many rows make a block.
+      devices: of this process, which share each block. None: JAX's first.
 
     Raises:
       UserError: for features that do not fit into the devices' memory.
     """
-    devices = jax.local_devices()[:1] if devices is None else devices
+    devices = tuple(jax.local_devices()[:1] if devices is None else devices)
+    count, on_host = len(devices), devices[0].platform == "cpu"
     n, d = x.shape
-    each = -(-n // len(devices))
-    needed, room = 4 * each * d, sharding.memory(devices)
+    in_place = on_host and isinstance(x, np.ndarray) and x.dtype == np.float32
+    in_place = in_place and x.flags.c_contiguous and x.ctypes.data % (4 * ALIGNED) == 0
+    needed, room = 4 * -(-n // count) * d, sharding.memory(devices)
     require(
-        needed <= MEMORY_SHARE * room,
-        f"L-BFGS needs {needed / 1e9:.3g} GB on each of {len(devices)} device(s), which hold "
+        in_place or needed <= MEMORY_SHARE * room,
+        f"L-BFGS needs {needed / 1e9:.3g} GB on each of {count} device(s), which hold "
         f"{room / 1e9:.3g} GB: take more devices, or a protocol by minibatches",
     )
     at_once = max(1, AT_ONCE // (num_classes * d))
     fits = -(-jobs // -(-jobs // at_once))
-    blocks = max(1, -(-each * fits * num_classes // BLOCK))
-    size = -(-each // blocks)
-    shape = (len(devices), blocks, size)
-    # In the alignment for which JAX on CPU takes the array as it is, without another copy.
-    scaled = _aligned(np.prod(shape), d)
-    for rows in row_blocks(n, d, READ):
-        scaled[rows] = scaling.apply(x[rows])
-    scaled[n:] = 0
-    sample = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
-    model = _curvature(jnp.asarray(scaled[sample]))
-    none = np.full(shape, PADDING, np.int32)
-    samples = Samples(scaled.reshape(*shape, d), _padded(y, 0, shape), none)
+    most = (READ if on_host else RESIDENT) // max(d, fits * num_classes)
+    many = -(-n // (count * max(1, most)))
+    size = count * ALIGNED * -(-n // (count * many * ALIGNED))  # rows of a block
+    blocks, places = [], []
+    for begin in range(0, n, size):
+        # The last block begins early, so that all have one shape: PADDING marks what came before.
+        rows = max(0, min(begin, n - size)) + np.arange(size)
+        labels = np.where((rows < begin) | (rows >= n), PADDING, y[np.minimum(rows, n - 1)])
+        rows = np.minimum(rows, n - 1)
+        values = as_float32(x[rows[0] : rows[0] + size] if size <= n else x[rows])
+        block = Block(values.reshape(count, -1, d), np.int32(labels).reshape(count, -1))
+        blocks.append(sharding.split(block, devices))
+        places.append(rows.reshape(count, -1))
+    if scaling is None:
+        near = np.asarray(blocks[0].x).mean(axis=(0, 1), dtype=np.float64)
+        scaling = _scaling(blocks, near, n, standardize, devices)
+    rows = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
+    sample = np.empty((len(rows), d), np.float32)
+    for some in row_blocks(len(rows), d, READ):
+        sample[some] = as_float32(x[rows[some]])
+    model = _curvature(sample, *scaling.frame)
+    frame = sharding.replicate(scaling.frame, devices)
+    if not in_place:
+        for index, block in enumerate(blocks):  # so that each is freed when it is scaled
+            blocks[index] = block._replace(x=_mapped(_scaled, devices)(block.x, *frame))
+        frame = None
     small = n * d * num_classes * fits < SMALL
-    return Problem(sharding.split(samples, devices), model, num_classes, fits, small, devices)
+    return Problem(
+        blocks, places, scaling, frame, model, num_classes, fits, small=small, devices=devices
+    )
 
 
 def fit_logistic(
@@ -173,29 +193,18 @@ def fit_logistic(
       excess: a fit ends when the norm of the objective's gradient is at most its `limit`, or the
         objective at most about `excess` above its minimum (half of the Newton decrement).
     """
-    devices = tuple(problem.devices)
-    part = _padded(part, PADDING, problem.samples.part.shape)
-    samples = problem.samples._replace(part=sharding.split(part, devices))
-    begin, advance = _mapped(lbfgs_begin, devices), _mapped(_advance, devices, donate=(0,))
+    part = np.asarray(part, np.int32)
+    parts = [sharding.split(part[rows], problem.devices) for rows in problem.places]
     l2s, held_out = np.asarray(l2s, np.float32), np.asarray(held_out, np.int32)
+    d = problem.blocks[0].x.shape[-1]
     fits = []
     for group in np.array_split(np.arange(len(l2s)), -(-len(l2s) // problem.fits)):
         filled = np.resize(group, problem.fits) if problem.small else group
-        d = samples.x.shape[-1]
         trial = np.zeros((len(filled), problem.num_classes, d + 1), np.float32)
         if start is not None:
             trial[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
-        limits = np.float32(limit(l2s[filled]))
-        settings = l2s[filled], held_out[filled], limits, np.float32(excess), *problem.model
-        settings = sharding.replicate(settings, devices)
-        state = begin(sharding.replicate(trial, devices))
-        for _ in range(MAX_STEPS + 1):
-            state = advance(state, samples, *settings)
-            if sharding.unreplicate(state.done).all():
-                break
-        hits = _mapped(_hits, devices)(samples, state.point, settings[1])
-        point, *ends = sharding.unreplicate((state.point, state.steps, state.norm, hits))
-        fit = LogisticFit(Classifier(point[..., :-1], point[..., -1]), *ends)
+        settings = l2s[filled], held_out[filled], np.float32(excess)
+        fit = _fit(problem, parts, trial, *settings)
         fits.append(jax.tree.map(operator.itemgetter(slice(len(group))), fit))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
 
@@ -215,18 +224,67 @@ def cross_validate(
     return 100 * fit.hits.reshape(l2s.shape) / rows, fit.classifiers
 
 
-def _padded(values, filler: int, shape: tuple[int, ...]) -> np.ndarray:
-    padding = 0, math.prod(shape) - len(values)
-    return np.pad(np.int32(values), padding, constant_values=filler).reshape(shape)
-
-
 _mapped = functools.cache(sharding.pmap)  # problems of one shape share a compiled program
 
 
-def _advance(state: "State", samples: Samples, l2s, held_out, limits, excess, *model) -> "State":
-    gradient_at = functools.partial(_gradient, samples, l2s, held_out)
-    model_inverse = functools.partial(_model_inverse, *model, l2s)
-    return lbfgs_advance(state, gradient_at, model_inverse, limits, excess)
+def _fit(problem: Problem, parts, trial: np.ndarray, l2s, held_out, excess) -> LogisticFit:
+    """The fits of a group, from points `[g, num_classes, d + 1]`."""
+    devices = problem.devices
+
+    def settings(which):
+        values = l2s[which], held_out[which], np.float32(limit(l2s[which])), excess
+        return sharding.replicate(values, devices)
+
+    every = np.arange(len(trial))
+    # The last one that runs goes on alone, by the program that a fit on all rows needs too.
+    rest = int(len(trial) > 1 and not problem.small)
+    state = sharding.replicate(lbfgs.begin(trial), devices)
+    state = _minimize(problem, parts, state, settings(every), rest)
+    ends = sharding.unreplicate((state.point, state.steps, state.norm))
+    left = np.flatnonzero(~sharding.unreplicate(state.done))
+    if rest and len(left) == 1:
+        state = _mapped(lbfgs.only, devices)(state, sharding.replicate(left[0], devices))
+        state = _minimize(problem, parts, state, settings(left), 0)
+        for values, last in zip(ends, (state.point, state.steps, state.norm), strict=True):
+            values[left] = sharding.unreplicate(last)
+
+    points, steps, norms = ends
+    classifiers = Classifier(points[..., :-1], points[..., -1])
+    hits = _hits(problem, parts, points, held_out)
+    return LogisticFit(classifiers, steps, norms, hits)
+
+
+def _hits(problem: Problem, parts, points, held_out) -> np.ndarray:
+    hits, devices = np.zeros(len(points), np.int32), problem.devices
+    if (held_out == NONE).all():
+        return hits
+    hit = _mapped(_hit, devices, donate=(0,))
+    sums, *settings = sharding.replicate((hits, points, held_out), devices)
+    for block, part in zip(problem.blocks, parts, strict=True):
+        sums = hit(sums, settings[0], *block, part, settings[1], problem.frame)
+    return np.asarray(sums).sum(axis=0)
+
+
+def _minimize(problem: Problem, parts, state, settings, rest: int) -> lbfgs.State:
+    """Steps until no more than `rest` of the fits run."""
+    devices = problem.devices
+    add = _mapped(_add, devices, donate=(0,))
+    advance = _mapped(_advance, devices, donate=(0, 1))
+    model = sharding.replicate(problem.model, devices)
+    sums = sharding.replicate(_zeros(*state.trial.shape[1:]), devices)
+    for _ in range(MAX_STEPS + 1):
+        for block, part in zip(problem.blocks, parts, strict=True):
+            sums = add(sums, state.trial, *block, part, settings[1], problem.frame)
+        state, sums = advance(state, sums, *settings, *model)
+        if np.sum(~sharding.unreplicate(state.done)) <= rest:
+            break
+    return state
+
+
+def _zeros(g: int, classes: int, width: int) -> tuple[np.ndarray, ...]:
+    """The sums of no rows."""
+    shapes = (g * classes, width - 1), (g * classes,), (g,)
+    return tuple(np.zeros(shape, np.float32) for shape in shapes)
 
 
 def _logits(points, x) -> jax.Array:
@@ -236,34 +294,86 @@ def _logits(points, x) -> jax.Array:
     return logits(Classifier(flat[:, :-1], flat[:, -1]), x).reshape(-1, g, classes)
 
 
-def _gradient(samples: Samples, l2s, held_out, points) -> jax.Array:
-    """Of each fit's objective, over the rows of all devices: `[g, num_classes, d + 1]`."""
-    g, classes, width = points.shape
+def _add(sums, points, x, y, part, held_out, frame) -> tuple:
+    """A device's sums for the gradients of cross-entropy, with those of its rows of a block."""
+    x = x if frame is None else _scaled(x, *frame)
+    g, classes, _ = points.shape
+    inside = (part[:, None] != held_out[None]) & ((part != PADDING) & (y != PADDING))[:, None]
+    counted = inside.astype(jnp.float32)  # [n, g]
+    truth = jax.nn.one_hot(y, classes)[:, None]
+    errors = (jax.nn.softmax(_logits(points, x)) - truth) * counted[..., None]
+    errors = errors.reshape(-1, g * classes)
+    products = jnp.einsum("nk,nd->kd", errors, x, precision="highest")
+    return jax.tree.map(jnp.add, sums, (products, errors.sum(axis=0), counted.sum(axis=0)))
 
-    def add(sums, block: Samples):
-        inside = (block.part[:, None] != held_out[None]) & (block.part != PADDING)[:, None]
-        counted = inside.astype(jnp.float32)  # [n, g]
-        truth = jax.nn.one_hot(block.y, classes)[:, None]
-        errors = (jax.nn.softmax(_logits(points, block.x)) - truth) * counted[..., None]
-        errors = errors.reshape(-1, g * classes)
-        products = jnp.einsum("nk,nd->kd", errors, block.x, precision="highest")
-        of_block = products, errors.sum(axis=0), counted.sum(axis=0)
-        return jax.tree.map(jnp.add, sums, of_block), None
 
-    zeros = jnp.zeros((g * classes, width - 1)), jnp.zeros(g * classes), jnp.zeros(g)
-    weights, bias, counts = lax.psum(lax.scan(add, zeros, samples)[0], sharding.AXIS)
-    sums = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape)
+def _advance(state: lbfgs.State, sums, l2s, held_out, limits, excess, *model) -> tuple:
+    """A step of each fit by the sums over all rows; and zeros, to sum again."""
+    del held_out
+    weights, bias, counts = lax.psum(sums, sharding.AXIS)
+    points = state.trial
+    means = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape)
     penalty = jnp.pad(l2s[:, None, None] * points[..., :-1], ((0, 0), (0, 0), (0, 1)))
-    return sums / counts[:, None, None] + penalty
+    gradient = means / counts[:, None, None] + penalty
+    model_inverse = functools.partial(_model_inverse, *model, l2s)
+    state = lbfgs.advance(state, gradient, model_inverse, limits, excess)
+    return state, jax.tree.map(jnp.zeros_like, sums)
 
 
-def _hits(samples: Samples, points, held_out) -> jax.Array:
-    def add(counts, block: Samples):
-        right = jnp.argmax(_logits(points, block.x), axis=-1) == block.y[:, None]
-        return counts + (right & (block.part[:, None] == held_out[None])).sum(axis=0), None
+def _hit(hits, points, x, y, part, held_out, frame) -> jax.Array:
+    """A device's rows of the held-out parts that are classified right, with those of a block."""
+    x = x if frame is None else _scaled(x, *frame)
+    right = jnp.argmax(_logits(points, x), axis=-1) == y[:, None]
+    return hits + (right & (part[:, None] == held_out[None])).sum(axis=0)
 
-    counts, _ = lax.scan(add, jnp.zeros(len(points), jnp.int32), samples)
-    return lax.psum(counts, sharding.AXIS)
+
+def _scaling(blocks: list[Block], near: np.ndarray, n: int, standardize: bool, devices) -> Scaling:
+    """The mean of n rows in blocks, and the root mean square norm of the centred ones.
+
+    To standardize, each dimension has a scale of its own, after which its variance is 1 / d; a
+    constant one becomes 0. `near [d]` is the mean of some rows: of a constant dimension exactly.
+    """
+    sums_of, squares_of = _mapped(_sums, devices), _mapped(_squares, devices)
+
+    def sums(function, *frame):
+        frame = sharding.replicate(frame, devices)
+        for block in blocks:
+            yield jax.tree.map(np.asarray, function(*block, *frame))
+
+    d, centre, reach = len(near), np.float32(near), np.zeros(len(near))
+    offset = np.zeros(d)
+    for means, largest in sums(sums_of, centre / 2):
+        offset += means.sum(axis=0, dtype=np.float64)
+        reach = np.maximum(reach, largest.max(axis=0))
+    rows = blocks[0].y.size / len(devices)
+    centre = np.float32(centre + 2 * offset * rows / n)
+    # Squares of what is near 1 fit into float32, those of the features may not.
+    reach = reach if standardize else np.full(d, reach.max())
+    unit = Scaling(centre, np.where(reach > 0, 2 * reach, 1.0))
+    squares = sum(part.sum(axis=0, dtype=np.float64) for part in sums(squares_of, *unit.frame))
+    variances = squares / n * unit.scale**2
+    if standardize:
+        return Scaling(centre, np.where(variances > 0, (variances * d) ** 0.5, 1.0))
+    # 0: all features coincide.
+    return Scaling(centre, variances.sum() ** 0.5 if variances.any() else 1.0)
+
+
+def _sums(x, y, half) -> tuple[jax.Array, jax.Array]:
+    """Of a block about a point: sums over its rows / their number, and largest magnitudes `[d]`."""
+    moved = jnp.where((y != PADDING)[:, None], x / 2 - half[None], 0)
+    return jnp.sum(moved / len(x), axis=0), jnp.abs(moved).max(axis=0)
+
+
+def _squares(x, y, *frame) -> jax.Array:
+    return jnp.sum(jnp.where((y != PADDING)[:, None], _scaled(x, *frame), 0) ** 2, axis=0)
+
+
+def _scaled(x, half, first, second) -> jax.Array:
+    """Rows by the frame of a scaling; a difference of large float32 may not fit, its half does."""
+    return (x / 2 - half[None]) * first[None] * second[None]
+
+
+_scaled_once = jax.jit(_scaled)
 
 
 def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
@@ -281,119 +391,22 @@ def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
 
 
 @jax.jit
-def _curvature(sample) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _curvature(sample, *frame) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of second moments: eigenvectors `[d, r]`, variances `[r]` along them, mean of the others."""
-    m, d = sample.shape
+    x = _scaled(sample, *frame)
+    m, d = x.shape
     times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    start = jax.random.normal(jax.random.key(0), (d, min(d, RANK)))
-    basis, _ = jnp.linalg.qr(times(sample.T, times(sample, start)))
-    along = times(sample, basis)
-    variances, turn = jnp.linalg.eigh(times(along.T, along) / m)
-    variances = jnp.maximum(variances, 0.0)
-    rest = jnp.vdot(sample, sample) / m - jnp.sum(variances)
-    return times(basis, turn), variances, jnp.maximum(rest, 0.0) / max(d - basis.shape[1], 1)
-
-
-def _aligned(n: int, d: int) -> np.ndarray:
-    """An uninitialized float32 `[n, d]` that begins at a multiple of 64 bytes."""
-    raw = np.empty(4 * n * d + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
-
-
-class State(NamedTuple):
-    """Of g minimizations; points and gradients are `[g, a, b]`."""
-
-    trial: jax.Array  # where the gradient is computed next: point + step * direction
-    step: jax.Array  # [g]
-    point: jax.Array
-    gradient: jax.Array  # at the point
-    direction: jax.Array
-    moves: jax.Array  # [MEMORY, g, ...] ring of differences of points ...
-    changes: jax.Array  # ... and of gradients
-    inverse: jax.Array  # [MEMORY, g] 1 / (move . change); 0: no such pair
-    turn: jax.Array  # next place in the ring
-    model_scale: jax.Array  # [g] of the inverse of the model of the curvature
-    steps: jax.Array  # [g] taken
-    norm: jax.Array  # [g] of the gradient
-    done: jax.Array  # [g]
-
-
-def lbfgs_begin(trial: jax.Array) -> State:
-    """Starts at points `[g, a, b]`: the first `lbfgs_advance` computes the gradients there."""
-    g = len(trial)
-    ones, zeros, ring = jnp.ones(g), jnp.zeros_like(trial), jnp.zeros((MEMORY, *trial.shape))
-    pairs = ring, ring, jnp.zeros((MEMORY, g)), jnp.int32(0)
-    ends = jnp.full(g, -1), jnp.full(g, jnp.inf), jnp.zeros(g, bool)
-    return State(trial, ones, trial, zeros, zeros, *pairs, ones, *ends)
-
-
-def lbfgs_advance(
-    state: State, gradient_at: Callable, model_inverse: Callable, tolerance, excess
-) -> State:
-    """One evaluation of all gradients, and a step where the slope at its end allows it.
-
-    The line search needs no value of the convex objective, whose changes near the minimum are below
-    float32's resolution: the slope must not be much above zero (the approximate Wolfe condition of
-    Hager & Zhang, 2005, delta = 0.1). A longer step is cut where the secant of the slopes is zero.
-
-    `model_inverse` multiplies by the inverse of a model of each objective's second derivative;
-    `tolerance` is on the norm of the gradient and `excess` on the Newton decrement.
-    """
-    gradient = gradient_at(state.trial)
-    slope, slope_there = _dot(state.gradient, state.direction), _dot(gradient, state.direction)
-    taken = (slope_there <= 0.8 * -slope) & ~state.done
-
-    move, change = state.trial - state.point, gradient - state.gradient
-    product, bent = _dot(move, change), _dot(change, model_inverse(change))
-    known = taken & (product > 0)
-    inverse = jnp.where(known, 1 / jnp.where(known, product, 1.0), 0.0)
-    model_scale = jnp.where(known & (bent > 0), product / jnp.where(bent > 0, bent, 1.0), 1.0)
-    ring = state._replace(
-        moves=state.moves.at[state.turn].set(move),
-        changes=state.changes.at[state.turn].set(change),
-        inverse=state.inverse.at[state.turn].set(inverse),
-        model_scale=jnp.where(taken, model_scale, state.model_scale),
-        turn=(state.turn + 1) % MEMORY,
-    )
-    point = _where(taken, state.trial, state.point)
-    gradient = _where(taken, gradient, state.gradient)
-    direction = _where(taken, -_two_loops(ring, gradient, model_inverse), state.direction)
-    secant = jnp.where(taken | state.done, 1.0, slope - slope_there)
-    step = jnp.where(taken, 1.0, state.step * slope / secant)
-
-    norm = jnp.sqrt(_dot(gradient, gradient))
-    above = -_dot(gradient, direction) / 2
-    # A step that had to be that short was shortened by float32's rounding.
-    stuck = step < 1e-4
-    done = state.done | stuck | (norm <= tolerance) | (above <= excess)
-    trial = _where(done, point, point + step[:, None, None] * direction)
-    ring = ring._replace(trial=trial, step=step, point=point, gradient=gradient)
-    return ring._replace(direction=direction, steps=state.steps + taken, norm=norm, done=done)
-
-
-def _two_loops(ring: State, gradient, model_inverse) -> jax.Array:
-    """The inverse of the curvature, as L-BFGS knows it, times the gradient."""
-    newest_first = (ring.turn - 1 - jnp.arange(MEMORY)) % MEMORY
-
-    def backwards(q, place):
-        factor = ring.inverse[place] * _dot(ring.moves[place], q)
-        return q - factor[:, None, None] * ring.changes[place], factor
-
-    def forwards(r, at):
-        place, factor = at
-        excess = factor - ring.inverse[place] * _dot(ring.changes[place], r)
-        return r + excess[:, None, None] * ring.moves[place], None
-
-    q, factors = lax.scan(backwards, gradient, newest_first)
-    r = ring.model_scale[:, None, None] * model_inverse(q)
-    return lax.scan(forwards, r, (newest_first, factors), reverse=True)[0]
-
-
-def _dot(a, b) -> jax.Array:
-    """Inner products `[g]` of `[g, a, b]`."""
-    return jnp.einsum("gcd,gcd->g", a, b, precision="highest")
-
-
-def _where(taken, new, old) -> jax.Array:
-    return jnp.where(taken[:, None, None], new, old)
+    if d <= RANK:
+        variances, basis = jnp.linalg.eigh(times(x.T, x) / m)
+        return basis, jnp.maximum(variances, 0.0), jnp.float32(0)
+    total = jnp.vdot(x, x) / m
+    shift = 1e-6 * total + 1e-7  # above float32's rounding
+    start, _ = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (d, RANK)))
+    along = times(x, start)
+    moments = times(x.T, along) / m + shift * start
+    inner, turn = jnp.linalg.eigh(times(along.T, along) / m)
+    root = times(moments, turn) / jnp.sqrt(jnp.maximum(inner, 0.0) + shift)[None]
+    variances, turn = jnp.linalg.eigh(times(root.T, root))
+    basis = times(root, turn) / jnp.sqrt(jnp.maximum(variances, shift))[None]
+    variances = jnp.maximum(variances - shift, 0.0)
+    return basis, variances, jnp.maximum(total - jnp.sum(variances), 0.0) / (d - RANK)

@@ -84,9 +84,10 @@ def sentence_probe(
     clock.lap("check")
 
     # Of all rows, tested ones included, but only a unit: `l2_of` makes up for it.
-    scaling, jobs = logistic.scaling(train_x), inner_folds * len(strengths)
+    jobs = inner_folds * len(strengths)
     options = {"num_classes": len(classes), "jobs": jobs, "devices": devices}
-    problem = logistic.place(train_x, y, scaling, **options)
+    problem = logistic.place(train_x, y, **options)
+    scaling = problem.scaling
     clock.lap("place")
 
     def l2_of(strengths, rows):

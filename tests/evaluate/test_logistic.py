@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from overlapping import scikit_learn, splits
 
-from hypersphere_jax.evaluate import logistic
+from hypersphere_jax.evaluate import lbfgs, logistic
 from hypersphere_jax.evaluate.logistic import NONE, PADDING
 
 CLASSES, N, D = 6, 300, 16
@@ -14,7 +14,8 @@ CLASSES, N, D = 6, 300, 16
 
 def place(x, y, **options):
     as_they_are = logistic.Scaling(np.zeros(D, np.float32), 1.0)
-    return logistic.place(x, np.int32(y), as_they_are, num_classes=CLASSES, jobs=4, **options)
+    options |= {"num_classes": CLASSES, "jobs": 4, "scaling": as_they_are}
+    return logistic.place(x, np.int32(y), **options)
 
 
 def fit(x, y, l2, **options):
@@ -29,13 +30,13 @@ def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices
     """Also of rows dealt out over devices in small blocks, by a rough model of the curvature."""
     x, y, _, _ = splits(rng)
     if devices > 1:
-        monkeypatch.setattr(logistic, "BLOCK", 100)  # the last ones are filled up
+        monkeypatch.setattr(logistic, "READ", 40 * D)  # the last one has rows of the one before
         monkeypatch.setattr(logistic, "RANK", 5)
         monkeypatch.setattr(logistic, "_curvature", logistic._curvature.__wrapped__)
     part = rng.integers(3, size=N).astype(np.int32)
     part[:9] = PADDING  # in no fit
     problem = place(x, y, devices=jax.devices()[:devices])
-    assert (problem.samples.y.size > N) == (devices > 1)
+    assert (len(problem.blocks) > 1) == (devices > 1)
     l2s, held_out = [1e-1, 1e-3, 1e-5, 1e-4], [NONE, 0, 1, 2]
     found = logistic.fit_logistic(problem, part, l2s, held_out)
     assert (found.gradient_norm <= 1e-6).all() and logistic.limit(1e-7) == pytest.approx(3e-7)
@@ -88,9 +89,9 @@ def test_steps_that_go_too_far_are_shortened():
     @jax.jit
     def advance(state):
         slopes = lambda points: jnp.tanh(4 * (points - centres))  # noqa: E731
-        return logistic.lbfgs_advance(state, slopes, lambda vectors: 50 * vectors, 1e-5, 0.0)
+        return lbfgs.advance(state, slopes(state.trial), lambda vectors: 50 * vectors, 1e-5, 0.0)
 
-    state = logistic.lbfgs_begin(jnp.full((2, 1, 2), 1.0))
+    state = lbfgs.begin(np.ones((2, 1, 2), np.float32))
     for _ in range(60):
         state = advance(state)
     assert state.done.all() and (state.norm <= 1e-5).all()
