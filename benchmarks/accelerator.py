@@ -123,7 +123,7 @@ def accelerator(
             "peaks": _peaks(results["parts"].get("peaks", {})),
         }
         file = (out / "parts" / f"{name}.json").resolve()
-        command = [sys.executable, "-m", "benchmarks.accelerator_parts", name, str(file)]
+        command = [sys.executable, "-m", "benchmarks.accelerator_process", name, str(file)]
         result = run_part([*command, json.dumps(settings)], file, seconds, _environment(name, toy))
         results["parts"][name] = {"title": PARTS[name].title, "limit_s": seconds, **result}
         if "failure" in result:
