@@ -114,7 +114,7 @@ def losses(settings: Settings) -> Iterator[Record]:
                 wanted, wanted_gradients = references[name]
                 errors = {
                     "value": float(value),
-                    "value_error": abs(float(value) - wanted) / max(1.0, abs(wanted)),
+                    "value_error": float(abs(float(value) - wanted) / max(1.0, abs(wanted))),
                     "gradient_error": float64.error([g[at] for g in gradients], wanted_gradients),
                 }
                 bound = ROUNDINGS * float(np.finfo(np.float32).eps) / tau
