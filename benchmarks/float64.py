@@ -161,6 +161,22 @@ def queue(sums: Sums, at: Array) -> Reference:
     return np.log(total) - np.log(n * n + n * (n - 1) / 2), [(across + slope / 2) / total]
 
 
+def info_nce(sums: Sums, at: Array) -> Reference:
+    """The first half of x as queries, of y as keys; the second half of y as negatives."""
+    half, tau = len(sums.x) // 2, sums.tau
+    x, y, others = sums.x[:half], sums.y[:half], sums.y[half:]
+    blocks = np.array_split(np.arange(half), max(1, half * len(others) // BLOCK))
+    logs = [np.log(np.exp((x[rows] @ others.T - 1) / tau).sum(1)) + 1 / tau for rows in blocks]
+    apart = np.concatenate(logs) - sums.positives[:half]
+    total = sums.positives[:half] + np.logaddexp(0, apart)
+    at_queries = at[at < half]
+    weights = np.exp(x[at_queries] @ others.T / tau - total[at_queries, None])
+    slopes = np.expm1(-np.logaddexp(0, apart))[at_queries, None]
+    gradient = np.zeros((len(at), x.shape[1]))
+    gradient[at < half] = (weights @ others + slopes * y[at_queries]) / (half * tau)
+    return np.mean(np.logaddexp(0, apart)), [gradient]
+
+
 def supervised(sums: Sums, at: Array) -> Reference:
     """Of x, whose classes all have two points or more."""
     value, (gradient,) = entropies(sums, at, "w", 1.0, 0.0, views=1)
@@ -254,11 +270,7 @@ def cases(tau: float, dim: int) -> Mapping[str, Case]:
         ),
         "contrastive": of_two(hj.contrastive_loss, made_of("pc", 1, -1), tau=tau),
         "dcl": of_two(hj.dcl_loss, made_of("c", 1, -1), tau=tau),
-        "info_nce": Case(
-            lambda x, y, _, **how: hj.info_nce_loss(x, y, y, tau, **how),
-            made_of("ppc", 1, -1, 1),
-            1,
-        ),
+        "info_nce": Case(_info_nce(tau), info_nce, 1),
         "nt_xent": of_two(hj.nt_xent_loss, made_of("pcw", 1, -1), tau=tau, similarity="dot"),
         "decoupled_nt_xent": of_two(
             hj.decoupled_nt_xent_loss, made_of("pcw", lam, -tau), tau=tau, lam=lam
@@ -294,6 +306,14 @@ def cases(tau: float, dim: int) -> Mapping[str, Case]:
             pairwise=False,
         ),
     }
+
+
+def _info_nce(tau: float) -> Callable:
+    def loss(x, y, _, **how):
+        half = len(x) // 2
+        return hj.info_nce_loss(x[:half], y[:half], y[half:], tau, **how)
+
+    return loss
 
 
 def points(n: int, dim: int, classes: int = 10) -> tuple[Array, Array, Array]:
