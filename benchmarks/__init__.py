@@ -2,7 +2,8 @@
 
 # Part of `bench`: its module here, its function, and what it measures.
 PARTS = {
-    "step": ("train_step", "step", "The align+uniform step of SmallAlexNet, part by part."),
+    "accelerator": ("accelerator", "accelerator", "Everything that a GPU is asked, in 25 minutes."),
+    "step": ("train_step", "step", "The align+uniform step of a network, beside its roofline."),
     "text": ("text", "text", "The contrastive step of both sentence encoders, with Adam."),
     "vmapped": ("vmapped", "vmapped", "Steps of several encoders in one program."),
     "convolution": ("convolution", "layers", "Convolutions, value and gradients."),

@@ -13,7 +13,6 @@ import numpy as np
 
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, make_form, unit_vectors
 from benchmarks.timing import child, median, product, protocol, ratio, take_turns
-from hypersphere_jax import plots
 from hypersphere_jax.config import UserError
 from hypersphere_jax.files import write_json
 from hypersphere_jax.tables import print_table
@@ -63,6 +62,8 @@ def scaling(
         memory: Measure the peak memory of each form, alone in a process of its own.
         out: Folder of the results: losses.json and a picture of each loss.
     """
+    from hypersphere_jax import plots  # Matplotlib, where pictures are drawn
+
     unknown = set(losses) - set(LOSSES)
     if unknown:
         raise UserError(f"no loss {', '.join(unknown)}: the losses are {', '.join(LOSSES)}")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -69,22 +69,81 @@ def product(side: int = 2048) -> tuple[Callable[[], object], int]:
     return lambda: jax.block_until_ready(multiply(a, b)), 2 * side**3
 
 
-def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:
-    """Steps of one device from state to state, on the arguments given, or made at each step."""
-    from hypersphere_jax.training import sharding
+class Stepper:
+    """Steps of one device from state to state, on the arguments given, or made at each step.
 
-    devices = sharding.local_devices(1)
-    mapped = sharding.pmap(step, devices, donate=(0,))
-    state = sharding.replicate(state, devices)
-    fixed = None if callable(given) else sharding.replicate(given, devices)
+    A call begins a step and gives its metrics, to wait for.
+    """
+
+    def __init__(self, step: Callable, state: Any, given: Any):
+        from hypersphere_jax.training import sharding
+
+        devices = sharding.local_devices(1)
+        self._step = sharding.pmap(step, devices, donate=(0,))
+        self._state = sharding.replicate(state, devices)
+        fixed = None if callable(given) else sharding.replicate(given, devices)
+        self._given = lambda: fixed or sharding.replicate(given(), devices)
+
+    def __call__(self) -> Any:
+        self._state, metrics = self._step(self._state, *self._given())
+        return metrics
+
+    def lower(self) -> Any:
+        """The program, before it is compiled."""
+        return self._step.lower(self._state, *self._given())
+
+
+def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:
+    """So many steps, which are waited for; see `Stepper`."""
+    begin = Stepper(step, state, given)
 
     def run():
-        nonlocal state
         for _ in range(steps):
-            state, metrics = mapped(state, *(fixed or sharding.replicate(given(), devices)))
+            metrics = begin()
         jax.block_until_ready(metrics)
 
     return run
+
+
+class Pace(NamedTuple):
+    """Seconds of a call: with others in flight, waited for by itself, and until it returns.
+
+    With others in flight a call takes what the device computes, or what the host takes to begin
+    it if that is longer.
+    """
+
+    in_flight: float
+    alone: float
+    host: float
+
+
+def pace(
+    begin: Callable[[], Any],
+    rounds: int = 3,
+    at_once: int = 20,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Pace:
+    """Medians over rounds of a call that gives what to wait for; two calls before do not count.
+
+    So many are in flight at once, or as many as take two seconds.
+    """
+    wait = jax.block_until_ready
+    seconds: dict[str, list[float]] = {name: [] for name in Pace._fields}
+    wait(begin())  # compiles
+    began = clock()
+    wait(begin())
+    count = min(at_once, max(1, int(2 / max(clock() - began, 1e-9))))
+    for _ in range(rounds):
+        began = clock()
+        for _ in range(count):
+            result = begin()
+        seconds["host"].append((clock() - began) / count)
+        wait(result)
+        seconds["in_flight"].append((clock() - began) / count)
+        began = clock()
+        wait(begin())
+        seconds["alone"].append(clock() - began)
+    return Pace(*(median(seconds[name]) for name in Pace._fields))
 
 
 def device_kind() -> str:

@@ -1,52 +1,141 @@
-"""Speed of a whole training step, its parts, and PyTorch's plain step where torch is installed."""
+"""Speed of a whole training step, beside its roofline, its parts, and PyTorch's plain step."""
 
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from benchmarks.timing import device_kind, rows_of, stepping, take_turns
+from benchmarks import roofline
+from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
 from hypersphere_jax import augment, models
-from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig
+from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_objective, make_step
 
 BARE = "step, no augmentation"
+NOTE = """
+images/s: of the data set; of each, two views are computed.
+alone: a step that is waited for; the steps before are many in flight, as in training: the device's
+time, or the host's where that is longer. host: until a step has begun.
+roofline: the FLOP at the measured speed of a matrix product of that type, or the bytes at that of a
+copy, whichever takes longer; % of peak: of that product's speed.
+""".strip()
+# Columns of a step: its record's key, and how the table says it.
+COLUMNS = {
+    "ms": "ms",
+    "images_s": "images/s",
+    "alone_ms": "alone ms",
+    "host_ms": "host ms",
+    "gflop": "GFLOP",
+    "gbytes": "GB",
+    "share": "% of peak",
+    "roofline_ms": "roofline ms",
+}
+Model = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
 
 
-def step(batch_size: int = 64, image_size: int = 32, width: float = 1.0, rounds: int = 5) -> None:
-    """Time the align+uniform step of SmallAlexNet (one device), part by part.
+def step(
+    model: Model = "small_alexnet",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    batch_size: int = 64,
+    image_size: int = 32,
+    recipe: str = "stl10",
+    width: float = 1.0,
+    rounds: int = 5,
+) -> None:
+    """Time the align+uniform step of a network (one device), part by part, beside its roofline.
 
     All forms take turns in every round; the ratios are medians over the rounds. Images are random:
     their values do not matter to speed.
 
     Args:
+        model: The network.
+        dtype: Of its convolutions and linear maps.
         batch_size: Positive pairs in a step.
         image_size: Side of the images, pixels.
+        recipe: Of the augmentation.
         width: Factor on all channel counts.
         rounds: Rounds that count, after one that compiles.
     """
-    images = np.random.default_rng(0).integers(
-        0, 256, (4 * batch_size, image_size, image_size, 3), dtype=np.uint8
+    require(recipe in augment.RECIPES, f"--recipe {recipe}: one of {', '.join(augment.RECIPES)}")
+    require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
+    config = ModelConfig(
+        model, dim=128, width=width, image_size=image_size, channels=3, dtype=dtype
     )
-    config = ModelConfig("small_alexnet", dim=128, width=width, image_size=image_size, channels=3)
-    views = jax.jit(functools.partial(augment.two_views, augment.make_augment("stl10", image_size)))
+    images = _images(config, batch_size)
+    views = jax.jit(functools.partial(augment.two_views, augment.make_augment(recipe, image_size)))
     batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
+    ours = stepper(config, images, batch_size, recipe)
     forms = {
-        "step, stl10 recipe": _our_step(config, images, batch_size, "stl10"),
-        BARE: _our_step(config, images, batch_size, "none"),
-        "augmentation alone": lambda: jax.block_until_ready(views(*batch)),
-        **_torch_step(config, images, batch_size),
+        f"step, {recipe} recipe": ours,
+        BARE: stepper(config, images, batch_size, "none"),
+        "augmentation alone": lambda: views(*batch),
     }
+    forms = {form: functools.partial(_waited, begin) for form, begin in forms.items()}
+    if (model, dtype) == ("small_alexnet", "float32"):
+        forms |= _torch_step(config, images, batch_size)
     rows = rows_of(take_turns(forms, rounds), batch_size, BARE)
-    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {device_kind()}"
-    print_table(["form", "ms", "pairs/s", "of the bare step"], rows, title=title)
+    title = f"{model}, {dtype}, {batch_size} pairs of {image_size} pixels, {device_kind()}"
+    print_table(["form", "ms", "images/s", "of the bare step"], rows, title=title)
+    peaks = roofline.measure(*roofline.sizes())
+    record = measured(ours, dtype, batch_size, peaks, rounds)
+    print()
+    print_table(list(COLUMNS.values()), [list(map(record.get, COLUMNS))], f"step, {recipe} recipe")
+    print(NOTE)
 
 
-def _our_step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Callable:
+def _waited(begin: Callable[[], Any]) -> None:
+    jax.block_until_ready(begin())
+
+
+def measured(
+    begin: Stepper, dtype: str, batch_size: int, peaks: roofline.Peaks, rounds: int = 3
+) -> dict[str, float]:
+    """What a step takes, and what it would at the roofline; `compile_s` if it is compiled here."""
+    began = time.perf_counter()
+    lowered = begin.lower()
+    compiled = lowered.compile()
+    compile_s = time.perf_counter() - began
+    flops, nbytes = roofline.cost(lowered, compiled)
+    speed = peaks.of_dtype(dtype)
+    took = pace(begin, rounds)
+    return {
+        "ms": 1e3 * took.in_flight,
+        "images_s": batch_size / took.in_flight,
+        "alone_ms": 1e3 * took.alone,
+        "host_ms": 1e3 * took.host,
+        "gflop": flops / 1e9,
+        "gbytes": nbytes / 1e9,
+        "share": 100 * flops / speed / took.in_flight,
+        "roofline_ms": 1e3 * peaks.seconds(flops, nbytes, speed),
+        "temporary_mb": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        "compile_s": compile_s,
+    }
+
+
+def record_of(
+    settings: Mapping[str, Any], batch_size: int, recipe: str, peaks: roofline.Peaks
+) -> dict[str, Any]:
+    """`measured` of the step of the network with these settings, see `ModelConfig`."""
+    config = ModelConfig(dim=128, channels=3, **settings)
+    begin = stepper(config, _images(config, batch_size), batch_size, recipe)
+    named = {"model": config.name, "dtype": config.dtype, "image_size": config.image_size}
+    named |= {"batch_size": batch_size, "recipe": recipe}
+    return named | measured(begin, config.dtype, batch_size, peaks)
+
+
+def _images(config: ModelConfig, batch_size: int) -> np.ndarray:
+    shape = 4 * batch_size, config.image_size, config.image_size, 3
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def stepper(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Stepper:
+    """The step of a network on the first of these images."""
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
     transform = augment.make_augment(recipe, config.image_size)
@@ -54,7 +143,7 @@ def _our_step(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: 
     step = make_step(apply, objective, optimizer, transform, axis_name=sharding.AXIS)
     labels, indices = np.zeros(len(images), np.int32), np.arange(batch_size, dtype=np.int32)
     fixed = images, labels, indices, jax.random.key(0)
-    return stepping(step, init_state(params, stats, optimizer), fixed)
+    return Stepper(step, init_state(params, stats, optimizer), fixed)
 
 
 def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> dict[str, Callable]:

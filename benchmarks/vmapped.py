@@ -1,7 +1,5 @@
 """Steps of encoders trained in one program by `vmap`, against the same ones one after another."""
 
-import dataclasses
-
 import numpy as np
 
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
@@ -9,7 +7,7 @@ from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.loop import Job, make_run, open_job
+from hypersphere_jax.training.loop import Job, Run, make_run, open_job
 from hypersphere_jax.training.step import make_step_of, scalars_of
 from hypersphere_jax.training.vmapped import make_vmapped_step, stacked
 
@@ -26,7 +24,7 @@ def vmapped(
     steps: int = 5,
     rounds: int = 5,
 ) -> None:
-    """Time steps of encoders that differ in seed and learning rate, on one device.
+    """Time steps of encoders in one program, on one device, beside one encoder's, so many times.
 
     Both forms take turns in every round; ratios are medians over the rounds.
 
@@ -40,46 +38,48 @@ def vmapped(
         steps: Steps of each encoder in a round.
         rounds: Rounds that count, after one that compiles.
     """
+    base = PretrainConfig(
+        data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
+    )
+    job = job_of(base, data.load(base.data), batch_size)
     rows = []
     for count in encoders:
-        base = PretrainConfig(
-            data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
-        )
-        dataset = data.load(base.data)
-        jobs = [_job(base, dataset, batch_size, seed) for seed in range(count)]
-        images = dataset.pretrain.images, dataset.pretrain.labels
-        # Programs of their own, as a run's hyper-parameters are constants of its program.
-        single = [stepping(*_single(job, images), steps) for job in jobs]
-        forms = {
-            SINGLE: lambda runs=single: [run() for run in runs],
-            VMAPPED: stepping(*_vmapped(jobs, images), steps),
-        }
-        times = take_turns(forms, rounds)
-        ms = [round(1e3 * median(times[form]) / steps, 1) for form in forms]
-        rows.append([count, *ms, ratio(times, SINGLE, VMAPPED)])
+        record = measured(job, count, steps, rounds)
+        rows.append([count, round(record["single_ms"], 1), round(record["ms"], 1), record["ratio"]])
     columns = ["encoders", "one after another (ms a step of all)", "vmapped (ms)", "times as fast"]
     title = f"{model} on {name}, {batch_size} pairs each, {device_kind()}"
     print_table(columns, rows, title=title)
 
 
-def _job(base: PretrainConfig, dataset: data.Dataset, batch_size: int, seed: int) -> Job:
-    rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05 + 0.01 * seed)
-    config = dataclasses.replace(base, name=f"{seed}", seed=seed, optimizer=rule)
-    return open_job(config, lambda _: dataset)
+def job_of(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> Job:
+    """The run of one of the encoders."""
+    rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05)
+    return open_job(base.replace(optimizer=rule, devices=1), lambda _: dataset)
 
 
-def _single(job: Job, images: tuple) -> tuple:
-    """Step, state and fixed arguments of one run."""
-    run = make_run(job)
+def measured(job: Job, count: int, steps: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step of so many encoders, one after another and in one program."""
+    run, images = make_run(job), (job.dataset.pretrain.images, job.dataset.pretrain.labels)
+    single = stepping(*_single(job, run, images), steps)
+    together = stepping(*_vmapped(job, run, images, count), steps)
+    times = take_turns({SINGLE: single, VMAPPED: together}, rounds)
+    return {
+        "encoders": count,
+        "ms": 1e3 * median(times[VMAPPED]) / steps,
+        "single_ms": 1e3 * count * median(times[SINGLE]) / steps,
+        "ratio": count * ratio(times, SINGLE, VMAPPED),
+    }
+
+
+def _single(job: Job, run: Run, images: tuple) -> tuple:
+    """Step, state and fixed arguments of one encoder."""
     step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)
     return step, run.state, (*images, run.sampler(0), run.key, scalars_of(job.config))
 
 
-def _vmapped(jobs: list[Job], images: tuple) -> tuple:
-    """The same of all runs."""
-    runs = [make_run(job) for job in jobs]
-    first, job = runs[0], jobs[0]
-    step = make_vmapped_step(job.config, first.apply, first.recorder.total)
-    fixed = [(run.key, scalars_of(job.config)) for run, job in zip(runs, jobs, strict=True)]
-    indices = np.stack([run.sampler(0) for run in runs])
-    return step, stacked([run.state for run in runs]), (*images, indices, *stacked(fixed))
+def _vmapped(job: Job, run: Run, images: tuple, count: int) -> tuple:
+    """The same of so many; equal ones, as their values do not matter to speed."""
+    step = make_vmapped_step(job.config, run.apply, run.recorder.total)
+    fixed = stacked([(run.key, scalars_of(job.config))] * count)
+    indices = np.stack([run.sampler(0)] * count)
+    return step, stacked([run.state] * count), (*images, indices, *fixed)

@@ -70,6 +70,7 @@ TOY = {
     "finetune RUN --fraction 0.1 --learning-rates": "--name rates",
     "depth": "--epochs 1 --batch-size 4",
     "depth RUN": "--layer conv2 --data nyu_depth_v2 --data-dir nyu_depth_v2_labeled.mat",
+    "bench accelerator": "--toy --parts versions peaks",
     "bench losses": "--sizes 128 --dim 16 --rounds 1 --no-memory",
     "bench augment": "--sizes 16 --images 4 --rounds 1 --epoch 8",
     "bench data": "--steps 1 --batch-size 8 --workers 0",
@@ -79,6 +80,7 @@ TOY = {
     "bench step": "--batch-size 4 --width 0.05 --rounds 1",
     "bench text": "--dim 8 --embedding 6 --vocabulary 50 --batch-size 8 --rounds 1",
     "bench convolution": "--batch-size 2 --rounds 1",
+    "bench step --model": "--image-size 16",
     "bench scaling": "--devices 2 --batch-per-device 2 --dim 8 --no-step",
     "reproduce wang-isola/figure7": "--dry-run",
 }

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from hypersphere_jax.augment import operations
 from hypersphere_jax.augment.operations import RATIO, SCALE, centre, largest_box, resized_shape
@@ -129,6 +128,8 @@ def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Antialiased bilinear resizing of [h, w, c]."""
     if image.shape[:2] == (height, width):
         return image
+    from PIL import Image
+
     if image.shape[-1] == 3:
         return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
     # Pillow would take a second or fourth channel for transparency, so these go one by one.

@@ -2,11 +2,11 @@
 
 import functools
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.decode import pixels, reason
@@ -120,7 +120,8 @@ class Items:
 
 def as_image(image: Any) -> np.ndarray:
     """An image as uint8 `[h, w, c]`, see `as_source`; ValueError for what is none."""
-    if isinstance(image, Image.Image):
+    pillow = sys.modules.get("PIL.Image")  # there is no image of a package that nobody imported
+    if pillow is not None and isinstance(image, pillow.Image):
         grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
         return pixels(image, "L" if grey else "RGB")
     channels_first = type(image).__module__.startswith("torch")

@@ -4,10 +4,12 @@ import functools
 import io
 import logging
 import warnings
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+
+if TYPE_CHECKING:  # Pillow is imported where it is used: arrays need none
+    from PIL import Image
 
 # By content, not by name. Formats that run other programs are not among them.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP")
@@ -29,13 +31,17 @@ def decode(data: bytes, mode: str = "RGB") -> np.ndarray:
     Raises:
       Exception: of nearly any type, for a damaged file, one cut short, or of another format.
     """
+    from PIL import Image
+
     _silence_pillow()
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         return pixels(image, mode)
 
 
-def pixels(image: Image.Image, mode: str = "RGB") -> np.ndarray:
+def pixels(image: "Image.Image", mode: str = "RGB") -> np.ndarray:
     """The pixels of an image of Pillow, as those that `decode` gives of its file."""
+    from PIL import Image
+
     if image.mode == mode:
         return np.atleast_3d(np.array(image))
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -48,6 +54,8 @@ def pixels(image: Image.Image, mode: str = "RGB") -> np.ndarray:
 
 def image_size(stream: BinaryIO) -> tuple[int, int]:
     """Height and width of an image, from the header alone; raises as `decode`."""
+    from PIL import Image
+
     _silence_pillow()
     with Image.open(stream, formats=FORMATS) as image:
         return image.height, image.width
@@ -55,6 +63,8 @@ def image_size(stream: BinaryIO) -> tuple[int, int]:
 
 def reason(error: Exception) -> str:
     """Why an image cannot be read, on one line."""
+    from PIL import UnidentifiedImageError
+
     if isinstance(error, UnidentifiedImageError):
         return f"is no image that can be read ({', '.join(FORMATS)}), or its header is damaged"
     return " ".join(str(error).split()) or type(error).__name__

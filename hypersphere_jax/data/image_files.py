@@ -83,6 +83,8 @@ class ImageFiles:
         on_bad: Literal["error", "skip"] = "error",
         like: "ImageFiles | None" = None,
     ):
+        import PIL  # noqa: F401  without Pillow, each image would count as a damaged one
+
         try:
             listing = list_all(Path(root)) if split is None else list_split(Path(root), split)
             self.class_names = _choose_classes(listing, classes, like)

@@ -4,7 +4,7 @@ import contextlib
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -137,7 +137,7 @@ def open_folder(
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "versions": dict(_versions()),
         "device": {"kind": kind, "count": len(devices), "processes": jax.process_count()},
     }
     if imported is not None:
@@ -147,6 +147,13 @@ def open_folder(
     record["sessions"].append(session)
     write_json(file, record)
     return folder
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """Of the packages that are there: Pillow may not be, where images come as arrays."""
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield name, metadata.version(name)
 
 
 def record_start(folder: Path, step: int) -> None:
