@@ -68,9 +68,14 @@ class Machine(NamedTuple):
     def shared(self, jobs: int) -> "Machine":
         """What each of so many processes has."""
         if self.devices:
-            return self if jobs == 1 else self._replace(devices=1)
+            on_each = self.jobs_on_each(jobs)
+            return self if jobs == 1 else self._replace(devices=1, flop=self.flop / on_each)
         flop, elements = self.flop / jobs, self.elements / jobs
         return self._replace(flop=flop, elements=elements, part=jobs)
+
+    def jobs_on_each(self, jobs: int) -> int:
+        """Processes that share the memory of a device, of so many in all."""
+        return math.ceil(jobs / max(self.devices, 1))
 
 
 class Cost(NamedTuple):

@@ -54,7 +54,8 @@ class ReproduceConfig:
     """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run --only '*'` prints the
     names."""
     jobs: Count = 1
-    """Processes that train at a time, each with its share of the cores; with GPUs, one on each."""
+    """Processes that train at a time, each with its share of the cores; with GPUs, of these
+    and, where there are fewer, of their memory."""
     vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
     """Whether encoders that differ in scalars alone (weights, tau, alpha, t, rate, seed) train
     under `vmap`, as many at a time as fit. `auto`: with one job, on accelerators."""

@@ -82,7 +82,7 @@ def plan(
     }
     seconds = sum(need.seconds for need in needs.values()) / at_a_time
     memory = max((need.memory for need in needs.values()), default=0.0)
-    memory *= 1 if here.devices else at_a_time
+    memory *= here.jobs_on_each(at_a_time)
     return Plan(runs, ended, needs, seconds, memory, whole)
 
 

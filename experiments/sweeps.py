@@ -17,7 +17,7 @@ import jax
 from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
-from hypersphere_jax import data
+from hypersphere_jax import data, memory
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError, to_dict
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_kept, write_json
@@ -25,7 +25,6 @@ from hypersphere_jax.terminal import say
 from hypersphere_jax.training import loop, run_folder, sharding
 from hypersphere_jax.training.vmapped import train_vmapped
 
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Of a row, what is left out as a run ends: ends and parts of the names.
 DETAILS = ("_error", "_low", "_high", "_cv", "_top5")
 
@@ -153,7 +152,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
     try:
         outcomes = train_vmapped(configs, command)
     except (UserError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, UserError) and OUT_OF_MEMORY not in str(error):
+        if not isinstance(error, UserError) and not memory.is_used_up(error):
             raise
         _log(f"now one after the other: {str(error).splitlines()[0]}")
         return []
@@ -173,12 +172,10 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         return error.reason
     except UserError as error:
         return error
-    except MemoryError:
-        return "out of memory"
-    except jax.errors.JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error):
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not memory.is_used_up(error):
             raise
-        return f"out of memory: {str(error).splitlines()[0][:200]}"
+        return memory.described(error)[:200]
     seconds = {"training": trained - began, "measuring": time.monotonic() - trained}
     times = {f"seconds_{part}": round(value, 1) for part, value in seconds.items()}
     predictions.write(_rows_file(one).with_suffix(".npz"), rows)

@@ -1,4 +1,7 @@
-"""Tasks for several processes, each with its own cores or GPU; one that dies fails alone."""
+"""Tasks for several processes, each with its own cores, and a GPU or a share of one.
+
+One that dies fails alone.
+"""
 
 import multiprocessing
 import os
@@ -16,6 +19,8 @@ from hypersphere_jax.config import Stopped, require
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training.processes import StopSignals
 
+# Of a GPU's memory, what all that train on it may take: as much as JAX takes for one alone.
+GPU_MEMORY = 0.75
 POLL = 0.5  # seconds between two looks at whether a signal came
 DIED = "its process died, as when the system ends it for want of memory"
 
@@ -40,7 +45,7 @@ def each(
 
     Raises:
       Stopped: on a signal to this process or one of the others, once all have saved their state.
-      UserError: for more jobs than there are cores, or GPUs.
+      UserError: for more jobs than there are cores.
     """
     places = _places(jobs)  # invalid input is refused also where there is nothing to do
     if jobs == 1:
@@ -109,6 +114,7 @@ def _begin(place: dict, log: Path | None) -> None:
         os.sched_setaffinity(0, place["cores"])
     if place["gpu"] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place["gpu"]
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", place["share"])
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
@@ -117,19 +123,17 @@ def _begin(place: dict, log: Path | None) -> None:
 
 
 def _places(jobs: int) -> list[dict]:
-    """The cores and the GPU of each process."""
-    gpus = nvidia_gpus()
-    require(
-        not gpus or jobs <= len(gpus),
-        f"--jobs {jobs}: there are {len(gpus)} GPU(s), of which each process takes one",
-    )
+    """The cores of each process, its GPU, and its share of that one's memory."""
     if not hasattr(os, "sched_getaffinity"):  # not on Linux: the system shares them out
         return [{"cores": None, "gpu": None}] * jobs
     cores = sorted(os.sched_getaffinity(0))
     require(jobs <= len(cores), f"--jobs {jobs}: there are {len(cores)} cores")
-    return [
-        {"cores": cores[place::jobs], "gpu": gpus[place] if gpus else None} for place in range(jobs)
-    ]
+    places = [{"cores": cores[place::jobs], "gpu": None} for place in range(jobs)]
+    for number, gpu in enumerate(gpus := nvidia_gpus()):
+        on_it = places[number :: len(gpus)]
+        for place in on_it:
+            place |= {"gpu": gpu, "share": f"{GPU_MEMORY / len(on_it):.3f}"}
+    return places
 
 
 def nvidia_gpus() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from hypersphere_jax import __version__, hints, usage
+from hypersphere_jax import __version__, hints, memory, usage
 from hypersphere_jax import config as C
 from hypersphere_jax.config.base import check_values, did_you_mean, program
 from hypersphere_jax.terminal import LONGEST, printable, say
@@ -73,6 +73,12 @@ def main(arguments: list[str]) -> int:
         return 2
     except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (MemoryError, RuntimeError) as error:
+        if not memory.is_used_up(error):
+            raise
+        kept = "what was saved is kept"
+        say(f"error: {memory.described(error)}: {memory.ADVICE}; {kept}", sys.stderr)
+        return 2
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         what = "correct that and run the same command again; what was saved is kept"
@@ -125,8 +131,7 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
 
     Of verbs that train, what a file of options has replaces the defaults; so does, of `pretrain`,
     an experiment that is named by the first argument; without these, what the run that `--name`
-    names was made with. Flags replace all of them. On CPU as many devices are made as the options
-    ask for.
+    names was made with. Flags replace all of them. What the options ask of JAX's devices is set up.
     """
     about = _about(verb)
     if isinstance(target, dict):
@@ -182,11 +187,12 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     with hints.one_line(verb, target, arguments):
         result = tyro.cli(_later(target), args=arguments, prog=prog, **options)
     result = result() if isinstance(result, functools.partial) else result
-    devices = getattr(getattr(result, "runtime", result), "devices", None)
-    if devices is not None:
-        from hypersphere_jax.training.sharding import use_virtual_cpu_devices
+    runtime = getattr(result, "runtime", result)
+    devices, deterministic = (getattr(runtime, n, None) for n in ("devices", "deterministic"))
+    if devices is not None or deterministic:
+        from hypersphere_jax.training.sharding import prepare
 
-        use_virtual_cpu_devices(devices)
+        prepare(devices, deterministic)
     return result
 
 

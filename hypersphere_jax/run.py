@@ -132,8 +132,7 @@ def train(
         if test is not None and config.evaluate.eval_split is None:
             own["eval_split"] = "test"
     config = config.replace(**own)
-    if config.runtime.devices is not None:
-        sharding.use_virtual_cpu_devices(config.runtime.devices)
+    sharding.prepare(config.runtime.devices, config.runtime.deterministic)
     return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
 
 

@@ -1,4 +1,7 @@
-"""What all tests share: eight virtual CPU devices, compiled programs, and finished runs to read.
+"""What all tests share: the devices, compiled programs, and finished runs to read.
+
+These are eight virtual CPU devices, or with `--platform gpu` or `tpu` the accelerators that are
+there; `platforms.py` has what is different then.
 
 Compiling is what tests cost, running is not. XLA's level 0 compiles three times as fast, and what
 one test compiled, the other worker and the next run of the suite load. The level changes rounding
@@ -7,6 +10,7 @@ its own, with XLA as it is by default (`processes.environment()`).
 """
 
 import fcntl
+import functools
 import os
 import resource
 import shutil
@@ -15,35 +19,46 @@ from pathlib import Path
 
 # Small products gain nothing from threads, which would spin and count as processor time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-LEVEL = "--xla_backend_optimization_level"
-if LEVEL not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LEVEL}=0".strip()
 
-import jax  # noqa: E402  reads the flags
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import run_states  # noqa: E402
-import tiny_runs  # noqa: E402
+import jax
+import numpy as np
+import platforms
+import pytest
+import run_states
+import tiny_runs
 
-from hypersphere_jax import cli, models  # noqa: E402
-from hypersphere_jax.models.resnet import ResNet18, ResNet50  # noqa: E402
-from hypersphere_jax.training import loop, sharding  # noqa: E402
+from hypersphere_jax import cli, models
+from hypersphere_jax.models.resnet import ResNet18, ResNet50
+from hypersphere_jax.training import loop, sharding
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
-# JAX makes its devices here: else the first test that gives `--devices` would set their number.
-assert jax.device_count() == 8
+
+
+def pytest_addoption(parser):
+    parser.addoption("--platform", choices=("cpu", "gpu", "tpu"), default="cpu", help="of JAX")
+    about = "that tests see: 8 on CPU, else those that are there; fewer show here what runs there"
+    parser.addoption("--devices", type=int, default=8, help=about)
 
 
 def pytest_configure(config):
     """Compiled programs are kept for the next run (`--cache-clear` drops them), nothing else is."""
+    platform = config.getoption("platform")
+    platforms.begin(platform, config.getoption("devices"))
+    if platform != "cpu":
+        np.testing.assert_allclose = functools.partial(platforms.allclose, platform)
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
     if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process above them
         home = tempfile.TemporaryDirectory(prefix="home-of-tests-")
         config.add_cleanup(home.cleanup)
         os.environ["HOME"] = home.name
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need more devices, or another kind of them, are left out, with the reason."""
+    for item in items:
+        if reason := platforms.reason_to_leave_out(item.nodeid, config.getoption("platform")):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_ignore_collect(collection_path):

@@ -57,6 +57,10 @@ TOY = {
     "pretrain": "--epochs 1 --devices 1",
     "pretrain --name": "--width 0.1",
     **dict.fromkeys((f"pretrain --name {name} " for name in "afm"), "--batch-size 400"),
+    **dict.fromkeys(
+        (f"pretrain --name {name} " for name in ("exact", "fast", "same", "traced")),
+        "--batch-size 16 --image-size 8",
+    ),
     "pretrain --name mine --data": f"--batch-size 16 {SMALL_RESNET}",
     "pretrain moco": f"--batch-size 16 --queue-size 64 --bn-groups 4 {SMALL_RESNET}",
     "pretrain moco_cifar10/contrastive --data-dir DIR": "--fraction 1 --warmup-epochs 0",

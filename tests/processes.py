@@ -13,8 +13,9 @@ ROOT = Path(__file__).parent.parent
 def environment(**more: str) -> dict[str, str]:
     """Of a user's process: XLA as it is by default, with the suite's compiled programs."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    if jax.default_backend() == "cpu":  # as the suite's `--platform`
+        kept["JAX_PLATFORMS"] = "cpu"
     return kept | {
-        "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.03",
         **more,

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 import experiments
 import hypersphere_jax
@@ -241,13 +242,21 @@ def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
     for error, status, said in (
         (Stopped("saved: go on"), 0, "saved: go on"),
         (OSError(28, "No space left", "file"), 2, "error: No space left (file)"),
+        (MemoryError("17 GiB"), 2, "error: out of memory: 17 GiB: give less at a time, such as a"),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: of 9 GiB\ntrace"), 2, "of 9 GiB: give less at"),
+        (
+            JaxRuntimeError("FAILED_PRECONDITION: DNN library initialization failed."),
+            2,
+            "where other processes hold a GPU's memory, end them, or start each with its share",
+        ),
     ):
         monkeypatch.setattr(loop, "train", Mock(side_effect=error))
         assert cli.main(["pretrain", "--devices", "2"]) == status
         assert said in capsys.readouterr().err
-    monkeypatch.setattr(loop, "train", Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError):  # a bug is told whole
-        cli.main(["pretrain", "--devices", "2"])
+    for bug in (ZeroDivisionError(), JaxRuntimeError("INTERNAL: else")):  # is told whole
+        monkeypatch.setattr(loop, "train", Mock(side_effect=bug))
+        with pytest.raises(type(bug)):
+            cli.main(["pretrain", "--devices", "2"])
 
 
 def test_from_training_to_report(capsys, tmp_path):

@@ -12,9 +12,9 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files signals tables terminal",
+    "config extras files memory signals tables terminal",
     "array_files cache_files losses moco packing theory torch_format training.processes",
-    "augment data models training.progress training.sharding",
+    "augment data models training.profiling training.progress training.sharding",
     "data.batches training.checkpoint training.extension training.metrics_log training.objectives"
     " training.optimizers training.recorder training.resolve training.run_folder training.step"
     " torch_files",

@@ -143,7 +143,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(monkeypatch, capfd)
     for error, said in (
         (ModuleNotFoundError("No module named 'mine'", name="mine"), "No module named 'mine'"),
         (RecursionError("too\ndeep"), r"RecursionError: too\ndeep; "),
-        (MemoryError(), "an unexpected MemoryError; "),
+        (BufferError(), "an unexpected BufferError; "),
         (KeyError("\x1b[31m\udcff" * 500), r"\x1b[31m"),
     ):
         line = line_of(error)

@@ -1,8 +1,14 @@
 """Configs of runs that take a second, one of each kind, and the texts that they read."""
 
+import jax
 import numpy as np
 
 from hypersphere_jax import config as C
+
+
+def two() -> int:
+    """Devices; one where there are no two."""
+    return min(2, jax.device_count())
 
 
 def images(folder, name="images", **changes) -> C.PretrainConfig:
@@ -20,7 +26,7 @@ def short(folder, name="short", **changes) -> C.PretrainConfig:
     parts = {
         "model": C.ModelConfig(dim=3, width=0.1),
         "optimizer": C.OptimizerConfig(epochs=2, batch_size=220),
-        "runtime": C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3),
+        "runtime": C.RuntimeConfig(devices=two(), log_every_steps=2, checkpoint_every_steps=3),
     }
     return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
 
@@ -33,7 +39,11 @@ def queue(folder, name="queue", **changes) -> C.PretrainConfig:
         "moco": C.MocoConfig(queue_size=130, ema_decay=0.9),
         "optimizer": C.OptimizerConfig(epochs=5, batch_size=104),
         "runtime": C.RuntimeConfig(
-            devices=2, log_every_steps=1, checkpoint_every_steps=2, keep_last=2, keep_every_steps=4
+            devices=two(),
+            log_every_steps=1,
+            checkpoint_every_steps=2,
+            keep_last=2,
+            keep_every_steps=4,
         ),
     }
     return short(folder, name, **(parts | changes))
@@ -48,7 +58,7 @@ def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
         "model": C.ModelConfig("sentence_gru", dim=8, embedding=6),
         "objective": C.ObjectiveConfig(1, 0.2, align_weight=0.5, uniform_weight=0.1),
         "optimizer": C.OptimizerConfig(**rule),
-        "runtime": C.RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=3),
+        "runtime": C.RuntimeConfig(devices=two(), log_every_steps=1, checkpoint_every_steps=3),
     }
     return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
 

@@ -55,6 +55,16 @@ class RuntimeConfig:
     """Newest checkpoints to keep: two or more, as a damaged one needs one to fall back to."""
     keep_every_steps: Count | None = None
     """Besides these, save one every so many steps and keep it. Step 0 is always kept."""
+    matmul_precision: Literal["default", "high", "highest"] | None = None
+    """Of float32 convolutions and products while training. `default`: TF32 on NVIDIA, bfloat16 on
+    TPU; `high`: TF32, on TPU three bfloat16 products; `highest`: float32. None: as JAX is set, by
+    itself `default`. On CPU, and with `--dtype bfloat16`, it changes nothing."""
+    deterministic: bool = False
+    """On GPUs: the same bits in every session, so that a continued run is exactly the one that was
+    not interrupted, with slower operations. On CPU that holds without, and it changes nothing."""
+    profile: Count | None = None
+    """Trace so many steps, after those that compile, for TensorBoard and Perfetto, into
+    RUNS_DIR/NAME/profile."""
     log_to: Literal["none", "wandb"] = "none"
     """`wandb`: send the metrics to Weights & Biases, too, besides metrics.jsonl and TensorBoard's
     files. Needs `pip install 'hypersphere-jax[wandb]'`."""

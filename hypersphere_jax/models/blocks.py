@@ -1,5 +1,7 @@
 """The blocks that the encoders are built of."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -61,7 +63,26 @@ def channels(base: int, config: ModelConfig) -> int:
 
 def max_pool(x: jax.Array, padding: int = 0) -> jax.Array:
     """Maximum over 3x3 windows with stride 2; without padding side s becomes (s - 1) // 2."""
+    if jax.default_backend() == "gpu":
+        return _max_of_slices(x, padding)
     return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((padding, padding),) * 2)
+
+
+def _max_of_slices(x: jax.Array, padding: int) -> jax.Array:
+    """The same of nine slices, one for each place in a window; of equal numbers the first counts.
+
+    On GPUs XLA scatters the other form's gradient: in no fixed order, so that its bits differ from
+    call to call, and three times the bytes are moved.
+    """
+    sides = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    x = jnp.pad(x, sides, constant_values=-jnp.inf)
+    _, h, w, _ = x.shape
+    ends = h - (h - 3) % 2, w - (w - 3) % 2
+    largest = x[:, : ends[0] - 2 : 2, : ends[1] - 2 : 2]
+    for i, j in itertools.product(range(3), range(3)):
+        y = x[:, i : ends[0] - 2 + i : 2, j : ends[1] - 2 + j : 2]
+        largest = jnp.where((y > largest) | jnp.isnan(y), y, largest)
+    return largest
 
 
 def flatten(x: jax.Array) -> jax.Array:

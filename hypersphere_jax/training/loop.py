@@ -19,6 +19,7 @@ from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.processes import StopSignals
+from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder
 from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
 from hypersphere_jax.training.step import (
@@ -182,11 +183,13 @@ def fit(
       Stopped: as `train`.
     """
     total, every = recorder.total, _evaluation_every(recorder)
-    log_every = recorder.config.runtime.log_every_steps
+    runtime = recorder.config.runtime
+    log_every = runtime.log_every_steps
     with (
         StopSignals(command, f"all steps are done and saved in {recorder.where}") as stop,
         recorder.progress_bar(),
         contextlib.closing(batches),
+        Profiler(runtime.profile, run_folder.folder_of(recorder.config) / "profile") as profiler,
     ):
         in_flight: deque[tuple[int, Any]] = deque()
 
@@ -218,7 +221,8 @@ def fit(
             except UserError:  # an image that cannot be read, or a process that is lost
                 save(done)
                 raise
-            state, metrics = step(state, batch)
+            with profiler.call(call, state):
+                state, metrics = step(state, batch)
             recorder.add_metrics(call, metrics)
             in_flight.append((number, metrics))
             if evaluate is not None and (number % every == 0 or last):

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from hypersphere_jax import signals
+from hypersphere_jax import memory, signals
 from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
 
 # The processes may start this far apart.
@@ -190,8 +190,7 @@ def exit_on_error() -> Iterator[None]:
     except BaseException as error:
         if is_multi_process():
             atexit.register(_exit)
-            memory = "RESOURCE_EXHAUSTED" in str(error)
-            if isinstance(error, jax.errors.JaxRuntimeError) and not memory:
+            if isinstance(error, jax.errors.JaxRuntimeError) and not memory.is_used_up(error):
                 line = (str(error).splitlines() or ["JAX failed"])[0]
                 raise UserError(
                     f"{line}: has another process ended? To continue, run the same command in all"

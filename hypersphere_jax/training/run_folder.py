@@ -36,7 +36,7 @@ VOCABULARY = "vocabulary.txt"
 NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
 # Of the runtime: of one session alone, and not kept as options of the run.
 PROCESSES = ("processes", "coordinator", "num_processes", "process_index")
-OF_SESSION = ("resume", "extend", *PROCESSES)
+OF_SESSION = ("resume", "extend", "profile", *PROCESSES)
 # Of config.json, what is read.
 SESSION = {"command?": str, "device": {"count": int}, "from_step?": int}
 SESSION |= {"schedule?": {"epochs": int, "decay_at": list[float]}}

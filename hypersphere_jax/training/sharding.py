@@ -22,14 +22,55 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.memory import is_used_up
 
 AXIS = "data"
+# No operation whose sums have no fixed order, and no choice of kernels by their measured times.
+DETERMINISTIC = "--xla_gpu_deterministic_ops"
+
+
+def prepare(devices: int | None, deterministic: bool | None) -> None:
+    """Sets JAX up as the options of a verb ask for; must come before JAX's first use."""
+    if devices is not None:
+        use_virtual_cpu_devices(devices)
+    if deterministic:
+        use_deterministic_kernels()
 
 
 def use_virtual_cpu_devices(count: int) -> None:
     """Asks for this many virtual devices if JAX runs on CPU; must come before JAX's first use."""
     with contextlib.suppress(RuntimeError):  # in use already: `local_devices` checks the number
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def use_deterministic_kernels() -> None:
+    """Asks XLA for programs that give the same bits in every process; before JAX's first use.
+
+    Raises:
+      UserError: when XLA_FLAGS says the contrary, or JAX is in use on GPUs without.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    given = [flag.partition("=") for flag in flags.split() if flag.split("=")[0] == DETERMINISTIC]
+    for name, _, value in given:
+        require(
+            value.lower() in ("", "true", "1"),
+            f"--deterministic needs {name}=true, and XLA_FLAGS has {value}: take it out there",
+        )
+    if not given:
+        before = jax.config.values["jax_num_cpu_devices"]
+        try:  # JAX refuses another number once it is in use
+            for number in (before + 1, before):
+                jax.config.update("jax_num_cpu_devices", number)
+        except RuntimeError as error:
+            if jax.default_backend() != "gpu":
+                return
+            raise UserError(
+                "--deterministic (deterministic=True): JAX is in use already; set the environment "
+                f"variable XLA_FLAGS={DETERMINISTIC}=true before"
+            ) from error
+        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}=true".strip()
+    # Else kernels that were the fastest in a run without, and are kept, would be taken over.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def keep_compiled(folder: str | Path) -> None:
@@ -95,6 +136,8 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:
+        if is_used_up(error):
+            raise
         reason = str(error).splitlines() or ["see JAX_PLATFORMS"]
         raise UserError(f"JAX has no device to run on: {reason[0]}") from error
     require(

@@ -136,7 +136,8 @@ def make_step_of(
         state, metrics = one(state, images, labels, indices, key)
         return state, metrics | {"lr": rate}
 
-    return step
+    precision = config.runtime.matmul_precision
+    return step if precision is None else jax.default_matmul_precision(precision)(step)
 
 
 def make_steps(step: Callable, at_once: int = 1) -> Callable:

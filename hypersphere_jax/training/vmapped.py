@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import data, models
+from hypersphere_jax import data, memory, models
 from hypersphere_jax.config import Diverged, PretrainConfig, require
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
@@ -244,7 +244,7 @@ def _bytes_needed(compiled: Callable, n: int) -> float:
     try:
         needed = compiled(n).memory_analysis()
     except jax.errors.JaxRuntimeError as error:  # some compilers refuse what does not fit
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not memory.is_used_up(error):
             raise
         return math.inf
     arguments = needed.argument_size_in_bytes - needed.alias_size_in_bytes

@@ -27,7 +27,7 @@ def assert_nearest(found, bank, queries, metric):
     """They are the nearest, in their order and with their similarity, up to float32's rounding."""
     every = distances(bank, queries, metric)
     expected = np.sort(every, axis=1)[:, : found.positions.shape[1]]
-    rounding = {"rtol": 0, "atol": 4e-6 * max(1, np.abs(expected).max())}
+    rounding = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(expected).max())}
     there = np.take_along_axis(every, found.positions, axis=1)
     np.testing.assert_allclose(there, expected, **rounding)
     similarity = 1 - expected if metric == "cosine" else -expected

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,16 +23,34 @@ def work(task, command):
     return f"{command} {task}"
 
 
-def test_each_process_has_cores_and_a_gpu_of_its_own(monkeypatch):
+def test_each_process_has_cores_of_its_own_and_a_gpu_or_its_share(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda of: {0, 1, 2, 3, 4})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     one, two = workers._places(2)
-    assert (one["gpu"], two["gpu"]) == ("3", "5")
+    assert (one["gpu"], two["gpu"]) == ("3", "5") and one["share"] == two["share"] == "0.750"
     assert sorted([*one["cores"], *two["cores"]]) == [0, 1, 2, 3, 4] and len(two["cores"]) == 2
-    with pytest.raises(UserError, match="2 GPU"):
-        workers._places(3)
+    shares = [(place["gpu"], place["share"]) for place in workers._places(5)]
+    assert shares == [
+        ("3", "0.250"),
+        ("5", "0.375"),
+        ("3", "0.250"),
+        ("5", "0.375"),
+        ("3", "0.250"),
+    ]
+    with pytest.raises(UserError, match="--jobs 6: there are 5 cores"):
+        workers._places(6)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [place["gpu"] for place in workers._places(1)] == [None]
+
+
+def test_a_share_of_the_gpus_memory_unless_the_user_gave_one(monkeypatch):
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(workers, "signals", Mock())
+    place, name = {"cores": None, "gpu": "5", "share": "0.375"}, "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    for given, expected in (({}, "0.375"), ({name: "0.1"}, "0.1")):
+        monkeypatch.setattr(os, "environ", dict(given))
+        workers._begin(place, None)
+        assert os.environ == {"CUDA_VISIBLE_DEVICES": "5", name: expected}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, rando
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, UserError
+from hypersphere_jax.models import blocks
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.models.torch_names import from_torch, to_torch, torch_names
@@ -194,3 +195,16 @@ def test_bfloat16_is_close_and_keeps_float32_outside(rng):
     for leaf in jax.tree.leaves((models.abstract(half)[1:], found, found_new)):
         assert leaf.dtype == jnp.float32
     jax.tree.map(partial(np.testing.assert_allclose, atol=0.02, rtol=0.02), found_new, new)
+
+
+@pytest.mark.parametrize("padding, shape", [(0, (2, 7, 9, 3)), (1, (2, 8, 7, 3))])
+def test_maximum_of_slices_is_the_maximum_pool(padding, shape, rng):
+    """What GPUs take; of equal numbers, as after a ReLU, the first has the gradient."""
+    x = np.float32(np.maximum(rng.integers(-3, 4, shape), 0))
+    pools = blocks.max_pool, blocks._max_of_slices
+    results = [jax.vjp(lambda x, pool=pool: pool(x, padding), x) for pool in pools]
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    slopes = np.float32(rng.integers(-9, 10, results[0][0].shape))
+    np.testing.assert_array_equal(*(back(slopes)[0] for _, back in results))
+    x[0, 3, 4, 1] = np.nan  # stays, wherever it is in a window
+    np.testing.assert_array_equal(*(pool(x, padding) for pool in pools))

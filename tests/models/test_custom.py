@@ -128,9 +128,9 @@ def test_statistics_over_devices_are_the_global_batchs(network, x):
     x = np.concatenate([x[:4], x[:4] + 1])
     whole, after = apply(params, stats, x, True)
     _, plain = custom.create(Custom(network), SHAPE)
-    parts = jax.pmap(
-        lambda x: plain(params, stats, x, True, "data"), "data", devices=jax.devices()[:2]
-    )(x.reshape(2, 4, *SHAPE))
+    part = lambda *trees: plain(*trees, True, "data")  # noqa: E731
+    axes = {"in_axes": (None, None, 0), "devices": jax.devices()[:2]}
+    parts = jax.pmap(part, "data", **axes)(params, stats, x.reshape(2, 4, *SHAPE))
     np.testing.assert_allclose(parts[0]["before"].reshape(8, 6), whole["before"], atol=1e-5)
     means = [jax.tree.leaves(s.get("batch_stats", s.get("norm")))[0] for s in (parts[1], after)]
     np.testing.assert_allclose(means[0][0], means[1], atol=1e-6)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from hypersphere_jax.training import loop
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.objectives import make_objective, make_sentence_objective
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import SCALARS, init_state
 
 CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
@@ -286,3 +288,23 @@ def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
         found.append([record["loss"] for record in read_metrics(folder)])
     np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-4)
     assert found[0][-1] < found[0][0] - 0.1
+
+
+@pytest.mark.parametrize("asked", [None, "high", "highest"])
+def test_precision_of_the_products_of_a_step(asked):
+    """The network's have what is asked for, in both directions; those of the loss their own."""
+    config = C.PretrainConfig(
+        model=C.ModelConfig(dim=3, width=0.1, image_size=8, channels=1),
+        data=C.DataConfig(recipe="digits"),
+        runtime=C.RuntimeConfig(matmul_precision=asked),
+    )
+    apply, params, stats = models.abstract(config.model)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 10))
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    step = train_step.make_step_of(config, apply, 10, axis_name=None)
+    images, labels = jnp.zeros((6, 8, 8, 1), jnp.uint8), jnp.zeros(6, jnp.int32)
+    arguments = state, images, labels, jnp.arange(4), KEY, train_step.scalars_of(config)
+    text = str(jax.make_jaxpr(step)(*arguments))
+    found = re.findall(r"precision=\(Precision.(\w+), Precision.\w+\)", text)
+    assert set(found) == {"HIGHEST"} | ({asked.upper()} if asked else set())
+    assert (len(found) == text.count("dot_general[")) == bool(asked)

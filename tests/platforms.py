@@ -1,0 +1,102 @@
+"""What is different where the suite runs on accelerators: `python -m pytest --platform gpu`."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+LEVEL = "--xla_backend_optimization_level"
+# Sums come in other orders there, and exponentials by other approximations: so many times as wide
+# are the tolerances of `assert_allclose`. Products are of float32 (`begin`), not TF32 or bfloat16.
+LOOSER = {"cpu": 1, "gpu": 10, "tpu": 10}
+# Tests that need more devices than one, by how many: `--devices 1` shows which do.
+DEVICES = {
+    2: (
+        "evaluate/test_metrics.py::test_all_parts_of_files",
+        "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
+        "test_cli.py::test_from_training_to_report",
+        "test_run.py::test_devices_change_nothing",
+        "test_torch_io.py::test_features_of_a_run_are_those_of_the_weights",
+        "training/test_checkpoint.py::test_folder_with_another_run",
+        "training/test_extension.py::test_an_extended_run_says_so",
+        "training/test_feed.py::test_images_in_order",
+        "training/test_feed.py::test_resident_and_streamed_images_are_the_samplers",
+        "training/test_feed.py::test_the_host_crops_images_of_many_sizes",
+        "training/test_loop.py::test_checkpoints_come_by_time",
+        "training/test_loop.py::test_folder_of_a_run",
+        "training/test_loop.py::test_mistakes_leave_no_folder",
+        "training/test_loop.py::test_no_number_that_is_not_finite_goes_unnoticed",
+        "training/test_loop.py::test_several_steps_in_one_program",
+        "training/test_objectives.py::test_devices_have_the_loss_of_one",
+        "training/test_profiling.py::test_a_runs_trace",
+        "training/test_train_step.py::test_step_of_sentences",
+    ),
+    4: (
+        "losses/test_losses.py::test_one_pair_a_device_is_enough",
+        "losses/test_mesh.py::test_on_a_mesh_as_under_pmap",
+        "losses/test_pairs.py::test_devices_change_nothing",
+        "test_examples.py",
+        "test_moco.py::test_any_number_of_devices_shuffles_as_one",
+        "training/test_checkpoint.py::test_without_synchronized_batch_norm",
+        "training/test_feed.py::test_each_process_reads_its_rows",
+        "training/test_feed.py::test_what_the_step_is_told",
+        "training/test_loop.py::test_what_the_devices_get",
+        "training/test_moco_step.py::test_devices_change_nothing",
+        "training/test_moco_step.py::test_images_that_stream_and_averaged_statistics",
+        "training/test_train_step.py::test_devices",
+    ),
+    8: ("test_moco.py::test_every_device_has_the_queue_of_one",),
+}
+# Tests of what is on CPU alone, by what that is.
+ON_CPU = {
+    "the kind of device in a record": ("training/test_loop.py::test_folder_of_a_run",),
+    "operations as they are counted on CPU": ("test_stored_costs_are_those_of_the_programs",),
+}
+
+
+def begin(platform: str, devices: int) -> None:
+    """Starts JAX on the devices of a platform; on CPU makes them.
+
+    JAX makes them here: else the first test that gives `--devices` would set their number.
+    """
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+        if LEVEL not in os.environ.get("XLA_FLAGS", ""):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LEVEL}=0".strip()
+        assert jax.device_count() == devices
+        return
+    # Several processes share a device's memory: pytest's, and those that tests start.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    jax.config.update("jax_default_matmul_precision", os.environ["JAX_DEFAULT_MATMUL_PRECISION"])
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        found = str(error).splitlines()[0]
+    if found != platform:
+        raise pytest.UsageError(
+            f"--platform {platform}: JAX finds none here ({found}); see docs/accelerators.md"
+        )
+
+
+def allclose(platform, actual, desired, rtol=1e-7, atol=0, *arguments, **options):
+    """`numpy.testing.assert_allclose` with the tolerances of a platform."""
+    rtol, atol = (LOOSER[platform] * tolerance for tolerance in (rtol, atol))
+    _allclose(actual, desired, rtol, atol, *arguments, **options)
+
+
+_allclose = np.testing.assert_allclose
+
+
+def reason_to_leave_out(test: str, platform: str) -> str | None:
+    """Why a test cannot run here, if so."""
+    of_cpu = [why for why, tests in ON_CPU.items() if any(name in test for name in tests)]
+    if of_cpu and platform != "cpu":
+        return f"is of CPUs: {of_cpu[0]}"
+    here = jax.device_count()
+    needed = [n for n, tests in DEVICES.items() if any(name in test for name in tests)]
+    return (
+        f"needs {needed[0]} devices, and {here} are here" if max(needed, default=0) > here else None
+    )
