@@ -3,6 +3,7 @@
 # Part of `bench`: its module here, its function, and what it measures.
 PARTS = {
     "step": ("train_step", "step", "The align+uniform step of SmallAlexNet, part by part."),
+    "loop": ("loop", "loop", "What the training loop takes beside its steps."),
     "text": ("text", "text", "The contrastive step of both sentence encoders, with Adam."),
     "vmapped": ("vmapped", "vmapped", "Steps of several encoders in one program."),
     "convolution": ("convolution", "layers", "Convolutions, value and gradients."),
