@@ -1,164 +1,130 @@
-"""What compiled programs move, launch and multiply, counted in their text, beside their limits.
+"""What compiled programs move, launch and multiply, beside what they may.
 
     python -m benchmarks.compiled                              # for the device that is here
     python -m benchmarks.compiled --target MODULE:FUNCTION     # for another one
 
 A target is a function with the arguments of `compile_here`, such as one that compiles ahead of time
 for a device that is elsewhere (`jax.experimental.topologies`). Nothing is run, so there are no
-times: the roofline is what the launches would take at the measured peaks of an H100. The limits are
-for such a GPU. Exit status 1 if one is not kept.
+times: those are by the roofline, at an H100's measured peaks, for which the limits are, too. Exit
+status 1 if one is not kept.
 """
 
 import argparse
+import functools
 import importlib
-import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import numpy as np
 
+from benchmarks.launches import BANDWIDTH, BFLOAT16, Launch, launches
+from hypersphere_jax import config as C
+from hypersphere_jax import contrastive_loss, models, uniform_loss
 from hypersphere_jax.tables import print_table
-
-# Of an H100, measured: bytes copied a second, read and written; FLOP a second of bfloat16 products.
-# Float32 products, without tensor cores, by its data sheet.
-BANDWIDTH, BFLOAT16, FLOAT32 = 3.0e12, 790e12, 67e12
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
-_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*)$")
-_CALLED = re.compile(r"(?:body|condition|to_apply|calls|\w+_computations?)=\{?((?:%[\w.-]+,? ?)+)")
-_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"}
-_FREE |= {"partition-id", "replica-id", "opt-barrier"}
-_PARTS = re.compile(r"algorithm=dot_bf16_bf16_f32(?:_x(\d))?")
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.training.step import init_state, make_step_of, scalars_of
 
 
-class Instruction(NamedTuple):
-    shape: str
-    kind: str
-    operands: list[str]
-    line: str
+def compile_here(function: Callable, *arguments: Any, **options: Any) -> Any:
+    """The compiled program of a function of such arguments, of which shapes and types count."""
+    return jax.jit(function, **options).lower(*arguments).compile()
 
 
-class Launch(NamedTuple):
-    """What is started by itself, `times` times: bytes it moves, and FLOP of its products."""
-
-    name: str
-    kind: str
-    moved: int
-    bfloat16: float
-    float32: float
-    times: int
-
-    @property
-    def seconds(self) -> float:
-        """By the roofline: moving and multiplying overlap within a launch, launches do not."""
-        products = self.bfloat16 / BFLOAT16 + self.float32 / FLOAT32
-        return self.times * max(self.moved / BANDWIDTH, products)
+def loss(target: Callable, name: str, n: int = 1_000_000, **options: Any) -> list[Launch]:
+    """Value and gradients of a loss of n points, d = 128."""
+    function = {"uniform": uniform_loss, "contrastive": contrastive_loss}[name]
+    points = [jax.ShapeDtypeStruct((n, 128), np.float32)] * (1 if name == "uniform" else 2)
+    of = functools.partial(function, **options)
+    gradients = jax.value_and_grad(of, argnums=tuple(range(len(points))))
+    return launches(target(gradients, *points).as_text())
 
 
-def launches(text: str, branch: Callable = min) -> list[Launch]:
-    """Of the text of a compiled program, with its loops' turns.
+def step(target: Callable, pairs: int = 512, width: float = 1.0) -> list[Launch]:
+    """A SimCLR step of a ResNet-18 in bfloat16 on images as those of CIFAR-10."""
+    of = {"dim": 128, "head": "simclr2", "dtype": "bfloat16", "width": width, "batch_norm": "sync"}
+    config = C.PretrainConfig(
+        model=C.ModelConfig("resnet18", image_size=32, channels=3, **of),  # type: ignore[arg-type]
+        data=C.DataConfig(recipe="simclr_cifar"),
+        objective=C.ObjectiveConfig(loss="nt_xent", loss_tau=0.5, similarity="cosine"),
+        optimizer=C.OptimizerConfig(batch_size=pairs, learning_rate=0.5),
+    )
+    apply, params, stats = models.abstract(config.model)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
+    state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
+    one = make_step_of(config, apply, 1000, axis_name=None)
 
-    Slices read what they give; what is updated in place moves what is put there. A loop of unknown
-    length takes one turn.
+    def taken(state, images, labels, indices, key, scalars):
+        return one(state, images, labels, indices, jax.random.wrap_key_data(key), scalars)
 
-    Args:
-      text: `compiled.as_text()`.
-      branch: of a conditional's branches the one of which this is the time.
-    """
-    computations, entry = _parsed(text)
-
-    def run(name: str, times: int) -> Iterator[Launch]:
-        inside = computations[name]
-        for own, (shape, kind, operands, line) in inside.items():
-            called = re.findall(r"%([\w.-]+)", " ".join(_CALLED.findall(line)))
-            if kind == "conditional":
-                sides = [list(run(side, times)) for side in called]
-                yield from branch(sides, key=lambda side: sum(one.seconds for one in side))
-            elif kind in ("while", "call", "async-start"):
-                turns = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-                for computation in called:
-                    yield from run(computation, times * int(turns[1] if turns else 1))
-            elif kind not in _FREE and not kind.endswith("-done"):
-                body = computations[called[0]] if kind == "fusion" else {own: inside[own]}
-                of_body = _traffic(body) if kind == "fusion" else _size(shape)
-                if kind != "fusion":
-                    of_body += sum(_size(inside[x].shape) for x in operands if x in inside)
-                target = re.search(r'custom_call_target="([^"]+)"', line)
-                flop = _products(body, inside if kind != "fusion" else body)
-                yield Launch(own, target[1] if target else kind, of_body, *flop, times)
-
-    return list(run(entry, 1))
+    kinds = {
+        (50_000, 32, 32, 3): np.uint8,
+        (50_000,): np.int32,
+        (pairs,): np.int32,
+        (2,): np.uint32,
+    }
+    given = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in kinds.items()]
+    program = target(taken, state, *given, scalars_of(config), donate_argnums=(0,))
+    return launches(program.as_text())
 
 
-def _parsed(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    computations: dict[str, dict[str, Instruction]] = {}
-    entry, lines = "", {}
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            lines = computations[head[2]] = {}
-            entry = head[2] if head[1] else entry
-        elif found := _LINE.match(line):
-            name, shape, kind, rest = found.groups()
-            operands = re.findall(r"%([\w.-]+)", rest.split(")")[0])
-            lines[name] = Instruction(shape, kind, operands, line)
-    return computations, entry
+def block_of(program: list[Launch]) -> list[Launch]:
+    """What is launched most often: the loops over pairs of blocks."""
+    most = max(one.times for one in program)
+    return [one for one in program if one.times == most]
 
 
-def _traffic(body: dict[str, Instruction]) -> int:
-    """Bytes that a fusion reads and writes."""
-
-    def read(name: str) -> int:
-        total = 0
-        for user, (shape, kind, operands, _) in body.items():
-            if name not in operands:
-                continue
-            if kind in ("bitcast", "convert"):
-                total += read(user) * _size(body[name].shape) // _size(shape)
-            elif kind in ("dynamic-slice", "slice", "gather") and operands[0] == name:
-                total += _size(shape)
-            elif kind != "dynamic-update-slice" or operands[0] != name:
-                return _size(body[name].shape)
-        return min(total, _size(body[name].shape))
-
-    def written(name: str) -> int:
-        shape, kind, operands, _ = body[name]
-        if kind == "tuple":
-            return sum(map(written, operands))
-        if kind == "bitcast" and operands[0] in body:
-            return written(operands[0])
-        return _size(body[operands[1]].shape if kind == "dynamic-update-slice" else shape)
-
-    root = next(name for name, one in body.items() if one.line.lstrip().startswith("ROOT "))
-    parameters = [name for name, one in body.items() if one.kind == "parameter"]
-    return written(root) + sum(map(read, parameters))
+def moved(program: list[Launch]) -> float:
+    return float(sum(one.times * one.moved for one in program))
 
 
-def _products(body: dict[str, Instruction], shapes: dict[str, Instruction]) -> tuple[float, float]:
-    """FLOP of bfloat16 products, of their parts each, and of others."""
-    bfloat16 = other = 0.0
-    for shape, kind, operands, line in body.values():
-        if kind != "dot":
+def rows_of_loss(name: str, program: list[Launch]) -> Iterator[list]:
+    """What was found in a loss of a million points, its unit, and the limit if there is one."""
+    block, products = block_of(program), sum(one.times * one.bfloat16 for one in program)
+    if name == "uniform":
+        yield ["moved by two blocks", sum(one.moved for one in block) / 1e6, "MB", 280]
+    copies = [one for one in block if one.kind == "copy" and one.moved > 1e6]
+    yield ["launches of two blocks", len(block), "", None]
+    yield ["copies of blocks", len(copies), "", 0]
+    yield ["time of all that is moved", moved(program) / BANDWIDTH, "s", 12]
+    yield ["time of the products", products / BFLOAT16, "s", 12]
+    yield ["launch by launch", sum(one.seconds for one in program), "s", None]
+
+
+def rows_of_step(program: list[Launch]) -> Iterator[list]:
+    """Likewise, of a step."""
+    convolutions = [one for one in program if "conv" in one.kind and "$" in one.kind]
+    wide = Counter(one.dtype for one in convolutions)
+    turned = [one for one in program if "transpose" in one.name and one.moved > 32e6]
+    yield ["moved", moved(program) / 1e9, "GB", 21]
+    yield ["launches", sum(one.times for one in program), "", None]
+    yield ["convolutions", len(convolutions), "", None]
+    yield ["not in bfloat16", len(convolutions) - wide["bf16"], "", 0]
+    yield ["transposes of activations", len(turned), "", 0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", help="MODULE:FUNCTION that compiles for another device")
+    parser.add_argument("--only", choices=("uniform", "contrastive", "step"), help="one of them")
+    options, target = parser.parse_args(), compile_here
+    if options.target:
+        module, function = options.target.split(":")
+        target = getattr(importlib.import_module(module), function)
+    rows: list[list] = []
+    for name in ("uniform", "contrastive", "step"):
+        if options.only not in (None, name):
             continue
-        (left,) = _arrays(shapes[operands[0]].shape)
-        axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line)[1].split(",")  # type: ignore[index]
-        flop = 2.0 * math.prod(_arrays(shape)[0][1]) * math.prod(left[1][int(i)] for i in axes if i)
-        parts = _PARTS.search(line)
-        if parts or left[0] == "bf16":
-            bfloat16 += flop * int((parts and parts[1]) or 1)
-        else:
-            other += flop
-    return bfloat16, other
+        found = (
+            rows_of_step(step(target)) if name == "step" else rows_of_loss(name, loss(target, name))
+        )
+        rows += [[name, *row] for row in found]
+    shown = [[*row[:2], f"{row[2]:,.4g} {row[3]}", row[4]] for row in rows]
+    print_table(["program", "what", "found", "at most"], shown)
+    return int(any(limit is not None and value > limit for *_, value, _, limit in rows))
 
 
-def _arrays(shape: str) -> list[tuple[str, list[int]]]:
-    found = _ARRAY.findall(shape)
-    return [(kind, [int(n) for n in sizes.split(",") if n]) for kind, _, sizes in found]
-
-
-def _size(shape: str) -> int:
-    """Bytes of an array such as `f32[32,128]{1,0}`, or of a tuple of them."""
-    bits = [8 if kind == "pred" else int(bits) for kind, bits, _ in _ARRAY.findall(shape)]
-    return sum(b * math.prod(n) // 8 for b, (_, n) in zip(bits, _arrays(shape), strict=True))
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,26 +8,20 @@ from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.models.convolution import convolution
 
 
-def relu(x: jax.Array) -> jax.Array:
-    """Of normalized features: its derivative needs `x`, which is cheap to make again.
-
-    That of `jax.nn.relu` needs the result, and so a pass over it in memory.
-    """
-    return jnp.where(x <= 0, jnp.zeros_like(x), x)
-
-
 class Normed(nnx.Module):
     """A convolution or dense layer without bias, then batch normalization, then an activation.
 
     `norm` makes the normalization of so many features, with `options`; see `norm.BatchNorm`.
     """
 
-    def __init__(self, layer, features: int, *, norm, activation=relu, **options):
+    def __init__(self, layer, features: int, *, norm, activation=nnx.relu, **options):
         self.layer = layer
         self.norm = norm(features, **options)
         self.activation = activation
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        if self.activation is nnx.relu:
+            return self.norm(self.layer(x), train, relu=True)
         return self.activation(self.norm(self.layer(x), train))
 
 

@@ -30,7 +30,7 @@ class BatchNorm(nnx.Module):
         self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32))
         self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
 
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool, relu: bool = False) -> jax.Array:
         groups = self.groups if train else 1
         if len(x) % groups:
             raise ValueError(f"a batch of {len(x)} does not divide into {groups} groups")
@@ -38,12 +38,12 @@ class BatchNorm(nnx.Module):
         scale = _row(self.scale[...], wide)
         bias = 0.0 if self.bias is None else _row(self.bias[...], wide)
         if train:
-            normed, mean, var = _normalized(wide, scale, bias, self.axis_name)
+            normed, mean, var = _normalized(wide, scale, bias, relu, self.axis_name)
             self._follow(self.mean, mean)
             self._follow(self.var, var)
         else:
             mean, var = (_row(stat[...], wide) for stat in (self.mean, self.var))
-            normed = (wide - mean) * (jax.lax.rsqrt(var + EPSILON) * scale) + bias
+            normed = _scaled(wide, mean, var, scale, bias, relu)
         return normed.reshape(x.shape).astype(x.dtype)
 
     def _follow(self, running, value):
@@ -73,28 +73,37 @@ def _statistics(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Arr
     return whole, jax.lax.pmean(var + jnp.square(mean - whole), axis_name)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _scaled(x, mean, var, scale, bias, relu: bool) -> jax.Array:
+    normed = (x - mean) * (jax.lax.rsqrt(var + EPSILON) * scale) + bias
+    return jnp.maximum(normed, 0.0) if relu else normed
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _normalized(
-    x: jax.Array, scale: jax.Array, bias: jax.Array | float, axis_name: str | None
+    x: jax.Array, scale: jax.Array, bias: jax.Array | float, relu: bool, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`[groups, m, ..., features]` normalized, scaled and moved; and its mean and variance."""
     mean, var = _statistics(x, axis_name)
-    return (x - mean) * (jax.lax.rsqrt(var + EPSILON) * scale) + bias, mean, var
+    return _scaled(x, mean, var, scale, bias, relu), mean, var
 
 
 @_normalized.defjvp
-def _(axis_name, primals, tangents):
-    """In two passes over the activations, where differentiating the two of the variance takes six.
+def _(relu, axis_name, primals, tangents):
+    """In two passes over the activations, where differentiating mean and variance takes six.
 
-    With y = (x - mean) / s: dy = (dx - mean(dx) - y mean(y dx)) / s. Factors come after the means,
-    so that in reverse these are sums that scale and bias need, too. The statistics have no tangent.
+    With y = (x - mean) / s: dy = (dx - mean(dx) - y mean(y dx)) / s. Factors and signs come after
+    the means, so that in reverse these are sums that scale and bias need, too, and where ReLU is
+    zero is found again from x. The statistics have no tangent.
     """
     x, scale, bias = primals
     dx, dscale, dbias = tangents
-    normed, mean, var = _normalized(x, scale, bias, axis_name)
-    root = jax.lax.rsqrt(var + EPSILON)
-    y, factor = (x - mean) * root, root * scale
+    normed, mean, var = _normalized(x, scale, bias, relu, axis_name)
+    # Else XLA would keep where ReLU is zero, one byte a number, rather than find it again.
+    about, root = jax.lax.optimization_barrier((mean, jax.lax.rsqrt(var + EPSILON)))
+    y, factor = (x - about) * root, root * scale
     along = -factor * _averaged(y * dx, axis_name) + dscale
     level = -factor * _averaged(dx, axis_name) + dbias
-    nothing = jnp.zeros_like(mean)
-    return (normed, mean, var), (dx * factor + y * along + level, nothing, nothing)
+    moved, nothing = dx * factor + y * along + level, jnp.zeros_like(mean)
+    if relu:
+        moved = jnp.where(y * scale + bias > 0, moved, 0.0)
+    return (normed, mean, var), (moved, nothing, nothing)
