@@ -84,9 +84,9 @@ def rows_of_loss(name: str, program: list[Launch]) -> Iterator[list]:
     """What was found in a loss of a million points, its unit, and the limit if there is one."""
     block, products = block_of(program), sum(one.times * one.bfloat16 for one in program)
     if name == "uniform":
-        yield ["moved by two blocks", sum(one.moved for one in block) / 1e6, "MB", 280]
+        yield ["moved by a block of pairs", sum(one.moved for one in block) / 1e6, "MB", 280]
     copies = [one for one in block if one.kind == "copy" and one.moved > 1e6]
-    yield ["launches of two blocks", len(block), "", None]
+    yield ["launches of a block", len(block), "", None]
     yield ["copies of blocks", len(copies), "", 0]
     yield ["time of all that is moved", moved(program) / BANDWIDTH, "s", 12]
     yield ["time of the products", products / BFLOAT16, "s", 12]

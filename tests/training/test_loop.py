@@ -220,6 +220,16 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
         recorder.fetch_metrics(4)
 
 
+def test_finite_is_asked_of_each_run():
+    weights, counts = np.ones((3, 2, 2), np.float32), np.arange(3)
+    weights[1, 0, 1] = np.inf
+    state = sharding.replicate({"weights": weights, "counts": counts}, sharding.local_devices(2))
+    tree, finite = on_host(state, runs=True)
+    assert finite.tolist() == [True, False, True]
+    np.testing.assert_array_equal(tree["weights"], weights)
+    assert not on_host(state)[1]
+
+
 def test_mistakes_leave_no_folder(short_run, tmp_path):
     local, one = C.ModelConfig(batch_norm="split", bn_groups=1), C.RuntimeConfig(devices=1)
     alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
