@@ -97,8 +97,11 @@ def rows_of_step(program: list[Launch]) -> Iterator[list]:
     """Likewise, of a step."""
     convolutions = [one for one in program if "conv" in one.kind and "$" in one.kind]
     wide = Counter(one.dtype for one in convolutions)
-    turned = [one for one in program if "transpose" in one.name and one.moved > 32e6]
+    # Those of weights are smaller, or in float32.
+    transposes = [one for one in program if "transpose" in one.name and one.moved > 16e6]
+    turned = [one for one in transposes if one.dtype == "bf16"]
     yield ["moved", moved(program) / 1e9, "GB", 21]
+    yield ["of these by convolutions", moved(convolutions) / 1e9, "GB", None]
     yield ["launches", sum(one.times for one in program), "", None]
     yield ["convolutions", len(convolutions), "", None]
     yield ["not in bfloat16", len(convolutions) - wide["bf16"], "", 0]
