@@ -4,6 +4,7 @@
 PARTS = {
     "accelerator": ("accelerator", "accelerator", "Everything that a GPU is asked, in 25 minutes."),
     "step": ("train_step", "step", "The align+uniform step of a network, beside its roofline."),
+    "loop": ("loop", "loop", "What the training loop takes beside its steps."),
     "text": ("text", "text", "The contrastive step of both sentence encoders, with Adam."),
     "vmapped": ("vmapped", "vmapped", "Steps of several encoders in one program."),
     "convolution": ("convolution", "layers", "Convolutions, value and gradients."),

@@ -34,7 +34,7 @@ TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", 
 MOCO = "moco_cifar10/align_uniform"
 PARTS = {
     "data": "list prepare prepare-text inspect show",
-    "bench": "accelerator step text vmapped convolution augment data losses knn scaling probe",
+    "bench": "accelerator step loop text vmapped convolution augment data losses knn scaling probe",
 }
 
 

@@ -197,14 +197,21 @@ def _weighted_sums(
 
     limit = blocking.limit
     rows, columns = _split((a, r), limit, exclude), b and _split((b, c), limit, exclude)
-    nothing = jax.tree.map(jnp.zeros_like, (rows[0], (columns or rows)[0]))
+    sides = rows[0], (columns or rows)[0]
+    if scale is None and not on_cpu():
+        sides = tuple(_with_columns(*side) for side in sides)
+    nothing = jax.tree.map(jnp.zeros_like, sides)
     sums, others = _sweep(parts, jnp.add, rows, columns, nothing, exclude, scale, blocking)
     if b is None:
-        sums = others = jax.tree.map(jnp.add, sums, others) if others else sums
-    return (
-        jax.tree.map(lambda total: _join(total, a.bias.shape[0]), sums),
-        jax.tree.map(lambda total: _join(total, (a if b is None else b).bias.shape[0]), others),
-    )
+        sums = others = jax.tree.map(jnp.add, sums, others) if others is not None else sums
+    return _joined(sums, a), _joined(others, a if b is None else b)
+
+
+def _joined(sums: Any, points: Points) -> Points:
+    n = points.bias.shape[0]
+    if isinstance(sums, Points):
+        return Points(_join(sums.x, n), _join(sums.bias, n))
+    return Points(_join(sums[..., :-1], n), _join(sums[..., -1], n))
 
 
 def _sweep(
@@ -284,18 +291,23 @@ def _logits(
     return logits
 
 
-def _slopes(weights: jax.Array, a: Points, b: Points, scale: Scale, blocking: Blocking) -> Points:
-    """The slopes of the logits by `a`, summed over `b` with weights, and the weights' sums."""
+def _slopes(
+    weights: jax.Array, a: Points, b: Points, scale: Scale, blocking: Blocking
+) -> Points | jax.Array:
+    """The slopes of the logits by `a`, summed over `b` with weights, and the weights' sums.
+
+    Those of a product on accelerators are one array, the weights' sums its last column: on their
+    own these would be a pass over it.
+    """
     if scale is not None:
         return Points(scale * _differences(weights, a.x, b.x), jnp.sum(weights, 1))
     if on_cpu():
         return Points(product(weights, b.x), jnp.sum(weights, 1))
-    sums = product(weights, _with_columns(b.x, jnp.ones_like(b.bias)), blocking.precision)
-    return Points(sums[:, :-1], sums[:, -1])
+    return product(weights, _with_columns(b.x, jnp.ones_like(b.bias)), blocking.precision)
 
 
 def _with_columns(x: jax.Array, *columns: jax.Array) -> jax.Array:
-    return jnp.concatenate([x, *(column[:, None] for column in columns)], 1)
+    return jnp.concatenate([x, *(column[..., None] for column in columns)], -1)
 
 
 def _parts(bias: jax.Array) -> list[jax.Array]:

@@ -22,6 +22,8 @@ class Normed(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        if self.activation is nnx.relu:
+            return self.norm(self.layer(x), train, relu=True)
         return self.activation(self.norm(self.layer(x), train))
 
 

@@ -15,6 +15,18 @@ from hypersphere_jax.models.blocks import channels, conv, max_pool
 from hypersphere_jax.models.initializers import scheme_of
 
 
+@jax.custom_jvp
+def relu_of_sum(x: jax.Array) -> jax.Array:
+    """ReLU, whose derivative reads its result; XLA would read both terms of the sum again."""
+    return nnx.relu(x)
+
+
+@relu_of_sum.defjvp
+def _(primals, tangents):
+    y = jax.lax.optimization_barrier(relu_of_sum(*primals))
+    return y, jnp.where(y > 0, tangents[0], jnp.zeros_like(y))
+
+
 class Block(nnx.Module):
     """Convolutions to whose result the input is added; ReLU comes after the sum.
 
@@ -41,7 +53,7 @@ class Block(nnx.Module):
         if self.bottleneck:
             inner = self.conv3(inner, train)
         shortcut = x if self.downsample is None else self.downsample(x, train)
-        return nnx.relu(inner + shortcut)
+        return relu_of_sum(inner + shortcut)
 
 
 class Stage(nnx.Module):

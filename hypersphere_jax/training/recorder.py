@@ -124,7 +124,7 @@ class Recorder:
         self.fetch_metrics(step)
         figures = self.meter.read()
         if evaluate is not None:
-            figures |= self.evaluate(step, encoder_on_host(state), evaluate)
+            figures |= self.evaluate(step, *on_host(encoder_of(state)), evaluate)
             self.meter.reset()  # its time is not the next steps'
         self.update_progress(self.write(step, figures))
 
@@ -132,7 +132,7 @@ class Recorder:
         """Saves the state, unless that of this step is."""
         self.fetch_metrics(step)
         if self.saved != step:
-            self.save_tree(step, tree_of(sharding.unreplicate(state)))
+            self.save_tree(step, *on_host(tree_of(state)))
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be saved after this step."""
@@ -161,9 +161,11 @@ class Recorder:
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
 
-    def evaluate(self, step: int, encoder: checkpoint.Tree, evaluate: Evaluate) -> dict:
+    def evaluate(
+        self, step: int, encoder: checkpoint.Tree, finite: np.ndarray, evaluate: Evaluate
+    ) -> dict:
         """The scores of an encoder; raises Diverged for weights or features that are not finite."""
-        self._check_finite(step, encoder)
+        self._check_finite(step, finite)
         try:
             return evaluate(encoder["params"], encoder["stats"], self.config.objective)
         except FloatingPointError as error:
@@ -188,19 +190,18 @@ class Recorder:
         if self._progress is not None:
             self._progress.update(record)
 
-    def save_tree(self, step: int, tree: checkpoint.Tree) -> None:
+    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray) -> None:
         """Saves a state; raises Diverged when it is not finite."""
-        self._check_finite(step, tree)
+        self._check_finite(step, finite)
         if self._checkpoints is not None:
             self._checkpoints.save(step, tree)
         self.saved, self._saved_at = step, time.monotonic()
 
-    def _check_finite(self, step: int, tree: checkpoint.Tree) -> None:
-        for leaf in jax.tree.leaves(tree):
-            if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
-                raise self._diverged(
-                    f"parameters or optimizer state that are not finite at step {step}"
-                )
+    def _check_finite(self, step: int, finite: np.ndarray) -> None:
+        if not finite:
+            raise self._diverged(
+                f"parameters or optimizer state that are not finite at step {step}"
+            )
 
     def _diverged(self, reason: str) -> Diverged:
         return Diverged(
@@ -241,6 +242,14 @@ def tree_of(state: TrainState) -> checkpoint.Tree:
     return {name: part for name, part in state._asdict().items() if part is not None}
 
 
-def encoder_on_host(state: TrainState) -> checkpoint.Tree:
-    """Parameters and statistics of a state on the devices, on the host."""
-    return sharding.unreplicate({"params": state.params, "stats": state.stats})
+def encoder_of(state: TrainState) -> checkpoint.Tree:
+    """What an evaluation needs of a state."""
+    return {"params": state.params, "stats": state.stats}
+
+
+def on_host(tree: Any, runs: bool = False) -> tuple[Any, np.ndarray]:
+    """A tree on the devices, and whether it is finite, which they find out, in one transfer.
+
+    With `runs` its arrays have an axis of these, and each is asked for.
+    """
+    return sharding.unreplicate((tree, sharding.finite(tree, int(runs))))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -221,10 +222,30 @@ def unreplicate(tree: Any) -> Any:
     Reading one device's shard needs no communication, where `x[0]` would run a program on all. All
     are on their way to the host before the first is waited for.
     """
-    shards = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    shards = _first(tree)
     for shard in jax.tree.leaves(shards):
         shard.copy_to_host_async()
     return jax.tree.map(lambda shard: np.asarray(np.array(shard)[0]), shards)
+
+
+def finite(tree: Any, axes: int = 0) -> jax.Array:
+    """Whether all numbers of every array are finite, on the first local device, by its copy.
+
+    Of each place along so many axes, after that of the devices.
+    """
+    return _finite(_first(tree), axes)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _finite(tree: Any, axes: int) -> jax.Array:
+    arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    flags = [jnp.isfinite(x).all(tuple(range(1 + axes, x.ndim))) for x in arrays]
+    return functools.reduce(jnp.logical_and, flags)
+
+
+def _first(tree: Any) -> Any:
+    """The first local device's copy of every array, `[1, ...]`."""
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 
 
 def from_first_process(tree: Any) -> Any:

@@ -32,7 +32,8 @@ from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import (
     Evaluate,
     Recorder,
-    encoder_on_host,
+    encoder_of,
+    on_host,
     read_metrics,
     tree_of,
 )
@@ -138,12 +139,13 @@ class VmappedRecorder:
     def log(self, step: int, state: Any = None, evaluate: Evaluate | None = None) -> None:
         self.fetch_metrics(step)
         figures, records = self.meter.read(), []
-        encoders = None if evaluate is None else encoder_on_host(state)
+        if evaluate is not None:
+            encoders, finite = on_host(encoder_of(state), runs=True)
 
         def one(i, run):
             scores = {}
             if evaluate is not None:
-                scores = run.evaluate(step, _part(encoders, i), evaluate)
+                scores = run.evaluate(step, _part(encoders, i), finite[i], evaluate)
             records.append(run.write(step, figures | scores))
 
         self._each(one)
@@ -154,8 +156,8 @@ class VmappedRecorder:
     def save(self, step: int, state: TrainState) -> None:
         self.fetch_metrics(step)
         if any(run.saved != step for _, run in self._going()):
-            trees = tree_of(sharding.unreplicate(state))
-            self._each(lambda i, run: run.save_tree(step, _part(trees, i)))
+            trees, finite = on_host(tree_of(state), runs=True)
+            self._each(lambda i, run: run.save_tree(step, _part(trees, i), finite[i]))
 
     def close(self) -> None:
         self._each(lambda _, run: run.close())

@@ -33,7 +33,7 @@ from hypersphere_jax.training import checkpoint, loop, progress, run_folder, sha
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.processes import StopSignals
-from hypersphere_jax.training.recorder import tree_of
+from hypersphere_jax.training.recorder import on_host, tree_of
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
@@ -154,7 +154,7 @@ def test_checkpoints_come_by_time(tmp_path, monkeypatch):
         now += 50.0
         due.append(run.recorder.is_due(step))
         if due[-1]:
-            run.recorder.save_tree(step, tree_of(run.state))
+            run.recorder.save_tree(step, tree_of(run.state), np.True_)
     assert due == [False, False, True] * 2
 
 
@@ -168,6 +168,7 @@ def test_the_loop_costs_little(tmp_path):
     metrics = sharding.replicate(metrics, devices)
     with run.recorder.opened(devices, job.digest, ""):
         state = sharding.replicate(run.recorder.restored(run.state), devices)
+        on_host(tree_of(state))  # compiles what looks for numbers that are not finite
         steps, calls = range(run.recorder.total), loop.calls_of(run.recorder)
         batches = device_batches(job.config, job.dataset, run.sampler, steps, devices, True)
         began = time.thread_time()
@@ -202,11 +203,13 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
         with pytest.raises(C.Diverged, match="at step 3"):
             recorder.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
     for part in ("params", "stats", "opt_state"):
-        tree = run.state._asdict()
-        first, *rest = jax.tree.leaves(tree[part])
-        tree[part] = [np.full_like(first, np.nan), *rest]
+        leaves, structure = jax.tree.flatten(getattr(run.state, part))
+        place = max(i for i, leaf in enumerate(leaves) if leaf.dtype == np.float32)
+        leaves[place] = np.array(leaves[place])
+        leaves[place].flat[-1] = np.nan
+        state = run.state._replace(**{part: jax.tree.unflatten(structure, leaves)})
         with pytest.raises(C.Diverged, match="at step 3"):
-            recorder.save_tree(3, tree)
+            recorder.save(3, sharding.replicate(state, sharding.local_devices(2)))
     assert recorder.saved == 0
     # All steps since the last reading are read, not the newest alone.
     for call, losses in ((range(1), [0.5]), (range(1, 3), [0.5, np.nan]), (range(3, 4), [0.5])):
@@ -215,6 +218,16 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
     recorder.fetch_metrics(2)  # none of a call that goes on
     with pytest.raises(C.Diverged, match="at step 3;"):
         recorder.fetch_metrics(4)
+
+
+def test_finite_is_asked_of_each_run():
+    weights, counts = np.ones((3, 2, 2), np.float32), np.arange(3)
+    weights[1, 0, 1] = np.inf
+    state = sharding.replicate({"weights": weights, "counts": counts}, sharding.local_devices(2))
+    tree, finite = on_host(state, runs=True)
+    assert finite.tolist() == [True, False, True]
+    np.testing.assert_array_equal(tree["weights"], weights)
+    assert not on_host(state)[1]
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):

@@ -1,0 +1,132 @@
+"""What the training loop takes beside its steps: a real run, but for a step that only waits."""
+
+import tempfile
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.timing import device_kind
+from hypersphere_jax import config as C
+from hypersphere_jax.data.batches import call_batches, device_batches
+from hypersphere_jax.tables import print_table
+from hypersphere_jax.training import loop as training
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.recorder import Recorder, on_host, tree_of
+from hypersphere_jax.training.step import make_steps, scalars_of
+
+BATCH, METRICS = 140, ("loss", "align", "uniform", "grad_norm", "lr")
+
+
+def loop(step_ms: float = 17.0, steps: int = 300, model: str = "resnet18") -> None:
+    """Time the loop around a step that waits, with one step and with ten in a program.
+
+    The state is the model's, with momentum; batches, log, checkpoints and their files are those of
+    any run of digits. `host` is processor time of the loop's thread, which goes on while the device
+    computes; `beside` is what a step takes longer than the device does.
+
+    Args:
+        step_ms: Of a step, which waits so long.
+        steps: To take.
+        model: Whose state it is.
+    """
+    _row(step_ms, 20, "small_cnn", 1)  # a process's first run imports and opens more
+    rows = [_row(step_ms, steps, model, at_once) for at_once in (1, training.AT_ONCE)]
+    names = ["steps in a program", "host ms a step", "share", "beside ms", "share", "checkpoint ms"]
+    title = f"{model}, steps of {step_ms} ms, a line of the log every 10 steps, {device_kind()}"
+    print_table(names, rows, title=title)
+
+
+def _row(step_ms: float, steps: int, model: str, at_once: int) -> list:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(step_ms, steps, model, at_once, folder)
+    each = [1e3 * found[name] for name in ("host", "beside")]
+    shares = [f"{ms / step_ms:.2%}" for ms in each]
+    columns = [f"{each[0]:.3f}", shares[0], f"{each[1]:.3f}", shares[1]]
+    return [at_once, *columns, round(1e3 * found["checkpoint"])]
+
+
+def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -> dict[str, float]:
+    """Seconds: `host` and `beside` of a step, and of the last `checkpoint` on this thread."""
+    config = C.PretrainConfig(
+        name="loop",
+        runs_dir=folder,
+        model=C.ModelConfig(model),  # type: ignore[arg-type]  # any of its names
+        optimizer=C.OptimizerConfig(epochs=-(-steps * BATCH // 1400), batch_size=BATCH),
+        runtime=C.RuntimeConfig(devices=1, steps_per_call=at_once),
+    )
+    job = training.open_job(config)
+    run, devices = training.make_run(job), job.devices
+    recorder, given = run.recorder, (job.config, job.dataset, run.sampler)
+    with recorder.opened(devices, job.digest, ""):
+        state = sharding.replicate(recorder.restored(run.state), devices)
+        fixed = sharding.replicate((run.key, scalars_of(job.config)), devices)
+        calls = list(training.calls_of(recorder, at_once))
+        if at_once == 1:
+            batches = device_batches(*given, range(recorder.total), devices, True)
+        else:
+            batches = call_batches(*given, calls, at_once, devices)
+        on_host(tree_of(state))  # compiles
+        device = _Device(sharding.pmap(make_steps(_step, at_once), devices, donate=(0,)), step_ms)
+        took, stops = (lambda s, b: device(at_once, s, *b, *fixed)), _stops(recorder)
+        training.fit(recorder, took, state, calls, batches, None)
+    began, ended, saved = stops
+    (wall, host), (checkpoint, _) = ended - began, saved - ended
+    steps = recorder.total - at_once  # the first call compiles, and is over before the others
+    beside = wall - steps * step_ms / 1e3
+    return {"host": host / steps, "beside": beside / steps, "checkpoint": checkpoint}
+
+
+def _stops(recorder: Recorder) -> list[np.ndarray]:
+    """Will hold times of the clock and of this thread: after the first call, the last, the save."""
+    stops: list[np.ndarray] = []
+    completed, save = recorder.completed, recorder.save
+
+    def stop():
+        stops.append(np.array([time.perf_counter(), time.thread_time()]))
+
+    def first(step):
+        completed(step)
+        if not stops:
+            stop()
+
+    def last(step, state):
+        stop()
+        save(step, state)
+        stop()
+
+    recorder.completed, recorder.save = first, last  # type: ignore[method-assign]
+    return stops
+
+
+def _step(state, images, labels, indices, key, scalars):
+    """Nothing but the number of steps."""
+    state = state._replace(step=state.step + 1)
+    return state, {name: jnp.float32(state.step) for name in METRICS}
+
+
+class _Device:
+    """Calls a program, whose metrics come after as long as steps would take on a device."""
+
+    def __init__(self, program: Callable, step_ms: float):
+        self._program, self._seconds, self._free = program, step_ms / 1e3, 0.0
+
+    def __call__(self, count: int, *arguments):
+        state, metrics = self._program(*arguments)
+        self._free = max(self._free, time.perf_counter()) + count * self._seconds
+        return state, metrics | {"loss": _Later(metrics["loss"], self._free)}
+
+
+class _Later:
+    """An array that is there at a time."""
+
+    def __init__(self, array: jax.Array, at: float):
+        self._array, self._at = array, at
+
+    def block_until_ready(self):
+        time.sleep(max(0.0, self._at - time.perf_counter()))
+
+    def __getattr__(self, name: str):
+        return getattr(self._array, name)
