@@ -204,9 +204,9 @@ def best_result(context: Context, rows: Rows) -> Result:
             "once, 120,529 sentences where the paper has 52,799,513; 9% of the words of MR and of "
             "CR are not in the novels. The rate is four times the paper's. The biases of the "
             "update gates begin so that a state remembers 1 to 63 words (`--init chrono`); "
-            "Quick-Thought's are 0, with which twice as many steps left the best of the 16 at "
-            "59% (MR) and 68% (CR). Word vectors have 200 dimensions, as the two encoders' "
-            "outputs, and know the same words; the trained ones are those of row "
+            "Quick-Thought's are 0, a memory that halves with each word. Word vectors have 200 "
+            "dimensions, as the two encoders' outputs, and know the same words; the trained ones "
+            "are those of row "
             f"{BASELINES} of Table 11."
         )
     title = "Best sentence encoders by cross-validation (Table 4)"

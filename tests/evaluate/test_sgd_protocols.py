@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from points import sphere
 
-from hypersphere_jax.evaluate import logistic, sgd
+from hypersphere_jax.evaluate import sgd
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 
 CLASSES, N, D = 5, 60, 8
@@ -108,6 +108,13 @@ def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tm
     assert_same(fit(short("moco"), mapped, y, rows)[0], expected)
 
 
+def aligned(n, d):
+    """Float32 `[n, d]` that begins at a multiple of 64 bytes."""
+    raw = np.empty(4 * n * d + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
+
+
 def test_features_of_each_epoch(rng, monkeypatch):
     """Also where they come in the same memory each time, which JAX does not copy if aligned."""
     n = 4000  # for a training that is still going on when the next features come
@@ -116,7 +123,7 @@ def test_features_of_each_epoch(rng, monkeypatch):
     rows, grid = np.arange(10, n), [(0.1, 0.0)]  # high rates would blow up a rounding error
     of_epoch = lambda epoch: x + shifts[epoch]  # noqa: E731
     expected = [by_hand("moco", short("moco"), of_epoch, y, rows, *grid[0])]
-    memory = logistic._aligned(n, D)
+    memory = aligned(n, D)
     in_memory = lambda epoch: np.add(x, shifts[epoch], out=memory)  # noqa: E731
     for share, features in ((0, in_memory), (0.25, in_memory), (0.25, of_epoch)):
         monkeypatch.setattr(sgd, "RESIDENT_SHARE", share)
