@@ -127,6 +127,7 @@ def orders(n, groups):
     return np.asarray(jax.jit(draw)(np.arange(COUNT)))
 
 
+@pytest.mark.slow
 def test_key_and_query_share_no_group_and_every_key_gives_another_order():
     for n, groups in ((12, 2), (12, 4), (18, 3), (8, 8)):
         size = n // groups

@@ -55,6 +55,7 @@ def torchvisions_boxes(n, height, width, scale, ratio):
     return np.array(boxes).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_crop_boxes_follow_their_law(where, rng):
     def drawn(n, *law):

@@ -31,7 +31,9 @@ def assert_same(ones, others, tolerance=2e-5):
         np.testing.assert_allclose(one, other, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["balanced_cutout", "digits"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("balanced_cutout", marks=pytest.mark.slow), "digits"]
+)
 def test_views_depend_on_key_position_and_view_alone(name):
     """A recipe of each kind, from bytes to what enters the network."""
     batch, make = IMAGES[..., :1] if name == "digits" else IMAGES, views(name, 8)

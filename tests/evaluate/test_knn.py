@@ -58,6 +58,7 @@ def test_distances_of_whole_numbers_are_exact(rng):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 def test_recall_is_1_of_random_features_in_order(rng, metric, monkeypatch):
     monkeypatch.setattr(knn, "BANK", 2**16)

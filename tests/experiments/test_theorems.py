@@ -60,6 +60,7 @@ def test_expected_potentials(rng):
     assert theory_figures.expected_potential(kinds["one point"].moment, 0.5) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_theorem1(tmp_path, drawn):
     result = many_negatives.theorem1(tmp_path, 1, sizes=(256, 4096), draws=512, negatives=2**20)
     assert len(result.rows) == 6

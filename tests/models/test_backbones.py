@@ -183,6 +183,7 @@ def test_parameters_start_as_they_should(monkeypatch):
     assert np.abs(some(jax.random.key(1))[0][0] - kernels[0]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_and_keeps_float32_outside(rng):
     half = replace(CNN, head="simclr2", dtype="bfloat16")
     (params, stats), x = drawn(half, rng), images(half, 32)
@@ -197,7 +198,10 @@ def test_bfloat16_is_close_and_keeps_float32_outside(rng):
     jax.tree.map(partial(np.testing.assert_allclose, atol=0.02, rtol=0.02), found_new, new)
 
 
-@pytest.mark.parametrize("padding, shape", [(0, (2, 7, 9, 3)), (1, (2, 8, 7, 3))])
+@pytest.mark.parametrize(
+    "padding, shape",
+    [(0, (2, 7, 9, 3)), pytest.param(1, (2, 8, 7, 3), marks=pytest.mark.slow)],
+)
 def test_maximum_of_slices_is_the_maximum_pool(padding, shape, rng):
     """What GPUs take; of equal numbers, as after a ReLU, the first has the gradient."""
     x = np.float32(np.maximum(rng.integers(-3, 4, shape), 0))

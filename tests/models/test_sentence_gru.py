@@ -56,6 +56,7 @@ def by_words(params, sentence):
     return np.reshape(ends, (2, 6))
 
 
+@pytest.mark.slow
 def test_packed_sentences_are_as_by_words(sentences):
     outputs, params = encoder()
     found = outputs(pack(sentences, T)[0])
