@@ -169,7 +169,7 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         trained = time.monotonic()
         rows = evaluate(folder, one.evaluation)
     except Diverged as error:
-        return error.reason
+        return error.reason.partition("; the checkpoint")[0]  # a table names no folder
     except UserError as error:
         return error
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
