@@ -65,6 +65,7 @@ def main(arguments: list[str]) -> int:
             print(f"hypersphere_jax {__version__}, jax {metadata.version('jax')}, ", end="")
             print(f"Python {platform.python_version()}")
         else:
+            memory.keep_freed()
             VERBS[name](lambda target: _parse(target, name, arguments[1:]))
     except C.Stopped as stopped:
         say(str(stopped), sys.stderr)

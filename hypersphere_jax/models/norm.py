@@ -33,40 +33,39 @@ class BatchNorm(nnx.Module):
         self.var = nnx.BatchStat(jnp.ones(features, jnp.float32))
 
     def __call__(self, x: jax.Array, train: bool, relu: bool = False) -> jax.Array:
-        groups = self.groups if train else 1
-        if len(x) % groups:
-            raise ValueError(f"a batch of {len(x)} does not divide into {groups} groups")
-        wide = x.astype(jnp.float32).reshape(groups, len(x) // groups, *x.shape[1:])
-        scale = _row(self.scale[...], wide)
-        bias = 0.0 if self.bias is None else _row(self.bias[...], wide)
+        wide, row = x.astype(jnp.float32), (1,) * (x.ndim - 1) + (-1,)
+        scale = self.scale[...].reshape(row)
+        bias = 0.0 if self.bias is None else self.bias[...].reshape(row)
         if train:
-            normed, mean, var = _normalized(wide, scale, bias, relu, self.axis_name)
-            self._follow(self.mean, mean)
-            self._follow(self.var, var)
+            normed, mean, var = self._by_groups(wide, scale, bias, relu)
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean.reshape(-1)
+            self.var[...] = 0.9 * self.var[...] + 0.1 * var.reshape(-1)
         else:
-            mean, var = (_row(stat[...], wide) for stat in (self.mean, self.var))
+            mean, var = (stat[...].reshape(row) for stat in (self.mean, self.var))
             normed = _scaled(wide, mean, var, scale, bias, relu)
-        return normed.reshape(x.shape).astype(x.dtype)
+        return normed.astype(x.dtype)
 
-    def _follow(self, running, value):
-        mean = jnp.mean(value, axis=tuple(range(value.ndim - 1)))
-        running[...] = 0.9 * running[...] + 0.1 * mean
-
-
-def _row(values: jax.Array, like: jax.Array) -> jax.Array:
-    """`[features]`, or what has as many axes as `like` already, to be broadcast against it."""
-    return values.reshape(values.shape[:-1] + (1,) * (like.ndim - values.ndim) + values.shape[-1:])
+    def _by_groups(self, x, scale, bias, relu: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """As `_normalized`; mean and variance are those of the groups on average."""
+        if len(x) % self.groups:
+            raise ValueError(f"a batch of {len(x)} does not divide into {self.groups} groups")
+        if self.groups == 1:
+            return _normalized(x, scale, bias, relu, self.axis_name)
+        grouped = x.reshape(self.groups, -1, *x.shape[1:])
+        of_one = functools.partial(_normalized, relu=relu, axis_name=self.axis_name)
+        normed, *stats = jax.vmap(of_one, in_axes=(0, None, None))(grouped, scale, bias)
+        return normed.reshape(x.shape), *(jnp.mean(stat, axis=0) for stat in stats)
 
 
 def _averaged(x: jax.Array, axis_name: str | None) -> jax.Array:
-    """Of `[groups, m, ..., features]` the mean over all but the first and the last axis."""
-    mean = jnp.mean(x, axis=tuple(range(1, x.ndim - 1)), keepdims=True)
+    """Of `[m, ..., features]` the mean over all axes but the last: `[1, ..., features]`."""
+    mean = jnp.mean(x, axis=tuple(range(x.ndim - 1)), keepdims=True)
     return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
 def _statistics(x: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
     """Mean and variance, likewise, in one pass."""
-    about = _averaged(x[:, :1], None)
+    about = _averaged(x[:1], None)
     first, second = (_averaged(power, None) for power in (x - about, jnp.square(x - about)))
     mean, var = about + first, jnp.maximum(second - jnp.square(first), 0.0)
     if axis_name is None:
@@ -84,7 +83,7 @@ def _scaled(x, mean, var, scale, bias, relu: bool) -> jax.Array:
 def _normalized(
     x: jax.Array, scale: jax.Array, bias: jax.Array | float, relu: bool, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`[groups, m, ..., features]` normalized, scaled and moved; and its mean and variance."""
+    """`[m, ..., features]` normalized, scaled and moved; and its mean and variance."""
     mean, var = _statistics(x, axis_name)
     return _scaled(x, mean, var, scale, bias, relu), mean, var
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from hypersphere_jax import data, models, signals
+from hypersphere_jax import data, memory, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches, is_resident
@@ -87,6 +87,7 @@ def train(
 
 def train_job(job: Job, command: str) -> Path:
     """Trains, or continues, the run of a job; see `train`."""
+    memory.keep_freed()
     config, dataset, digest, devices, resident = job
     apply, sampler, key, state, recorder = make_run(job)
     evaluate = make_evaluate(job, apply)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, random_state
 
 from hypersphere_jax import models
@@ -200,15 +201,21 @@ def test_bfloat16_is_close_and_keeps_float32_outside(rng):
 
 @pytest.mark.parametrize(
     "padding, shape",
-    [(0, (2, 7, 9, 3)), pytest.param(1, (2, 8, 7, 3), marks=pytest.mark.slow)],
+    [(0, (2, 7, 10, 3)), pytest.param(1, (2, 8, 7, 3), marks=pytest.mark.slow)],
 )
-def test_maximum_of_slices_is_the_maximum_pool(padding, shape, rng):
-    """What GPUs take; of equal numbers, as after a ReLU, the first has the gradient."""
-    x = np.float32(np.maximum(rng.integers(-3, 4, shape), 0))
-    pools = blocks.max_pool, blocks._max_of_slices
-    results = [jax.vjp(lambda x, pool=pool: pool(x, padding), x) for pool in pools]
+def test_maximum_pool_and_its_derivatives_are_xlas(padding, shape, rng):
+    """Of equal numbers, as after a ReLU, the first has the gradient."""
+    pools = (
+        partial(blocks.max_pool, padding=padding),
+        partial(
+            nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding=((padding, padding),) * 2
+        ),
+    )
+    x, moved = np.float32([np.maximum(rng.integers(-3, 4, shape), 0), rng.integers(-9, 10, shape)])
+    results = [jax.vjp(pool, x) for pool in pools]
     np.testing.assert_array_equal(results[0][0], results[1][0])
     slopes = np.float32(rng.integers(-9, 10, results[0][0].shape))
     np.testing.assert_array_equal(*(back(slopes)[0] for _, back in results))
+    np.testing.assert_array_equal(*(jax.jvp(pool, (x,), (moved,))[1] for pool in pools))
     x[0, 3, 4, 1] = np.nan  # stays, wherever it is in a window
-    np.testing.assert_array_equal(*(pool(x, padding) for pool in pools))
+    np.testing.assert_array_equal(*(pool(x) for pool in pools))
