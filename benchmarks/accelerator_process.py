@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import accelerator_parts, accelerator_runs
 from benchmarks.accelerator_parts import Record, Settings, reason_of
+from hypersphere_jax import signals
 from hypersphere_jax.files import write_json
 from hypersphere_jax.tables import text_of
 from hypersphere_jax.training import sharding
@@ -34,6 +35,7 @@ PARTS: dict[str, Callable[[Settings], Iterator[Record]]] = {
 
 def main(name: str, file: str, settings: str) -> None:
     """One part, from its settings as JSON."""
+    signals.end_with_parent()
     given = Settings(**json.loads(settings))
     sharding.keep_compiled("~/.cache/hypersphere_jax")
     records: list[Record] = []

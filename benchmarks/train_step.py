@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks import roofline
 from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
+from benchmarks.torch_step import torch_step
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.tables import print_table
@@ -17,7 +18,7 @@ from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_objective, make_step
 
-BARE = "step, no augmentation"
+BARE, TORCH = "step, no augmentation", "PyTorch step, no augmentation"
 NOTE = """
 images/s: of the data set; of each, two views are computed.
 alone: a step that is waited for; the steps before are many in flight, as in training: the device's
@@ -77,8 +78,8 @@ def step(
         "augmentation alone": lambda: views(*batch),
     }
     forms = {form: functools.partial(_waited, begin) for form, begin in forms.items()}
-    if (model, dtype) == ("small_alexnet", "float32"):
-        forms |= _torch_step(config, images, batch_size)
+    if theirs := torch_step(config, images, batch_size):
+        forms[TORCH] = theirs
     rows = rows_of(take_turns(forms, rounds), batch_size, BARE)
     title = f"{model}, {dtype}, {batch_size} pairs of {image_size} pixels, {device_kind()}"
     print_table(["form", "ms", "images/s", "of the bare step"], rows, title=title)
@@ -144,48 +145,3 @@ def stepper(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: st
     labels, indices = np.zeros(len(images), np.int32), np.arange(batch_size, dtype=np.int32)
     fixed = images, labels, indices, jax.random.key(0)
     return Stepper(step, init_state(params, stats, optimizer), fixed)
-
-
-def _torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> dict[str, Callable]:
-    """The same network, loss and optimizer in PyTorch as its users write them, where it is."""
-    try:
-        import torch
-    except ImportError:
-        print("PyTorch is not installed: its step is left out")
-        return {}
-    from torch import nn
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    c1, c2, c3, c4, c5, hidden = (round(c * config.width) for c in (96, 192, 384, 384, 192, 4096))
-
-    def conv(inputs, outputs, *pool):
-        layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), *pool)
-
-    def dense(inputs):
-        layer = nn.Linear(inputs, hidden, bias=False)
-        return nn.Sequential(layer, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
-
-    side = config.image_size
-    for _ in range(3):
-        side = (side - 1) // 2
-    network = nn.Sequential(
-        *(conv(3, c1, nn.MaxPool2d(3, 2)), conv(c1, c2, nn.MaxPool2d(3, 2)), conv(c2, c3)),
-        *(conv(c3, c4), conv(c4, c5, nn.MaxPool2d(3, 2)), nn.Flatten()),
-        *(dense(c5 * side * side), dense(hidden), nn.Linear(hidden, config.dim)),
-    ).to(device)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
-    batch = torch.from_numpy(images[: 2 * batch_size]).permute(0, 3, 1, 2).float().to(device) / 255
-
-    def uniform(x):
-        return torch.pdist(x).pow(2).mul(-2).exp().mean().log()
-
-    def run():
-        x, y = nn.functional.normalize(network(batch)).chunk(2)
-        loss = (x - y).norm(dim=1).pow(2).mean() + (uniform(x) + uniform(y)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss.item()
-
-    return {"PyTorch step, no augmentation": run}

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,10 +73,11 @@ def _end_others() -> None:
 
 def end_with_parent() -> None:
     """Ends this process when the one that began it ends, however that does."""
-    import multiprocessing
+    parent = os.getppid()
 
     def watch():
-        multiprocessing.parent_process().join()
+        while os.getppid() == parent:
+            time.sleep(0.2)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,104 @@
+"""The step of a network in PyTorch, as its users write it: what ours is timed beside."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hypersphere_jax.config import ModelConfig
+
+
+def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:
+    """A step of align + uniform on both views of a batch, in float32; None without a counterpart.
+
+    Networks are the small AlexNet, the digits' network, and ResNet-18 and -34 with the stem for
+    small images.
+    """
+    small = config.name in ("resnet18", "resnet34") and config.image_size < 64
+    if config.dtype != "float32" or not (small or config.name in ("small_alexnet", "small_cnn")):
+        return None
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed: its step is left out")
+        return None
+    from torch.nn import functional
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network = _network(config).to(device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
+    batch = torch.from_numpy(images[: 2 * batch_size]).permute(0, 3, 1, 2).float().to(device) / 255
+
+    def uniform(x):
+        return torch.pdist(x).pow(2).mul(-2).exp().mean().log()
+
+    def run():
+        x, y = functional.normalize(network(batch)).chunk(2)
+        loss = (x - y).norm(dim=1).pow(2).mean() + (uniform(x) + uniform(y)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    return run
+
+
+def _network(config: ModelConfig) -> Any:
+    from torch import nn
+
+    def width(channels):
+        return max(1, round(channels * config.width))
+
+    def conv(inputs, outputs, *after, side=3, stride=1):
+        layer = nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=False)
+        return nn.Sequential(layer, nn.BatchNorm2d(outputs), *after)
+
+    def relu():
+        return nn.ReLU(inplace=True)
+
+    def dense(inputs, outputs):
+        return nn.Sequential(
+            nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), relu()
+        )
+
+    class Block(nn.Module):
+        def __init__(self, inputs, outputs, stride):
+            super().__init__()
+            first = conv(inputs, outputs, relu(), stride=stride)
+            self.inner = nn.Sequential(first, conv(outputs, outputs))
+            same = stride == 1 and inputs == outputs
+            self.outer = nn.Identity() if same else conv(inputs, outputs, side=1, stride=stride)
+
+        def forward(self, x):
+            return nn.functional.relu(self.inner(x) + self.outer(x), inplace=True)
+
+    side, channels = config.image_size, config.channels
+    if config.name == "small_alexnet":
+        for _ in range(3):
+            side = (side - 1) // 2
+        c1, c2, c3, c4, c5, hidden = map(width, (96, 192, 384, 384, 192, 4096))
+        return nn.Sequential(
+            *(conv(channels, c1, relu(), nn.MaxPool2d(3, 2)),),
+            *(conv(c1, c2, relu(), nn.MaxPool2d(3, 2)), conv(c2, c3, relu()), conv(c3, c4, relu())),
+            *(conv(c4, c5, relu(), nn.MaxPool2d(3, 2)), nn.Flatten()),
+            *(dense(c5 * side * side, hidden), dense(hidden, hidden)),
+            nn.Linear(hidden, config.dim),
+        )
+    if config.name == "small_cnn":
+        side, (c1, c2, c3) = -(-side // 4), map(width, (32, 64, 128))
+        return nn.Sequential(
+            *(conv(channels, c1, nn.GELU()), conv(c1, c2, nn.GELU(), stride=2)),
+            *(conv(c2, c3, nn.GELU(), stride=2), nn.Flatten()),
+            nn.Linear(c3 * side * side, config.dim),
+        )
+    inputs = width(64)
+    layers = [conv(channels, inputs, relu())]
+    for stage, depth in enumerate(
+        {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[config.name]
+    ):
+        outputs = width(64 * 2**stage)
+        for number in range(depth):
+            layers.append(Block(inputs, outputs, 2 if stage and number == 0 else 1))
+            inputs = outputs
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(inputs, config.dim))
