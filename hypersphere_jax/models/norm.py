@@ -53,8 +53,8 @@ class BatchNorm(nnx.Module):
             return _normalized(x, scale, bias, relu, self.axis_name)
         grouped = x.reshape(self.groups, -1, *x.shape[1:])
         of_one = functools.partial(_normalized, relu=relu, axis_name=self.axis_name)
-        normed, *stats = jax.vmap(of_one, in_axes=(0, None, None))(grouped, scale, bias)
-        return normed.reshape(x.shape), *(jnp.mean(stat, axis=0) for stat in stats)
+        normed, mean, var = jax.vmap(of_one, in_axes=(0, None, None))(grouped, scale, bias)
+        return normed.reshape(x.shape), jnp.mean(mean, axis=0), jnp.mean(var, axis=0)
 
 
 def _averaged(x: jax.Array, axis_name: str | None) -> jax.Array:
