@@ -78,24 +78,29 @@ def _network(config: ModelConfig) -> Any:
             side = (side - 1) // 2
         c1, c2, c3, c4, c5, hidden = map(width, (96, 192, 384, 384, 192, 4096))
         return nn.Sequential(
-            *(conv(channels, c1, relu(), nn.MaxPool2d(3, 2)),),
-            *(conv(c1, c2, relu(), nn.MaxPool2d(3, 2)), conv(c2, c3, relu()), conv(c3, c4, relu())),
-            *(conv(c4, c5, relu(), nn.MaxPool2d(3, 2)), nn.Flatten()),
-            *(dense(c5 * side * side, hidden), dense(hidden, hidden)),
+            conv(channels, c1, relu(), nn.MaxPool2d(3, 2)),
+            conv(c1, c2, relu(), nn.MaxPool2d(3, 2)),
+            conv(c2, c3, relu()),
+            conv(c3, c4, relu()),
+            conv(c4, c5, relu(), nn.MaxPool2d(3, 2)),
+            nn.Flatten(),
+            dense(c5 * side * side, hidden),
+            dense(hidden, hidden),
             nn.Linear(hidden, config.dim),
         )
     if config.name == "small_cnn":
         side, (c1, c2, c3) = -(-side // 4), map(width, (32, 64, 128))
         return nn.Sequential(
-            *(conv(channels, c1, nn.GELU()), conv(c1, c2, nn.GELU(), stride=2)),
-            *(conv(c2, c3, nn.GELU(), stride=2), nn.Flatten()),
+            conv(channels, c1, nn.GELU()),
+            conv(c1, c2, nn.GELU(), stride=2),
+            conv(c2, c3, nn.GELU(), stride=2),
+            nn.Flatten(),
             nn.Linear(c3 * side * side, config.dim),
         )
     inputs = width(64)
     layers = [conv(channels, inputs, relu())]
-    for stage, depth in enumerate(
-        {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[config.name]
-    ):
+    depths = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[config.name]
+    for stage, depth in enumerate(depths):
         outputs = width(64 * 2**stage)
         for number in range(depth):
             layers.append(Block(inputs, outputs, 2 if stage and number == 0 else 1))

@@ -59,15 +59,15 @@ def step(
         dtype: Of its convolutions and linear maps.
         batch_size: Positive pairs in a step.
         image_size: Side of the images, pixels.
-        recipe: Of the augmentation.
+        recipe: Of the augmentation; images are grey for that of digits.
         width: Factor on all channel counts.
         rounds: Rounds that count, after one that compiles.
     """
     require(recipe in augment.RECIPES, f"--recipe {recipe}: one of {', '.join(augment.RECIPES)}")
     require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
-    config = ModelConfig(
-        model, dim=128, width=width, image_size=image_size, channels=3, dtype=dtype
-    )
+    channels = 1 if recipe == "digits" else 3
+    of = {"image_size": image_size, "channels": channels, "dtype": dtype}
+    config = ModelConfig(model, dim=128, width=width, **of)  # type: ignore[arg-type]
     images = _images(config, batch_size)
     views = jax.jit(functools.partial(augment.two_views, augment.make_augment(recipe, image_size)))
     batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
@@ -131,7 +131,7 @@ def record_of(
 
 
 def _images(config: ModelConfig, batch_size: int) -> np.ndarray:
-    shape = 4 * batch_size, config.image_size, config.image_size, 3
+    shape = 4 * batch_size, config.image_size, config.image_size, config.channels
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
