@@ -50,12 +50,9 @@ def test_the_script_draws_the_pictures_that_the_pages_show():
     assert max(path.stat().st_size for path in (FOLDER / "images").iterdir()) < 60_000
 
 
-def test_links_exist():
+def test_the_overview_links_to_every_page():
     overview = (ROOT / "docs" / "losses.md").read_text()
-    for name, page in PAGES.items():
-        assert f"(losses/{name}.md)" in overview, name
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page):
-            assert (FOLDER / link).exists(), (name, link)
+    assert not [name for name in PAGES if f"(losses/{name}.md)" not in overview]
 
 
 @pytest.mark.slow
