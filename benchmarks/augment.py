@@ -63,7 +63,8 @@ def augment(
         record = measure(RECIPES[recipe], size, images, rounds, epoch)
         results["records"].append(record)
         write_json(out / "augment.json", results)
-        _print(record, f"\n{recipe}, {size} pixels, {images} images, {results['device']}")
+        print()
+        _print(record, f"{recipe}, {size} pixels, {images} images, {results['device']}")
     print(f"{NOTE}\nwritten: {out / 'augment.json'}")
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.timing import device_kind, median, product, ratio, take_turns
+from hypersphere_jax import memory
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.tables import print_table
 
@@ -41,6 +42,7 @@ def layers(batch_size: int = 128, rounds: int = 5) -> None:
         batch_size: Images in a batch.
         rounds: Rounds that count, after one that compiles.
     """
+    memory.keep_freed(jax.default_backend())  # as a run does
     multiply, product_flops = product()
     forms = {"product": multiply}
     for name, layer in LAYERS.items():

@@ -100,7 +100,8 @@ def scaling(
             plots.loss_scaling(title, of_loss, out / f"{name}.png")
             said = ", ".join(f"{r['form']} {_ms(r)}" for r in new)
             print(f"{name}, n = {n}: {said} ({time.perf_counter() - began:.0f} s)", flush=True)
-        print_table(list(COLUMNS.values()), list(map(_row, of_loss)), title=f"\n{title}")
+        print()
+        print_table(list(COLUMNS.values()), list(map(_row, of_loss)), title=title)
     print(f"{LIMIT}\nwritten: {out}")
 
 

@@ -118,6 +118,7 @@ def _compare(train_x, train_y, test_x, test_y, classes: int, l2: float, rounds: 
     times = take_turns({"ours": ours, "scikit-learn": scikit_learn}, rounds)
     rows = [[form, median(seconds), scores[form]] for form, seconds in times.items()]
     title = f"fit and test at L2 = {l2:g} on {len(train_x):,} rows"
-    print_table(["form", "s", "test top-1"], rows, title=f"\n{title}")
+    print()
+    print_table(["form", "s", "test top-1"], rows, title=title)
     slower = ratio(times, "scikit-learn", "ours")
     print(f"scikit-learn takes {slower:.2f} times our time, {model.n_iter_.max()} steps")

@@ -224,7 +224,8 @@ def _print_counts(what: str, records: Sequence[Mapping]) -> None:
         number = sum(collective["count"] for collective in sent.values())
         rows.append([record["form"], record["devices"], number, *through, *held])
     columns = ["form", "devices", "collectives", *kinds, "arguments", "results", "temporaries"]
-    title = f"\n{what}: MB (10^6 bytes) that each device receives by each collective, and holds"
+    print()
+    title = f"{what}: MB (10^6 bytes) that each device receives by each collective, and holds"
     print_table(columns, rows, title=title)
 
 
@@ -240,7 +241,8 @@ def _print_predictions(records: Sequence[Mapping]) -> None:
                 rows.append([name, link.chip, count, *ms.values(), round(100 * share)])
     columns = ["interconnect", "chip", "devices", "compute ms", "all-reduce ms"]
     columns += ["features gathered ms", "by ring ms", "% computing"]
-    title = f"\nstep, predicted: bytes over nominal bandwidth, flops over {AT_PEAK:.0%} of the peak"
+    print()
+    title = f"step, predicted: bytes over nominal bandwidth, flops over {AT_PEAK:.0%} of the peak"
     print_table(columns, rows, title=title)
 
 

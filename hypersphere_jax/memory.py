@@ -13,14 +13,16 @@ ADVICE = (
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's mallopt
 
 
-def keep_freed() -> None:
-    """Lets the C library keep memory that is freed, where that is glibc.
+def keep_freed(platform: str) -> None:
+    """Lets the C library keep memory that is freed while steps run on CPU, where that is glibc.
 
-    On CPU XLA takes the memory of every step anew. By default glibc gives large arrays back to the
+    There XLA takes the memory of every step anew. By default glibc gives large arrays back to the
     kernel at once, which then clears each page again; a step of a small network spends as long on
     that as on its arithmetic. Settings of the user's (`MALLOC_...`, `GLIBC_TUNABLES`) come first.
+    A process that takes large arrays once, as a probe does, would only hold more.
     """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if platform != "cpu" or chosen:
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -12,7 +12,7 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files memory signals tables terminal",
+    "config extras files memory signals tables terminal xla_flags",
     "array_files cache_files losses moco packing theory torch_format training.processes",
     "augment data models training.profiling training.progress training.sharding",
     "data.batches training.checkpoint training.extension training.metrics_log training.objectives"

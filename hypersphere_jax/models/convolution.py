@@ -6,20 +6,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hypersphere_jax import xla_flags
+
+WIDE = 16  # input channels of a convolution that Eigen computes fast
+
 
 def convolution(
     x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Any, **options: Any
 ) -> jax.Array:
     """Convolves `[n, h, w, c]` with a kernel `[kh, kw, c, features]`; zero padding in pairs.
 
-    On CPU, XLA's convolutions of this size and their gradients run at a fraction of the speed of
-    its matrix product (`python run.py bench convolution` measures it); gathering the patches and
-    multiplying is faster throughout. Elsewhere, and for dilated or grouped convolutions, this is
-    `jax.lax.conv_general_dilated`.
+    On CPU, gathering the patches and multiplying is faster than XLA's convolution and its gradients
+    where there are few input channels, strides or a kernel of 1 x 1, and everywhere unless Eigen
+    computes them (`xla_flags.prefer_eigen_convolutions`): see `python run.py bench convolution`.
+    Else, and for dilated or grouped convolutions, this is `jax.lax.conv_general_dilated`.
     """
     dilations = (*(options.get("lhs_dilation") or ()), *(options.get("rhs_dilation") or ()))
     plain = all(d == 1 for d in dilations) and options.get("feature_group_count", 1) == 1
-    if jax.default_backend() != "cpu" or not plain:
+    kh, kw, inputs, _ = kernel.shape
+    wide = tuple(strides) == (1, 1) and kh * kw > 1 and inputs >= WIDE
+    by_eigen = wide and xla_flags.has_eigen_convolutions()
+    if jax.default_backend() != "cpu" or not plain or by_eigen:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
     return _by_patches(x, kernel, tuple(strides), tuple(padding))
 

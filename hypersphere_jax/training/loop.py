@@ -87,8 +87,8 @@ def train(
 
 def train_job(job: Job, command: str) -> Path:
     """Trains, or continues, the run of a job; see `train`."""
-    memory.keep_freed()
     config, dataset, digest, devices, resident = job
+    memory.keep_freed(devices[0].platform)
     apply, sampler, key, state, recorder = make_run(job)
     evaluate = make_evaluate(job, apply)
     processes.check_equal(

@@ -22,16 +22,16 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hypersphere_jax import xla_flags
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.memory import is_used_up
 
 AXIS = "data"
-# No operation whose sums have no fixed order, and no choice of kernels by their measured times.
-DETERMINISTIC = "--xla_gpu_deterministic_ops"
 
 
 def prepare(devices: int | None, deterministic: bool | None) -> None:
     """Sets JAX up as the options of a verb ask for; must come before JAX's first use."""
+    xla_flags.prefer_eigen_convolutions()
     if devices is not None:
         use_virtual_cpu_devices(devices)
     if deterministic:
@@ -50,26 +50,21 @@ def use_deterministic_kernels() -> None:
     Raises:
       UserError: when XLA_FLAGS says the contrary, or JAX is in use on GPUs without.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    given = [flag.partition("=") for flag in flags.split() if flag.split("=")[0] == DETERMINISTIC]
-    for name, _, value in given:
+    name = xla_flags.DETERMINISTIC
+    flags = [flag.partition("=") for flag in xla_flags.given().split()]
+    values = [value for flag, _, value in flags if flag == name]
+    for value in values:
         require(
             value.lower() in ("", "true", "1"),
             f"--deterministic needs {name}=true, and XLA_FLAGS has {value}: take it out there",
         )
-    if not given:
-        before = jax.config.values["jax_num_cpu_devices"]
-        try:  # JAX refuses another number once it is in use
-            for number in (before + 1, before):
-                jax.config.update("jax_num_cpu_devices", number)
-        except RuntimeError as error:
-            if jax.default_backend() != "gpu":
-                return
-            raise UserError(
-                "--deterministic (deterministic=True): JAX is in use already; set the environment "
-                f"variable XLA_FLAGS={DETERMINISTIC}=true before"
-            ) from error
-        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}=true".strip()
+    if not values and not xla_flags.add(f"{name}=true"):
+        if jax.default_backend() != "gpu":
+            return
+        raise UserError(
+            "--deterministic (deterministic=True): JAX is in use already; set the environment "
+            f"variable XLA_FLAGS={name}=true before"
+        )
     # Else kernels that were the fastest in a run without, and are kept, would be taken over.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 

@@ -185,6 +185,7 @@ def _train(jobs: Sequence[Job], command: str, compiled: Callable) -> list[Path |
         except Diverged as error:
             return [error]
     job, runs = jobs[0], [make_run(job) for job in jobs]
+    memory.keep_freed(job.devices[0].platform)
     evaluate = make_evaluate(job, runs[0].apply)
     diverged: dict[Path, Diverged] = {}
     with contextlib.ExitStack() as stack:

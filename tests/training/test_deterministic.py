@@ -1,4 +1,4 @@
-"""`--deterministic`: what XLA is told, in time and not against the user."""
+"""What XLA is told, in time and not against the user: `--deterministic`, and of convolutions."""
 
 import os
 
@@ -8,6 +8,13 @@ import pytest
 
 from hypersphere_jax import config as C
 from hypersphere_jax.training import sharding
+
+EIGEN = "--xla_cpu_experimental_ynn_fusion_type=-LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
+PLUGIN = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name: name == "libtpu" or found(name)
+"""
 
 
 def test_deterministic_kernels_are_asked_for_before_jax_begins():
@@ -20,7 +27,7 @@ from hypersphere_jax.training import loop
 def train(*_, **__):
     import jax
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    raise config.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS']}")
+    raise config.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
 
 loop.train = train
 sys.exit(cli.main(sys.argv[1:]))
@@ -28,7 +35,37 @@ sys.exit(cli.main(sys.argv[1:]))
     mine = "--xla_gpu_autotune_level=3"
     options = {"env": processes.environment(XLA_FLAGS=mine)}
     done = processes.python("-c", code, "pretrain", "--deterministic", "--devices", "3", **options)
-    assert done.stderr == f"3 none {mine} --xla_gpu_deterministic_ops=true\n", done.stderr
+    flags = [mine, EIGEN, "--xla_gpu_deterministic_ops=true"]
+    assert done.stderr == f"3 none {flags}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "flags"),
+    [
+        ("", "", EIGEN),
+        ("--xla_cpu_ftz=true", "import jax", f"--xla_cpu_ftz=true {EIGEN}"),
+        ("--xla_cpu_experimental_ynn_fusion_type=", "", "--xla_cpu_experimental_ynn_fusion_type="),
+        ("", "import jax; jax.devices()", ""),
+        ("", PLUGIN, ""),
+    ],
+    ids=["alone", "beside others", "the user's own", "in use", "with a plugin"],
+)
+def test_convolutions_are_eigens(given, before, flags):
+    """`XLA_FLAGS`, with which XLA begins and a wide convolution is no sum over patches."""
+    code = f"""
+{before}
+from hypersphere_jax import xla_flags
+xla_flags.prefer_eigen_convolutions()
+import os, jax, jax.numpy as jnp
+from hypersphere_jax.models.convolution import convolution
+
+shapes = jnp.ones((1, 4, 4, 16)), jnp.ones((3, 3, 16, 2))
+dimensions = {{"dimension_numbers": ("NHWC", "HWIO", "NHWC")}}
+text = jax.jit(lambda *a: convolution(*a, (1, 1), ((1, 1), (1, 1)), **dimensions)).lower(*shapes)
+print(os.environ.get("XLA_FLAGS", ""), "stablehlo.convolution" in text.as_text())
+"""
+    done = processes.python("-c", code, env=processes.environment(XLA_FLAGS=given))
+    assert done.stdout == f"{flags} {flags.endswith(EIGEN)}\n", done.stderr
 
 
 def test_deterministic_kernels_against_the_users_flags(monkeypatch):
