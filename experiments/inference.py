@@ -298,15 +298,20 @@ def _inner(text: str) -> str:
 
 
 def short(compared: Mapping[str, Mapping[str, Comparison]]) -> str:
-    """Of each layer a sentence, without numbers: which differences show, and how many do not."""
-    told = []
+    """Of each layer a sentence: which differences show, and how many do not.
+
+    With the points, by each instrument of `INSTRUMENTS` in their order, of those that show.
+    """
+    told, papers = [], PAPERS.values()
     for layer, of in compared.items():
         found = dict(zip(of, signs([*of.values()]) if of else [], strict=True))
         parts, unclear = [], [name for name, sign in found.items() if not sign]
         for name, sign in found.items():
             if sign or len(found) == 1:
                 a, _, b = name.partition(" against ")
-                parts.append(f"{_inner(a)} is {stands(sign)} {b}")
+                numbers = _and([_oriented(of[name][i], sign) for i in of[name] if i not in papers])
+                by = f" by {numbers} points" if sign else ""
+                parts.append(f"{_inner(a)} is {stands(sign)} {b}{by}")
         if unclear and len(found) > 1:
             others = f"the other {len(unclear)}" if parts else f"{len(unclear)}"
             one = "the other difference does not show"

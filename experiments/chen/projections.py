@@ -86,18 +86,15 @@ def result(context: Context, rows: Rows) -> Result:
         "largest difference of the distribution functions (Kolmogorov-Smirnov, KS), by which the "
         "claim is judged, and the squared Wasserstein distance in units of the uniform features' "
         "variance. ±: half of the 95% interval over seeds (Student's t).",
-        "A repetition gives the rows of NT-Xent to two digits, those of SWD only to some 0.03: "
-        "that loss matches sorted values, and its gradient jumps where rounding changes their "
-        "order. With seed 0, lambda 0.5 and a rate of 4 the KS distance was 0.154, 0.163 and 0.180 "
-        "on 1, 2 and 4 devices (NT-Xent, tau 0.5: 0.131 on all; `pretrain --config "
-        "RUN/config.json --name again --devices 4`, then `metrics again`), and another processor "
-        "changes it as much.",
+        "SWD matches sorted values, and its gradient jumps where rounding changes their order, so "
+        "that runs end further apart than those of NT-Xent where the number of devices or the "
+        "processor changes.",
     ]
     if choice:
         text.append(
             rates.told(choice, settings.RATES)
-            + " They were chosen at lambda 5 and tau 0.2, as in Table D.1, and are used for all "
-            "settings of a loss, for which another rate may be better."
+            + " They were chosen at lambda 5 and tau 0.2, by the rule of Table D.1, and are used "
+            "for all settings of a loss, for which another rate may be better."
         )
     caption = (
         "Test images along random orthogonal directions, each encoder (its first seed) a row; from "

@@ -19,14 +19,20 @@ STYLES = {
 CHANCE = 10.0  # of ten classes, in percent
 
 
-def draw_accuracies(axes: Axes, xs: Sequence[float], groups: Sequence[Rows], layer: str) -> None:
-    """A curve an instrument: the mean of each group of rows over seeds, and its 95% interval."""
-    for key, label in (INSTRUMENTS | PAPERS).items():
+def draw_accuracies(
+    axes: Axes, xs: Sequence[float], groups: Sequence[Rows], layer: str, papers: bool = True
+) -> None:
+    """A curve an instrument: the mean of each group of rows over seeds, and its 95% interval.
+
+    Chance is drawn beside all instruments, which leave the axis its room, and not beside the two.
+    """
+    for key, label in (INSTRUMENTS | (PAPERS if papers else {})).items():
         means = [difference(right(rows, f"{layer}_{key}")) for rows in groups]
         values = [of.value for of in means]
         bars = [[of.value - of.low for of in means], [of.high - of.value for of in means]]
         axes.errorbar(xs, values, bars, label=label, elinewidth=0.8, **STYLES[key])
-    axes.axhline(CHANCE, color="0.6", linestyle=":", linewidth=0.8)
+    if papers:
+        axes.axhline(CHANCE, color="0.6", linestyle=":", linewidth=0.8)
 
 
 def finish(figure: Figure, accuracy: Axes, metric: Axes, layer: str) -> None:

@@ -189,13 +189,13 @@ def _verdict(
         for name in dict.fromkeys(name for name, _ in found)
         for label in deciding
     ]
-    verdict = (
-        f"{' '.join(parts)} Holm's correction counts the {len(equal)} comparisons. Equal weights "
-        "are a choice: with others, from 3 : 1 to 1 : 3, the correlation over all encoders is "
-        f"{', '.join(others)}."
+    choice = (
+        "Equal weights are a choice: with others, from 3 : 1 to 1 : 3, the correlation over all "
+        f"encoders is {', '.join(others)}."
     )
+    verdict = f"{' '.join(parts)} Holm's correction counts the {len(equal)} comparisons. {choice}"
     what = f"The rank correlation with L_align + L_uniform by {' and '.join(deciding)} is"
-    return verdict, f"{what} {', '.join(shorts)}."
+    return verdict, f"{what} {', '.join(shorts)}. {choice}"
 
 
 def _range(estimates: list[Estimate]) -> str:

@@ -35,6 +35,9 @@ LAPTOP = {
     "cifar10": (FEW, range(3), Evaluation(folds=None)),
 }
 LAYERS = ("output",)
+# What equal weights are compared with: the ends of the U, and those of its middle.
+ENDS = {"alignment alone": (1, 0), "uniformity alone": (0, 1)}
+WITHIN = {"4 : 1": (4, 1), "1 : 4": (1, 4)}
 Groups = Mapping[tuple[float, float], Rows]  # the seeds of each pair of weights
 
 
@@ -92,53 +95,54 @@ def result(context: Context, rows: Rows) -> Result:
         "Encoders that differ in the two weights alone, of which the larger one is 1; seeds of "
         f"each pair: {seeds}. The inverted U is taken to show where encoders with equal weights, "
         "which nothing has chosen, are ahead of those trained for alignment alone and of those "
-        "trained for uniformity alone. ± and bars: 95% intervals over seeds and test images.",
+        "trained for uniformity alone, and that accuracy depends on the weights within a ratio of "
+        "4 where they are ahead of 4 : 1 or 1 : 4, or behind. ± and bars: 95% intervals over seeds "
+        "and test images.",
         *(_extremes(images, groups) for images, groups in sets.items()),
     ]
-    near = _against_equal(rows, {"4 : 1": (4, 1), "1 : 4": (1, 4)})
-    if near:
-        apart = "; ".join(
-            f"{name.partition(' against ')[2]} {inference.told(of)}" for name, of in near.items()
-        )
-        text.append(f"On the output, accuracy at equal weights less that at {apart}, in points.")
-    ends = _against_equal(rows, {"alignment alone": (1, 0), "uniformity alone": (0, 1)})
     columns = ["data", "align : uniform", "L_align", "exp L_uniform"]
     columns += [*inference.columns(LAYERS), "seeds", *([] if context.laptop else ["paper (%)"])]
     caption = (
-        "From alignment alone (left) to uniformity alone (right), alpha 2, t 2; dotted: chance"
+        "From alignment alone (left) to uniformity alone (right), alpha 2, t 2; dotted: chance; "
+        "in the middle row each axis is cut to its curves"
     )
     title = "Weights of alignment and uniformity (Figure 7)"
     figures = [(context.figure, caption)]
-    return Result(title, columns, table, figures, text, *_verdict([*sets], ends))
+    return Result(title, columns, table, figures, text, *_verdict([*sets], _against_equal(rows)))
 
 
-def _against_equal(
-    rows: Rows, ratios: Mapping[str, tuple[float, float]]
-) -> dict[str, inference.Comparison]:
-    """Equal weights against these, on each data set; empty where one of them has no rows."""
+def _against_equal(rows: Rows) -> dict[tuple[str, str], inference.Comparison]:
+    """Equal weights against `ENDS` and `WITHIN`, by these and the data set; those that exist."""
 
     def of_ratio(of: Rows, align: float, uniform: float) -> Rows:
         return [r for r in of if r["align_weight"] * uniform == r["uniform_weight"] * align]
 
     pairs = {
-        f"Equal weighting against {name} ({images})": (of_ratio(of, 1, 1), of_ratio(of, *ratio))
+        (name, images): (of_ratio(of, 1, 1), of_ratio(of, *ratio))
         for images, of in by(rows, "data").items()
-        for name, ratio in ratios.items()
+        for name, ratio in (ENDS | WITHIN).items()
     }
-    if not all(a and b for a, b in pairs.values()):
-        return {}
-    return {name: inference.compare(*pair, LAYERS[0]) for name, pair in pairs.items()}
+    return {key: inference.compare(*pair, LAYERS[0]) for key, pair in pairs.items() if all(pair)}
 
 
-def _verdict(sets: Sequence[str], ends: Mapping[str, inference.Comparison]) -> tuple[str, str]:
-    """Of each data set, whether equal weights are ahead of both ends; in short."""
-    if not ends:
+def _verdict(
+    sets: Sequence[str], compared: Mapping[tuple[str, str], inference.Comparison]
+) -> tuple[str, str]:
+    """Of each data set, whether equal weights are ahead of both ends, and alike in between."""
+    signs = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
+    if not all((end, images) in signs for end in ENDS for images in sets):
         return "", ""
-    ahead = np.array(inference.signs([*ends.values()])).reshape(len(sets), 2) == 1
-    shows = zip(sets, ahead.all(axis=1), strict=True)
-    told = (f"{'shows' if both else 'does not show'} on {images}" for images, both in shows)
-    short = f"The inverted U {' and '.join(told)}."
-    return f"{short} {inference.sentences(ends, LAYERS[0])}", short
+    shows = {images: all(signs[end, images] == 1 for end in ENDS) for images in sets}
+    told = [f"{'shows' if both else 'does not show'} on {images}" for images, both in shows.items()]
+    differ = [
+        f"{'ahead of' if sign == 1 else 'behind'} {name} on {images}"
+        for (name, images), sign in signs.items()
+        if name in WITHIN and sign
+    ]
+    within = f"equal weighting is {' and '.join(differ)}" if differ else "no difference shows"
+    short = f"The inverted U {' and '.join(told)}; within a ratio of 4, {within}."
+    named = {f"Equal weighting against {n} ({i})": of for (n, i), of in compared.items()}
+    return f"{short} {inference.sentences(named, LAYERS[0])}", short
 
 
 def _extremes(images: str, groups: Groups) -> str:
@@ -153,20 +157,25 @@ def _extremes(images: str, groups: Groups) -> str:
 
 @printed
 def draw_weights(sets: Mapping[str, Groups], path: Path | None) -> Figure:
-    """Accuracies and metrics over the weights, a column for each data set."""
-    figure = Figure(figsize=(PAGE, 4.4), dpi=DPI, layout="constrained")
-    grid = figure.subplots(2, len(sets), sharex=True, sharey="row", squeeze=False)
+    """Accuracies, those of the two instruments nearer, and metrics: a column for each data set."""
+    figure = Figure(figsize=(PAGE, 5.6), dpi=DPI, layout="constrained")
+    grid = figure.subplots(3, len(sets), sharex=True, squeeze=False)
+    for row in (grid[0], grid[2]):
+        for axes in row[1:]:
+            axes.sharey(row[0])
     shown = {weights for groups in sets.values() for weights in groups}
     order = sorted(shown, key=_angle)
-    for (above, below), (images, groups) in zip(grid.T, sets.items(), strict=True):
+    for (above, near, below), (images, groups) in zip(grid.T, sets.items(), strict=True):
         places = [order.index(weights) for weights in groups]
         draw_accuracies(above, places, [*groups.values()], LAYERS[0])
+        draw_accuracies(near, places, [*groups.values()], LAYERS[0], papers=False)
         draw_metrics(below, places, [*groups.values()])
         above.set_title(images)
         every = -(-len(order) // 16)  # labels that there is room for
         below.set_xticks(range(0, len(order), every), map(_label, order[::every]), rotation=90)
         below.set_xlabel("weights, alignment : uniformity")
-    finish(figure, *grid[:, 0], LAYERS[0])
+    grid[1, 0].set_ylabel("the two, enlarged (%)")
+    finish(figure, grid[0, 0], grid[2, 0], LAYERS[0])
     return saved(figure, path)
 
 

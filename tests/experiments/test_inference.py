@@ -118,13 +118,18 @@ def test_holm_and_the_rule():
     )
     short = inference.short({"backbone": {"A loss against B": both}, "output": names})
     assert short == (
-        "Before the head, a loss is ahead of B. On the output, a loss is ahead of B; NT-Xent is "
-        "behind D; the other difference does not show."
+        "Before the head, a loss is ahead of B by 1.00 (0.00 to 2.00) and 2.00 (1.00 to 3.00) "
+        "points. On the output, a loss is ahead of B by 1.00 (0.00 to 2.00) and 2.00 (1.00 to "
+        "3.00) points; NT-Xent is behind D by 1.00 (0.00 to 2.00) and 2.00 (1.00 to 3.00) points; "
+        "the other difference does not show."
     )
     unclear = {f"{a} against B": one for a in "XYZ"}
     assert inference.short({"output": unclear}) == "On the output, none of 3 differences shows."
     some = inference.short({"output": {"A against B": both} | unclear})
-    assert some == "On the output, a is ahead of B; none of the other 3 differences shows."
+    assert some == (
+        "On the output, a is ahead of B by 1.00 (0.00 to 2.00) and 2.00 (1.00 to 3.00) points; "
+        "none of the other 3 differences shows."
+    )
     assert inference.short({"output": {"X against B": one}, "backbone": {}}) == (
         "On the output, x is not told apart from B."
     )

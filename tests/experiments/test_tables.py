@@ -50,7 +50,7 @@ def test_the_order_of_encoders_beside_the_papers(context, monkeypatch):
     monkeypatch.setattr(encoder_tables, "correlated", partial(correlated, draws=200))
     paper = np.array([30, 40, 50, 60, 70, 71, 72, 73, 80, 81])
 
-    def of(ours, knn):
+    def of(ours, knn, paper=paper):
         keys = ("paper_val_output_linear", "paper_val_output_knn5")
         rows = [
             done(data="digits", row=row, **dict.fromkeys(keys, float(number)))
@@ -66,10 +66,13 @@ def test_the_order_of_encoders_beside_the_papers(context, monkeypatch):
         ["output 5-NN", 10, "30.00 to 81.00"],
     ]
     assert result.rows[0][3] == "+1.00 (+1.00 to +1.00)"
-    assert result.verdict.count(": the claim shows.") == 2
+    assert result.verdict.count(": the orders agree.") == 2
     assert "row 98: NaN" in " ".join(result.text)
-    assert "claim shows" not in of(paper, paper[::-1]).verdict
-    assert "the opposite shows" in of(paper[::-1], paper[::-1]).verdict
+    many = np.arange(30, 46)
+    halves = [line[1:3] for line in of(many, many, many).rows[:2]]
+    assert halves == [[16, "30.00 to 45.00"], ["better half of 16", None]]
+    assert "no agreement shows" in of(paper, paper[::-1]).verdict
+    assert "the orders are opposite" in of(paper[::-1], paper[::-1]).verdict
 
 
 def test_ranks():

@@ -165,6 +165,28 @@ def test_the_inverted_u_has_to_show_by_both_instruments(context, drawn):
     assert weights.result(context, one_end).verdict == ""
 
 
+def test_the_middle_of_the_inverted_u(context, drawn):
+    """Within a ratio of 4; Holm's correction counts its comparisons, too."""
+
+    def result(near):
+        accuracies = {(1, 0): 70, (1, 0.25): near[0], (1, 1): 90, (0.25, 1): near[1], (0, 1): 70}
+        rows = [
+            judged(seed, at, at, data="digits", align_weight=pair[0], uniform_weight=pair[1])
+            for pair, at in accuracies.items()
+            for seed in range(5)
+        ]
+        return weights.result(context, rows)
+
+    short = "The inverted U shows on digits; within a ratio of 4, "
+    assert result((90, 90)).short == f"{short}no difference shows."
+    found = result((80, 97))
+    assert (
+        found.short
+        == f"{short}equal weighting is ahead of 4 : 1 on digits and behind 1 : 4 on digits."
+    )
+    assert "Holm's correction counts the 4 comparisons" in found.verdict
+
+
 def test_finetuning_is_judged_against_start_and_control(context, drawn):
     def rows_of(**ends):
         """The first start has 50%, others more, as what is finetuned of them has."""
@@ -184,7 +206,9 @@ def test_finetuning_is_judged_against_start_and_control(context, drawn):
     ]
     assert "in this order, the control is ahead of the start by 10.00 (" in result.verdict
     told, _, rest = result.short.removeprefix("On the output, ").partition("; none of")
-    assert rest == " the other 3 differences shows." and set(told.split("; ")) == {
+    assert rest == " the other 3 differences shows." and set(
+        re.sub(" by [^;]*", "", told).split("; ")
+    ) == {
         *("the control is ahead of the start", "align + uniform is ahead of the start"),
         *("the start is ahead of uniform only", "the control is ahead of uniform only"),
     }
@@ -204,10 +228,11 @@ def test_all_instruments_stand_in_one_picture():
     first, last = [encoder(0, 0.1, 90), encoder(1, 0.5, 80)], [encoder(2, 0.4, 60, step=0)]
     one = {(1, 0): first, (1, 1): last}
     figure = weights.draw_weights({"a": one, "b": {(1, 1): last, (0, 1): first}}, None)
-    accuracy, others, metrics, _ = figure.axes
+    accuracy, others, near, _, metrics, _ = figure.axes
     assert accuracy.lines[0].get_xydata().tolist() == [[0, 85], [1, 60]]
     assert others.lines[0].get_xydata().tolist() == [[1, 60], [2, 85]]
     assert accuracy.get_ylim() == others.get_ylim() and accuracy.get_ylim()[0] == 0
+    assert len(near.containers) == 2 and near.get_ylim()[0] > 20  # the third has 20 everywhere
     bar = accuracy.collections[0].get_segments()[0]
     of = difference(right(first, "output_logistic"))
     assert bar[:, 1] == pytest.approx([of.low, of.high])
