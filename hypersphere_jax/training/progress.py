@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+import jax
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, Task
@@ -24,6 +25,8 @@ SECONDS_BETWEEN_LINES = 10.0
 PER_SECOND = "_per_s"  # ends the name of a rate
 SECONDS_BEFORE_BAR = 0.5  # work that is over by then has none
 NARROWEST = 5  # columns of a bar
+# What JAX tells of its compilation cache: a program was there, or is written to it.
+HIT, WRITTEN = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
 UNKNOWN = "-:--:--"  # time left
 
 
@@ -41,9 +44,12 @@ class Progress:
         self._printed = self._since = 0.0
         self._bar, self._last = None, ""
         self._began = time.monotonic()
+        self._cache: set[str] | None = None  # what JAX tells of it, while it is asked
         if start == total:
             say(f"{name}: finished already, at step {total} (more: --epochs)", sys.stderr)
             return
+        self._cache = set()
+        jax.monitoring.register_event_listener(self._hear)
         if start:
             say(f"{name}: continuing at step {start} of {total}", sys.stderr)
         if sys.stderr.isatty():
@@ -54,13 +60,27 @@ class Progress:
         else:
             say(f"{name}: compiling (up to minutes, the first time)", sys.stderr)
 
+    def _hear(self, event: str, **_) -> None:
+        self._cache.add(event)
+
+    def _heard(self) -> set[str]:
+        """What JAX told so far; it is asked no more."""
+        if self._cache is None:
+            return set()
+        jax.monitoring.unregister_event_listener(self._hear)
+        heard, self._cache = self._cache, None
+        return heard
+
     def completed(self, step: int) -> None:
         """Shows that a step is completed, of which the first compiles."""
+        heard = self._heard()
         if self._bar is not None:
             self._bar.update(self._task, completed=step, unknown=UNKNOWN)
         elif not self._since:
             passed = time.monotonic() - self._began
-            line = f"{self._name}: step {step} of {self._total}, compiled in {passed:.0f} s"
+            cached = HIT in heard and WRITTEN not in heard
+            how = "its program from the cache" if cached else "compiled"
+            line = f"{self._name}: step {step} of {self._total} after {passed:.0f} s, {how}"
             say(line, sys.stderr)
         if not self._since:
             self._start, self._since = step, time.monotonic()
@@ -88,6 +108,7 @@ class Progress:
 
     def close(self) -> None:
         """Takes the bar away; what it showed last stays as a line."""
+        self._heard()
         if self._bar is not None:
             self._bar.stop()
             if self._last:
@@ -198,11 +219,11 @@ def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T
             later.join()
             shown.stop()
         return
-    began = printed = time.monotonic()
+    began, due = time.monotonic(), SECONDS_BEFORE_BAR
     for done, item in enumerate(items):
-        now = time.monotonic()
-        if done and now - printed > SECONDS_BETWEEN_LINES:
-            left = (now - began) / done * (count - done)
+        passed = time.monotonic() - began
+        if done and passed > due:
+            left = passed / done * (count - done)
             say(f"{name}: {done / count:.0%}, {left:.0f} s left", sys.stderr)
-            printed = now
+            due = passed + SECONDS_BETWEEN_LINES
         yield item
