@@ -38,6 +38,7 @@ RESIDENT = 2**26  # ... and elsewhere
 AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
 ALIGNED = 16  # numbers: arrays that begin at a multiple are on a CPU without a copy
+FOLDED = 4.0  # deviations that a centre may be away from 0 where points are scaled, not features
 MEMORY_SHARE = 0.8  # of a device's memory, for its share of the features
 NONE = -1  # as a held-out part: no row's
 PADDING = -2  # the part of rows that are in no fit, and the label of rows that fill up a block
@@ -62,6 +63,13 @@ class Scaling(NamedTuple):
         half, second = self.centre / 2, factor / first
         return half.astype(np.float32), first.astype(np.float32), second.astype(np.float32)
 
+    @property
+    def folds(self) -> bool:
+        """Whether float32 loses little where weights are scaled in the place of the features."""
+        centre, scale = np.float64(self.centre), np.asarray(self.scale)
+        away = np.linalg.norm(centre) if scale.ndim == 0 else len(centre) ** 0.5 * np.abs(centre)
+        return bool(np.all((away <= FOLDED * scale) & (scale > 1e-15) & (scale < 1e15)))
+
     def apply(self, x) -> jax.Array:
         return _scaled_once(as_float32(x), *self.frame)
 
@@ -69,7 +77,7 @@ class Scaling(NamedTuple):
 class Block(NamedTuple):
     """Rows with leading axes (devices, rows of a device)."""
 
-    x: jax.Array  # float32 [..., d], scaled if `Problem.frame` is None
+    x: jax.Array  # float32 [..., d], scaled if `Problem.frame` and `Problem.fold` are None
     y: jax.Array  # int32, PADDING in rows that only fill up the block
 
 
@@ -80,6 +88,7 @@ class Problem(NamedTuple):
     places: list[np.ndarray]  # of each block's rows among all, (devices, rows of a device)
     scaling: Scaling
     frame: tuple | None  # of the scaling, by which each pass scales; None: none does
+    fold: tuple | None  # centre and 1 / scale, by which weights are scaled in its place
     model: tuple[jax.Array, jax.Array, jax.Array]  # of the curvature, see `_curvature`
     num_classes: int
     fits: int  # that are made at once
@@ -114,7 +123,8 @@ def place(
     """Rows x `[n, d]` and labels y `[n]` in blocks, scaled on the devices.
 
     A scaled float32 copy is made on the devices. On CPU there is none of float32 features that
-    begin at a multiple of 64 bytes, such as memory maps of .npy files: each pass scales them.
+    begin at a multiple of 64 bytes, such as memory maps of .npy files: the weights are scaled, or,
+    where the features are far from 0, each pass scales these.
 
     Args:
       x: `[n, d]` finite features.
@@ -162,15 +172,17 @@ def place(
     for some in row_blocks(len(rows), d, READ):
         sample[some] = as_float32(x[rows[some]])
     model = _curvature(sample, *scaling.frame)
-    frame = sharding.replicate(scaling.frame, devices)
+    frame, fold = sharding.replicate(scaling.frame, devices), None
+    if in_place and scaling.folds:
+        factor = np.broadcast_to(np.float32(1 / np.asarray(scaling.scale)), scaling.centre.shape)
+        frame, fold = None, sharding.replicate((np.float32(scaling.centre), factor), devices)
     if not in_place:
         for index, block in enumerate(blocks):  # so that each is freed when it is scaled
             blocks[index] = block._replace(x=_mapped(_scaled, devices)(block.x, *frame))
         frame = None
     small = n * d * num_classes * fits < SMALL
-    return Problem(
-        blocks, places, scaling, frame, model, num_classes, fits, small=small, devices=devices
-    )
+    made = {"num_classes": num_classes, "fits": fits, "small": small, "devices": devices}
+    return Problem(blocks, places, scaling, frame, fold, model, **made)
 
 
 def fit_logistic(
@@ -260,6 +272,7 @@ def _hits(problem: Problem, parts, points, held_out) -> np.ndarray:
         return hits
     hit = _mapped(_hit, devices, donate=(0,))
     sums, *settings = sharding.replicate((hits, points, held_out), devices)
+    settings[0] = _of_features(problem, settings[0])
     for block, part in zip(problem.blocks, parts, strict=True):
         sums = hit(sums, settings[0], *block, part, settings[1], problem.frame)
     return np.asarray(sums).sum(axis=0)
@@ -273,12 +286,26 @@ def _minimize(problem: Problem, parts, state, settings, rest: int) -> lbfgs.Stat
     model = sharding.replicate(problem.model, devices)
     sums = sharding.replicate(_zeros(*state.trial.shape[1:]), devices)
     for _ in range(MAX_STEPS + 1):
+        points = _of_features(problem, state.trial)
         for block, part in zip(problem.blocks, parts, strict=True):
-            sums = add(sums, state.trial, *block, part, settings[1], problem.frame)
-        state, sums = advance(state, sums, *settings, *model)
+            sums = add(sums, points, *block, part, settings[1], problem.frame)
+        state, sums = advance(state, sums, problem.fold, *settings, *model)
         if np.sum(~sharding.unreplicate(state.done)) <= rest:
             break
     return state
+
+
+def _of_features(problem: Problem, points) -> jax.Array:
+    """Points for the features as the blocks have them."""
+    if problem.fold is None:
+        return points
+    return _mapped(_folded, problem.devices)(points, *problem.fold)
+
+
+def _folded(points, centre, factor) -> jax.Array:
+    weights = points[..., :-1] * factor[None, None]
+    moved = jnp.einsum("gcd,d->gc", weights, centre, precision="highest")
+    return jnp.concatenate([weights, (points[..., -1] - moved)[..., None]], axis=-1)
 
 
 def _zeros(g: int, classes: int, width: int) -> tuple[np.ndarray, ...]:
@@ -307,10 +334,13 @@ def _add(sums, points, x, y, part, held_out, frame) -> tuple:
     return jax.tree.map(jnp.add, sums, (products, errors.sum(axis=0), counted.sum(axis=0)))
 
 
-def _advance(state: lbfgs.State, sums, l2s, held_out, limits, excess, *model) -> tuple:
+def _advance(state: lbfgs.State, sums, fold, l2s, held_out, limits, excess, *model) -> tuple:
     """A step of each fit by the sums over all rows; and zeros, to sum again."""
     del held_out
     weights, bias, counts = lax.psum(sums, sharding.AXIS)
+    if fold is not None:
+        centre, factor = fold
+        weights = (weights - bias[:, None] * centre[None]) * factor[None]
     points = state.trial
     means = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape)
     penalty = jnp.pad(l2s[:, None, None] * points[..., :-1], ((0, 0), (0, 0), (0, 1)))

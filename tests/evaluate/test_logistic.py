@@ -53,6 +53,31 @@ def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices
         assert found.hits[cell] == np.sum(right), cell
 
 
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize(("away", "how"), [(0.05, "fold"), (50.0, "frame")])
+def test_features_that_stay_where_they_are(rng, away, how, standardize, tmp_path):
+    """Weights are scaled, or each pass scales what is far from 0: as of a copy that is scaled."""
+    x, y, _, _ = splits(rng)
+    x = np.float32(x * np.logspace(0, -1, D) + away)
+    np.save(tmp_path / "x.npy", x)
+    part, l2s, held_out = rng.integers(3, size=N).astype(np.int32), [1e-2, 1e-4], [0, 1]
+
+    def found(x):
+        options = {"num_classes": CLASSES, "jobs": 4, "standardize": standardize}
+        problem = logistic.place(x, np.int32(y), **options)
+        return problem, logistic.fit_logistic(problem, part, l2s, held_out)
+
+    mapped, fits = found(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    copied, expected = found(np.float64(x))
+    for problem, kept in ((mapped, how), (copied, None)):
+        for name in ("fold", "frame"):
+            assert (getattr(problem, name) is None) == (name != kept), (name, kept)
+    weights = expected.classifiers.weights
+    tolerance = 2e-3 * np.abs(weights).max()
+    np.testing.assert_allclose(fits.classifiers.weights, weights, atol=tolerance)
+    assert (fits.gradient_norm <= 1e-6).all() and (fits.hits == expected.hits).all()
+
+
 def test_features_of_very_unequal_variance(rng):
     sizes = np.logspace(0, -4, D)
     x = (rng.normal(size=(N, D)) * sizes).astype(np.float32)
