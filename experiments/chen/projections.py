@@ -98,7 +98,8 @@ def result(context: Context, rows: Rows) -> Result:
         )
     caption = (
         "Test images along random orthogonal directions, each encoder (its first seed) a row; from "
-        "top to bottom the term that spreads the outputs has more and more weight"
+        "top to bottom the term that spreads the outputs has more and more weight; each row has a "
+        "scale of its own, and bars far above the normal distribution are cut"
     )
     title = "Outputs along random directions (Figure B.1)"
     verdict, short = _verdict(distances)

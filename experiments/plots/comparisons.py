@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -17,6 +17,8 @@ from hypersphere_jax.plots.common import COLORS, DPI, LINE_STYLES, saved
 MARKERS = "os^Dv<>P"
 COLOR_MAP = "cividis"
 SPAN = 5.0  # of a colour scale at least, in points: noise is of one colour
+NONE = 102.0  # percent of which accuracies fall short: near 100% noise is nearly of one colour
+TICKS = (10, 20, 50, 70, 80, 90, 95, 97, 98, 99, 100)
 
 
 class Point(NamedTuple):
@@ -127,7 +129,9 @@ def heat_maps(
     across: int = 2,
     each_row: bool = False,
 ) -> Figure:
-    """Grids by title with their numbers in the cells, all of one colour scale.
+    """Grids of accuracies by title, all of one colour scale: of the error's logarithm.
+
+    So good encoders are told apart beside those that learned nothing.
 
     Chen, Luo & Li, Figure B.2; the balanced paper, Figures 4 and 5.
 
@@ -150,7 +154,7 @@ def heat_maps(
     finite = [grid.scores[np.isfinite(grid.scores)] for grid in grids.values()]
     values = np.concatenate([*finite, np.zeros(0)])
     top = values.max(initial=0)
-    scale = Normalize(values.min(initial=top - SPAN), top)
+    scale = FuncNorm((_of_error, _to_accuracy), values.min(initial=top - SPAN), top)
     for place, (title, grid) in enumerate(grids.items()):
         axes = places.flat[place]
         _draw_grid(axes, grid, scale, each_row)
@@ -159,16 +163,24 @@ def heat_maps(
         axes.set_ylabel("" if place % across else row)
         if len(grid.ridge):
             points = [(_place(x, grid.columns), _place(y, grid.rows)) for x, y in grid.ridge]
-            line = {"color": COLORS[1], "linewidth": 1.5, "scalex": False, "scaley": False}
+            line = {"color": COLORS[1], "linewidth": 1.2, "scalex": False, "scaley": False}
             (drawn,) = axes.plot(*np.transpose(points), "--", label=ridge, **line)
             figure.legends.clear()
             figure.legend([drawn], [ridge], loc="outside lower center")
     for axes in places.flat[len(grids) :]:
         axes.set_axis_off()
-    figure.colorbar(
-        ScalarMappable(scale, COLOR_MAP), ax=places, label=score, aspect=40, fraction=0.04
-    )
+    ticks = [tick for tick in TICKS if scale.vmin <= tick <= scale.vmax]
+    bar = {"ax": places, "label": score, "aspect": 40, "fraction": 0.04, "ticks": ticks}
+    figure.colorbar(ScalarMappable(scale, COLOR_MAP), format="%g", **bar)
     return saved(figure, path)
+
+
+def _of_error(accuracy: np.ndarray) -> np.ndarray:
+    return -np.log(NONE - np.asarray(accuracy))
+
+
+def _to_accuracy(of_error: np.ndarray) -> np.ndarray:
+    return NONE - np.exp(-np.asarray(of_error))
 
 
 def _draw_grid(axes: Axes, grid: Grid, scale: Normalize, each_row: bool) -> None:
