@@ -76,9 +76,11 @@ class Stepper:
     """
 
     def __init__(self, step: Callable, state: Any, given: Any):
+        from hypersphere_jax import memory
         from hypersphere_jax.training import sharding
 
         devices = sharding.local_devices(1)
+        memory.keep_freed(devices[0].platform)  # as a run does
         self._step = sharding.pmap(step, devices, donate=(0,))
         self._state = sharding.replicate(state, devices)
         fixed = None if callable(given) else sharding.replicate(given, devices)

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import roofline
 from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
 from benchmarks.torch_step import torch_step
-from hypersphere_jax import augment, memory, models
+from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
@@ -137,7 +137,6 @@ def _images(config: ModelConfig, batch_size: int) -> np.ndarray:
 
 def stepper(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> Stepper:
     """The step of a network on the first of these images."""
-    memory.keep_freed(jax.default_backend())  # as a run does
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
     transform = augment.make_augment(recipe, config.image_size)

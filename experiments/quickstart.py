@@ -213,7 +213,7 @@ def _config(
         objective=objective,
         optimizer=OptimizerConfig(epochs=epochs, schedule="cosine", learning_rate=rate),
         # One device is enough for digits, and any batch divides over it.
-        runtime=RuntimeConfig(devices=1, checkpoint_every_steps=50),
+        runtime=RuntimeConfig(devices=1),
     )
 
 

@@ -19,7 +19,7 @@ def keep_freed(platform: str) -> None:
     There XLA takes the memory of every step anew. By default glibc gives large arrays back to the
     kernel at once, which then clears each page again; a step of a small network spends as long on
     that as on its arithmetic. Settings of the user's (`MALLOC_...`, `GLIBC_TUNABLES`) come first.
-    A process that takes large arrays once, as a probe does, would only hold more.
+    A process that only takes large arrays once, as the verb `probe`, would hold more for nothing.
     """
     chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform != "cpu" or chosen:

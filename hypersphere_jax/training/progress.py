@@ -23,7 +23,8 @@ T = TypeVar("T")
 # Without a terminal lines come at least this far apart.
 SECONDS_BETWEEN_LINES = 10.0
 PER_SECOND = "_per_s"  # ends the name of a rate
-SECONDS_BEFORE_BAR = 0.5  # work that is over by then has none
+SECONDS_BEFORE_BAR = 0.5  # work that is over by then has none ...
+SECONDS_BEFORE_LINE = 2.0  # ... or no line
 NARROWEST = 5  # columns of a bar
 # What JAX tells of its compilation cache: a program was there, or is written to it.
 HIT, WRITTEN = (f"/jax/compilation_cache/cache_{what}" for what in ("hits", "misses"))
@@ -44,12 +45,11 @@ class Progress:
         self._printed = self._since = 0.0
         self._bar, self._last = None, ""
         self._began = time.monotonic()
-        self._cache: set[str] | None = None  # what JAX tells of it, while it is asked
+        self._events: set[str] = set()  # that JAX tells of until the first step is done
+        self._listens = False
         if start == total:
             say(f"{name}: finished already, at step {total} (more: --epochs)", sys.stderr)
             return
-        self._cache = set()
-        jax.monitoring.register_event_listener(self._hear)
         if start:
             say(f"{name}: continuing at step {start} of {total}", sys.stderr)
         if sys.stderr.isatty():
@@ -59,30 +59,34 @@ class Progress:
             self._task = self._bar.add_task(name, total=total, **shown)
         else:
             say(f"{name}: compiling (up to minutes, the first time)", sys.stderr)
+        jax.monitoring.register_event_listener(self._hear)
+        self._listens = True
 
     def _hear(self, event: str, **_) -> None:
-        self._cache.add(event)
+        self._events.add(event)
 
-    def _heard(self) -> set[str]:
-        """What JAX told so far; it is asked no more."""
-        if self._cache is None:
-            return set()
-        jax.monitoring.unregister_event_listener(self._hear)
-        heard, self._cache = self._cache, None
-        return heard
+    def _hear_no_more(self) -> None:
+        if self._listens:
+            jax.monitoring.unregister_event_listener(self._hear)
+            self._listens = False
 
     def completed(self, step: int) -> None:
         """Shows that a step is completed, of which the first compiles."""
-        heard = self._heard()
         if self._bar is not None:
             self._bar.update(self._task, completed=step, unknown=UNKNOWN)
-        elif not self._since:
-            passed = time.monotonic() - self._began
-            cached = HIT in heard and WRITTEN not in heard
-            how = "its program from the cache" if cached else "compiled"
-            line = f"{self._name}: step {step} of {self._total} after {passed:.0f} s, {how}"
-            say(line, sys.stderr)
         if not self._since:
+            self._hear_no_more()
+            passed = time.monotonic() - self._began
+            line = f"{self._name}: step {step} of {self._total} after {passed:.0f} s"
+            # Neither where a run before in this process had the program.
+            if WRITTEN in self._events:
+                line += ", compiled"
+            elif HIT in self._events:
+                line += ", from the compilation cache"
+            if self._bar is None:
+                say(line, sys.stderr)
+            else:
+                self._bar.print(Text(printable(line)))
             self._start, self._since = step, time.monotonic()
 
     def update(self, record: dict[str, float]) -> None:
@@ -108,7 +112,7 @@ class Progress:
 
     def close(self) -> None:
         """Takes the bar away; what it showed last stays as a line."""
-        self._heard()
+        self._hear_no_more()
         if self._bar is not None:
             self._bar.stop()
             if self._last:
@@ -219,7 +223,7 @@ def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T
             later.join()
             shown.stop()
         return
-    began, due = time.monotonic(), SECONDS_BEFORE_BAR
+    began, due = time.monotonic(), SECONDS_BEFORE_LINE
     for done, item in enumerate(items):
         passed = time.monotonic() - began
         if done and passed > due:

@@ -51,6 +51,10 @@ def use_deterministic_kernels() -> None:
       UserError: when XLA_FLAGS says the contrary, or JAX is in use on GPUs without.
     """
     name = xla_flags.DETERMINISTIC
+    require(
+        not xla_flags.is_file(),
+        f"--deterministic adds {name}=true to XLA_FLAGS, which names a file: list the flags there",
+    )
     flags = [flag.partition("=") for flag in xla_flags.given().split()]
     values = [value for flag, _, value in flags if flag == name]
     for value in values:

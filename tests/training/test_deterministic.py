@@ -10,11 +10,14 @@ from hypersphere_jax import config as C
 from hypersphere_jax.training import sharding
 
 EIGEN = "--xla_cpu_experimental_ynn_fusion_type=-LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
-PLUGIN = """
-import importlib.util, sys
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name: name == "libtpu" or found(name)
+# As where JAX has a plugin, and where it has none.
+FEIGNED = """
+import importlib.util, os
+os.environ.pop("JAX_PLATFORMS", None)
+found, names = importlib.util.find_spec, ("jax_plugins", "libtpu")
+importlib.util.find_spec = lambda name: {there} if name in names else found(name)
 """
+PLUGIN, NO_PLUGIN = (FEIGNED.format(there=there) for there in (True, None))
 
 
 def test_deterministic_kernels_are_asked_for_before_jax_begins():
@@ -34,7 +37,9 @@ sys.exit(cli.main(sys.argv[1:]))
 """
     mine = "--xla_gpu_autotune_level=3"
     options = {"env": processes.environment(XLA_FLAGS=mine)}
-    done = processes.python("-c", code, "pretrain", "--deterministic", "--devices", "3", **options)
+    done = processes.python(
+        "-c", NO_PLUGIN + code, "pretrain", "--deterministic", "--devices", "3", **options
+    )
     flags = [mine, EIGEN, "--xla_gpu_deterministic_ops=true"]
     assert done.stderr == f"3 none {flags}\n", done.stderr
 
@@ -46,14 +51,15 @@ sys.exit(cli.main(sys.argv[1:]))
         ("--xla_cpu_ftz=true", "import jax", f"--xla_cpu_ftz=true {EIGEN}"),
         ("--xla_cpu_experimental_ynn_fusion_type=", "", "--xla_cpu_experimental_ynn_fusion_type="),
         ("", "import jax; jax.devices()", ""),
+        ("/dev/null", "", "/dev/null"),
         ("", PLUGIN, ""),
     ],
-    ids=["alone", "beside others", "the user's own", "in use", "with a plugin"],
+    ids=["alone", "beside others", "the user's own", "in use", "a file", "with a plugin"],
 )
 def test_convolutions_are_eigens(given, before, flags):
-    """`XLA_FLAGS`, with which XLA begins and a wide convolution is no sum over patches."""
+    """In `XLA_FLAGS`, and then a wide convolution is no sum over patches; each choice stands."""
     code = f"""
-{before}
+{before if before == PLUGIN else NO_PLUGIN + before}
 from hypersphere_jax import xla_flags
 xla_flags.prefer_eigen_convolutions()
 import os, jax, jax.numpy as jnp
@@ -71,6 +77,9 @@ print(os.environ.get("XLA_FLAGS", ""), "stablehlo.convolution" in text.as_text()
 def test_deterministic_kernels_against_the_users_flags(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=false")
     with pytest.raises(C.UserError, match="XLA_FLAGS has false: take it out there"):
+        sharding.use_deterministic_kernels()
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    with pytest.raises(C.UserError, match="names a file: list the flags there"):
         sharding.use_deterministic_kernels()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
     sharding.use_deterministic_kernels()  # on CPU, in use: nothing is to be done
