@@ -101,7 +101,8 @@ README = (ROOT / "README.md").read_text()
 
 def anchors(page):
     """Those that GitHub and the site give to a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 

@@ -122,8 +122,8 @@ def result(context: Context, rows: Rows) -> Result:
         "own for each seed. Accuracy is taken to fall quickly where with "
         f"{FEW} bits it is below the middle of the random initialization and of training without "
         "bits, by both instruments before the head (Holm's correction counts the encoders). Where "
-        "no gain of training shows without bits, that says nothing of bits that take the place of "
-        "what is learned: which these are is said beside it. A remedy is taken to help where it is "
+        "training without bits is not ahead of the initialization, there is no gain for the bits "
+        "to take; the verdict names these encoders. A remedy is taken to help where it is "
         f"ahead of {BASE} with {FEW} bits by both. Intervals are over seeds and test images.",
         "Bits are counted by the size of the numbers' range: where images are many beside it, "
         "several have the same number, so that they carry fewer. Test images have random bits of "
@@ -167,7 +167,7 @@ def _verdict(
     whole = all((label, k) in groups for label in labels for k in (0, FEW))
     if not labels or not whole or any(label not in starts for label in labels):
         return "", ""
-    parts, found = [], []
+    parts, found, gained = [], [], []
     for layer in layers:
         compared, gains = [], []
         for label in labels:
@@ -188,16 +188,18 @@ def _verdict(
         where = inference.where(layer)
         signs = zip(labels, inference.signs(gains), strict=True)
         idle = [label for label, sign in signs if sign != 1]
-        whose = "all" if idle == labels else _names(idle)
-        told += [f"where without bits no gain of training shows for {whose}"] if idle else []
+        whose = "any" if idle == labels else ", ".join(map(_short, idle))
+        if idle:
+            gained.append(f"{where} no gain of training shows without bits for {whose}")
         parts.append(f"{where} {', '.join(told)}")
         found.append(f"{len(sides[-1])} of {len(labels)} kinds {where}")
+    gain = f"; {', '.join(gained)}" if gained else ""
     return (
         f"With {FEW} bits, against the middle of the random initialization and of training without "
         f"bits, accuracy is by both instruments {'; '.join(parts)} (Holm's correction counts the "
-        f"{len(labels)} encoders). {_ahead(groups, layers[0])}",
+        f"{len(labels)} encoders){gain}. {_ahead(groups, layers[0])}",
         f"With {FEW} bits accuracy is below the middle of the random initialization and of "
-        f"training without bits in {' and '.join(found)}.",
+        f"training without bits in {' and '.join(found)}{gain}.",
     )
 
 

@@ -10,6 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from experiments.plots.style import COLUMN, PAGE, printed
 from hypersphere_jax.plots.common import COLORS, DPI, LINE_STYLES, saved
@@ -170,6 +171,8 @@ def heat_maps(
     for axes in places.flat[len(grids) :]:
         axes.set_axis_off()
     ticks = [tick for tick in TICKS if scale.vmin <= tick <= scale.vmax]
+    if len(ticks) < 3:
+        ticks = MaxNLocator(4).tick_values(scale.vmin, scale.vmax)
     bar = {"ax": places, "label": score, "aspect": 40, "fraction": 0.04, "ticks": ticks}
     figure.colorbar(ScalarMappable(scale, COLOR_MAP), format="%g", **bar)
     return saved(figure, path)

@@ -145,8 +145,8 @@ def order_result(number: int, title: str, context: Context, rows: Rows) -> Resul
         "cannot be compared with the paper's, but the order of the encoders can. The table has the "
         "rank correlation (Spearman) of ours, by each instrument, with each number of the paper; "
         "intervals: 95%, by the bootstrap over encoders and test samples, which lie too near to "
-        "zero, as drawing samples adds noise to accuracies that have some. The better half is that "
-        "of our accuracies. The numbers of each encoder are in results.csv.",
+        "zero, as drawing samples adds noise to accuracies that are noisy already. The better half "
+        "is that of our accuracies. The numbers of each encoder are in results.csv.",
     ]
     text += _failed(rows)
     signs = inference.signs([*own.values()])

@@ -95,9 +95,9 @@ def result(context: Context, rows: Rows) -> Result:
         "Encoders that differ in the two weights alone, of which the larger one is 1; seeds of "
         f"each pair: {seeds}. The inverted U is taken to show where encoders with equal weights, "
         "which nothing has chosen, are ahead of those trained for alignment alone and of those "
-        "trained for uniformity alone, and that accuracy depends on the weights within a ratio of "
-        "4 where they are ahead of 4 : 1 or 1 : 4, or behind. ± and bars: 95% intervals over seeds "
-        "and test images.",
+        "trained for uniformity alone. Within a ratio of 4, accuracy is taken to depend on the "
+        "weights where 4 : 1 or 1 : 4 is told apart from equal ones. ± and bars: 95% intervals "
+        "over seeds and test images.",
         *(_extremes(images, groups) for images, groups in sets.items()),
     ]
     columns = ["data", "align : uniform", "L_align", "exp L_uniform"]
@@ -129,20 +129,26 @@ def _verdict(
     sets: Sequence[str], compared: Mapping[tuple[str, str], inference.Comparison]
 ) -> tuple[str, str]:
     """Of each data set, whether equal weights are ahead of both ends, and alike in between."""
-    signs = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
-    if not all((end, images) in signs for end in ENDS for images in sets):
+    if not compared:
         return "", ""
+    signs = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
+    named = {f"Equal weighting against {n} ({i})": of for (n, i), of in compared.items()}
+    numbers = inference.sentences(named, LAYERS[0])
+    if not all((end, images) in signs for end in ENDS for images in sets):
+        return numbers, ""
     shows = {images: all(signs[end, images] == 1 for end in ENDS) for images in sets}
     told = [f"{'shows' if both else 'does not show'} on {images}" for images, both in shows.items()]
+    short = f"The inverted U {' and '.join(told)}"
+    if not any(name in WITHIN for name, _ in signs):
+        return f"{short}. {numbers}", f"{short}."
     differ = [
         f"{'ahead of' if sign == 1 else 'behind'} {name} on {images}"
         for (name, images), sign in signs.items()
         if name in WITHIN and sign
     ]
     within = f"equal weighting is {' and '.join(differ)}" if differ else "no difference shows"
-    short = f"The inverted U {' and '.join(told)}; within a ratio of 4, {within}."
-    named = {f"Equal weighting against {n} ({i})": of for (n, i), of in compared.items()}
-    return f"{short} {inference.sentences(named, LAYERS[0])}", short
+    short = f"{short}; within a ratio of 4, {within}."
+    return f"{short} {numbers}", short
 
 
 def _extremes(images: str, groups: Groups) -> str:

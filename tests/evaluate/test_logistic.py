@@ -78,6 +78,16 @@ def test_features_that_stay_where_they_are(rng, away, how, standardize, tmp_path
     assert (fits.gradient_norm <= 1e-6).all() and (fits.hits == expected.hits).all()
 
 
+@pytest.mark.parametrize("scale", [2.0, np.full(D, 2.0)], ids=["one scale", "one a dimension"])
+def test_how_far_from_zero_weights_are_scaled(scale):
+    """Up to four deviations: of a row's norm, or of each dimension's."""
+    reach = 8 / D**0.5  # of each dimension alike: 8 in all
+    for times, folds in ((0.99, True), (1.01, False)):
+        centre = np.full(D, times * reach, np.float32)
+        assert logistic.Scaling(centre, scale).folds == folds
+    assert not logistic.Scaling(np.zeros(D, np.float32), 1e20 * np.asarray(scale)).folds
+
+
 def test_features_of_very_unequal_variance(rng):
     sizes = np.logspace(0, -4, D)
     x = (rng.normal(size=(N, D)) * sizes).astype(np.float32)

@@ -161,6 +161,16 @@ def test_the_inverted_u_has_to_show_by_both_instruments(context, drawn):
         assert "U does not show on cifar10" in verdict(alone, (95, 96), others, "cifar10")
     told = "equal weighting is ahead of alignment alone (digits) by 15.00 ("
     assert told in verdict((80, 82), (95, 96), (70, 60))
+    assert "within" not in verdict((80, 82), (95, 96), (70, 60))
+    half = [(1, 0, 80), (1, 1, 90)]
+    some = [
+        judged(seed, at, at, data="d", align_weight=align, uniform_weight=uniform)
+        for align, uniform, at in half
+        for seed in range(5)
+    ]
+    found = weights.result(context, some)
+    assert "equal weighting is ahead of alignment alone (d) by" in found.verdict
+    assert found.short == ""
     one_end = [judged(0, 90, 90, data="d", align_weight=1, uniform_weight=0)]
     assert weights.result(context, one_end).verdict == ""
 

@@ -132,6 +132,20 @@ def test_planes_of_encoders_are_coloured_by_rank(rng):
     assert {text.get_text() for text in key.get_legend().get_texts()} > {*planes.MARKERS}
 
 
+def test_good_encoders_have_colours_of_their_own():
+    """Beside those that learned nothing; and a colour bar has numbers wherever the scores are."""
+    scores = {(1, x): score for x, score in enumerate((10, 20, 97, 99), 1)}
+    grid = comparisons.grid_of(scores, [1], [1, 2, 3, 4])
+    figure = comparisons.heat_maps({"t": grid}, None, row="r", column="c", score="s")
+    scale = figure.axes[0].images[0].norm
+    assert scale(99) == 1 and scale(10) == 0 and scale(97) < 0.9 and scale(20) < 0.1
+    for low, high in ((71, 79), (91, 94.5), (98, 99.6)):
+        grid = comparisons.grid_of({(1, 1): low, (1, 2): high}, [1], [1, 2])
+        bar = comparisons.heat_maps({"t": grid}, None, row="r", column="c", score="s").axes[-1]
+        shown = [tick for tick in bar.get_yticks() if bar.get_ylim()[0] <= tick <= high]
+        assert len(shown) >= 2
+
+
 def test_heat_maps_have_numbers_a_ridge_and_the_best_framed():
     scores = np.array([[1.0, 2.0], [NAN, 9.0]])
     grid = comparisons.Grid((0.1, 1.0), (0.01, 0.1), scores, [(0.01, 0.1), (1.0, 1.0)])
