@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import jax
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import ProgressColumn, Task
@@ -59,7 +58,9 @@ class Progress:
             self._task = self._bar.add_task(name, total=total, **shown)
         else:
             say(f"{name}: compiling (up to minutes, the first time)", sys.stderr)
-        jax.monitoring.register_event_listener(self._hear)
+        from jax import monitoring  # what only tracks work needs no JAX
+
+        monitoring.register_event_listener(self._hear)
         self._listens = True
 
     def _hear(self, event: str, **_) -> None:
@@ -67,7 +68,9 @@ class Progress:
 
     def _hear_no_more(self) -> None:
         if self._listens:
-            jax.monitoring.unregister_event_listener(self._hear)
+            from jax import monitoring
+
+            monitoring.unregister_event_listener(self._hear)
             self._listens = False
 
     def completed(self, step: int) -> None:

@@ -10,14 +10,12 @@ from hypersphere_jax import config as C
 from hypersphere_jax.training import sharding
 
 EIGEN = "--xla_cpu_experimental_ynn_fusion_type=-LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
-# As where JAX has a plugin, and where it has none.
-FEIGNED = """
-import importlib.util, os
-os.environ.pop("JAX_PLATFORMS", None)
+# As where JAX has no accelerator's plugin.
+NO_PLUGIN = """
+import importlib.util
 found, names = importlib.util.find_spec, ("jax_plugins", "libtpu")
-importlib.util.find_spec = lambda name: {there} if name in names else found(name)
+importlib.util.find_spec = lambda name: None if name in names else found(name)
 """
-PLUGIN, NO_PLUGIN = (FEIGNED.format(there=there) for there in (True, None))
 
 
 def test_deterministic_kernels_are_asked_for_before_jax_begins():
@@ -44,34 +42,47 @@ sys.exit(cli.main(sys.argv[1:]))
     assert done.stderr == f"3 none {flags}\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("given", "before", "flags"),
-    [
-        ("", "", EIGEN),
-        ("--xla_cpu_ftz=true", "import jax", f"--xla_cpu_ftz=true {EIGEN}"),
-        ("--xla_cpu_experimental_ynn_fusion_type=", "", "--xla_cpu_experimental_ynn_fusion_type="),
-        ("", "import jax; jax.devices()", ""),
-        ("/dev/null", "", "/dev/null"),
-        ("", PLUGIN, ""),
-    ],
-    ids=["alone", "beside others", "the user's own", "in use", "a file", "with a plugin"],
-)
-def test_convolutions_are_eigens(given, before, flags):
+def test_convolutions_are_eigens():
     """In `XLA_FLAGS`, and then a wide convolution is no sum over patches; each choice stands."""
-    code = f"""
-{before if before == PLUGIN else NO_PLUGIN + before}
+    code = """
+import importlib.util, os
 from hypersphere_jax import xla_flags
-xla_flags.prefer_eigen_convolutions()
-import os, jax, jax.numpy as jnp
+
+def asked(given, plugin=None, platforms=""):
+    os.environ.update(XLA_FLAGS=given, JAX_PLATFORMS=platforms)
+    importlib.util.find_spec = lambda name: plugin == name or None
+    xla_flags.prefer_eigen_convolutions()
+    print(os.environ["XLA_FLAGS"])
+
+found = importlib.util.find_spec
+others, own = "--xla_cpu_ftz=true", "--xla_cpu_experimental_ynn_fusion_type="
+for case in (others,), (own,), ("flags.txt",), ("", "libtpu"), ("", "jax_plugins", "cpu"):
+    asked(*case)
+importlib.util.find_spec = found
+import jax, jax.numpy as jnp
+asked("")
+importlib.util.find_spec = found
 from hypersphere_jax.models.convolution import convolution
 
-shapes = jnp.ones((1, 4, 4, 16)), jnp.ones((3, 3, 16, 2))
-dimensions = {{"dimension_numbers": ("NHWC", "HWIO", "NHWC")}}
-text = jax.jit(lambda *a: convolution(*a, (1, 1), ((1, 1), (1, 1)), **dimensions)).lower(*shapes)
-print(os.environ.get("XLA_FLAGS", ""), "stablehlo.convolution" in text.as_text())
+def is_direct():
+    shapes = jnp.ones((1, 4, 4, 16)), jnp.ones((3, 3, 16, 2))
+    given = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    form = jax.jit(lambda *a: convolution(*a, (1, 1), ((1, 1), (1, 1)), **given))
+    return "stablehlo.convolution" in form.lower(*shapes).as_text()
+
+print(is_direct())
+asked("")  # in use
+importlib.util.find_spec = found
+print(is_direct())
 """
-    done = processes.python("-c", code, env=processes.environment(XLA_FLAGS=given))
-    assert done.stdout == f"{flags} {flags.endswith(EIGEN)}\n", done.stderr
+    done = processes.python("-c", code)
+    assert done.stdout.splitlines() == [
+        f"--xla_cpu_ftz=true {EIGEN}",
+        "--xla_cpu_experimental_ynn_fusion_type=",
+        "flags.txt",
+        "",
+        *(EIGEN, EIGEN, "True", "", "False"),
+    ], done.stderr
 
 
 def test_deterministic_kernels_against_the_users_flags(monkeypatch):
