@@ -127,6 +127,7 @@ def test_a_signal_after_the_last_step_is_not_lost(monkeypatch):
 HANGS = """
 import ctypes, multiprocessing, os, signal, sys, threading, time
 from hypersphere_jax import signals
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored under nohup
 signals.answer_signals()
 signals.set_answer("stopping")
 multiprocessing.get_context("spawn").Process(target=time.sleep, args=(40,)).start()
