@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from experiments import tables
+from experiments import rates, tables
 from experiments.predictions import Predictions
 
 
@@ -38,3 +38,15 @@ def read_csv(path):
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     return [{name: tables.value_of(cell) for name, cell in row.items() if cell} for row in rows]
+
+
+def both(before, output):
+    """These accuracies by both instruments, before the head and on the output."""
+    named = {"backbone": before, "output": output}
+    return {f"{layer}_{of}": named[layer] for layer in named for of in ("logistic", "knn5")}
+
+
+def split(planned):
+    """The runs that choose a rate, and the others."""
+    choice = [one for one in planned if rates.HELD_OUT in one.about]
+    return choice, [one for one in planned if rates.HELD_OUT not in one.about]
