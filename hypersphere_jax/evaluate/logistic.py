@@ -26,6 +26,7 @@ from jax import lax
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate import lbfgs
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
+from hypersphere_jax.evaluate.scaling import PADDING, Scaling, folded, mapped, scaled, scaling_of
 from hypersphere_jax.evaluate.scores import Classifier, logits
 from hypersphere_jax.training import sharding
 
@@ -38,40 +39,8 @@ RESIDENT = 2**26  # ... and elsewhere
 AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
 ALIGNED = 16  # numbers: arrays that begin at a multiple are on a CPU without a copy
-FOLDED = 4.0  # deviations that a centre may be away from 0 where points are scaled, not features
 MEMORY_SHARE = 0.8  # of a device's memory, for its share of the features
 NONE = -1  # as a held-out part: no row's
-PADDING = -2  # the part of rows that are in no fit, and the label of rows that fill up a block
-
-
-class Scaling(NamedTuple):
-    """Features are moved by `-centre [d]` and divided by `scale`, one number or one a dimension."""
-
-    centre: np.ndarray
-    scale: float | np.ndarray
-
-    @property
-    def penalized(self) -> float:
-        """Times l2: the same penalty on features as they are, or on standardized ones."""
-        return float(self.scale**2) if np.ndim(self.scale) == 0 else float(np.size(self.scale))
-
-    @property
-    def frame(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What `_scaled` takes: half of the centre, and two factors of 2 / scale, `[d]` each."""
-        factor = np.broadcast_to(2 / np.asarray(self.scale, np.float64), self.centre.shape)
-        first = 2.0 ** np.floor(np.log2(factor) / 2)
-        half, second = self.centre / 2, factor / first
-        return half.astype(np.float32), first.astype(np.float32), second.astype(np.float32)
-
-    @property
-    def folds(self) -> bool:
-        """Whether float32 loses little where weights are scaled in the place of the features."""
-        centre, scale = np.float64(self.centre), np.asarray(self.scale)
-        away = np.linalg.norm(centre) if scale.ndim == 0 else len(centre) ** 0.5 * np.abs(centre)
-        return bool(np.all((away <= FOLDED * scale) & (scale > 1e-15) & (scale < 1e15)))
-
-    def apply(self, x) -> jax.Array:
-        return _scaled_once(as_float32(x), *self.frame)
 
 
 class Block(NamedTuple):
@@ -130,7 +99,7 @@ def place(
       x: `[n, d]` finite features.
       y: `[n]` labels below `num_classes`.
       num_classes: number of classes.
-      standardize: see `_scaling`.
+      standardize: see `scaling.scaling_of`.
       scaling: in place of that of these rows.
       jobs: fits in all, which decide how many are made at once and how many rows make a block.
       devices: of this process, which share each block. None: JAX's first.
@@ -166,7 +135,7 @@ def place(
         places.append(rows.reshape(count, -1))
     if scaling is None:
         near = np.asarray(blocks[0].x).mean(axis=(0, 1), dtype=np.float64)
-        scaling = _scaling(blocks, near, n, standardize, devices)
+        scaling = scaling_of(blocks, near, n, standardize, devices)
     rows = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
     sample = np.empty((len(rows), d), np.float32)
     for some in row_blocks(len(rows), d, READ):
@@ -178,7 +147,7 @@ def place(
         frame, fold = None, sharding.replicate((np.float32(scaling.centre), factor), devices)
     if not in_place:
         for index, block in enumerate(blocks):  # so that each is freed when it is scaled
-            blocks[index] = block._replace(x=_mapped(_scaled, devices)(block.x, *frame))
+            blocks[index] = block._replace(x=mapped(scaled, devices)(block.x, *frame))
         frame = None
     small = n * d * num_classes * fits < SMALL
     made = {"num_classes": num_classes, "fits": fits, "small": small, "devices": devices}
@@ -236,9 +205,6 @@ def cross_validate(
     return 100 * fit.hits.reshape(l2s.shape) / rows, fit.classifiers
 
 
-_mapped = functools.cache(sharding.pmap)  # problems of one shape share a compiled program
-
-
 def _fit(problem: Problem, parts, trial: np.ndarray, l2s, held_out, excess) -> LogisticFit:
     """The fits of a group, from points `[g, num_classes, d + 1]`."""
     devices = problem.devices
@@ -255,7 +221,7 @@ def _fit(problem: Problem, parts, trial: np.ndarray, l2s, held_out, excess) -> L
     ends = sharding.unreplicate((state.point, state.steps, state.norm))
     left = np.flatnonzero(~sharding.unreplicate(state.done))
     if rest and len(left) == 1:
-        state = _mapped(lbfgs.only, devices)(state, sharding.replicate(left[0], devices))
+        state = mapped(lbfgs.only, devices)(state, sharding.replicate(left[0], devices))
         state = _minimize(problem, parts, state, settings(left), 0)
         for values, last in zip(ends, (state.point, state.steps, state.norm), strict=True):
             values[left] = sharding.unreplicate(last)
@@ -270,7 +236,7 @@ def _hits(problem: Problem, parts, points, held_out) -> np.ndarray:
     hits, devices = np.zeros(len(points), np.int32), problem.devices
     if (held_out == NONE).all():
         return hits
-    hit = _mapped(_hit, devices, donate=(0,))
+    hit = mapped(_hit, devices, donate=(0,))
     sums, *settings = sharding.replicate((hits, points, held_out), devices)
     settings[0] = _of_features(problem, settings[0])
     for block, part in zip(problem.blocks, parts, strict=True):
@@ -281,8 +247,8 @@ def _hits(problem: Problem, parts, points, held_out) -> np.ndarray:
 def _minimize(problem: Problem, parts, state, settings, rest: int) -> lbfgs.State:
     """Steps until no more than `rest` of the fits run."""
     devices = problem.devices
-    add = _mapped(_add, devices, donate=(0,))
-    advance = _mapped(_advance, devices, donate=(0, 1))
+    add = mapped(_add, devices, donate=(0,))
+    advance = mapped(_advance, devices, donate=(0, 1))
     model = sharding.replicate(problem.model, devices)
     sums = sharding.replicate(_zeros(*state.trial.shape[1:]), devices)
     for _ in range(MAX_STEPS + 1):
@@ -299,13 +265,7 @@ def _of_features(problem: Problem, points) -> jax.Array:
     """Points for the features as the blocks have them."""
     if problem.fold is None:
         return points
-    return _mapped(_folded, problem.devices)(points, *problem.fold)
-
-
-def _folded(points, centre, factor) -> jax.Array:
-    weights = points[..., :-1] * factor[None, None]
-    moved = jnp.einsum("gcd,d->gc", weights, centre, precision="highest")
-    return jnp.concatenate([weights, (points[..., -1] - moved)[..., None]], axis=-1)
+    return mapped(folded, problem.devices)(points, *problem.fold)
 
 
 def _zeros(g: int, classes: int, width: int) -> tuple[np.ndarray, ...]:
@@ -323,7 +283,7 @@ def _logits(points, x) -> jax.Array:
 
 def _add(sums, points, x, y, part, held_out, frame) -> tuple:
     """A device's sums for the gradients of cross-entropy, with those of its rows of a block."""
-    x = x if frame is None else _scaled(x, *frame)
+    x = x if frame is None else scaled(x, *frame)
     g, classes, _ = points.shape
     inside = (part[:, None] != held_out[None]) & ((part != PADDING) & (y != PADDING))[:, None]
     counted = inside.astype(jnp.float32)  # [n, g]
@@ -352,58 +312,9 @@ def _advance(state: lbfgs.State, sums, fold, l2s, held_out, limits, excess, *mod
 
 def _hit(hits, points, x, y, part, held_out, frame) -> jax.Array:
     """A device's rows of the held-out parts that are classified right, with those of a block."""
-    x = x if frame is None else _scaled(x, *frame)
+    x = x if frame is None else scaled(x, *frame)
     right = jnp.argmax(_logits(points, x), axis=-1) == y[:, None]
     return hits + (right & (part[:, None] == held_out[None])).sum(axis=0)
-
-
-def _scaling(blocks: list[Block], near: np.ndarray, n: int, standardize: bool, devices) -> Scaling:
-    """The mean of n rows in blocks, and the root mean square norm of the centred ones.
-
-    To standardize, each dimension has a scale of its own, after which its variance is 1 / d; a
-    constant one becomes 0. `near [d]` is the mean of some rows: of a constant dimension exactly.
-    """
-    sums_of, squares_of = _mapped(_sums, devices), _mapped(_squares, devices)
-
-    def sums(function, *frame):
-        frame = sharding.replicate(frame, devices)
-        for block in blocks:
-            yield jax.tree.map(np.asarray, function(*block, *frame))
-
-    d, centre, reach = len(near), np.float32(near), np.zeros(len(near))
-    offset = np.zeros(d)
-    for means, largest in sums(sums_of, centre / 2):
-        offset += means.sum(axis=0, dtype=np.float64)
-        reach = np.maximum(reach, largest.max(axis=0))
-    rows = blocks[0].y.size / len(devices)
-    centre = np.float32(centre + 2 * offset * rows / n)
-    # Squares of what is near 1 fit into float32, those of the features may not.
-    reach = reach if standardize else np.full(d, reach.max())
-    unit = Scaling(centre, np.where(reach > 0, 2 * reach, 1.0))
-    squares = sum(part.sum(axis=0, dtype=np.float64) for part in sums(squares_of, *unit.frame))
-    variances = squares / n * unit.scale**2
-    if standardize:
-        return Scaling(centre, np.where(variances > 0, (variances * d) ** 0.5, 1.0))
-    # 0: all features coincide.
-    return Scaling(centre, variances.sum() ** 0.5 if variances.any() else 1.0)
-
-
-def _sums(x, y, half) -> tuple[jax.Array, jax.Array]:
-    """Of a block about a point: sums over its rows / their number, and largest magnitudes `[d]`."""
-    moved = jnp.where((y != PADDING)[:, None], x / 2 - half[None], 0)
-    return jnp.sum(moved / len(x), axis=0), jnp.abs(moved).max(axis=0)
-
-
-def _squares(x, y, *frame) -> jax.Array:
-    return jnp.sum(jnp.where((y != PADDING)[:, None], _scaled(x, *frame), 0) ** 2, axis=0)
-
-
-def _scaled(x, half, first, second) -> jax.Array:
-    """Rows by the frame of a scaling; a difference of large float32 may not fit, its half does."""
-    return (x / 2 - half[None]) * first[None] * second[None]
-
-
-_scaled_once = jax.jit(_scaled)
 
 
 def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
@@ -423,7 +334,7 @@ def _model_inverse(basis, variances, rest, l2s, vectors) -> jax.Array:
 @jax.jit
 def _curvature(sample, *frame) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of second moments: eigenvectors `[d, r]`, variances `[r]` along them, mean of the others."""
-    x = _scaled(sample, *frame)
+    x = scaled(sample, *frame)
     m, d = x.shape
     times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     if d <= RANK:
