@@ -87,13 +87,17 @@ def call_batches(
     rows, parts = sharding.local_rows(sampler.batch_size, devices), len(sharding.local(devices))
     images, labels = _resident(config, dataset.pretrain, devices)
 
-    def of(call):
-        indices = [sampler(step)[rows].reshape(parts, -1) for step in call]
-        indices += [indices[-1]] * (at_once - len(indices))
-        counts = np.full(parts, len(call), np.int32)
-        return sharding.split((np.stack(indices, axis=1), counts), devices)
+    @functools.cache  # on the devices, as most calls have as many steps
+    def count(steps):
+        return sharding.split(np.full(parts, steps, np.int32), devices)
 
-    return ((images, labels, *of(call)) for call in calls)
+    def indices(call):
+        taken = [sampler(step)[rows] for step in call]
+        taken += [taken[-1]] * (at_once - len(taken))
+        each = np.stack(taken).reshape(at_once, parts, -1)
+        return sharding.split(each.swapaxes(0, 1), devices)
+
+    return ((images, labels, indices(call), count(len(call))) for call in calls)
 
 
 def vmapped_batches(

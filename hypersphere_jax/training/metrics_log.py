@@ -59,7 +59,7 @@ class MetricsWriter:
         # thread, which dies on a full disk, and the run would wait for it for ever.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
+        from tensorboardX.proto.summary_pb2 import Summary
 
         wandb = config.runtime.log_to == "wandb"
         self._wandb = WandbRun(folder, config) if wandb else None
@@ -73,7 +73,7 @@ class MetricsWriter:
         self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
         suffix = f".{os.getpid()}-{step}"  # two may begin in one second
         self._events = EventsWriter(str(folder / "events"), filename_suffix=suffix)
-        self._event, self._scalar, self._flushed = Event, scalar, time.monotonic()
+        self._event, self._summary, self._flushed = Event, Summary, time.monotonic()
         if step:
             start = SessionLog(status=SessionLog.START)
             self._events.write_event(Event(step=step + 1, session_log=start))
@@ -82,11 +82,11 @@ class MetricsWriter:
         """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        for name, value in record.items():
-            if name != "step":
-                summary = self._scalar(name, value)
-                event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
-                self._events.write_event(event)
+        scalars = {name: value for name, value in record.items() if name != "step"}
+        values = [self._summary.Value(tag=name, simple_value=x) for name, x in scalars.items()]
+        summary = self._summary(value=values)
+        event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
+        self._events.write_event(event)
         if self._wandb is not None:
             self._wandb.write(record)
         if time.monotonic() - self._flushed > 5:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tiny_runs
 from run_states import assert_same_run, killed_after_checkpoint, state_of, timeless
+from tensorboardX.proto.event_pb2 import Event
 
 from experiments import sweeps
 from experiments.protocols import Evaluation
@@ -70,7 +71,22 @@ def test_metrics_of_a_run(short_run):
         decays = sum(record["step"] - 1 >= round(12 * share) for share in (0.775, 0.85, 0.925))
         np.testing.assert_allclose(record["lr"], 0.12 * 220 / 256 * 0.1**decays, rtol=1e-5)
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
-    assert len(list(short_run.glob("events.out.tfevents.*"))) == 1  # TensorBoard's
+    (file,) = short_run.glob("events.out.tfevents.*")  # TensorBoard's
+    shown = {
+        (event.step, value.tag): value.simple_value
+        for event in tensorboard_events(file.read_bytes())
+        for value in event.summary.value
+    }
+    logged = {(r["step"], name): r[name] for r in records for name in r.keys() - {"step"}}
+    assert shown == pytest.approx(logged, rel=1e-6)  # float32
+
+
+def tensorboard_events(content):
+    """Each is its length, a checksum of that, the event, and a checksum of it."""
+    while content:
+        end = 12 + int.from_bytes(content[:8], "little")
+        yield Event.FromString(content[12:end])
+        content = content[end + 4 :]
 
 
 def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
