@@ -68,7 +68,7 @@ def step(
     channels = 1 if recipe == "digits" else 3
     of = {"image_size": image_size, "channels": channels, "dtype": dtype}
     config = ModelConfig(model, dim=128, width=width, **of)  # type: ignore[arg-type]
-    images = _images(config, batch_size)
+    images = images_of(config, batch_size)
     views = jax.jit(functools.partial(augment.two_views, augment.make_augment(recipe, image_size)))
     batch = jax.device_put((jax.random.key(0), images[:batch_size], np.arange(batch_size)))
     ours = stepper(config, images, batch_size, recipe)
@@ -124,13 +124,13 @@ def record_of(
 ) -> dict[str, Any]:
     """`measured` of the step of the network with these settings, see `ModelConfig`."""
     config = ModelConfig(dim=128, channels=3, **settings)
-    begin = stepper(config, _images(config, batch_size), batch_size, recipe)
+    begin = stepper(config, images_of(config, batch_size), batch_size, recipe)
     named = {"model": config.name, "dtype": config.dtype, "image_size": config.image_size}
     named |= {"batch_size": batch_size, "recipe": recipe}
     return named | measured(begin, config.dtype, batch_size, peaks)
 
 
-def _images(config: ModelConfig, batch_size: int) -> np.ndarray:
+def images_of(config: ModelConfig, batch_size: int) -> np.ndarray:
     shape = 4 * batch_size, config.image_size, config.image_size, config.channels
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 

@@ -1,0 +1,258 @@
+"""Where the time of a training step goes: layer by layer, each beside the least that it could take.
+
+The layers are those that the step itself calls, as a trace of it tells, so that one code measures
+all networks.
+"""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from benchmarks import roofline, train_step
+from benchmarks.timing import device_kind, median, product, take_turns
+from hypersphere_jax import models
+from hypersphere_jax.config import ModelConfig, OptimizerConfig
+from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
+from hypersphere_jax.models import resnet, small_alexnet
+from hypersphere_jax.models.blocks import max_pool
+from hypersphere_jax.models.convolution import convolution
+from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.tables import print_table
+from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+
+LOSS, FORMS = "loss", ("value", "all")
+COLUMNS = ["part", "times", "value ms", "with gradients", "limit", "all of step", "reached"]
+NOTE = """
+ms of one; all of step: so many times, over the step, which overlaps and fuses some of its parts.
+limit: the FLOP at the speed of a matrix product, or what enters and leaves at that of a copy,
+whichever takes longer, of the value and the gradients. reached: the limit over the time.
+""".strip()
+
+
+class Part(NamedTuple):
+    """A layer of a step, or its loss or optimizer."""
+
+    name: str
+    function: Callable[..., jax.Array]
+    inputs: tuple[tuple[int, ...], ...]  # shapes, first of what comes from the layer before
+    flops: float = 0.0  # of the value; each gradient takes as much
+    first: int = 0  # number of the first input that has a gradient; images have none
+
+    @property
+    def forms(self) -> dict[str, Callable[[], Any]]:
+        """The value, and it with its gradients."""
+        keys = jax.random.split(jax.random.key(0), len(self.inputs))
+        inputs = [jax.random.normal(*each) for each in zip(keys, self.inputs, strict=True)]
+        fixed, moved = inputs[: self.first], inputs[self.first :]
+
+        def value(moved):
+            return self.function(*fixed, *moved)
+
+        def both(moved, along):
+            out, back = jax.vjp(value, moved)
+            return out, back(along)
+
+        programs = jax.jit(value), jax.jit(both)
+        along = jnp.ones_like(programs[0](moved))
+        given = (moved,), (moved, along)
+        calls = zip(FORMS, programs, given, strict=True)
+        return {
+            form: functools.partial(_waited, program, *arguments)
+            for form, program, arguments in calls
+        }
+
+    def limit(self, peaks: roofline.Peaks) -> float:
+        """The least seconds of the value and the gradients, each a program of its own."""
+        out = jax.eval_shape(self.function, *map(_array, self.inputs))
+        moved = self.inputs[self.first :]
+        read, written, given = (4 * sum(map(np.prod, s)) for s in (self.inputs, moved, [out.shape]))
+        speed = peaks.of_dtype("float32")
+        value = peaks.seconds(self.flops, read + given, speed)
+        return value + peaks.seconds(len(moved) * self.flops, read + given + written, speed)
+
+
+def layers(
+    model: train_step.Model = "small_alexnet",
+    batch_size: int = 64,
+    image_size: int = 32,
+    channels: int = 3,
+    width: float = 1.0,
+    rounds: int = 5,
+) -> None:
+    """Time each layer of a network, value and gradients, with loss and optimizer, beside its limit.
+
+    All parts and the whole step, without augmentation, take turns in every round.
+
+    Args:
+        model: The network.
+        batch_size: Positive pairs in a step.
+        image_size: Side of the images, pixels.
+        channels: Of the images.
+        width: Factor on all channel counts.
+        rounds: Rounds that count, after one that compiles.
+    """
+    config = ModelConfig(model, dim=128, image_size=image_size, channels=channels, width=width)
+    images = train_step.images_of(config, batch_size)
+    begin = train_step.stepper(config, images, batch_size, "none")
+    with recorded() as found:
+        begin.lower()
+    counts = Counter(part.name for part in found)
+    parts = {part.name: part for part in found} | {LOSS: _loss(batch_size, config.dim)}
+    forms: dict[str, Callable[[], Any]] = {"step": lambda: jax.block_until_ready(begin())}
+    for part in parts.values():
+        forms |= {f"{part.name}: {form}": of for form, of in part.forms.items()}
+    update, moved = _optimizer(config)
+    multiply, flops = product()
+    times = take_turns(forms | {"optimizer": update, "product": multiply}, rounds)
+    copied = roofline.measure(*roofline.sizes()).bytes_s
+    peaks = roofline.Peaks({"float32": flops / median(times["product"])}, copied)
+    seconds = {form: median(each) for form, each in times.items()}
+    rows = [
+        [
+            name,
+            counts.get(name, 1),
+            *(seconds[f"{name}: {form}"] for form in FORMS),
+            part.limit(peaks),
+        ]
+        for name, part in parts.items()
+    ]
+    rows.append(["optimizer", 1, None, seconds["optimizer"], moved / peaks.bytes_s])
+    whole, title = seconds["step"], f"{model}, {batch_size} pairs of {image_size} pixels, "
+    title += f"{device_kind()}, product {peaks.of_dtype('float32') / 1e9:.0f} GFLOP/s, "
+    title += f"copy {peaks.bytes_s / 1e9:.0f} GB/s"
+    print_table(COLUMNS, [*(_line(row, whole) for row in rows), *_sums(rows, whole)], title=title)
+    print(NOTE)
+
+
+def _line(row: list, whole: float) -> list:
+    name, times, value, both, limit = row
+    share, reached = f"{times * both / whole:.1%}", f"{limit / both:.0%}"
+    ms = [None if each is None else round(1e3 * each, 2) for each in (value, both, limit)]
+    return [name, times, *ms, share, reached]
+
+
+def _sums(rows: list[list], whole: float) -> list[list]:
+    """All parts, and the step."""
+    both, limit = (sum(row[1] * row[i] for row in rows) for i in (3, 4))
+    lines = [["all parts", 1, None, both, limit], ["the step", 1, None, whole, limit]]
+    return [_line(line, whole) for line in lines]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Part]]:
+    """Will hold the layers of what is traced meanwhile, one for each call."""
+    found: list[Part] = []
+
+    def watched(original: Callable, part_of: Callable[..., Part]) -> Callable:
+        def call(*arguments, **options):
+            first = not found
+            found.append(part_of(*arguments, **options)._replace(first=int(first)))
+            return original(*arguments, **options)
+
+        return call
+
+    kinds: list[tuple[Any, str, Callable[..., Part]]] = [
+        (nnx.Conv, "__call__", _convolution),
+        (nnx.Linear, "__call__", _dense),
+        (BatchNorm, "__call__", _norm),
+        (small_alexnet, "max_pool", _pool),
+        (resnet, "max_pool", _pool),
+    ]
+    with contextlib.ExitStack() as stack:
+        for owner, name, part_of in kinds:
+            watch = watched(getattr(owner, name), part_of)
+            stack.enter_context(mock.patch.object(owner, name, watch))
+        yield found
+
+
+def _convolution(layer: nnx.Conv, x: jax.Array) -> Part:
+    kernel, strides = layer.kernel[...].shape, layer.strides
+    side, _, inputs, outputs = kernel
+    steps = strides if isinstance(strides, tuple) else (strides, strides)
+    window = tuple(steps), ((side // 2, side // 2),) * 2
+
+    def function(x, kernel):
+        return convolution(x, kernel, *window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    pixels = -(-x.shape[1] // steps[0]) * -(-x.shape[2] // steps[1])
+    stride = f", stride {steps[0]}" * (steps[0] > 1)
+    name = f"convolution {side}x{side}{stride}, {inputs} to {outputs}, side {x.shape[1]}"
+    return Part(name, function, (x.shape, kernel), 2.0 * len(x) * pixels * float(np.prod(kernel)))
+
+
+def _dense(layer: nnx.Linear, x: jax.Array) -> Part:
+    kernel = layer.kernel[...].shape
+    bias = [] if layer.bias is None else [kernel[-1:]]
+
+    def function(x, kernel, *bias):
+        return sum(bias, x @ kernel)
+
+    name = f"dense, {kernel[0]} to {kernel[1]}" + ", bias" * len(bias)
+    return Part(name, function, (x.shape, kernel, *bias), 2.0 * len(x) * float(np.prod(kernel)))
+
+
+def _norm(layer: BatchNorm, x: jax.Array, train: bool, relu: bool = False) -> Part:
+    features = x.shape[-1]
+    module = BatchNorm(1, groups=layer.groups)  # its own arrays are not used
+
+    def function(x, *parameters):
+        shaped = [one.reshape((1,) * (x.ndim - 1) + (-1,)) for one in parameters]
+        scale, bias = shaped if len(shaped) == 2 else (*shaped, 0.0)
+        return module._by_groups(x, scale, bias, relu)[0]
+
+    sides = f", side {x.shape[1]}" if x.ndim == 4 else ""
+    name = f"batch norm{' and ReLU' * relu}, {features}{sides}"
+    return Part(name, function, (x.shape, *[(features,)] * (1 + (layer.bias is not None))))
+
+
+def _pool(x: jax.Array, padding: int = 0) -> Part:
+    name = f"maximum pool, {x.shape[-1]}, side {x.shape[1]}"
+    return Part(name, lambda x: max_pool(x, padding), (x.shape,))
+
+
+def _loss(batch_size: int, dim: int) -> Part:
+    """Alignment and uniformity; half the entries of each view's n x n products are needed."""
+
+    def function(x, y):
+        x, y = l2_normalize(x), l2_normalize(y)
+        return align_loss(x, y) + (uniform_loss(x) + uniform_loss(y)) / 2
+
+    return Part(LOSS, function, ((batch_size, dim),) * 2, 2.0 * batch_size**2 * dim)
+
+
+def _optimizer(config: ModelConfig) -> tuple[Callable[[], Any], float]:
+    """A step of it, in place, and the bytes that it reads and writes."""
+    optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
+    _, params, _ = models.create(config, jax.random.key(0))
+    gradient, state = jax.tree.map(jnp.ones_like, params), (params, optimizer.init(params))
+
+    def step(state, gradient):
+        params, inner = state
+        change, inner = optimizer.update(gradient, inner, params)
+        return optax.apply_updates(params, change), inner
+
+    compiled = jax.jit(step, donate_argnums=0)
+
+    def begin():
+        nonlocal state
+        state = jax.block_until_ready(compiled(state, gradient))
+
+    whole, each = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (state, gradient))
+    return begin, 2 * whole + each
+
+
+def _waited(program: Callable, *arguments: Any) -> None:
+    jax.block_until_ready(program(*arguments))
+
+
+def _array(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
