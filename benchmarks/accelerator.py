@@ -12,21 +12,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.timing import ROOT
 from hypersphere_jax import report
 from hypersphere_jax.config import require
 from hypersphere_jax.config.base import program
-from hypersphere_jax.config.values import Positive
 from hypersphere_jax.files import write_json
 
 GRACE_S = 60.0  # after which a process that was asked to end is killed: it may save, and evaluate
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
-Name = Literal[
-    "versions", "peaks", "losses", "scaling", "steps", "encoders", "resumption", "cifar10"
-]
 
 
 class Part(NamedTuple):
@@ -37,7 +33,7 @@ class Part(NamedTuple):
     note: str = ""
 
 
-PARTS: dict[Name, Part] = {
+PARTS: dict[str, Part] = {
     "versions": Part("Versions", 30),
     "peaks": Part(
         "Peaks",
@@ -83,24 +79,9 @@ PARTS: dict[Name, Part] = {
 
 
 def accelerator(
-    parts: tuple[Name, ...] = tuple(PARTS),
-    minutes: Positive = 25.0,
-    data_dir: str | None = None,
-    toy: bool = False,
-    out: Path = Path("runs/bench/accelerator"),
+    parts: tuple[str, ...], minutes: float, data_dir: str | None, toy: bool, out: Path
 ) -> None:
-    """Measure all that is asked of an accelerator, in one command; write one JSON and one page.
-
-    What fails is recorded with its reason, and the others go on. Each part has its share of the
-    time, and what those before it have left.
-
-    Args:
-        parts: Which, in this order: peaks are taken for the rooflines of those after them.
-        minutes: For all parts together.
-        data_dir: CIFAR-10: the folder of train.zip and test.zip, or a file .npz.
-        toy: Everything at toy size, which a CPU runs in two minutes.
-        out: Folder of the results: accelerator.json and accelerator.html.
-    """
+    """Measure all that is asked of an accelerator, in one command; write one JSON and one page."""
     require(bool(parts), f"--parts: name at least one of {', '.join(PARTS)}")
     shares = {name: PARTS[name].seconds for name in parts}
     scale = 60 * minutes / sum(shares.values())
@@ -163,7 +144,7 @@ def run_part(
     return result
 
 
-def _environment(name: Name, toy: bool) -> dict[str, str]:
+def _environment(name: str, toy: bool) -> dict[str, str]:
     flags = [os.environ.get("XLA_FLAGS", "")]
     flags += [DETERMINISTIC] if name == "resumption" else []
     flags += [QUICKLY_COMPILED] if toy else []

@@ -28,28 +28,9 @@ share: of the time that the recipe takes, how much is saved by leaving the opera
 
 
 def augment(
-    recipe: str = "simclr_cifar_torchvision",
-    sizes: tuple[int, ...] = (32, 64),
-    images: int = 256,
-    rounds: int = 5,
-    epoch: int = 50_000,
-    out: Path = Path("runs/bench/augment"),
+    recipe: str, sizes: tuple[int, ...], images: int, rounds: int, epoch: int, out: Path
 ) -> None:
-    """Time a recipe against the same one in Pillow and NumPy, and see whether memory grows.
-
-    Two views of each image; all numbers are of one view. Images are random, uint8, as large as the
-    views. All forms take turns in every round, ours with each operation left out among them; ratios
-    are medians over the rounds. On an accelerator the processor's time says nothing of it, so there
-    the times are the clock's.
-
-    Args:
-        recipe: Name of the recipe.
-        sizes: Sides of the images, pixels.
-        images: Images in a batch.
-        rounds: Rounds that count, after one that compiles.
-        epoch: Images whose views are made while the memory is watched.
-        out: Folder of the results: augment.json.
-    """
+    """Time a recipe against the same one in Pillow and NumPy, and see whether memory grows."""
     if recipe not in RECIPES:
         raise UserError(f"no recipe {recipe!r}: the recipes are {', '.join(RECIPES)}")
     foreign = [name for name, _ in RECIPES[recipe].train if name not in PILLOW]

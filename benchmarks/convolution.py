@@ -32,16 +32,8 @@ LAYERS = {
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
-def layers(batch_size: int = 128, rounds: int = 5) -> None:
-    """Time value and gradients of each convolution, and its share of the matrix-product speed.
-
-    The last column is our speed over that of a plain matrix product (2048x2048), measured in the
-    same rounds.
-
-    Args:
-        batch_size: Images in a batch.
-        rounds: Rounds that count, after one that compiles.
-    """
+def layers(batch_size: int, rounds: int) -> None:
+    """Time value and gradients of each convolution, and its share of the matrix-product speed."""
     memory.keep_freed(jax.default_backend())  # as a run does
     multiply, product_flops = product()
     forms = {"product": multiply}

@@ -29,23 +29,12 @@ WARM_UP = 3  # steps that compile, and fill what is read ahead
 
 def pipelines(
     config: DataConfig,
-    image_size: int | None = 32,
-    batch_size: int = 64,
-    steps: int = 20,
-    workers: tuple[int, ...] = (0, 2),
+    image_size: int | None,
+    batch_size: int,
+    steps: int,
+    workers: tuple[int, ...],
 ) -> None:
-    """The share of a SmallAlexNet step (one device) that is data, with each pipeline.
-
-    "wait" is how long the loop waits for a batch; "gather" how long the device takes to gather the
-    batch from the resident images, which is part of the step.
-
-    Args:
-        config: The data.
-        image_size: Side of the images that enter the network, pixels.
-        batch_size: Positive pairs in a step.
-        steps: Steps that count, after a few that do not.
-        workers: Processes that read while streaming; 0: threads. Each is measured.
-    """
+    """The share of a SmallAlexNet step (one device) that is data, with each pipeline."""
     whole = PretrainConfig(
         data=config,
         model=ModelConfig("small_alexnet", dim=128, image_size=image_size),

@@ -28,32 +28,17 @@ peak, base: memory of a process that maps the features from files, the mapped pa
 
 
 def neighbours(
-    queries: int = 10_000,
-    bank: int = 50_000,
-    dim: int = 4096,
-    k: tuple[int, ...] = (5, 200),
-    metric: str = "cosine",
-    rounds: int = 1,
-    block: int = 4096,
-    compare: int = 500,
-    memory: bool = True,
+    queries: int,
+    bank: int,
+    dim: int,
+    k: tuple[int, ...],
+    metric: str,
+    rounds: int,
+    block: int,
+    compare: int,
+    memory: bool,
 ) -> None:
-    """Time k-NN, and measure its share of the matrix product's speed and its peak memory.
-
-    A product of blocks takes turns with each search, so that ratios hold on a busy machine too. The
-    features are random, as those of `bench probe`, of ten classes.
-
-    Args:
-        queries: Rows that ask, n.
-        bank: Rows that are searched, m.
-        dim: Dimension d of the features.
-        k: Neighbours that vote; a row of the table for each.
-        metric: cosine or euclidean.
-        rounds: Rounds that count, after one that compiles.
-        block: Rows b of both sides of the plain product.
-        compare: Queries for scikit-learn's brute force, and for ours beside it; 0 leaves it out.
-        memory: Measure the peak memory of each k, alone in a process of its own.
-    """
+    """Time k-NN, and measure its share of the matrix product's speed and its peak memory."""
     if min(queries, bank, dim, block, rounds, *k) < 1 or compare < 0:
         raise UserError("--queries, --bank, --dim, --k, --rounds and --block must be at least 1")
     compare = min(compare, queries)

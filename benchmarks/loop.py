@@ -20,18 +20,8 @@ from hypersphere_jax.training.step import make_steps, scalars_of
 BATCH, METRICS = 140, ("loss", "align", "uniform", "grad_norm", "lr")
 
 
-def loop(step_ms: float = 17.0, steps: int = 300, model: str = "resnet18") -> None:
-    """Time the loop around a step that waits, with one step and with ten in a program.
-
-    The state is the model's, with momentum; batches, log, checkpoints and their files are those of
-    any run of digits. `host` is processor time of the loop's thread, which goes on while the device
-    computes; `beside` is what a step takes longer than the device does.
-
-    Args:
-        step_ms: Of a step, which waits so long.
-        steps: To take.
-        model: Whose state it is.
-    """
+def loop(step_ms: float, steps: int, model: str) -> None:
+    """Time the loop around a step that waits, with one step and with ten in a program."""
     _row(step_ms, 20, "small_cnn", 1)  # a process's first run imports and opens more
     rows = [_row(step_ms, steps, model, at_once) for at_once in (1, training.AT_ONCE)]
     names = ["steps in a program", "host ms a step", "share", "beside ms", "share", "checkpoint ms"]

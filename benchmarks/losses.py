@@ -38,30 +38,15 @@ COLUMNS = {
 
 
 def scaling(
-    sizes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
-    dim: int = 128,
-    losses: tuple[str, ...] = tuple(LOSSES),
-    rounds: int = 5,
-    dense_limit: int = 8192,
-    memory: bool = True,
-    out: Path = Path("runs/bench/losses"),
+    sizes: tuple[int, ...],
+    dim: int,
+    losses: tuple[str, ...],
+    rounds: int,
+    dense_limit: int,
+    memory: bool,
+    out: Path,
 ) -> None:
-    """Time value and gradient of the losses from small n to large, and measure their peak memory.
-
-    Beside the library's form: the dense form in JAX and, where torch is installed, PyTorch's.
-    All forms and a plain float32 matrix product, whose speed is the peak, take turns in every
-    round; ratios are medians over the rounds. A form of more than 20 s a call gets one round. On
-    two cores all default sizes take hours: results and pictures are in OUT after each size.
-
-    Args:
-        sizes: Points n (pairs, or queries and as many negatives).
-        dim: Dimension of the points.
-        losses: Which losses.
-        rounds: Rounds that count, after one that compiles.
-        dense_limit: The largest n of the dense forms and PyTorch, whose memory grows as n^2.
-        memory: Measure the peak memory of each form, alone in a process of its own.
-        out: Folder of the results: losses.json and a picture of each loss.
-    """
+    """Time value and gradient of the losses from small n to large; measure their peak memory."""
     from hypersphere_jax import plots  # Matplotlib, where pictures are drawn
 
     unknown = set(losses) - set(LOSSES)

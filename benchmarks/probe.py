@@ -15,32 +15,17 @@ from hypersphere_jax.tables import print_table
 
 
 def probe(
-    n: int = 50_000,
-    n_test: int = 10_000,
-    dim: int = 4096,
-    classes: int = 10,
-    l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
-    folds: int | None = None,
-    signal: float = 0.4,
-    sklearn_rows: int = 5000,
-    rounds: int = 2,
+    n: int,
+    n_test: int,
+    dim: int,
+    classes: int,
+    l2: tuple[float, ...],
+    folds: int | None,
+    signal: float,
+    sklearn_rows: int,
+    rounds: int,
 ) -> None:
-    """Time the "lbfgs" probe on features with class means and noise of a decaying spectrum.
-
-    Then the fit alone takes turns with scikit-learn's LogisticRegression (its lbfgs, float32, 1000
-    steps at most) at the chosen L2, on as many rows as asked for.
-
-    Args:
-        n: Training rows.
-        n_test: Test rows.
-        dim: Dimension of the features.
-        classes: Number of classes.
-        l2: Values of L2 to choose from.
-        folds: Cross-validation in place of one held-out part.
-        signal: Distance of the class means, relative to the noise.
-        sklearn_rows: Training rows of the comparison; 0 leaves it out.
-        rounds: Rounds of the comparison that count, after one that compiles.
-    """
+    """Time the "lbfgs" probe on features with class means and noise of a decaying spectrum."""
     if min(n, n_test, dim, rounds) < 1 or classes < 2 or sklearn_rows > n:
         raise UserError(
             "--n, --n-test, --dim and --rounds must be at least 1, --classes at least 2, "

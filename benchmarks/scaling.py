@@ -62,30 +62,15 @@ LINKS = {
 
 
 def scaling(
-    devices: tuple[int, ...] = (1, 8, 64, 256),
-    batch_per_device: int = 32,
-    dim: int = 128,
-    model: str = "resnet50",
-    image_size: int = 224,
-    step: bool = True,
-    out: Path = Path("runs/bench/scaling"),
+    devices: tuple[int, ...],
+    batch_per_device: int,
+    dim: int,
+    model: str,
+    image_size: int,
+    step: bool,
+    out: Path,
 ) -> None:
-    """Count what devices send each other and hold, in programs compiled for 1 to 256 of them.
-
-    For losses alone (value and gradient) and for the whole align+uniform step, with features
-    gathered and with features along a ring. The programs are XLA's for virtual CPU devices: a GPU's
-    or TPU's send the same arrays, but lay out their memory otherwise. Then bytes over nominal
-    bandwidths, beside the time that the step computes.
-
-    Args:
-        devices: Numbers of devices.
-        batch_per_device: Positive pairs of each device.
-        dim: Dimension of the features.
-        model: The encoder.
-        image_size: Side of the images, pixels.
-        step: Compile the whole step too, which takes up to a minute for each number and form.
-        out: Folder of the results, scaling.json.
-    """
+    """Count what devices send each other and hold, in programs compiled for 1 to 256 of them."""
     if min(devices, default=0) < 1 or batch_per_device < 2:
         raise UserError("--devices must be at least 1, --batch-per-device at least 2")
     settings = {"batch_per_device": batch_per_device, "dim": dim, "model": model}

@@ -18,26 +18,8 @@ LONGEST, TAU = 64, 0.1
 OURS = "step, sentences packed in rows"
 
 
-def text(
-    dim: int = 200,
-    embedding: int = 200,
-    vocabulary: int = 30_000,
-    batch_size: int = 400,
-    rounds: int = 5,
-) -> None:
-    """Time the contrastive step of both sentence encoders, with Adam, on one device.
-
-    All forms take turns in every round; the ratios are medians over the rounds. Words are random,
-    sentences as long as those of novels. PyTorch's GRU runs on its packed sequences, and on
-    sequences padded to the longest.
-
-    Args:
-        dim: Dimensions of each encoder's output.
-        embedding: Dimensions of the word embeddings.
-        vocabulary: Number of words.
-        batch_size: Sentences in a batch.
-        rounds: Rounds that count, after one that compiles.
-    """
+def text(dim: int, embedding: int, vocabulary: int, batch_size: int, rounds: int) -> None:
+    """Time the contrastive step of both sentence encoders, with Adam, on one device."""
     random = np.random.default_rng(0)
     lengths = np.clip(np.exp(random.normal(2.9, 0.7, batch_size)), 2, LONGEST).astype(int)
     # Like the frequencies of words: most are few.

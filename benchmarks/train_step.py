@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,32 +37,12 @@ COLUMNS = {
     "share": "% of peak",
     "roofline_ms": "roofline ms",
 }
-Model = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
 
 
 def step(
-    model: Model = "small_alexnet",
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    batch_size: int = 64,
-    image_size: int = 32,
-    recipe: str = "stl10",
-    width: float = 1.0,
-    rounds: int = 5,
+    model: str, dtype: str, batch_size: int, image_size: int, recipe: str, width: float, rounds: int
 ) -> None:
-    """Time the align+uniform step of a network (one device), part by part, beside its roofline.
-
-    All forms take turns in every round; the ratios are medians over the rounds. Images are random:
-    their values do not matter to speed.
-
-    Args:
-        model: The network.
-        dtype: Of its convolutions and linear maps.
-        batch_size: Positive pairs in a step.
-        image_size: Side of the images, pixels.
-        recipe: Of the augmentation; images are grey for that of digits.
-        width: Factor on all channel counts.
-        rounds: Rounds that count, after one that compiles.
-    """
+    """Time the align+uniform step of a network (one device), part by part, beside its roofline."""
     require(recipe in augment.RECIPES, f"--recipe {recipe}: one of {', '.join(augment.RECIPES)}")
     require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
     channels = 1 if recipe == "digits" else 3

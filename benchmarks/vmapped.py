@@ -15,29 +15,16 @@ SINGLE, VMAPPED = "one after another", "vmapped"
 
 
 def vmapped(
-    encoders: tuple[int, ...] = (4,),
-    name: str = "digits",
-    model: str = "small_cnn",
-    dim: int = 32,
-    width: float = 1.0,
-    batch_size: int = 256,
-    steps: int = 5,
-    rounds: int = 5,
+    encoders: tuple[int, ...],
+    name: str,
+    model: str,
+    dim: int,
+    width: float,
+    batch_size: int,
+    steps: int,
+    rounds: int,
 ) -> None:
-    """Time steps of encoders in one program, on one device, beside one encoder's, so many times.
-
-    Both forms take turns in every round; ratios are medians over the rounds.
-
-    Args:
-        encoders: How many of them, in turn.
-        name: The data.
-        model: The network.
-        dim: Dimensions of its output.
-        width: Factor on all its channel counts.
-        batch_size: Positive pairs in a step of each encoder.
-        steps: Steps of each encoder in a round.
-        rounds: Rounds that count, after one that compiles.
-    """
+    """Time steps of encoders in one program, on one device, beside one encoder's, so many times."""
     base = PretrainConfig(
         data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
     )

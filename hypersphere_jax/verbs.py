@@ -241,10 +241,7 @@ def bench(parse: Callable) -> None:
     import benchmarks
 
     parse(
-        {
-            name: Part(f"benchmarks.{module}", function, about)
-            for name, (module, function, about) in benchmarks.PARTS.items()
-        }
+        {name: Part("benchmarks.options", name, about) for name, about in benchmarks.PARTS.items()}
     )
 
 

@@ -107,10 +107,12 @@ assert not late & set(sys.modules)
     # The command line's help needs no jax; names are there all the same.
     code = """
 import contextlib, sys
-import hypersphere_jax.cli
-for verb in hypersphere_jax.cli.VERBS:
+import benchmarks, hypersphere_jax.cli
+verbs = [[verb] for verb in hypersphere_jax.cli.VERBS]
+for words in [*verbs, *(["bench", part] for part in benchmarks.PARTS)]:
     with contextlib.suppress(SystemExit):
-        hypersphere_jax.cli.main([verb, "--help"])
+        hypersphere_jax.cli.main([*words, "--help"])
+assert hypersphere_jax.cli.main(["bench", "step", "--model", "vit"]) == 2
 assert not {"jax", "numpy"} & set(sys.modules)
 hypersphere_jax.cli.main(["data", "list"])
 assert "jax" not in sys.modules

@@ -1,6 +1,10 @@
-"""The benchmarks of losses and views: their forms agree, their arithmetic is right."""
+"""The benchmarks: forms of losses and views agree, their arithmetic is right, options arrive."""
 
 import importlib.util
+import inspect
+import sys
+import typing
+from unittest import mock
 
 import jax
 import numpy as np
@@ -8,12 +12,45 @@ import pytest
 from augment_cases import keys, random_image
 from scipy import stats
 
-from benchmarks import augment, losses
+import benchmarks
+from benchmarks import (
+    accelerator,
+    augment,
+    convolution,
+    data,
+    knn,
+    loop,
+    losses,
+    options,
+    probe,
+    scaling,
+    text,
+    train_step,
+    vmapped,
+)
 from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 
 FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
+
+# What carries out each part, in the order of their names.
+FUNCTIONS = (
+    *(accelerator.accelerator, train_step.step, loop.loop, text.text, vmapped.vmapped),
+    *(convolution.layers, augment.augment, data.pipelines, losses.scaling, knn.neighbours),
+    *(scaling.scaling, probe.probe),
+)
+
+
+def test_every_option_arrives(monkeypatch):
+    for name, function in zip(benchmarks.PARTS, FUNCTIONS, strict=True):
+        called, part = mock.create_autospec(function), getattr(options, name)
+        monkeypatch.setattr(sys.modules[function.__module__], function.__name__, called)
+        values = {option: object() for option in inspect.signature(part).parameters}
+        part(**values)
+        called.assert_called_once_with(**values)
+    assert typing.get_args(options.AcceleratorPart) == tuple(accelerator.PARTS)
+    assert tuple(LOSSES) == options.LOSSES
 
 
 @pytest.mark.slow
