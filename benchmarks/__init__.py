@@ -4,6 +4,7 @@
 PARTS = {
     "accelerator": "Everything that a GPU is asked, in 25 minutes.",
     "step": "The align+uniform step of a network, beside its roofline.",
+    "layers": "Where the time of a step goes, layer by layer, each beside its limit.",
     "loop": "What the training loop takes beside its steps.",
     "text": "The contrastive step of both sentence encoders, with Adam.",
     "vmapped": "Steps of several encoders in one program.",

@@ -20,7 +20,7 @@ from flax import nnx
 from benchmarks import roofline, train_step
 from benchmarks.timing import device_kind, median, product, take_turns
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, OptimizerConfig
+from hypersphere_jax.config import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
 from hypersphere_jax.models import resnet, small_alexnet
 from hypersphere_jax.models.blocks import max_pool
@@ -81,26 +81,12 @@ class Part(NamedTuple):
 
 
 def layers(
-    model: train_step.Model = "small_alexnet",
-    batch_size: int = 64,
-    image_size: int = 32,
-    channels: int = 3,
-    width: float = 1.0,
-    rounds: int = 5,
+    model: str, batch_size: int, image_size: int, channels: int, width: float, rounds: int
 ) -> None:
-    """Time each layer of a network, value and gradients, with loss and optimizer, beside its limit.
-
-    All parts and the whole step, without augmentation, take turns in every round.
-
-    Args:
-        model: The network.
-        batch_size: Positive pairs in a step.
-        image_size: Side of the images, pixels.
-        channels: Of the images.
-        width: Factor on all channel counts.
-        rounds: Rounds that count, after one that compiles.
-    """
-    config = ModelConfig(model, dim=128, image_size=image_size, channels=channels, width=width)
+    """Times each layer of a network, its loss and its optimizer, beside the least of each."""
+    require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
+    of = {"image_size": image_size, "channels": channels, "width": width}
+    config = ModelConfig(model, dim=128, **of)  # type: ignore[arg-type]
     images = train_step.images_of(config, batch_size)
     begin = train_step.stepper(config, images, batch_size, "none")
     with recorded() as found:

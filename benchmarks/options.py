@@ -65,6 +65,32 @@ def step(
     part.step(model, dtype, batch_size, image_size, recipe, width, rounds)
 
 
+def layers(
+    model: Model = "small_alexnet",
+    batch_size: int = 64,
+    image_size: int = 32,
+    channels: int = 3,
+    width: float = 1.0,
+    rounds: int = 5,
+) -> None:
+    """Time each layer of a network, its loss and its optimizer, beside the least they could take.
+
+    Value, and value with gradients. All parts and the whole step, without augmentation, take turns
+    in every round with a matrix product, whose speed is the peak.
+
+    Args:
+        model: The network.
+        batch_size: Positive pairs in a step.
+        image_size: Side of the images, pixels.
+        channels: Of the images.
+        width: Factor on all channel counts.
+        rounds: Rounds that count, after one that compiles.
+    """
+    from benchmarks import layers as part
+
+    part.layers(model, batch_size, image_size, channels, width, rounds)
+
+
 def loop(step_ms: float = 17.0, steps: int = 300, model: str = "resnet18") -> None:
     """Time the loop around a step that waits, with one step and with ten in a program.
 

@@ -19,6 +19,7 @@ from benchmarks import (
     convolution,
     data,
     knn,
+    layers,
     loop,
     losses,
     options,
@@ -31,13 +32,21 @@ from benchmarks import (
 from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
+from hypersphere_jax.config import ModelConfig
 
 FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
 # What carries out each part, in the order of their names.
 FUNCTIONS = (
-    *(accelerator.accelerator, train_step.step, loop.loop, text.text, vmapped.vmapped),
-    *(convolution.layers, augment.augment, data.pipelines, losses.scaling, knn.neighbours),
+    *(accelerator.accelerator, train_step.step, layers.layers, loop.loop, text.text),
+    *(
+        vmapped.vmapped,
+        convolution.layers,
+        augment.augment,
+        data.pipelines,
+        losses.scaling,
+        knn.neighbours,
+    ),
     *(scaling.scaling, probe.probe),
 )
 
@@ -51,6 +60,24 @@ def test_every_option_arrives(monkeypatch):
         called.assert_called_once_with(**values)
     assert typing.get_args(options.AcceleratorPart) == tuple(accelerator.PARTS)
     assert tuple(LOSSES) == options.LOSSES
+
+
+def test_layers_are_those_of_the_step():
+    """With the arithmetic of each, and no gradient of images; views pass at once or in turn."""
+    config = ModelConfig("small_cnn", dim=16, image_size=8, channels=1, width=0.5)
+    begin = train_step.stepper(config, train_step.images_of(config, 4), 4, "none")
+    with layers.recorded() as found:
+        begin.lower()
+    products = {part.name: part for part in found if part.flops}
+    views = products["dense, 256 to 16, bias"].inputs[0][0]
+    assert {name: part.flops / views for name, part in products.items()} == {
+        "convolution 3x3, 1 to 16, side 8": 2 * 8 * 8 * 9 * 16,
+        "convolution 3x3, stride 2, 16 to 32, side 8": 2 * 4 * 4 * 9 * 16 * 32,
+        "convolution 3x3, stride 2, 32 to 64, side 4": 2 * 2 * 2 * 9 * 32 * 64,
+        "dense, 256 to 16, bias": 2 * 256 * 16,
+    }
+    assert [part.first for part in products.values()] == [1, 0, 0, 0]
+    assert sum("batch norm" in part.name for part in found) == 3 * 8 / views
 
 
 @pytest.mark.slow
