@@ -6,7 +6,8 @@ end is trained anew, on the whole training split.
 """
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from experiments.protocols import Evaluation
 from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 
+FOLDS = 5  # of the training split
 HELD_OUT = "held_out"  # column: the fold that judged, of the rows of candidates alone
 
 
@@ -28,11 +30,21 @@ def at(one: Planned, rate: float) -> Planned:
     return one._replace(config=config, about={**one.about, "rate": rate})
 
 
-def candidates(runs: Sequence[Planned], rates: Sequence[float]) -> list[Planned]:
-    """Each run at each rate, trained and measured on parts of the training split."""
+def candidates(
+    runs: Sequence[Planned], rates: Sequence[float], folds: Iterable[int] | None = None
+) -> list[Planned]:
+    """Each run at each rate, trained and measured on parts of the training split.
+
+    Args:
+      runs: usually each loss with a few seeds.
+      rates: to be tried.
+      folds: the one that is held out, of each run; by default the first.
+    """
     planned = []
-    for one in (at(run, rate) for run in runs for rate in rates):
-        images = dataclasses.replace(one.config.data, folds=5, fold=0)
+    held_out = itertools.repeat(0) if folds is None else folds
+    for (run, fold), rate in itertools.product(zip(runs, held_out, strict=False), rates):
+        one = at(run, rate)
+        images = dataclasses.replace(one.config.data, folds=FOLDS, fold=fold)
         config = dataclasses.replace(one.config, name=f"{one.config.name}_choice", data=images)
         layers = one.evaluation.layers[:1]
         how = Evaluation(layers, protocol=None, folds=None)
@@ -75,13 +87,16 @@ def chosen(rows: Rows, *names: str, layer: str = "backbone") -> dict[Any, float]
     return {key: max(by_rate, key=lambda rate: by_rate[rate]) for key, by_rate in of.items()}
 
 
-def told(choice: Mapping[Hashable, float], rates: Sequence[float]) -> str:
+def told(choice: Mapping[Hashable, float], rates: Sequence[float], folds: int = 1) -> str:
     """Which rates were chosen, for a text; says where one is at the edge of its candidates."""
+    where = "a fifth of the training images that is held out"
+    if folds == FOLDS:
+        where = "the fifths of the training images, each held out once"
     each = ", ".join(f"{key}: {rate:g}" for key, rate in choice.items())
     edge = [f"{key}" for key, rate in choice.items() if rate in (min(rates), max(rates))]
     text = (
         f"Learning rates, of {', '.join(f'{rate:g}' for rate in rates)} the best by logistic "
-        f"regression on a fifth of the training images that is held out: {each}."
+        f"regression on {where}: {each}."
     )
     if edge:
         text += f" At the edge of the candidates, so that others may be better: {', '.join(edge)}."

@@ -135,7 +135,8 @@ def _section(name: str, scale: str, path: Path) -> str:
     verdict = result["verdict"].rstrip(".")
     parts = [
         f"## {_heading(name, result)}",
-        " ".join([claim, *done, f"**Found:** {verdict}." if verdict else ""]),
+        " ".join([claim, *done]),
+        f"**Found:** {verdict}." if verdict else "",
         *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
         _table(rows),
         *details[len(done) :],

@@ -134,18 +134,20 @@ def test_readme_says_what_was_recorded():
 
 
 def test_repetitions_differ_as_the_page_says():
-    """Runs by which both items chose rates, on the same held-out images."""
+    """Runs of the same config that two items have trained, each with its version of the code."""
 
-    def runs(item):
+    def accuracies(item):
         with (DOCS / "results" / item / "results.csv").open(newline="") as stream:
-            rows = [row for row in csv.DictReader(stream) if row["name"]]
-        return {(row["name"], row["rate"], row["seed"]): row["backbone_logistic"] for row in rows}
+            return {
+                (row["run"], row["step"]): float(row["backbone_logistic"])
+                for row in csv.DictReader(stream)
+                if row["backbone_logistic"]
+            }
 
-    first, second = runs("chen-tableD1-laptop"), runs("chen-figureE1-laptop")
-    shared = [abs(float(first[key]) - float(second[key])) for key in first.keys() & second.keys()]
-    told = f"differ by {np.mean(shared):.2f} points on average and"
-    page = " ".join((DOCS / "results.md").read_text().split())
-    assert len(shared) == 24 and f"{told} {max(shared):.2f} at most" in page
+    first, second = accuracies("balanced-table1-laptop"), accuracies("balanced-table3-laptop")
+    shared = [abs(first[key] - second[key]) for key in first.keys() & second.keys()]
+    told = f"differ by {np.mean(shared):.2f} points on average and {max(shared):.2f} at most"
+    assert len(shared) == 11 and told in " ".join((DOCS / "results.md").read_text().split())
 
 
 def test_pages_name_files_that_exist():

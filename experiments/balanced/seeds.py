@@ -7,7 +7,7 @@ from experiments import inference, rates
 from experiments.balanced import alpha_lambda, settings
 from experiments.balanced.settings import SIMCLR, Tasks
 from experiments.predictions import right
-from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.reproduction import OF_GREY, Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 
@@ -93,8 +93,7 @@ def _what_was_done(context: Context, groups: Mapping) -> str:
         return f"Here: {each}, its networks and its rates."
     return (
         f"Here: {each}, and rates that were chosen for each on training images. Small encoders of "
-        "digits, and the same network on a harder task: a tenth of CIFAR-10's training images in "
-        f"grey at {settings.GREY.base.model.image_size} pixels, tested on all 10,000 test images."
+        f"digits, and on a harder task those of {OF_GREY}."
     )
 
 

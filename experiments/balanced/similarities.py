@@ -9,12 +9,13 @@ from experiments import inference, rates, tables
 from experiments.balanced import settings
 from experiments.balanced.settings import SIMCLR, Tasks
 from experiments.predictions import right
-from experiments.reproduction import Context, Reproduction, Result, scale
+from experiments.reproduction import OF_GREY, Context, Reproduction, Result, scale
 from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 
 TABLE = "balanced/table1"
 COSINE, INITIAL = "cosine", "random initialization"
+RATES = (0.001, 0.003, 0.01, *settings.RATES)  # low ones for outputs of any norm
 NOTHING, SHARE = 0.1, "tenth"  # of cosine's gain; less is next to nothing
 # As the table names them.
 SIMILARITIES = {
@@ -39,7 +40,7 @@ def _runs(tasks: Tasks, context: Context) -> list[Planned]:
 
 def choose(tasks: Tasks, context: Context, rows: Rows) -> list[Planned]:
     """Candidates of the rate of each similarity."""
-    return rates.candidates(_runs(tasks, context), settings.RATES)
+    return rates.candidates(_runs(tasks, context), RATES)
 
 
 def plan(tasks: Tasks, context: Context, rows: Rows) -> list[Planned]:
@@ -77,14 +78,14 @@ def result(context: Context, rows: Rows) -> Result:
         "It is crucial that outputs are normalized before they are compared: without that, NT-Xent "
         "(tau 0.5) with the plain inner product learns next to nothing on ImageNet (0.43%, where "
         "chance is 0.1%), and with minus the squared distance little.",
-        f"Here: {'small encoders of digits' if context.laptop else 'as in the paper'}, "
+        f"Here: {f'small encoders of {OF_GREY}' if context.laptop else 'as in the paper'}, "
         f"{len(groups[COSINE])} of each similarity, and their random initializations, which are "
         "the same for all similarities. Whether cosine is ahead is one question, whether the "
         "others learn next to nothing another: that is taken to show where they have less than a "
         f"{SHARE} of cosine's gain over the random initialization.",
         "±: half of the 95% interval over seeds and test images.",
     ]
-    text += [rates.told(_named(choice), settings.RATES)] if choice else []
+    text += [rates.told(_named(choice), RATES)] if choice else []
     verdict, short = _verdict(groups, layers) if all(groups.values()) else ("", "")
     title = "Similarities, with and without normalization (Table 1)"
     return Result(title, columns, lines, [], text, verdict, short)
@@ -148,9 +149,9 @@ REPRODUCTIONS = {
         "similarities with and without normalization",
         result,
         laptop=scale(
-            "digits",
-            functools.partial(choose, [(settings.DIGITS, range(2))]),
-            functools.partial(plan, [(settings.DIGITS, range(5))]),
+            "cifar10",
+            functools.partial(choose, [(settings.GREY, range(1))]),
+            functools.partial(plan, [(settings.GREY, range(5))]),
         ),
         paper=scale("imagenet2012", functools.partial(plan, [(settings.IMAGENET, range(1))])),
     )

@@ -74,7 +74,8 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
         )
         rate_of = change.get("rate", "NT-Xent")  # the loss whose rate it takes
         # What training gains is counted from the random initialization.
-        one = one._replace(evaluation=one.evaluation._replace(initial=not bits))
+        initial = bits in (0, FEW)
+        one = one._replace(evaluation=one.evaluation._replace(initial=initial))
         planned.append(settings.with_rate(one, rate_of, rows) if context.laptop else one)
     return planned
 
@@ -86,7 +87,7 @@ def result(context: Context, rows: Rows) -> Result:
     bits, choice = BITS[context.scale], rates.chosen(rows, "name")
     finals = done(rates.final(rows))
     groups = by([row for row in finals if row["step"]], "label", "bits")
-    starts = by([row for row in finals if not row["step"]], "label")
+    starts = by([row for row in finals if not row["step"]], "label", "bits")
     labels = list(dict.fromkeys(label for label, _ in groups))
     table: list[list] = []
     panels: dict[str, dict] = {name: {} for name in scores.values()}
@@ -96,12 +97,15 @@ def result(context: Context, rows: Rows) -> Result:
         }
         panels[name][label] = [Point(k, of.value, of.low, of.high) for k, of in means.items()]
         cells = [inference.cell(means[k]) if k in means else None for k in bits]
-        start = inference.accuracy(starts[label], score) if label in starts else None
+        untrained = [
+            inference.accuracy(starts[label, k], score) if (label, k) in starts else None
+            for k in (0, FEW)
+        ]
         left = None
-        if {0, FEW} <= means.keys() and label in starts:
-            members = groups[label, FEW], groups[label, 0], starts[label]
+        if {0, FEW} <= means.keys() and (label, 0) in starts:
+            members = groups[label, FEW], groups[label, 0], starts[label, 0]
             left = str(above_half(*members, score))
-        table.append([label, name, start, *cells, left])
+        table.append([label, name, *untrained, *cells, left])
     comparisons.curves(
         panels,
         context.figure,
@@ -127,18 +131,19 @@ def result(context: Context, rows: Rows) -> Result:
         f"ahead of {BASE} with {FEW} bits by both. Intervals are over seeds and test images.",
         "Bits are counted by the size of the numbers' range: where images are many beside it, "
         "several have the same number, so that they carry fewer. Test images have random bits of "
-        "their own. The untrained encoders have no bits: how much these disturb an encoder that "
-        "has learned nothing is not measured. Batches are of 128 where nothing else is said.",
+        f"their own. Untrained encoders with {FEW} bits show how far these alone disturb features. "
+        "Batches are of 128 where nothing else is said.",
     ]
     text += [_ahead(groups, layer) for layer in layers[1:]]
     if choice:
         text.append(
-            rates.told(choice, settings.RATES)
+            rates.told(choice, settings.RATES, rates.FOLDS)
             + " NT-Xent's is that of MoCo and of all its own variants, SWD's of both weights."
         )
     caption = "Accuracy over random bits; bars: 95% interval over seeds and test images"
     title = f"Random bits beside the image (Figure E.1; {images})"
-    columns = ["encoder", "layer and instrument", "untrained (%)"]
+    columns = ["encoder", "layer and instrument"]
+    columns += [f"untrained, {k} bits (%)" for k in (0, FEW)]
     columns += [*(f"{k} bits (%)" for k in bits), f"{FEW} bits above the middle (points)"]
     verdict, short = _verdict(groups, starts, labels, layers)
     return Result(title, columns, table, [(context.figure, caption)], text, verdict, short)
@@ -161,17 +166,17 @@ def above_half(few: Rows, none: Rows, start: Rows, score: str) -> Estimate:
 
 
 def _verdict(
-    groups: Groups, starts: Mapping[str, Rows], labels: Sequence[str], layers: Sequence[str]
+    groups: Groups, starts: Groups, labels: Sequence[str], layers: Sequence[str]
 ) -> tuple[str, str]:
     """Which encoders lose more than half of their gain on each layer, and what is ahead."""
     whole = all((label, k) in groups for label in labels for k in (0, FEW))
-    if not labels or not whole or any(label not in starts for label in labels):
+    if not labels or not whole or any((label, 0) not in starts for label in labels):
         return "", ""
     parts, found, gained = [], [], []
     for layer in layers:
         compared, gains = [], []
         for label in labels:
-            members = groups[label, FEW], groups[label, 0], starts[label]
+            members = groups[label, FEW], groups[label, 0], starts[label, 0]
             compared.append(
                 {n: above_half(*members, f"{layer}_{key}") for key, n in INSTRUMENTS.items()}
             )
@@ -197,9 +202,30 @@ def _verdict(
     return (
         f"With {FEW} bits, against the middle of the random initialization and of training without "
         f"bits, accuracy is by both instruments {'; '.join(parts)} (Holm's correction counts the "
-        f"{len(labels)} encoders){gain}. {_ahead(groups, layers[0])}",
+        f"{len(labels)} encoders){gain}. {_spoiled(groups, starts, labels, layers)}"
+        f"{_ahead(groups, layers[0])}",
         f"With {FEW} bits accuracy is below the middle of the random initialization and of "
-        f"training without bits in {' and '.join(found)}{gain}.",
+        f"training without bits in {' and '.join(found)}. "
+        f"{_spoiled(groups, starts, labels, layers)}".rstrip(),
+    )
+
+
+def _spoiled(groups: Groups, starts: Groups, labels: Sequence[str], layers: Sequence[str]) -> str:
+    """For which encoders training on images with few bits is worse than none, on these images."""
+    if any((label, FEW) not in starts for label in labels):
+        return ""
+    told = []
+    for layer in layers:
+        pairs = [(groups[label, FEW], starts[label, FEW]) for label in labels]
+        changes = [inference.compare(*pair, layer, papers=False, paired=True) for pair in pairs]
+        signs = zip(labels, inference.signs(changes), strict=True)
+        worse = [label for label, sign in signs if sign < 0]
+        others = [_short(label) for label in labels if label not in worse]
+        but = f" (not {'; '.join(others)})" if worse and others else ""
+        told.append(f"{inference.where(layer)} for {len(worse)} of {len(labels)}{but}")
+    return (
+        f"Training on images with {FEW} bits leaves accuracy on such images below that of the "
+        f"untrained encoders {' and '.join(told)}. "
     )
 
 
@@ -243,7 +269,11 @@ REPRODUCTIONS = {
         "accuracy of images with random bits in extra channels",
         result,
         laptop=scale(
-            "digits", functools.partial(settings.choose, ("NT-Xent", DECOUPLED, SWD)), _plan
+            "digits",
+            functools.partial(
+                settings.choose, settings.LAPTOP, rates.FOLDS, ("NT-Xent", DECOUPLED, SWD)
+            ),
+            _plan,
         ),
         paper=scale("cifar10", _plan),
     )

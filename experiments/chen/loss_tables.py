@@ -10,7 +10,7 @@ from experiments import inference, rates, tables
 from experiments.chen import settings
 from experiments.inference import INSTRUMENTS
 from experiments.predictions import right
-from experiments.reproduction import Context, Reproduction, Result, Scale, scale
+from experiments.reproduction import OF_GREY, Context, Reproduction, Result, Scale, scale
 from experiments.statistics import Rows, by, done
 from experiments.sweeps import Planned
 
@@ -37,7 +37,7 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
     planned = []
     for (name, objective), seed in itertools.product(settings.LOSSES.items(), SEEDS):
         slug, about = f"{settings.slug(name)}_seed{seed}", {"name": name}
-        one = settings.encoder(context, settings.LAPTOP, slug, objective, about, seed=seed)
+        one = settings.encoder(context, settings.GREY, slug, objective, about, seed=seed)
         planned.append(settings.with_rate(one, name, rows))
     return planned
 
@@ -76,15 +76,17 @@ def _laptop_result(title: str, rows: Rows) -> Result:
     errors = 100 - np.mean([row[score] for group in groups.values() for row in group] or [np.nan])
     text = [
         CLAIM,
-        f"Here: small encoders of digits, {seeds} seeds of each loss, at a learning rate that was "
-        "chosen for it on training images. Equally good is a question of how large a difference "
-        f"may be: the paper's own five are {theirs} epochs apart, in points. Equivalence is taken "
-        f"to show where all ten differences of two losses lie within {spread[EPOCHS[-1]]:.1f} "
-        "points, as the paper's do after its longest training, with their whole 95% intervals and "
-        "by both instruments before the head, the layer that the paper evaluates (as all have to, "
-        f"nothing is to be corrected). There these encoders err on {errors:.1f}% of the digits.",
+        f"Here: small encoders of {OF_GREY}, {seeds} seeds of each loss, at a learning "
+        "rate that was chosen for it on training images. Equally good is a question of how large a "
+        f"difference may be: the paper's own five are {theirs} epochs apart, in points. "
+        "Equivalence is taken to show where all ten differences of two losses lie within "
+        f"{spread[EPOCHS[-1]]:.1f} points, as the paper's do after its longest training, with "
+        "their whole 95% intervals and by both instruments before the head, the layer that the "
+        "paper evaluates (as all have to, nothing is to be corrected). There these encoders err "
+        f"on {errors:.1f}% of the images.",
         "± in the table: half of the 95% interval over seeds and test images. The paper's numbers "
-        "are of ResNet-50 on CIFAR-10, batches of 128: compare the differences between losses.",
+        "are of ResNet-50 on all of CIFAR-10, batches of 128: compare the differences between "
+        "losses.",
     ]
     if choice:
         text.append(rates.told(choice, settings.RATES))
@@ -170,7 +172,11 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "D1",
         "CIFAR-10",
         "cifar10",
-        scale("digits", functools.partial(settings.choose, [*settings.LOSSES]), _laptop),
+        scale(
+            "cifar10",
+            functools.partial(settings.choose, settings.GREY, 1, [*settings.LOSSES]),
+            _laptop,
+        ),
     ),
     **_table("D2", "ImageNet, with a head of two layers", "imagenet2012"),
     **_table("D3", "ImageNet, with a head of three layers", "imagenet2012"),

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import rates
+from experiments import rates, reproduction
 from experiments.protocols import Evaluation
 from experiments.reproduction import Context, run
 from experiments.statistics import Rows
@@ -121,7 +121,7 @@ RESNET18 = dataclasses.replace(
 )
 
 # The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is that of the
-# images of random bits alone; those of digits are chosen among RATES (`choose`).
+# images of random bits alone; the others are chosen among RATES (`choose`).
 LAPTOP = PretrainConfig(
     name="chen_laptop",
     data=DataConfig("digits"),
@@ -131,8 +131,15 @@ LAPTOP = PretrainConfig(
     runtime=RuntimeConfig(devices=1, log_every_steps=10),
 )
 LAPTOP_EVALUATION = Evaluation(layers=("backbone", "output"), protocol=None, folds=None)
-RATES = (1.0, 4.0, 16.0, 64.0)
-CHOOSING = range(2)  # seeds of the runs that choose
+# The same network on a harder task, for 8 epochs of 39 steps.
+GREY = dataclasses.replace(
+    LAPTOP,
+    name="chen_grey",
+    data=dataclasses.replace(reproduction.GREY, recipe="simclr_cifar"),
+    model=dataclasses.replace(LAPTOP.model, image_size=reproduction.GREY_PIXELS),
+    optimizer=dataclasses.replace(LAPTOP.optimizer, epochs=8, warmup_epochs=1),
+)
+RATES = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 
 
 def config_of(row: Row) -> PretrainConfig:
@@ -166,17 +173,20 @@ def encoder(
     **changes: Any,
 ) -> Planned:
     """A run with this loss, and these changes of the config."""
-    config = dataclasses.replace(base, name=f"chen_{name}", objective=objective, **changes)
+    prefix = "chen_grey" if base is GREY else "chen"
+    config = dataclasses.replace(base, name=f"{prefix}_{name}", objective=objective, **changes)
     return run(config, context, LAPTOP_EVALUATION if context.laptop else EVALUATION, about)
 
 
-def choose(names: Sequence[str], context: Context, rows: Rows) -> list[Planned]:
-    """A stage: candidates of the rates of these losses, which the items of digits share."""
+def choose(
+    base: PretrainConfig, folds: int, names: Sequence[str], context: Context, rows: Rows
+) -> list[Planned]:
+    """A stage: candidates of the rates of these losses, a seed for each fold."""
     runs = []
-    for name, seed in itertools.product(names, CHOOSING):
-        run_name, about = f"{slug(name)}_seed{seed}", {"name": name}
-        runs.append(encoder(context, LAPTOP, run_name, LOSSES[name], about, seed=seed))
-    return rates.candidates(runs, RATES)
+    for name, fold in itertools.product(names, range(folds)):
+        run_name, about = f"{slug(name)}_seed{fold}", {"name": name}
+        runs.append(encoder(context, base, run_name, LOSSES[name], about, seed=fold))
+    return rates.candidates(runs, RATES, [one.config.seed for one in runs])
 
 
 def with_rate(one: Planned, name: str, rows: Rows) -> Planned:

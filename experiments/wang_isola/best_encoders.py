@@ -80,8 +80,11 @@ def result(context: Context, rows: Rows) -> Result:
     if on_the_output := _compared(chosen, "output"):
         verdict = inference.sentences(on_the_output, "output")
         short = inference.short({"output": on_the_output})
-        if context.laptop:
-            short += " They are of cifar10 at 16 pixels, trained for two passes at one rate."
+        config = plane.cifar10(context, [])[0].config
+        short += (
+            f" They are of cifar10 at {config.model.image_size} pixels, trained for "
+            f"{config.optimizer.epochs} epochs, all at one rate."
+        )
     title = "Best encoders of each kind of loss, picked on training data (Table 1)"
     return Result(title, columns, table, [], text, verdict, short)
 

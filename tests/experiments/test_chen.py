@@ -61,10 +61,10 @@ def test_chen_tables_train_what_the_paper_says(plan):
     assert {(c.data.folds, c.optimizer.learning_rate) for c in configs(choice)} == {
         (5, rate) for rate in settings.RATES
     }
-    for item in ("figureB1", "figureE1"):  # they choose by the same runs
-        assert {c.name for c in configs(split(plan(f"chen/{item}"))[0])} < {
-            c.name for c in configs(choice)
-        }
+    # The items of digits choose by the same runs, each fold held out once.
+    of_b1, of_e1 = (configs(split(plan(f"chen/figure{item}"))[0]) for item in ("B1", "E1"))
+    assert {c.name for c in of_b1} < {c.name for c in of_e1}
+    assert {(c.data.fold, c.seed) for c in of_b1} == {(k, k) for k in range(5)}
 
 
 def test_figure_b2_trains_the_grid(plan):
@@ -109,6 +109,7 @@ def test_rates_are_chosen_on_training_images(plan):
     assert rates.chosen(rows, "name") == {"a": 1} and rates.final(rows) == rows[-1:]
     assert "At the edge" in rates.told({"a": 1}, (1, 4, 16))
     assert "edge" not in rates.told({"a": 4}, (1, 4, 16))
+    assert "each held out once" in rates.told({"a": 4}, (1, 4, 16), folds=5)
     one = settings.with_rate(plan("chen/tableD1")[0], "a", rows)
     assert one.config.optimizer.learning_rate == one.about["rate"] == 1
 
@@ -192,8 +193,8 @@ def test_bits_take_accuracy_away(context, monkeypatch):
         for label in level
         for bits in competing_bits.BITS["laptop"]
         for seed in range(3)
-        for step, scores in ((0, both(18, 98)), (200, accuracies(label, bits)))
-        if step or not bits
+        for step, scores in ((0, both(18 - bits, 98)), (200, accuracies(label, bits)))
+        if step or bits in (0, competing_bits.FEW)
     ]
     result = competing_bits.result(context, rows)
     before, after = result.verdict.split("; on the output below")
@@ -202,12 +203,16 @@ def test_bits_take_accuracy_away(context, monkeypatch):
     # There the initialization is as good as what is trained, and so is the middle.
     assert "below it for all (Holm" in after
     assert (
-        "; on the output no gain of training shows without bits for any. Beside" in result.verdict
+        "; on the output no gain of training shows without bits for any. Training" in result.verdict
     )
+    # Untrained, with 8 bits: 10 before the head, 98 on the output.
+    told = "below that of the untrained encoders before the head for 0 of 3 and on the output for 3"
+    assert told in result.verdict and told in result.short
     assert "ahead of it with 8 bits: NT-Xent, tau 0.05 (+10.0, +10.0), behind" in after
-    cells = {(row[0], row[1]): (row[2], row[-1]) for row in result.rows}
-    start, left = cells["NT-Xent, tau 0.05", "before the head: 5-NN"]
-    assert start.startswith("18.00 ±") and left.startswith("-28.00 (-29.97 ")  # 30 to (18 + 98) / 2
+    cells = {(row[0], row[1]): (row[2], row[3], row[-1]) for row in result.rows}
+    start, with_bits, left = cells["NT-Xent, tau 0.05", "before the head: 5-NN"]
+    assert start.startswith("18.00 ±") and with_bits.startswith("10.00 ±")
+    assert left.startswith("-28.00 (-29.97 ")  # 30 to (18 + 98) / 2
     of = panels.call_args.args[0]["output: 5-NN"]["MoCo, tau 0.2"]
     assert [point.x for point in of] == [0, 4, 8, 12] and of[2].low < 80 < of[2].high
 
