@@ -167,7 +167,7 @@ def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, monkeypatch, tmp
         reproduce.main(ReproduceConfig("chen/figureB1", out=tmp_path), typed)
     out, asked = capsys.readouterr()
     assert f"choose a scale:\n  {typed} --scale laptop\n" in asked and "error" not in asked
-    assert re.search(r"laptop +46 +\d+ min .* digits +yes +0 +yes", out)
+    assert re.search(r"laptop +90 +\d+ min .* digits +yes +0 +yes", out)
     assert re.search(r"paper +6 +[\d,]+ h +15 GB +cifar10 +no +0 +no", out)
     assert "V100" in out
     how = {"scale": "paper", "out": tmp_path, "data_dir": str(tmp_path), "yes": True}
