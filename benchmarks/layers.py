@@ -44,7 +44,7 @@ class Part(NamedTuple):
     name: str
     function: Callable[..., jax.Array]
     inputs: tuple[tuple[int, ...], ...]  # shapes, first of what comes from the layer before
-    flops: float = 0.0  # of the value; each gradient takes as much
+    flops: float = 0.0  # of its product; the gradients of both factors take as much each
     first: int = 0  # number of the first input that has a gradient; images have none
 
     @property
@@ -77,7 +77,8 @@ class Part(NamedTuple):
         read, written, given = (4 * sum(map(np.prod, s)) for s in (self.inputs, moved, [out.shape]))
         speed = peaks.of_dtype("float32")
         value = peaks.seconds(self.flops, read + given, speed)
-        return value + peaks.seconds(len(moved) * self.flops, read + given + written, speed)
+        products = min(2, len(moved)) * self.flops  # a bias is no factor
+        return value + peaks.seconds(products, read + given + written, speed)
 
 
 def layers(
@@ -102,15 +103,10 @@ def layers(
     copied = roofline.measure(*roofline.sizes()).bytes_s
     peaks = roofline.Peaks({"float32": flops / median(times["product"])}, copied)
     seconds = {form: median(each) for form, each in times.items()}
-    rows = [
-        [
-            name,
-            counts.get(name, 1),
-            *(seconds[f"{name}: {form}"] for form in FORMS),
-            part.limit(peaks),
-        ]
-        for name, part in parts.items()
-    ]
+    rows: list[list] = []
+    for name, part in parts.items():
+        took = (seconds[f"{name}: {form}"] for form in FORMS)
+        rows.append([name, counts.get(name, 1), *took, part.limit(peaks)])
     rows.append(["optimizer", 1, None, seconds["optimizer"], moved / peaks.bytes_s])
     whole, title = seconds["step"], f"{model}, {batch_size} pairs of {image_size} pixels, "
     title += f"{device_kind()}, product {peaks.of_dtype('float32') / 1e9:.0f} GFLOP/s, "
@@ -140,8 +136,9 @@ def recorded() -> Iterator[list[Part]]:
 
     def watched(original: Callable, part_of: Callable[..., Part]) -> Callable:
         def call(*arguments, **options):
-            first = not found
-            found.append(part_of(*arguments, **options)._replace(first=int(first)))
+            part = part_of(*arguments, **options)
+            images = not found or part.name == found[0].name
+            found.append(part._replace(first=int(images)))
             return original(*arguments, **options)
 
         return call
