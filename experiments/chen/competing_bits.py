@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments import inference, rates
 from experiments.chen import settings
-from experiments.inference import INSTRUMENTS, Estimate, difference
+from experiments.inference import difference
 from experiments.plots import comparisons
 from experiments.plots.comparisons import Point
 from experiments.predictions import right
@@ -101,11 +101,11 @@ def result(context: Context, rows: Rows) -> Result:
             inference.accuracy(starts[label, k], score) if (label, k) in starts else None
             for k in (0, FEW)
         ]
-        left = None
-        if {0, FEW} <= means.keys() and (label, 0) in starts:
-            members = groups[label, FEW], groups[label, 0], starts[label, 0]
-            left = str(above_half(*members, score))
-        table.append([label, name, *untrained, *cells, left])
+        gain = None
+        if (label, FEW) in groups and (label, FEW) in starts:
+            both = (right(of[label, FEW], score) for of in (groups, starts))
+            gain = str(difference(*both, paired=True))
+        table.append([label, name, *untrained, *cells, gain])
     comparisons.curves(
         panels,
         context.figure,
@@ -123,16 +123,14 @@ def result(context: Context, rows: Rows) -> Result:
         "(MoCo) do not avoid it; a lower temperature or a larger weight lambda of the term that "
         "spreads the outputs helps a little, and costs accuracy without bits.",
         f"Here: {'small encoders of ' if context.laptop else ''}{images}, {many}, with bits of its "
-        "own for each seed. Accuracy is taken to fall quickly where with "
-        f"{FEW} bits it is below the middle of the random initialization and of training without "
-        "bits, by both instruments before the head (Holm's correction counts the encoders). Where "
-        "training without bits is not ahead of the initialization, there is no gain for the bits "
-        "to take; the verdict names these encoders. A remedy is taken to help where it is "
-        f"ahead of {BASE} with {FEW} bits by both. Intervals are over seeds and test images.",
+        f"own for each seed. The bits are taken to spoil an encoder where with {FEW} of them "
+        "accuracy is below that of its random initialization, on images with as many, by both "
+        "instruments. (How far it falls from training without bits is no measure: it falls without "
+        f"training, too.) A remedy is taken to help where it is ahead of {BASE} with {FEW} bits by "
+        "both. Intervals are over seeds and test images.",
         "Bits are counted by the size of the numbers' range: where images are many beside it, "
         "several have the same number, so that they carry fewer. Test images have random bits of "
-        f"their own. Untrained encoders with {FEW} bits show how far these alone disturb features. "
-        "Batches are of 128 where nothing else is said.",
+        "their own. Batches are of 128 where nothing else is said.",
     ]
     text += [_ahead(groups, layer) for layer in layers[1:]]
     if choice:
@@ -144,7 +142,7 @@ def result(context: Context, rows: Rows) -> Result:
     title = f"Random bits beside the image (Figure E.1; {images})"
     columns = ["encoder", "layer and instrument"]
     columns += [f"untrained, {k} bits (%)" for k in (0, FEW)]
-    columns += [*(f"{k} bits (%)" for k in bits), f"{FEW} bits above the middle (points)"]
+    columns += [*(f"{k} bits (%)" for k in bits), f"gain of training, {FEW} bits (points)"]
     verdict, short = _verdict(groups, starts, labels, layers)
     return Result(title, columns, table, [(context.figure, caption)], text, verdict, short)
 
@@ -152,85 +150,30 @@ def result(context: Context, rows: Rows) -> Result:
 Groups = Mapping[tuple[str, int], Rows]  # seeds, by label and bits
 
 
-def above_half(few: Rows, none: Rows, start: Rows, score: str) -> Estimate:
-    """How far few bits leave accuracy above the middle of untrained and trained without bits.
-
-    Args:
-      few: encoders with a few bits.
-      none: those without bits.
-      start: the initializations of the latter, in the same order.
-      score: by which accuracy is measured.
-    """
-    after, before, untrained = (right(rows, score) for rows in (few, none, start))
-    return difference(after, (before + untrained.astype(float)) / 2)
-
-
 def _verdict(
     groups: Groups, starts: Groups, labels: Sequence[str], layers: Sequence[str]
 ) -> tuple[str, str]:
-    """Which encoders lose more than half of their gain on each layer, and what is ahead."""
-    whole = all((label, k) in groups for label in labels for k in (0, FEW))
-    if not labels or not whole or any((label, 0) not in starts for label in labels):
+    """Which encoders few bits spoil on each layer, and what is ahead of the usual loss."""
+    cells = [(label, k) for label in labels for k in (0, FEW)]
+    if not labels or any(cell not in groups or cell not in starts for cell in cells):
         return "", ""
-    parts, found, gained = [], [], []
-    for layer in layers:
-        compared, gains = [], []
-        for label in labels:
-            members = groups[label, FEW], groups[label, 0], starts[label, 0]
-            compared.append(
-                {n: above_half(*members, f"{layer}_{key}") for key, n in INSTRUMENTS.items()}
-            )
-            gains.append(inference.compare(*members[1:], layer, papers=False, paired=True))
-        sides: dict[int, list[str]] = {-1: [], 1: [], 0: []}
-        for label, sign in zip(labels, inference.signs(compared), strict=True):
-            sides[sign].append(label)
-        words = {-1: "below it", 1: "above it", 0: "uncertain"}
-        told = [
-            f"{words[sign]} for {'all' if some == labels else _names(some)}"
-            for sign, some in sides.items()
-            if some
-        ]
-        where = inference.where(layer)
-        signs = zip(labels, inference.signs(gains), strict=True)
-        idle = [label for label, sign in signs if sign != 1]
-        whose = "any" if idle == labels else ", ".join(map(_short, idle))
-        if idle:
-            gained.append(f"{where} no gain of training shows without bits for {whose}")
-        parts.append(f"{where} {', '.join(told)}")
-        found.append(f"{len(sides[-1])} of {len(labels)} kinds {where}")
-    gain = f"; {', '.join(gained)}" if gained else ""
-    return (
-        f"With {FEW} bits, against the middle of the random initialization and of training without "
-        f"bits, accuracy is by both instruments {'; '.join(parts)} (Holm's correction counts the "
-        f"{len(labels)} encoders){gain}. {_spoiled(groups, starts, labels, layers)}"
-        f"{_ahead(groups, layers[0])}",
-        f"With {FEW} bits accuracy is below the middle of the random initialization and of "
-        f"training without bits in {' and '.join(found)}. "
-        f"{_spoiled(groups, starts, labels, layers)}".rstrip(),
-    )
-
-
-def _spoiled(groups: Groups, starts: Groups, labels: Sequence[str], layers: Sequence[str]) -> str:
-    """For which encoders training on images with few bits is worse than none, on these images."""
-    if any((label, FEW) not in starts for label in labels):
-        return ""
-    told = []
+    parts = []
     for layer in layers:
         pairs = [(groups[label, FEW], starts[label, FEW]) for label in labels]
         changes = [inference.compare(*pair, layer, papers=False, paired=True) for pair in pairs]
-        signs = zip(labels, inference.signs(changes), strict=True)
-        worse = [label for label, sign in signs if sign < 0]
-        others = [_short(label) for label in labels if label not in worse]
-        but = f" (not {'; '.join(others)})" if worse and others else ""
-        told.append(f"{inference.where(layer)} for {len(worse)} of {len(labels)}{but}")
-    return (
-        f"Training on images with {FEW} bits leaves accuracy on such images below that of the "
-        f"untrained encoders {' and '.join(told)}. "
-    )
-
-
-def _names(labels: Sequence[str]) -> str:
-    return f"{len(labels)} ({'; '.join(map(_short, labels))})"
+        sides: dict[int, list[str]] = {-1: [], 1: [], 0: []}
+        for label, sign in zip(labels, inference.signs(changes), strict=True):
+            sides[sign].append(_short(label))
+        words = {-1: "below", 1: "above", 0: "not told apart from"}
+        told = [
+            f"{words[sign]} the initialization's for {len(some)} ({'; '.join(some)})"
+            for sign, some in sides.items()
+            if some
+        ]
+        parts.append(f"{inference.where(layer)} {', '.join(told)}")
+    found = f"With {FEW} bits, training leaves accuracy {'; '.join(parts)}."
+    counted = f"By both instruments; Holm's correction counts the {len(labels)} encoders."
+    return f"{found} {counted} {_ahead(groups, layers[0])}", found
 
 
 def _short(label: str) -> str:

@@ -20,7 +20,7 @@ from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 # By loss, by setting: KS, squared Wasserstein distance and L_uniform, each of all seeds.
 Distances = dict[str, dict[str, list[list[float]]]]
-KS = 0
+KS, L_UNIFORM = 0, 2
 
 # More and more of the term that spreads the outputs, by its weight and by the temperature. The
 # paper's own values are in its picture only.
@@ -142,7 +142,7 @@ def draw_histograms(encoders: Mapping[str, Histograms], path: Path | None) -> Fi
 
 
 def _verdict(distances: Distances) -> tuple[str, str]:
-    """Of each loss and step, whether the KS distance falls; Holm's correction counts the steps."""
+    """Of each loss and step, whether the KS distance falls; and in how many L_uniform does."""
     if any(len(distances.get(group, {})) < len(of) for group, of in ENCODERS.items()):
         return "", ""
     steps = [
@@ -150,21 +150,31 @@ def _verdict(distances: Distances) -> tuple[str, str]:
         for group in ENCODERS
         for pair in itertools.pairwise(distances[group].items())
     ]
-    falls = [inference.of_seeds(after[KS], before[KS]) for _, (_, before), (_, after) in steps]
-    adjusted = inference.holm([of.p for of in falls])
-    parts: list[str] = []
-    signs: list[int] = []
-    for (group, (first, _), (second, _)), of, p in zip(steps, falls, adjusted, strict=True):
-        signs.append(int(np.sign(of.value)) if p < inference.ALPHA else 0)
-        word = inference.shows(signs[-1], claimed=-1)
-        change = f"{of.value:+.3f} ({of.low:+.3f} to {of.high:+.3f})"
-        parts.append(f"{group}, from {first} to {second} {change}: {word}")
+    falls, signs = _falls(steps, KS)
+    parts = [
+        f"{group}, from {first} to {second} {of.value:+.3f} ({of.low:+.3f} to {of.high:+.3f}): "
+        f"{inference.shows(sign, claimed=-1)}"
+        for (group, (first, _), (second, _)), of, sign in zip(steps, falls, signs, strict=True)
+    ]
+    _, of_uniform = _falls(steps, L_UNIFORM)
+    other = f"L_uniform falls in {of_uniform.count(-1) or 'none'} of the {len(steps)} steps"
     return (
-        f"The distance falls with more of the term that spreads: {'; '.join(parts)}. Holm's "
-        f"correction counts the {len(parts)} steps.",
+        f"The distance falls with more of the term that spreads: {'; '.join(parts)}. {other}. "
+        f"Holm's correction counts the {len(steps)} steps.",
         f"The distance from uniform falls in {signs.count(-1)} of {len(signs)} steps, and "
-        f"rises in {signs.count(1) or 'none'}.",
+        f"rises in {signs.count(1) or 'none'}; {other}.",
     )
+
+
+def _falls(steps: Sequence, measure: int) -> tuple[list[inference.Estimate], list[int]]:
+    """How far a measure changes in each step, and whether it does beyond chance."""
+    changes = [
+        inference.of_seeds(after[measure], before[measure]) for _, (_, before), (_, after) in steps
+    ]
+    adjusted = inference.holm([of.p for of in changes])
+    beyond = [p < inference.ALPHA for p in adjusted]
+    signs = [int(np.sign(of.value)) * sure for of, sure in zip(changes, beyond, strict=True)]
+    return changes, signs
 
 
 REPRODUCTIONS = {
