@@ -32,7 +32,7 @@ LAYERS = {
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
-def layers(batch_size: int, rounds: int) -> None:
+def convolutions(batch_size: int, rounds: int) -> None:
     """Time value and gradients of each convolution, and its share of the matrix-product speed."""
     memory.keep_freed(jax.default_backend())  # as a run does
     multiply, product_flops = product()

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from benchmarks import roofline, train_step
-from benchmarks.timing import device_kind, median, product, take_turns
+from benchmarks.timing import device_kind, median, take_turns
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
@@ -32,9 +32,10 @@ from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 LOSS, FORMS = "loss", ("value", "all")
 COLUMNS = ["part", "times", "value ms", "with gradients", "limit", "all of step", "reached"]
 NOTE = """
-ms of one; all of step: so many times, over the step, which overlaps and fuses some of its parts.
+ms of one; all of step: so many times, over the step, which overlaps and fuses some of its parts,
+and has more: sums of residual blocks, activations but for ReLU, what makes views of images.
 limit: the FLOP at the speed of a matrix product, or what enters and leaves at that of a copy,
-whichever takes longer, of the value and the gradients. reached: the limit over the time.
+whichever takes longer, of value and gradients. reached: the limit over the time.
 """.strip()
 
 
@@ -71,14 +72,13 @@ class Part(NamedTuple):
         }
 
     def limit(self, peaks: roofline.Peaks) -> float:
-        """The least seconds of the value and the gradients, each a program of its own."""
+        """The least seconds of value and gradients."""
         out = jax.eval_shape(self.function, *map(_array, self.inputs))
         moved = self.inputs[self.first :]
-        read, written, given = (4 * sum(map(np.prod, s)) for s in (self.inputs, moved, [out.shape]))
-        speed = peaks.of_dtype("float32")
-        value = peaks.seconds(self.flops, read + given, speed)
-        products = min(2, len(moved)) * self.flops  # a bias is no factor
-        return value + peaks.seconds(products, read + given + written, speed)
+        products = 1 + min(2, len(moved))  # a bias is no factor
+        # The output is written, and its gradient read.
+        numbers = sum(map(np.prod, (*self.inputs, *moved, out.shape, out.shape)))
+        return peaks.seconds(products * self.flops, 4 * numbers, peaks.of_dtype("float32"))
 
 
 def layers(
@@ -92,16 +92,15 @@ def layers(
     begin = train_step.stepper(config, images, batch_size, "none")
     with recorded() as found:
         begin.lower()
-    counts = Counter(part.name for part in found)
-    parts = {part.name: part for part in found} | {LOSS: _loss(batch_size, config.dim)}
+    counts, parts = Counter(part.name for part in found), {}
+    for part in (*found, _loss(batch_size, config.dim)):
+        parts.setdefault(part.name, part)
     forms: dict[str, Callable[[], Any]] = {"step": lambda: jax.block_until_ready(begin())}
     for part in parts.values():
         forms |= {f"{part.name}: {form}": of for form, of in part.forms.items()}
     update, moved = _optimizer(config)
-    multiply, flops = product()
-    times = take_turns(forms | {"optimizer": update, "product": multiply}, rounds)
-    copied = roofline.measure(*roofline.sizes()).bytes_s
-    peaks = roofline.Peaks({"float32": flops / median(times["product"])}, copied)
+    times = take_turns(forms | {"optimizer": update}, rounds)
+    peaks = roofline.measure(*roofline.sizes())
     seconds = {form: median(each) for form, each in times.items()}
     rows: list[list] = []
     for name, part in parts.items():
@@ -136,9 +135,8 @@ def recorded() -> Iterator[list[Part]]:
 
     def watched(original: Callable, part_of: Callable[..., Part]) -> Callable:
         def call(*arguments, **options):
-            part = part_of(*arguments, **options)
-            images = not found or part.name == found[0].name
-            found.append(part._replace(first=int(images)))
+            first = int(not found)
+            found.append(part_of(*arguments, **options)._replace(first=first))
             return original(*arguments, **options)
 
         return call
@@ -177,24 +175,25 @@ def _dense(layer: nnx.Linear, x: jax.Array) -> Part:
     bias = [] if layer.bias is None else [kernel[-1:]]
 
     def function(x, kernel, *bias):
-        return sum(bias, x @ kernel)
+        return x @ kernel + (bias[0][None] if bias else 0)
 
     name = f"dense, {kernel[0]} to {kernel[1]}" + ", bias" * len(bias)
     return Part(name, function, (x.shape, kernel, *bias), 2.0 * len(x) * float(np.prod(kernel)))
 
 
 def _norm(layer: BatchNorm, x: jax.Array, train: bool, relu: bool = False) -> Part:
-    features = x.shape[-1]
-    module = BatchNorm(1, groups=layer.groups)  # its own arrays are not used
+    features, plain = x.shape[-1], layer.bias is None
 
-    def function(x, *parameters):
-        shaped = [one.reshape((1,) * (x.ndim - 1) + (-1,)) for one in parameters]
-        scale, bias = shaped if len(shaped) == 2 else (*shaped, 0.0)
-        return module._by_groups(x, scale, bias, relu)[0]
+    def function(x, scale, *bias):
+        module = BatchNorm(features, groups=layer.groups, use_bias=not plain)
+        module.scale[...] = scale
+        if bias:
+            module.bias[...] = bias[0]
+        return module(x, True, relu)
 
     sides = f", side {x.shape[1]}" if x.ndim == 4 else ""
-    name = f"batch norm{' and ReLU' * relu}, {features}{sides}"
-    return Part(name, function, (x.shape, *[(features,)] * (1 + (layer.bias is not None))))
+    name = f"batch norm{' and ReLU' * relu}, {features}{', no bias' * plain}{sides}"
+    return Part(name, function, (x.shape, *[(features,)] * (1 if plain else 2)))
 
 
 def _pool(x: jax.Array, padding: int = 0) -> Part:

@@ -76,7 +76,7 @@ def layers(
     """Time each layer of a network, its loss and its optimizer, beside the least they could take.
 
     Value, and value with gradients. All parts and the whole step, without augmentation, take turns
-    in every round with a matrix product, whose speed is the peak.
+    in every round.
 
     Args:
         model: The network.
@@ -174,7 +174,7 @@ def convolution(batch_size: int = 128, rounds: int = 5) -> None:
     """
     from benchmarks import convolution as part
 
-    part.layers(batch_size, rounds)
+    part.convolutions(batch_size, rounds)
 
 
 def augment(

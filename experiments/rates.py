@@ -6,8 +6,7 @@ end is trained anew, on the whole training split.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,21 +29,14 @@ def at(one: Planned, rate: float) -> Planned:
     return one._replace(config=config, about={**one.about, "rate": rate})
 
 
-def candidates(
-    runs: Sequence[Planned], rates: Sequence[float], folds: Iterable[int] | None = None
-) -> list[Planned]:
+def candidates(runs: Sequence[Planned], rates: Sequence[float]) -> list[Planned]:
     """Each run at each rate, trained and measured on parts of the training split.
 
-    Args:
-      runs: usually each loss with a few seeds.
-      rates: to be tried.
-      folds: the one that is held out, of each run; by default the first.
+    Held out is the fold that the run's data name, usually the first.
     """
     planned = []
-    held_out = itertools.repeat(0) if folds is None else folds
-    for (run, fold), rate in itertools.product(zip(runs, held_out, strict=False), rates):
-        one = at(run, rate)
-        images = dataclasses.replace(one.config.data, folds=FOLDS, fold=fold)
+    for one in (at(run, rate) for run in runs for rate in rates):
+        images = dataclasses.replace(one.config.data, folds=FOLDS)
         config = dataclasses.replace(one.config, name=f"{one.config.name}_choice", data=images)
         layers = one.evaluation.layers[:1]
         how = Evaluation(layers, protocol=None, folds=None)
@@ -88,10 +80,10 @@ def chosen(rows: Rows, *names: str, layer: str = "backbone") -> dict[Any, float]
 
 
 def told(choice: Mapping[Hashable, float], rates: Sequence[float], folds: int = 1) -> str:
-    """Which rates were chosen, for a text; says where one is at the edge of its candidates."""
+    """Which rates were chosen, by how many folds, for a text; says where one is at the edge."""
     where = "a fifth of the training images that is held out"
-    if folds == FOLDS:
-        where = "the fifths of the training images, each held out once"
+    if folds > 1:
+        where = f"{folds} fifths of the training images, each held out once"
     each = ", ".join(f"{key}: {rate:g}" for key, rate in choice.items())
     edge = [f"{key}" for key, rate in choice.items() if rate in (min(rates), max(rates))]
     text = (

@@ -82,6 +82,7 @@ TOY = {
     "bench probe": "--n 200 --n-test 50 --dim 8 --sklearn-rows 0",
     "bench knn": "--queries 20 --bank 50 --dim 8 --k 1 --rounds 1 --no-memory --compare 10",
     "bench step": "--batch-size 4 --width 0.05 --rounds 1",
+    "bench layers": "--batch-size 4 --width 0.05 --rounds 1",
     "bench loop": "--step-ms 1 --steps 20 --model small_cnn",
     "bench text": "--dim 8 --embedding 6 --vocabulary 50 --batch-size 8 --rounds 1",
     "bench convolution": "--batch-size 2 --rounds 1",

@@ -185,8 +185,9 @@ def choose(
     runs = []
     for name, fold in itertools.product(names, range(folds)):
         run_name, about = f"{slug(name)}_seed{fold}", {"name": name}
-        runs.append(encoder(context, base, run_name, LOSSES[name], about, seed=fold))
-    return rates.candidates(runs, RATES, [one.config.seed for one in runs])
+        data = dataclasses.replace(base.data, folds=rates.FOLDS, fold=fold)
+        runs.append(encoder(context, base, run_name, LOSSES[name], about, seed=fold, data=data))
+    return rates.candidates(runs, RATES)
 
 
 def with_rate(one: Planned, name: str, rows: Rows) -> Planned:

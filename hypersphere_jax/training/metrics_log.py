@@ -82,9 +82,9 @@ class MetricsWriter:
         """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        scalars = {name: value for name, value in record.items() if name != "step"}
-        values = [self._summary.Value(tag=name, simple_value=x) for name, x in scalars.items()]
-        summary = self._summary(value=values)
+        summary = self._summary()
+        for name in record.keys() - {"step"}:
+            summary.value.add(tag=name, simple_value=record[name])
         event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
         self._events.write_event(event)
         if self._wandb is not None:

@@ -7,9 +7,11 @@ import typing
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from augment_cases import keys, random_image
+from flax import nnx
 from scipy import stats
 
 import benchmarks
@@ -24,6 +26,7 @@ from benchmarks import (
     losses,
     options,
     probe,
+    roofline,
     scaling,
     text,
     train_step,
@@ -33,6 +36,9 @@ from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.models import small_alexnet
+from hypersphere_jax.models.convolution import convolution as convolution_of_models
+from hypersphere_jax.models.norm import BatchNorm
 
 FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
@@ -41,7 +47,7 @@ FUNCTIONS = (
     *(accelerator.accelerator, train_step.step, layers.layers, loop.loop, text.text),
     *(
         vmapped.vmapped,
-        convolution.layers,
+        convolution.convolutions,
         augment.augment,
         data.pipelines,
         losses.scaling,
@@ -78,6 +84,27 @@ def test_layers_are_those_of_the_step():
     }
     assert [part.first for part in products.values()] == [1, 0, 0, 0]
     assert sum("batch norm" in part.name for part in found) == 3 * 8 / views
+
+
+def test_parts_compute_what_the_layers_do(rng):
+    """Each on what the step would give it; the limit of one by hand."""
+    x = jnp.asarray(rng.standard_normal((4, 6, 6, 3)), jnp.float32)
+    stream = nnx.Rngs(0)
+    options = {"strides": 2, "padding": 1, "use_bias": False, "rngs": stream}
+    conv = nnx.Conv(3, 5, (3, 3), conv_general_dilated=convolution_of_models, **options)
+    dense, norm = nnx.Linear(3, 2, rngs=stream), BatchNorm(3)
+    with layers.recorded() as found:
+        outputs = conv(x), dense(x[:, 0, 0]), norm(x, True, relu=True), small_alexnet.max_pool(x)
+    parameters = (conv.kernel,), (dense.kernel, dense.bias), (norm.scale, norm.bias), ()
+    for part, output, of in zip(found, outputs, parameters, strict=True):
+        given = x[:, 0, 0] if len(part.inputs[0]) == 2 else x
+        np.testing.assert_allclose(part.function(given, *(p[...] for p in of)), output, atol=1e-5)
+    product = found[1]._replace(first=0)  # 4 x 3 by 3 x 2, with a bias
+    peaks = roofline.Peaks({"float32": 1.0}, 1e12)
+    assert product.limit(peaks) == pytest.approx(3 * 2 * 4 * 3 * 2)
+    peaks = roofline.Peaks({"float32": 1e12}, 4.0)  # a number a second
+    assert product.limit(peaks) == pytest.approx(2 * (4 * 3 + 3 * 2 + 2) + 2 * 4 * 2)
+    assert product.forms.keys() == {"value", "all"} and not any(f() for f in product.forms.values())
 
 
 @pytest.mark.slow

@@ -72,11 +72,9 @@ def test_metrics_of_a_run(short_run):
         np.testing.assert_allclose(record["lr"], 0.12 * 220 / 256 * 0.1**decays, rtol=1e-5)
     assert records[-1]["loss"] < records[0]["loss"] - 0.1
     (file,) = short_run.glob("events.out.tfevents.*")  # TensorBoard's
-    shown = {
-        (event.step, value.tag): value.simple_value
-        for event in tensorboard_events(file.read_bytes())
-        for value in event.summary.value
-    }
+    events = [e for e in tensorboard_events(file.read_bytes()) if e.summary.value]
+    assert len(events) == len(records)
+    shown = {(e.step, v.tag): v.simple_value for e in events for v in e.summary.value}
     logged = {(r["step"], name): r[name] for r in records for name in r.keys() - {"step"}}
     assert shown == pytest.approx(logged, rel=1e-6)  # float32
 
