@@ -93,6 +93,10 @@ def _laptop_result(title: str, rows: Rows) -> Result:
     verdict, short = "", ""
     if len(groups) == len(settings.LOSSES):
         verdict, short = _verdict(groups, spread[EPOCHS[-1]])
+        short += (
+            f" The paper's own five are {spread[EPOCHS[0]]:.1f} points apart after {EPOCHS[0]} "
+            f"epochs, {spread[EPOCHS[-1]]:.1f} after {EPOCHS[-1]}."
+        )
     return Result(title, columns, lines, [], text, verdict, short)
 
 

@@ -176,6 +176,7 @@ def test_five_losses_are_equally_good_or_not(context):
     assert "equal within 0.63 points: neither equivalence within 0.6" in near.verdict
     assert near.short.startswith("Before the head, neither equivalence within 0.6 points nor a")
     assert "a difference of more than 0.6 points shows (means up to 12.00 points" in far.short
+    assert far.short.endswith("five are 2.7 points apart after 100 epochs, 0.6 after 800.")
     assert "12.00 points apart" in far.verdict and "err on 5.4%" in far.text[1]
     before, output = far.verdict.split("On the output")
     assert before.count("is ahead of SWD (normal)") == 4 and "SWD (normal) is" not in before
