@@ -88,8 +88,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
     ended = len({row["run"] for row in rows})
     part = f"{ended} of {total} planned runs are done or failed." if ended < total else ""
-    result = reproduction.result(context, rows)
-    result = result._replace(text=[*result.text, *_lost(rows), *([part] if part else [])])
+    result = result_of(reproduction, context, rows, part)
     write_json(context.folder / RESULT, written(result) | {"part": part})
     page = _page(context, _trained(scale, context, rows), result, command)
     print_table(result.columns, result.rows, title=result.title)
@@ -100,6 +99,12 @@ def main(options: ReproduceConfig, command: str = "") -> None:
         say(f"picture: {path}")
     say(f"page: {page}")
     require(not errors, f"{len(errors)} run(s) are not done, for the reasons above")
+
+
+def result_of(reproduction: Reproduction, context: Context, rows: Rows, part: str = "") -> Result:
+    """The result of these rows; its text ends with the runs that failed, and what is not done."""
+    result = reproduction.result(context, rows)
+    return result._replace(text=[*result.text, *_lost(rows), *([part] if part else [])])
 
 
 def written(result: Result) -> dict:

@@ -5,8 +5,8 @@
     python -m experiments.results_page
 
 The first keeps a result in docs/results/, with the predictions of its encoders; the second computes
-it anew from these; the last writes the pages from all that are kept. So the pages hold what the
-commands print, and a test makes them again.
+it anew from these, for sentences that have changed; the last writes the pages from all that are
+kept. So the pages hold what the commands print, and a test makes them again.
 """
 
 import csv
@@ -25,6 +25,7 @@ from experiments.reproduce import (
     RESULT,
     ROWS,
     result_folder,
+    result_of,
     written,
 )
 from experiments.reproduction import Context
@@ -32,7 +33,7 @@ from experiments.statistics import Rows
 from experiments.tables import value_of
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
-from hypersphere_jax.files import read_json
+from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.tables import text_of
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +90,7 @@ def again(item: str, scale: str) -> dict:
     rows = rows_kept(plans.kept(item, scale))
     with tempfile.TemporaryDirectory() as folder:
         context = Context(scale, Path(folder) / "runs", Path(folder))
-        return written(REPRODUCTIONS[item].result(context, rows))
+        return written(result_of(REPRODUCTIONS[item], context, rows))
 
 
 def rows_kept(folder: Path) -> Rows:
@@ -175,7 +176,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["record"]:
         print(record(*sys.argv[2:4]))
     elif sys.argv[1:2] == ["again"]:
-        print(again(*sys.argv[2:4])["verdict"])
+        result = again(*sys.argv[2:4])
+        write_json(plans.kept(*sys.argv[2:4]) / RESULT, result | {"part": ""})
+        print(result["verdict"])
     else:
         PAGE.write_text(page())
         README.write_text(readme())
