@@ -134,8 +134,9 @@ class ImageFiles:
         """From the headers of all images, up to the first that differs."""
         sizes: set[tuple[int, int] | None] = {None}
         parts = [range(len(self))[i : i + HEADERS] for i in range(0, len(self), HEADERS)]
-        # Of one zip file threads would wait for each other, and take twice as long.
-        with thread_pool(THREADS if self.places[0].archive is None else 1) as pool:
+        # Of one zip file threads would wait for each other, and take longer.
+        one_zip = len(self.places) == 1 and self.places[0].archive is not None
+        with thread_pool(1 if one_zip else THREADS) as pool:
             for others in pool.map(lambda part: set(map(self._image_size, part)), parts):
                 sizes |= others
                 if len(sizes) > 2:
