@@ -41,7 +41,7 @@ DEVICES = {
         "training/test_checkpoint.py::test_without_synchronized_batch_norm",
         "training/test_feed.py::test_each_process_reads_its_rows",
         "training/test_feed.py::test_what_the_step_is_told",
-        "training/test_loop.py::test_what_the_devices_get",
+        "training/test_text_runs.py::test_what_the_devices_get",
         "training/test_moco_step.py::test_devices_change_nothing",
         "training/test_moco_step.py::test_images_that_stream_and_averaged_statistics",
         "training/test_train_step.py::test_devices",
