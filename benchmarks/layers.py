@@ -30,12 +30,13 @@ from hypersphere_jax.tables import print_table
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
 LOSS, FORMS = "loss", ("value", "all")
-COLUMNS = ["part", "times", "value ms", "with gradients", "limit", "all of step", "reached"]
+COLUMNS = ["part", "times", "value", "all", "limit", "of step", "reached"]
 NOTE = """
-ms of one; all of step: so many times, over the step, which overlaps and fuses some of its parts,
-and has more: sums of residual blocks, activations but for ReLU, what makes views of images.
-limit: the FLOP at the speed of a matrix product, or what enters and leaves at that of a copy,
-whichever takes longer, of value and gradients. reached: the limit over the time.
+value, all, limit: ms; all is with gradients. /2: of stride 2.
+of step: so many times, over the step, which overlaps and fuses some of its
+parts, and has more: sums of residual blocks, activations but for ReLU.
+limit: the FLOP at the speed of a matrix product, or what enters and leaves at
+that of a copy, whichever takes longer. reached: the limit over the time.
 """.strip()
 
 
@@ -117,7 +118,7 @@ def layers(
 def _line(row: list, whole: float) -> list:
     name, times, value, both, limit = row
     share, reached = f"{times * both / whole:.1%}", f"{limit / both:.0%}"
-    ms = [None if each is None else round(1e3 * each, 2) for each in (value, both, limit)]
+    ms = [None if each is None else f"{1e3 * each:.2f}" for each in (value, both, limit)]
     return [name, times, *ms, share, reached]
 
 
@@ -165,8 +166,8 @@ def _convolution(layer: nnx.Conv, x: jax.Array) -> Part:
         return convolution(x, kernel, *window, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     pixels = -(-x.shape[1] // steps[0]) * -(-x.shape[2] // steps[1])
-    stride = f", stride {steps[0]}" * (steps[0] > 1)
-    name = f"convolution {side}x{side}{stride}, {inputs} to {outputs}, side {x.shape[1]}"
+    stride = f" /{steps[0]}" * (steps[0] > 1)
+    name = f"conv {side}x{side}{stride}, {inputs} to {outputs}, side {x.shape[1]}"
     return Part(name, function, (x.shape, kernel), 2.0 * len(x) * pixels * float(np.prod(kernel)))
 
 

@@ -77,9 +77,9 @@ def test_layers_are_those_of_the_step():
     products = {part.name: part for part in found if part.flops}
     views = products["dense, 256 to 16, bias"].inputs[0][0]
     assert {name: part.flops / views for name, part in products.items()} == {
-        "convolution 3x3, 1 to 16, side 8": 2 * 8 * 8 * 9 * 16,
-        "convolution 3x3, stride 2, 16 to 32, side 8": 2 * 4 * 4 * 9 * 16 * 32,
-        "convolution 3x3, stride 2, 32 to 64, side 4": 2 * 2 * 2 * 9 * 32 * 64,
+        "conv 3x3, 1 to 16, side 8": 2 * 8 * 8 * 9 * 16,
+        "conv 3x3 /2, 16 to 32, side 8": 2 * 4 * 4 * 9 * 16 * 32,
+        "conv 3x3 /2, 32 to 64, side 4": 2 * 2 * 2 * 9 * 32 * 64,
         "dense, 256 to 16, bias": 2 * 256 * 16,
     }
     assert [part.first for part in products.values()] == [1, 0, 0, 0]
