@@ -152,7 +152,7 @@ def _correlation(groups: Sequence[Rows], score: str) -> inference.Estimate:
             # The mean of k seeds of k has (k - 1) / k of the variance.
             shares = 1 / k + math.sqrt(k / max(k - 1, 1)) * (drawn_of - 1 / k)
             of_groups.append([biases @ shares, (of @ images.T * shares).sum(axis=0)])
-        drawn.append(_rank_correlations(np.moveaxis(np.array(of_groups), 0, 2)))
+        drawn.append(_rank_correlations(np.moveaxis(np.array(of_groups).round(9), 0, 2)))
     means = np.array([[[side.mean() for side in of]] for of in zip(*sides, strict=True)])
     value = float(_rank_correlations(means)[0])
     orders = np.array([*itertools.permutations(means[1, 0])])
