@@ -41,7 +41,7 @@ def vmapped(
 def job_of(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> Job:
     """The run of one of the encoders."""
     rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05)
-    return open_job(base.replace(optimizer=rule, devices=1), lambda _: dataset)
+    return open_job(base.replace(optimizer=rule, devices=1), lambda _, cache_dir: dataset)
 
 
 def measured(job: Job, count: int, steps: int, rounds: int) -> dict[str, float]:

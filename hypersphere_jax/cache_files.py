@@ -16,6 +16,8 @@ from hypersphere_jax.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
+SLOW_SECONDS = 1.0  # what took longer to find is worth a file
+
 
 def read(file: Path) -> list[np.ndarray] | None:
     """The arrays in a file, mapped; None when there is none, or none that can be taken."""

@@ -68,13 +68,16 @@ def _say_once(line: str) -> None:
     say(line, sys.stderr)
 
 
-def load(config: DataConfig, say: Callable[[str], None] = _say_once) -> Dataset:
+def load(
+    config: DataConfig, say: Callable[[str], None] = _say_once, cache_dir: Path | None = None
+) -> Dataset:
     """The data set that a config describes, with its subset, fold, channels and bits.
 
     Args:
       config: of the data.
       say: takes a line about folders and zip files without splits: what they were taken for, and
         what is held out. By default it goes to stderr, once.
+      cache_dir: see `ImageFiles`.
 
     Raises:
       UserError: for an unknown name, or data that are not there or not as described there.
@@ -82,7 +85,7 @@ def load(config: DataConfig, say: Callable[[str], None] = _say_once) -> Dataset:
     folder = text_folder(config)
     if folder is not None:
         return _load_text(folder, config)
-    train, test, pretrain, recipe = _open(config)
+    train, test, pretrain, recipe = _open(config, cache_dir)
     part = _of_classes(train, config)
     layout = train.layout if isinstance(train, image_files.ImageFiles) else ""
     folds = min(HELD_OUT, len(part)) if layout and config.folds == 1 else config.folds
@@ -200,7 +203,9 @@ def _subset(source: Source, config: DataConfig) -> Source:
     return source if config.fraction == 1 else subsets.fraction(source, config.fraction, seed)
 
 
-def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
+def _open(
+    config: DataConfig, cache_dir: Path | None = None
+) -> tuple[Source, Source | None, Source, str]:
     """Train, test and pretraining split, and the recipe."""
     if config.source is not None:
         require(
@@ -226,7 +231,7 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
         return train, test, train, recipe
     by_name = where is not None and (where.suffix or image_files.is_image_tree(where))
     if by_name or _is_path(name):
-        train, test = _open_path(where if by_name else _path(name), config)
+        train, test = _open_path(where if by_name else _path(name), config, cache_dir)
         return train, test, train, recipe
     try:
         return *tfds.open_tfds(name, where), recipe
@@ -241,7 +246,9 @@ def _open(config: DataConfig) -> tuple[Source, Source | None, Source, str]:
         raise UserError(line + hint) from error
 
 
-def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
+def _open_path(
+    path: Path, config: DataConfig, cache_dir: Path | None
+) -> tuple[Source, Source | None]:
     require(path.exists(), f"no file or folder {path}")
     if path.suffix == ".npz":
         return arrays.from_npz(path)
@@ -252,7 +259,7 @@ def _open_path(path: Path, config: DataConfig) -> tuple[Source, Source | None]:
     if (path / "train_images.npy").is_file():
         return arrays.from_npy_folder(path)
     names = None if config.classes is None else image_files.read_classes(_path(config.classes))
-    return image_files.open_image_files(path, names, config.bad_images)
+    return image_files.open_image_files(path, names, config.bad_images, cache_dir)
 
 
 def _is_path(name: str) -> bool:

@@ -176,7 +176,7 @@ def _resident(config, source, devices) -> tuple[Any, Any]:
 
 
 def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
-    return in_memory(source, bad, _cache(config), lambda items: track(items, "decoding"))
+    return in_memory(source, bad, image_cache(config), lambda items: track(items, "decoding"))
 
 
 def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
@@ -188,7 +188,8 @@ def _consecutive(n: int, size: int, step: int) -> np.ndarray:
     return np.arange(step * size, min(n, (step + 1) * size))
 
 
-def _cache(config: PretrainConfig) -> Path:
+def image_cache(config: PretrainConfig) -> Path:
+    """Where decoded images are kept, and what else takes long to find in their files."""
     return Path(config.runtime.cache_dir).expanduser() / "images"
 
 

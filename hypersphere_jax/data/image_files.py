@@ -5,6 +5,7 @@ import functools
 import hashlib
 import logging
 import os
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import IO, Literal
 
 import numpy as np
 
+from hypersphere_jax import cache_files
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.decode import decode, image_size, reason
 from hypersphere_jax.data.listing import (
@@ -65,6 +67,7 @@ class ImageFiles:
       on_bad: whether empty files, encrypted ones, and classes without an image are an error, or
         are logged: such files then raise `UnreadableImage` when they are read.
       like: the training split, whose classes and labels are this split's too.
+      cache_dir: keeps the shape of the images for the next time, if finding it took a while.
 
     Attributes:
       layout: of data without splits, what they were taken for, in words.
@@ -82,6 +85,7 @@ class ImageFiles:
         classes: Sequence[str] | None = None,
         on_bad: Literal["error", "skip"] = "error",
         like: "ImageFiles | None" = None,
+        cache_dir: Path | None = None,
     ):
         import PIL  # noqa: F401  without Pillow, each image would count as a damaged one
 
@@ -93,6 +97,7 @@ class ImageFiles:
         except OSError as error:
             raise UserError(f"{root} cannot be read: {error}") from error
         self.origin, self.layout, self.places = listing.origin, listing.layout, listing.places
+        self._cache_dir = cache_dir
         # By folder, then by name: files of inner folders come last.
         files = sorted(files, key=lambda file: (file.name.rpartition("/"), file.place))
         images = only_images(files, self.origin)
@@ -131,7 +136,19 @@ class ImageFiles:
 
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
-        """From the headers of all images, up to the first that differs."""
+        """From the headers of all images, up to the first that differs; None: one does."""
+        if self._cache_dir is None:
+            return self._shape()
+        file = self._cache_dir / f"{self.digest}-shape.npy"
+        if kept := cache_files.read(file):
+            return tuple(kept[0].tolist())
+        began, shape = time.monotonic(), self._shape()
+        if shape is not None and time.monotonic() - began > cache_files.SLOW_SECONDS:
+            with contextlib.suppress(OSError):
+                cache_files.write(file, np.array(shape))
+        return shape
+
+    def _shape(self) -> tuple[int, int, int] | None:
         sizes: set[tuple[int, int] | None] = {None}
         parts = [range(len(self))[i : i + HEADERS] for i in range(0, len(self), HEADERS)]
         # Of one zip file threads would wait for each other, and take longer.
@@ -188,26 +205,27 @@ def open_image_files(
     root: Path,
     classes: Sequence[str] | None = None,
     on_bad: Literal["error", "skip"] = "error",
+    cache_dir: Path | None = None,
 ) -> tuple[ImageFiles, ImageFiles | None]:
     """Training and test split with the same labels; None where there is no test split.
 
-    Of data without splits it is all images, with a `layout`, and None.
+    Of data without splits it is all images, with a `layout`, and None. See `ImageFiles`.
     """
     is_file = root.is_file() and root.suffix.lower() != ".zip" and not zipfile.is_zipfile(root)
     require(not is_file, f"{root} is neither a folder nor a zip file: {LAYOUTS}")
     try:
-        train = ImageFiles(root, "train", classes, on_bad)
+        train = ImageFiles(root, "train", classes, on_bad, cache_dir=cache_dir)
     except NoSplit as no_train:
         try:
             list_split(root, "test")
         except NoSplit:
-            return ImageFiles(root, None, classes, on_bad), None
+            return ImageFiles(root, None, classes, on_bad, cache_dir=cache_dir), None
         raise no_train  # a test split alone
     if not train.class_names:
         check_beside(root)
     test = None
     with contextlib.suppress(NoSplit):
-        test = ImageFiles(root, "test", classes, on_bad, like=train)
+        test = ImageFiles(root, "test", classes, on_bad, train, cache_dir)
     if len(train.places) == 1:  # of several zips all is taken
         warn_of_others(root, [train.places[0], *(test.places[:1] if test else ())])
     return train, test

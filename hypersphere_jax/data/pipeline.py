@@ -23,7 +23,6 @@ logger = logging.getLogger("hypersphere_jax")
 
 MOST_BAD = 0.1  # share of unreadable images from which on a run ends
 DECODER = "v1"  # changes when `decode` gives other pixels: files in the cache have it in their name
-SLOW_SECONDS = 1.0  # images that took longer to decode are kept in the cache
 
 
 class Batch(NamedTuple):
@@ -167,7 +166,7 @@ def in_memory(
         for _, missing in zip(track(range(n)), pool.map(decode, range(n)), strict=True):
             unreadable |= missing
             bad.report(missing)
-    slow = time.monotonic() - began > SLOW_SECONDS
+    slow = time.monotonic() - began > cache_files.SLOW_SECONDS
     # An image that cannot be read today may be readable tomorrow.
     if file is not None and not unreadable and (slow or file.exists()):
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import jax
 from hypersphere_jax import data, memory, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.config.base import holds_custom
-from hypersphere_jax.data.batches import call_batches, device_batches, is_resident
+from hypersphere_jax.data.batches import call_batches, device_batches, image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.evaluate.online import make_evaluation
 from hypersphere_jax.moco import queue_init
@@ -245,7 +245,7 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     run_folder.require_known(config)
     devices = sharding.global_devices(config.runtime.devices)
     sharding.check_batch_size(config.optimizer.batch_size, devices)
-    dataset = load(config.data)
+    dataset = load(config.data, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
     digest = dataset.digest()

@@ -25,6 +25,7 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.config.base import Custom, did_you_mean
 from hypersphere_jax.config.runtime import RENAMED
+from hypersphere_jax.data.batches import image_cache
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoint, processes
 from hypersphere_jax.training.extension import SCHEDULE, is_extension, schedule_of
@@ -191,7 +192,8 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
       UserError: when they are missing, or have changed since.
     """
     try:
-        dataset = data.load(moved(read_config(folder).data, data_dir))
+        config = read_config(folder)
+        dataset = data.load(moved(config.data, data_dir), cache_dir=image_cache(config))
     except UserError as error:
         hint = "; if the data of this run were moved, say where with --data-dir"
         raise UserError(f"{error}{hint}") from error

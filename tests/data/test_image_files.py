@@ -12,6 +12,7 @@ import numpy as np
 from data_cases import encoded, equal, images, picture, why, write, zipped
 from PIL import Image
 
+from hypersphere_jax import cache_files
 from hypersphere_jax.config import UserError
 from hypersphere_jax.data import image_files
 from hypersphere_jax.data.decode import decode, image_size
@@ -50,11 +51,16 @@ def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folde
             assert part.class_names == ("ant", "dog") and part.labels.tolist() == [0, 1]
 
 
-def test_sizes(folder, rng, monkeypatch):
+def test_sizes(folder, rng, monkeypatch, tmp_path):
     monkeypatch.setattr(image_files, "HEADERS", 1)
-    assert ImageFiles(folder, "train").image_shape == (9, 12, 3)
+    monkeypatch.setattr(cache_files, "SLOW_SECONDS", -1)
+    shape = lambda: open_image_files(folder, cache_dir=tmp_path / "cache")[0].image_shape  # noqa: E731
+    assert ImageFiles(folder, "train").image_shape == shape() == (9, 12, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageFiles, "_image_size", None)
+        assert shape() == (9, 12, 3)  # without a look at the files' headers
     write(folder, {"train/dog/0.jpeg": encoded(picture(rng, 8, 8))})
-    assert ImageFiles(folder, "train").image_shape is None
+    assert ImageFiles(folder, "train").image_shape is shape() is None
 
 
 def test_which_split_is_asked_for(folder):
