@@ -37,6 +37,21 @@ def accelerator(
     part.accelerator(parts, minutes, data_dir, toy, out)
 
 
+def start(data_dir: str | None = None, rounds: int = 3) -> None:
+    """Time the start of runs, from the command to the first step, with empty and full caches.
+
+    Of the digits, and of CIFAR-10 (SmallAlexNet and ResNet-18) where it is told where that is. Each
+    is a process of its own.
+
+    Args:
+        data_dir: CIFAR-10: the folder of train.zip and test.zip; None: digits alone.
+        rounds: Runs of each kind.
+    """
+    from benchmarks import start as part
+
+    part.start(data_dir, rounds)
+
+
 def step(
     model: Model = "small_alexnet",
     dtype: Literal["float32", "bfloat16"] = "float32",

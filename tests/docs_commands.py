@@ -81,6 +81,7 @@ TOY = {
     "bench vmapped": "--encoders 2 --width 0.1 --batch-size 32 --steps 1 --rounds 1",
     "bench probe": "--n 200 --n-test 50 --dim 8 --sklearn-rows 0",
     "bench knn": "--queries 20 --bank 50 --dim 8 --k 1 --rounds 1 --no-memory --compare 10",
+    "bench start": "--rounds 1",
     "bench step": "--batch-size 4 --width 0.05 --rounds 1",
     "bench layers": "--batch-size 4 --width 0.05 --rounds 1",
     "bench loop": "--step-ms 1 --steps 20 --model small_cnn",

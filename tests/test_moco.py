@@ -155,6 +155,7 @@ def test_who_stays_together_is_drawn():
         assert (abs(together[~np.eye(6, dtype=bool)] - 2 / 5) < 0.14).all(), together
 
 
+@pytest.mark.slow
 def test_any_number_of_devices_shuffles_as_one(rng):
     """Each gets its part of the same order, and has its own samples' features back."""
     x, order = {"image": rng.standard_normal((12, 2, 3)), "label": np.arange(12)}, orders(12, 4)[5]

@@ -67,7 +67,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
 def _initial(config: ModelConfig) -> Callable[[jax.Array], tuple[Tree, Tree]]:
     if config.network is not None:
         return _custom(config)[0]
-    return jax.jit(lambda key: functional.split(_build(config, BatchNorm, key))[1:])
+    return functional.drawn(functools.partial(_build, config, BatchNorm))
 
 
 def _custom(config: ModelConfig) -> tuple[Callable, Apply]:

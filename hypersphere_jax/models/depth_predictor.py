@@ -119,5 +119,4 @@ def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callab
         return DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
 
     graphdef, _, _ = functional.abstract(lambda: build(jax.random.key(0)))
-    initial = jax.jit(lambda key: functional.split(build(key))[1:])
-    return functools.partial(functional.call, graphdef), initial
+    return functools.partial(functional.call, graphdef), functional.drawn(build)

@@ -28,6 +28,7 @@ from benchmarks import (
     probe,
     roofline,
     scaling,
+    start,
     text,
     train_step,
     vmapped,
@@ -44,7 +45,7 @@ FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
 # What carries out each part, in the order of their names.
 FUNCTIONS = (
-    *(accelerator.accelerator, train_step.step, layers.layers, loop.loop, text.text),
+    *(accelerator.accelerator, start.start, train_step.step, layers.layers, loop.loop, text.text),
     *(
         vmapped.vmapped,
         convolution.convolutions,

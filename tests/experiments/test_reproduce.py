@@ -45,9 +45,12 @@ from hypersphere_jax.tables import text_of
 KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]
 # These read features of the runs themselves.
 KEPT = [item for item in KEPT if not re.search("figure[34]$|theorem", item) or "balanced/f" in item]
+LONG = ("wang-isola/figure5a", "balanced/figure3")  # of many rows, or many images
 
 
-@pytest.mark.parametrize("item", KEPT)
+@pytest.mark.parametrize(
+    "item", [pytest.param(item, marks=[pytest.mark.slow] * (item in LONG)) for item in KEPT]
+)
 def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
     """The numbers of docs/results/, again from what was measured; the runs are those planned."""
     drawn = []

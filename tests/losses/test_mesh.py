@@ -31,9 +31,13 @@ def on_devices(mesh, shapes, arrays):
     return [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in pairs]
 
 
-@names
 @pytest.mark.parametrize(
-    "devices", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))]
+    ("name", "devices"),
+    [
+        *((name, 4) for name in FAST),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ONE_FORM if name not in FAST),
+        *(pytest.param("contrastive", n, marks=pytest.mark.slow) for n in (1, 2, 8)),
+    ],
 )
 def test_on_a_mesh_as_under_pmap(name, devices, rng):
     """Sharded visibly, or along a named axis: value, gradients, and what is communicated."""

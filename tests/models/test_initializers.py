@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from processes import python
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ImportConfig, ModelConfig, UserError
@@ -22,6 +23,27 @@ LAWS = {  # by the inputs of a unit: convolutions, a ResNet's (by outputs), line
     "torch": ((BOUND, UNIFORM), (HE, NORMAL), (BOUND, UNIFORM), (BOUND, UNIFORM), (BOUND, UNIFORM)),
     "simclr": ((LECUN, TRUNCATED),) * 2 + ((lambda n: 0.01, NORMAL),) * 2 + (None,),
 }
+
+
+DRAWN_TWICE = """
+import functools, jax, numpy as np
+from hypersphere_jax import models
+from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.models import functional
+from hypersphere_jax.models.norm import BatchNorm
+config = ModelConfig("small_cnn", image_size=8, channels=1, dim=32)
+build = functools.partial(models._build, config, BatchNorm)
+usual = jax.jit(lambda key: functional.split(build(key))[1:])
+both = [program(jax.random.key(3)) for program in (functional.drawn(build), usual)]
+jax.tree.map(np.testing.assert_array_equal, *both)
+"""
+
+
+@pytest.mark.slow
+def test_another_level_of_llvm_draws_the_same():
+    """To the bit, in a process where XLA is as a user has it."""
+    done = python("-c", DRAWN_TWICE)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", LAWS)

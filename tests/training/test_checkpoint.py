@@ -268,6 +268,7 @@ def test_a_record_is_kept_whatever_its_numbers(tmp_path):
         MetricsWriter(tmp_path, len(values), tiny_runs.short(tmp_path)).close()
 
 
+@pytest.mark.slow
 def test_on_other_devices(killed_run, short_run, tmp_path):
     """And with other intervals, which do not divide the steps: the last one is logged and saved."""
     killed = shutil.copytree(killed_run, tmp_path / "short")

@@ -68,6 +68,7 @@ def assert_of_sampler(batch, source, rows):
         np.testing.assert_array_equal(found, given[rows])
 
 
+@pytest.mark.slow
 def test_resident_and_streamed_images_are_the_samplers(tmp_path):
     steps = range(5, 9)  # over the border of an epoch
     for pipeline, count in itertools.product(("resident", "streaming"), (1, 2, 4)):

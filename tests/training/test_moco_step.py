@@ -123,6 +123,7 @@ def test_devices_change_nothing(alone):
     assert (keys[1:] == keys[0]).all()  # to the bit
 
 
+@pytest.mark.slow
 def test_images_that_stream_and_averaged_statistics(alone):
     """A device's keys are made of images that were sent to it; under `shard_map`, too."""
     step, state = make(sharding.AXIS, separate=SEPARATE, resident=False, own_stats=False)
