@@ -49,24 +49,21 @@ def test_the_laptops_sweeps_span_the_papers_ranges(plan):
     assert len({config.name for config in configs(both)}) == len(both)
     assert all(one.config.init_from is None for one in both)  # none is there to begin from
     assert all(row.values["init"] == "rand" for row in plane.usable_rows())
-    # Of digits, all of Table 8 that begin at random, as they are there; some with more seeds. Rows
-    # 1 to 3 are one setting here, of which the first stays.
+    # Of digits, all of Table 8 that begin at random, as they are there, with more seeds. Rows 1 to
+    # 3 are one setting here, of which the first stays, as of those that the paper repeats.
     every = {one.config.name: one for one in plan("wang-isola/table8")}
     random = {name: one for name, one in every.items() if one.config.init_from is None}
     assert (len(every), len(random)) == (219, 195)
     for number in (2, 3):
         again = random.pop(f"wang_isola_table8_row{number}_laptop").config
         assert replace(again, name=digits[0].config.name) == digits[0].config
-    assert {one.config.name: one for one in digits[: len(random)]} == random
+    single = {name: one for name, one in random.items() if one.config.seed == 0}
+    assert {one.config.name: one for one in digits if one.config.seed == 0} == single
     assert len({replace(one.config, name="encoder") for one in digits}) == len(digits)
     seeds = {}
     for one in digits:
         seeds.setdefault(one.about["row"], set()).add(one.config.seed)
-    repeated = {number: of for number, of in seeds.items() if len(of) > 1}
-    assert len(repeated) == 24 and all(of == set(range(5)) for of in repeated.values())
-    for places in (list(seeds), sorted(repeated)):  # from the first row to the last
-        assert (places[0], places[-1]) == (1, 279)
-    assert {one.config.model.dim for one in digits if one.about["row"] in repeated} >= {3, 128, 512}
+    assert len(seeds) == 190 and all(of == set(range(5)) for of in seeds.values())
     assert plan("wang-isola/table1") == cifar10  # among which the paper's own choices are
     losses = {formula(config.objective) for config in configs(cifar10)}
     assert {
