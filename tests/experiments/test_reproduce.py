@@ -224,7 +224,7 @@ def test_a_dry_run_measures_what_is_asked_for(sweep, capsys, monkeypatch, tmp_pa
     out, said = capsys.readouterr()
     assert asked == [32, 32] and "measuring 2 of 2: small_alexnet x0.125" in said
     lines = out.splitlines()
-    (slow,) = {line for line in lines if "row231_laptop" in line}
+    (slow,) = {line for line in lines if "row231_laptop " in line}
     assert " 4.0 " in slow  # 256 pairs in the time of 32, eight times
     lost = [line for line in lines if "_cifar10" in line]
     assert lost and all("needs more than 5.6 GB  -" in line for line in lost)
