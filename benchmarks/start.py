@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import device_kind, median
-from hypersphere_jax.config import require
+from hypersphere_jax import data
+from hypersphere_jax.config import DataConfig, require
 from hypersphere_jax.tables import print_table
 
 ROOT = Path(__file__).parent.parent
@@ -35,9 +36,13 @@ its first checkpoint, the images on the device. processor: its time.
 def start(data_dir: str | None, rounds: int) -> None:
     """Times the start of runs, each in a process of its own, with empty and full caches."""
     require(rounds >= 1, "--rounds must be at least 1")
-    cifar10 = {name: (*of, "--data-dir", data_dir or "") for name, of in CIFAR10.items()}
+    runs: dict[str, tuple[str, ...]] = dict(DIGITS)
+    if data_dir is not None:
+        where = os.path.abspath(os.path.expanduser(data_dir))
+        data.load(DataConfig("cifar10", where))  # else an error would come after the digits
+        runs |= {name: (*of, "--data-dir", where) for name, of in CIFAR10.items()}
     rows: list[list] = []
-    for name, options in (DIGITS | (cifar10 if data_dir else {})).items():
+    for name, options in runs.items():
         with tempfile.TemporaryDirectory() as folder:
             if options:
                 first_step(options, Path(folder))  # which decodes
@@ -85,7 +90,7 @@ def first_step(options: tuple[str, ...], folder: Path) -> list[float]:
                 process.kill()
                 break
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    require(len(times) >= len(STAGES), f"{' '.join(command)} ended early: {line.strip()}")
+    require(len(times) >= len(STAGES), f"a run ended before its first step: {line.strip()}")
     return times
 
 

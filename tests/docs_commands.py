@@ -34,8 +34,6 @@ STANDINS = {
     "PATH": "images",
     "DIR": "images",
     "PATH_OF_THE_ZIPS": "images",
-    "FOLDER_OF_ZIPS": "images",
-    "NEW_FOLDER": "new",
     "NAME": "run",
     "RUN": "run",
     "RUN-from-scratch": "run-from-scratch",
@@ -106,6 +104,7 @@ NOT_HERE = {
     r"^import-torch .*pth": "tests/test_torch_io.py has such files",
     r"^probe moco\b": "likewise",
     r"^quickstart": "CI runs it as it is",
+    r"^bench start --data-dir": "minutes of SmallAlexNet and ResNet-18, as they are",
     r"^finetune --name": "tests/test_finetune.py has an interrupted one",
     r"^pretrain EXPERIMENT|--row N$": "a form, not a command",
 }
