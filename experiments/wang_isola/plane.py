@@ -182,25 +182,28 @@ def _verdict(
         parts.append(f"Over {who}, {what} is {inference.told(of)}: {word}.")
         numbers = " and ".join(f"{of[label].value:.2f}" for label in deciding)
         shorts.append(f"{numbers} over {who} ({word})")
-    others = [
-        f"{_range(found[name, 'all'][label])} by {label} on {name}"
+    ranges = {
+        f"by {label} on {name}": _range(found[name, "all"][label])
         for name in dict.fromkeys(name for name, _ in found)
         for label in deciding
-    ]
+    }
+    lows, highs = zip(*ranges.values(), strict=True)
+    others = ", ".join(f"{low:.2f} to {high:.2f} {of}" for of, (low, high) in ranges.items())
     choice = (
         "Equal weights are a choice: with others, from 3 : 1 to 1 : 3, the correlation over all "
-        f"encoders is {', '.join(others)}."
+        "encoders is"
     )
-    verdict = f"{' '.join(parts)} Holm's correction counts the {len(equal)} comparisons. {choice}"
+    holm = f"Holm's correction counts the {len(equal)} comparisons."
+    verdict = f"{' '.join(parts)} {holm} {choice} {others}."
     what = f"The rank correlation with L_align + L_uniform by {' and '.join(deciding)} is"
-    return verdict, f"{what} {', '.join(shorts)}. {choice}"
+    return verdict, f"{what} {', '.join(shorts)}. {choice} {min(lows):.2f} to {max(highs):.2f}."
 
 
-def _range(estimates: list[Estimate]) -> str:
+def _range(estimates: list[Estimate]) -> tuple[float, float]:
     """The least and the greatest correlation for weights that are not far from equal."""
     near, *_, far = (place for place in LISTED if 0 < CURVE[place] < 1)
     numbers = [estimate.value for estimate in estimates[near : far + 1]]
-    return f"{min(numbers):.2f} to {max(numbers):.2f}"
+    return min(numbers), max(numbers)
 
 
 def _repeated(name: str, rows: Rows, score: Score) -> str:
