@@ -57,7 +57,7 @@ def evaluation():
         # As if a few had labels: all are trained on.
         train, test, pretrain, recipe = data._open(C.DataConfig())
         some = subsets.Subset(train, np.arange(300), "with labels")
-        patch.setattr(data, "_open", lambda _: (some, test, pretrain, recipe))
+        patch.setattr(data, "_open", lambda *_: (some, test, pretrain, recipe))
         yield
 
 
