@@ -137,28 +137,32 @@ class ImageFiles:
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
         """From the headers of all images, up to the first that differs; None: one does."""
-        if self._cache_dir is None:
-            return self._shape()
-        file = self._cache_dir / f"{self.digest}-shape.npy"
-        if kept := cache_files.read(file):
-            return tuple(kept[0].tolist())
-        began, shape = time.monotonic(), self._shape()
-        if shape is not None and time.monotonic() - began > cache_files.SLOW_SECONDS:
+        file = None
+        if self._cache_dir is not None:
+            file = self._cache_dir / f"{self.digest}-shape.npy"
+            if kept := cache_files.read(file):
+                return tuple(kept[0].tolist())
+        began, sizes = time.monotonic(), self._header_sizes()
+        shapes = [(*size, 3) for size in sizes if size]
+        slow = time.monotonic() - began > cache_files.SLOW_SECONDS
+        # An image that cannot be read today may be readable tomorrow, and of another shape.
+        if file is not None and slow and len(shapes) == len(sizes) == 1:
             with contextlib.suppress(OSError):
-                cache_files.write(file, np.array(shape))
-        return shape
+                cache_files.write(file, np.array(shapes[0]))
+        return shapes[0] if len(shapes) == 1 else None
 
-    def _shape(self) -> tuple[int, int, int] | None:
-        sizes: set[tuple[int, int] | None] = {None}
+    def _header_sizes(self) -> set[tuple[int, int] | None]:
+        """Heights and widths, up to the first that differs; None: of what cannot be read."""
+        sizes: set[tuple[int, int] | None] = set()
         parts = [range(len(self))[i : i + HEADERS] for i in range(0, len(self), HEADERS)]
         # Of one zip file threads would wait for each other, and take longer.
         one_zip = len(self.places) == 1 and self.places[0].archive is not None
         with thread_pool(1 if one_zip else THREADS) as pool:
             for others in pool.map(lambda part: set(map(self._image_size, part)), parts):
                 sizes |= others
-                if len(sizes) > 2:
-                    return None
-        return next(((*size, 3) for size in sizes if size), None)
+                if len(sizes - {None}) > 1:
+                    break
+        return sizes
 
     @functools.cached_property
     def digest(self) -> str:

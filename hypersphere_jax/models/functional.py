@@ -30,11 +30,23 @@ def drawn(build: Callable[[jax.Array], nnx.Module]) -> Callable[[jax.Array], tup
     """From a key to parameters and running statistics of the module that is built with it.
 
     On CPU it is compiled at LLVM's level 1, unless the user has named another one: that takes less
-    than half the time, for the same numbers to the bit, and a program that runs as long.
+    than half the time, for the same numbers to the bit, and a program that runs as long. As a part
+    of another program, which JAX allows no options, it is compiled as that is.
     """
-    lower = jax.default_backend() == "cpu" and _LEVEL not in xla_flags.given()
-    options = {_LEVEL: "1"} if lower else None
-    return jax.jit(lambda key: split(build(key))[1:], compiler_options=options)
+
+    def draw(key):
+        return split(build(key))[1:]
+
+    chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
+    lower = jax.default_backend() == "cpu" and not chosen
+    alone = jax.jit(draw, compiler_options={_LEVEL: "1"} if lower else None)
+
+    def drawn(key):
+        # Also of a key that was made outside: what is computed of it belongs to the program.
+        is_part = isinstance(jax.random.key_data(key), jax.core.Tracer)
+        return draw(key) if is_part else alone(key)
+
+    return drawn
 
 
 def call(graphdef: nnx.GraphDef, params: Tree, stats: Tree, *inputs: Any) -> tuple[Any, Tree]:

@@ -61,6 +61,9 @@ def test_sizes(folder, rng, monkeypatch, tmp_path):
         assert shape() == (9, 12, 3)  # without a look at the files' headers
     write(folder, {"train/dog/0.jpeg": encoded(picture(rng, 8, 8))})
     assert ImageFiles(folder, "train").image_shape is shape() is None
+    write(folder, {"train/dog/0.jpeg": b"cut short"})
+    assert shape() == (9, 12, 3)
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # which is not kept
 
 
 def test_which_split_is_asked_for(folder):

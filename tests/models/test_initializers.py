@@ -36,6 +36,11 @@ build = functools.partial(models._build, config, BatchNorm)
 usual = jax.jit(lambda key: functional.split(build(key))[1:])
 both = [program(jax.random.key(3)) for program in (functional.drawn(build), usual)]
 jax.tree.map(np.testing.assert_array_equal, *both)
+key = jax.random.key(3)  # and within another program
+made = jax.jit(lambda given: [models.create(config, k)[1:] for k in (given, key)])(key)
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+jax.tree.map(close, made, [both[0], both[0]])
+jax.eval_shape(lambda key: models.create(config, key)[1:], key)
 """
 
 
