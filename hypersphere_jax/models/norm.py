@@ -79,6 +79,21 @@ def _scaled(x, mean, var, scale, bias, relu: bool) -> jax.Array:
     return jnp.maximum(normed, 0.0) if relu else normed
 
 
+def _line(y: jax.Array, along: jax.Array, level: jax.Array) -> jax.Array:
+    """`y * along + level`, whose transpose is two sums; on GPUs, one sum of complex numbers.
+
+    XLA takes two sums to read a gradient twice, and then writes it in a pass of its own.
+    """
+
+    def of_complex(y, along, level):
+        return jnp.real(jax.lax.complex(level, along) * jax.lax.complex(jnp.ones_like(y), -y))
+
+    def plain(y, along, level):
+        return y * along + level
+
+    return jax.lax.platform_dependent(y, along, level, cuda=of_complex, default=plain)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _normalized(
     x: jax.Array, scale: jax.Array, bias: jax.Array | float, relu: bool, axis_name: str | None
@@ -103,7 +118,7 @@ def _(relu, axis_name, primals, tangents):
     y, factor = (x - mean) * root, root * scale
     along = -factor * _averaged(y * dx, axis_name) + dscale
     level = -factor * _averaged(dx, axis_name) + dbias
-    moved, nothing = dx * factor + y * along + level, jnp.zeros_like(mean)
+    moved, nothing = dx * factor + _line(y, along, level), jnp.zeros_like(mean)
     if relu:
         # A step, as 0.0 and 1.0: booleans XLA would keep from the forward pass, a byte a number.
         moved *= jnp.clip((y * scale + bias) * 1e30, 0.0, 1.0)
