@@ -83,8 +83,8 @@ def count(jaxpr: Any) -> tuple[float, float]:
     """FLOP of a program's matrix products and convolutions, and elements of all else it computes.
 
     Loops count with all their turns, of branches the one with most products: those of losses that
-    have none are for features far from unit norm. (XLA's own `cost_analysis` counts the body of a
-    loop once, and so a recurrent network's words.)
+    have none are for features far from unit norm; of those for platforms the last, the default.
+    (XLA's own `cost_analysis` counts the body of a loop once, and so a recurrent network's words.)
     """
     flop, elements = 0.0, 0.0
     for equation in jaxpr.eqns:
@@ -93,7 +93,8 @@ def count(jaxpr: Any) -> tuple[float, float]:
         size = sum(math.prod(variable.aval.shape) for variable in equation.outvars)
         leaves = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(list(given.values()))]
         inner = [count(leaf) for leaf in leaves if hasattr(leaf, "eqns")]
-        inner = [max(inner)] if name == "cond" else inner
+        if name == "cond":
+            inner = [inner[-1] if given.get("branches_platforms") else max(inner)]
         turns = given["length"] if name == "scan" else 1
         flop += turns * sum(each for each, _ in inner)
         elements += turns * sum(each for _, each in inner)

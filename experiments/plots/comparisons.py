@@ -162,6 +162,8 @@ def heat_maps(
         below = place + across < len(grids)  # whether another panel is
         axes.set(title=title, xlabel="" if below else column)
         axes.set_ylabel("" if place % across else row)
+        if place % across and list(grid.rows) == list(grids[[*grids][place - 1]].rows):
+            axes.tick_params(labelleft=False)
         if len(grid.ridge):
             points = [(_place(x, grid.columns), _place(y, grid.rows)) for x, y in grid.ridge]
             line = {"color": COLORS[1], "linewidth": 1.2, "scalex": False, "scaley": False}
