@@ -1,6 +1,7 @@
 """The command line: `hypersphere-jax VERB`, or `python -m hypersphere_jax VERB`; see cli.py."""
 
 import _signal  # `signal`, and all else that takes long to import, comes after `_end_early`
+import gc
 import io
 import os
 import sys
@@ -27,6 +28,8 @@ def main() -> int:
         return 2
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, _end_early)
+    # Imports and tracing make a million objects that stay, and Python looks through them each 700.
+    gc.set_threshold(100_000, 50, 50)
     from hypersphere_jax import signals
     from hypersphere_jax.extras import how_to_install
 

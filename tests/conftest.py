@@ -11,6 +11,7 @@ its own, with XLA as it is by default (`processes.environment()`).
 
 import fcntl
 import functools
+import gc
 import os
 import resource
 import shutil
@@ -31,6 +32,7 @@ from hypersphere_jax import cli, models
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.training import loop, sharding
 
+gc.set_threshold(100_000, 50, 50)  # as the command does: tracing makes objects that stay
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 
