@@ -67,7 +67,10 @@ class TrainState(NamedTuple):
 
 def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step."""
-    return TrainState(jnp.zeros((), jnp.int32), params, stats, optimizer.init(params))
+    # Zeros by themselves would be a program for every shape.
+    begun = jax.jit(lambda params: (jnp.zeros((), jnp.int32), optimizer.init(params)))
+    step, opt_state = begun(params)
+    return TrainState(step, params, stats, opt_state)
 
 
 def structure(config: PretrainConfig) -> PretrainConfig:
