@@ -376,7 +376,7 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
 @pytest.mark.slow
 def test_the_quickstart_shortened(monkeypatch, tmp_path, capsys):
     for name in ("RUNS", "CIRCLE_RUNS"):
-        short = {run: (*of[:2], 8, of[3]) for run, of in getattr(quickstart, name).items()}
+        short = {run: (*of[:2], 2, of[3]) for run, of in getattr(quickstart, name).items()}
         monkeypatch.setattr(quickstart, name, short)
     quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(0,)))
     page = (tmp_path / "report.html").read_text()

@@ -60,6 +60,7 @@ def test_devices_change_nothing(mapping, devices, arrays, alone):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_directions_in_blocks(arrays, alone, monkeypatch):
     """Three at a time, and what is left."""
     monkeypatch.setattr(sliced_wasserstein, "SORTED_TOGETHER", 3 * 16)

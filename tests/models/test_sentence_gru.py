@@ -77,6 +77,7 @@ def test_packed_sentences_are_as_by_words(sentences):
     np.testing.assert_allclose(near, found["f"], atol=0.05)
 
 
+@pytest.mark.slow
 def test_gradient_does_not_depend_on_the_packing(sentences):
     outputs, params = encoder(unit_norm=False)
 

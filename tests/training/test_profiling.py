@@ -49,6 +49,7 @@ def test_steps_are_traced_to_the_end_of_the_run(
         assert "--profile: nothing is traced" in said and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_runs_trace_is_in_its_folder_and_of_one_session(tmp_path, capsys):
     runtime = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, profile=4)
     folder = loop.train(tiny_runs.short(tmp_path, runtime=runtime))

@@ -102,6 +102,7 @@ def test_step_by_hand(alone):
     assert int(state.step) == 3 == len(drawn)
 
 
+@pytest.mark.slow
 def test_devices_change_nothing(alone):
     step, state = make("data")
     mapped = jax.pmap(step, "data", in_axes=(None, None, None, 0, None), devices=jax.devices()[:4])
@@ -143,6 +144,7 @@ def test_scalars_as_arguments(rng):
     assert plain.keys() == {"align", "uniform"}  # a term without weight stays out
 
 
+@pytest.mark.slow
 def test_step_of_sentences():
     """Alignment and uniformity are of unit features, the contrastive loss of them as they are.
 
