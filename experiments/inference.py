@@ -4,7 +4,8 @@ Two instruments measure every encoder: multinomial logistic regression on standa
 minimized to convergence with its L2 chosen on training data, and 5-NN. A claim *shows* if it holds
 by both, at the layer that its paper evaluates, beyond chance at 95%; if both say the opposite, that
 shows; else it does not show, and what each of them says is told. The paper's own probe stands
-beside the two, and decides nothing. Of several comparisons, Holm's correction counts all.
+beside the two, and decides nothing. Of several comparisons that are told together, Holm's
+correction counts all; where it decides, `by_itself` says so.
 
 An interval counts seeds and test samples as drawn at random, see `difference`.
 """
@@ -212,17 +213,26 @@ def signs(comparisons: Sequence[Comparison]) -> list[int]:
     probe, where it is among the estimates, has no part in it. Of single encoders nothing is said:
     how much another seed would differ is not known.
     """
-    deciding = [
-        [each for name, each in of.items() if name not in PAPERS.values()] for of in comparisons
-    ]
-    # Both have to reject, so that the larger p is that of the comparison.
-    adjusted = holm([max(each.p for each in of) for of in deciding])
     found = []
-    for p, of in zip(adjusted, deciding, strict=True):
-        alike = {np.sign(each.value) for each in of}
-        sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in of)
+    for p, of in zip(holm([_p(of) for of in comparisons]), comparisons, strict=True):
+        alike = {np.sign(each.value) for each in _deciding(of)}
+        sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in _deciding(of))
         found.append(int(alike.pop()) if sure else 0)
     return found
+
+
+def _deciding(of: Comparison) -> list[Estimate]:
+    return [each for name, each in of.items() if name not in PAPERS.values()]
+
+
+def _p(of: Comparison) -> float:
+    """Of a comparison by itself: both instruments have to reject, so that the larger p is its."""
+    return max(each.p for each in _deciding(of))
+
+
+def by_itself(of: Comparison, sign: int) -> str:
+    """Such as ` (by itself p = 0.04)`, where only the correction keeps it from showing."""
+    return f" (by itself p = {_p(of):.2g})" if not sign and signs([of])[0] else ""
 
 
 def shows(sign: int, claimed: int = 1) -> str:
@@ -265,7 +275,8 @@ def sentences(comparisons: Mapping[str, Comparison], layer: str) -> str:
         a, _, b = name.partition(" against ")
         numbers = _and([_oriented(each, sign) for each in of.values()])
         by = " by" if sign else ":"
-        parts.append(f"{_inner(a)} is {stands(sign)} {b}{by} {numbers} points")
+        alone = by_itself(of, sign)
+        parts.append(f"{_inner(a)} is {stands(sign)} {b}{by} {numbers} points{alone}")
     place, instruments = where(layer), [*next(iter(comparisons.values()))]
     order = " in this order" if len(instruments) > 1 else ""
     place = f"{capitalized(place)}, with {_and(instruments)}{order}"

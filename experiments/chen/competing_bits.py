@@ -191,7 +191,7 @@ def _ahead(groups: Groups, layer: str) -> str:
         if cell in groups and (BASE, cell[1]) in groups
     }
     found = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
-    parts = []
+    parts, with_bits = [], {FEW: f"with {FEW} bits", 0: "without bits"}
     for bits in (FEW, 0):
         for sign, word in ((1, "ahead of"), (-1, "behind")):
             some = [
@@ -199,11 +199,16 @@ def _ahead(groups: Groups, layer: str) -> str:
                 for (label, k), of in compared.items()
                 if k == bits and found[label, k] == sign
             ]
-            with_bits = f"with {bits} bits" if bits else "without bits"
-            parts.append(f"{word} it {with_bits}: {'; '.join(some) or 'none'}")
+            parts.append(f"{word} it {with_bits[bits]}: {'; '.join(some) or 'none'}")
+    near = [
+        f"{_short(label)} {with_bits[bits]}, {inference.told(of)}{p}"
+        for (label, bits), of in compared.items()
+        if (p := inference.by_itself(of, found[label, bits]))
+    ]
+    alone = f" Not told apart by that alone: {'; '.join(near)}." if near else ""
     return (
         f"Beside {BASE}, {inference.where(layer)}, in points by each instrument, "
-        f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons."
+        f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons.{alone}"
     )
 
 

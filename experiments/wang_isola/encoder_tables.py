@@ -141,8 +141,8 @@ def order_result(number: int, title: str, context: Context, rows: Rows) -> Resul
         "The paper lists all its encoders with their accuracies, from which its Figures 5 and 9 "
         "are drawn. It claims nothing of this table; what is asked is whether small encoders of "
         "other data come in its order.",
-        f"The rows were trained on {encoders[0]['data']}, with a smaller encoder: accuracies "
-        "cannot be compared with the paper's, but the order of the encoders can. The table has the "
+        f"The rows were trained on {encoders[0]['data']}, one seed each, with a smaller encoder: "
+        "accuracies cannot be compared with the paper's, but the order can. The table has the "
         "rank correlation (Spearman) of ours, by each instrument, with each number of the paper; "
         "intervals: 95%, by the bootstrap over encoders and test samples, which lie too near to "
         "zero, as drawing samples adds noise to accuracies that are noisy already. The better half "

@@ -252,8 +252,8 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], np.ndarray]) -> tupl
     reach = f"Of these encoders {ahead.count(1)} of {len(ahead)} are ahead of that mean."
     if max(ahead) < 1:
         reach = (
-            f"None of these encoders is ahead of the {RANDOM_WORDS}: eight novels do not reach "
-            "this baseline, and the order of the encoders says little of the claim."
+            f"None of these encoders is shown to be ahead of the {RANDOM_WORDS}: eight novels do "
+            "not lift them above it, and the order of the encoders says little of the claim."
         )
     short = "; ".join(numbers)
     return f"{short}. {inference.sentences(compared, 'output')} {reach}", f"{short}. {reach}"
