@@ -112,6 +112,8 @@ def accelerator(
         write_json(out / "accelerator.json", results)
         write_page(out / "accelerator.html", results)
     print(f"written: {out / 'accelerator.json'}, {out / 'accelerator.html'}")
+    failed = [name for name, part in results["parts"].items() if "failure" in part]
+    require(not failed, f"{', '.join(failed)} did not end; the page says why, and has the others")
 
 
 def run_part(

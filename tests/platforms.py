@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from hypersphere_jax.xla_flags import DETERMINISTIC
+
 LEVEL = "--xla_backend_optimization_level"
 # Sums come in other orders there, and exponentials by other approximations: so many times as wide
 # are the tolerances of `assert_allclose`. Products are of float32 (`begin`), not TF32 or bfloat16.
@@ -52,6 +54,12 @@ DEVICES = {
 ON_CPU = {
     "the kind of device in a record": ("training/test_loop.py::test_folder_of_a_run",),
     "operations as they are counted on CPU": ("test_stored_costs_are_those_of_the_programs",),
+    "products of float32 at each precision": (
+        "losses/test_precision.py::test_precision_is_one_of_three",
+        "losses/test_precision.py::test_products_of_parts",
+        "training/test_train_step.py::test_precision_of_the_products_of_a_step",
+    ),
+    "made-up devices": ("training/test_deterministic.py::test_deterministic_kernels",),
 }
 
 
@@ -67,6 +75,8 @@ def begin(platform: str, devices: int) -> None:
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {LEVEL}=0".strip()
         assert jax.device_count() == devices
         return
+    # Resumption is exact with such kernels alone.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}=true".strip()
     # Several processes share a device's memory: pytest's, and those that tests start.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")

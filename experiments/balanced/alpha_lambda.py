@@ -135,6 +135,16 @@ def result(figure: str, context: Context, rows: Rows) -> Result:
         )
         + ".",
     ]
+    edge = [
+        f"{NAMES[loss]} ({_at(best)})"
+        for loss, (best, _) in chosen.items()
+        if best[0] in (min(GRID), max(GRID))
+    ]
+    if edge:
+        text.append(
+            "At the edge of the grid's alphas, so that others may be better, and of the best alpha "
+            f"nothing is said: {', '.join(edge)}."
+        )
     if choice:
         named = {f"alpha {alpha}": rate for alpha, rate in choice.items()}
         text.append(rates.told(named, settings.RATES))

@@ -167,7 +167,7 @@ def attracting(context: Context, rows: Rows) -> Result:
     title = "Theorem 4.4: upper bound of the attracting component"
     caption = (
         "Both sides of (8) of each anchor, of a few encoders; the gap of each setting (loss, "
-        "alpha, lambda): mean over the anchors of all seeds, and from the least to the largest"
+        "alpha, lambda): mean over all anchors, and from the least to the largest"
     )
     table = [sides.cells() for sides in checked]
     return Result(title, columns, table, [(context.figure, caption)], text, verdict)
@@ -248,7 +248,7 @@ def repelling(context: Context, rows: Rows) -> Result:
     title = "Theorem 4.6: upper bound of the repelling component"
     caption = (
         "Both sides of (10) of each anchor, of a few encoders; the gap of each setting (loss, "
-        "alpha, lambda): mean over the anchors of all seeds, and from the least to the largest; "
+        "alpha, lambda): mean over all anchors, and from the least to the largest; "
         "one encoder over alpha of the bound"
     )
     return Result(title, columns, table, [(context.figure, caption)], text, verdict)

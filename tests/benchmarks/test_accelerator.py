@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import accelerator, float64, timing
 from benchmarks.roofline import Peaks
+from hypersphere_jax.config import UserError
 
 TAU, N = 0.05, 9
 
@@ -128,7 +129,8 @@ def test_parts_that_fail_do_not_end_the_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr(accelerator, "run_part", run_part)
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(waits))
-    accelerator.accelerator(tuple(records), 255 / 60, data_dir="zips", toy=False, out=tmp_path)
+    with pytest.raises(UserError, match="peaks, losses did not end; the page says"):
+        accelerator.accelerator(tuple(records), 255 / 60, data_dir="zips", toy=False, out=tmp_path)
     # 255 s in shares of 30, 45 and 180 s: what is left of one goes to the next.
     assert [seconds for seconds, _, _ in given.values()] == pytest.approx([30, -25, 155])
     assert [found for _, found, _ in given.values()] == [None, None, [{"tf32": 4e12}, 2e12]]

@@ -78,7 +78,7 @@ def test_points_that_form_no_pair(accelerator, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5])
+@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5, 1.0])
 def test_products_of_parts(tau, accelerator, monkeypatch, rng):
     """Six of three parts are as exact as float32 products at any temperature, three of two to a
     relative 4e-4 of the gradient."""

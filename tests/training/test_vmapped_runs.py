@@ -158,6 +158,9 @@ def test_groups(tmp_path, monkeypatch, alone):
     assert planned == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
     with pytest.raises(C.UserError, match=r"two encoders .*/0$"):
         vmapped.train_vmapped([*configs, configs[0]])
+    several = config(tmp_path, "several", runtime=C.RuntimeConfig(steps_per_call=2))
+    with pytest.raises(C.UserError, match="--steps-per-call: encoders in one program"):
+        vmapped.train_vmapped([*configs, several])
 
 
 def test_parts_are_the_fewest_that_fit_in_memory():
