@@ -213,10 +213,12 @@ def signs(comparisons: Sequence[Comparison]) -> list[int]:
     probe, where it is among the estimates, has no part in it. Of single encoders nothing is said:
     how much another seed would differ is not known.
     """
+    deciding = [_deciding(of) for of in comparisons]
+    adjusted = holm([_p(of) for of in comparisons])
     found = []
-    for p, of in zip(holm([_p(of) for of in comparisons]), comparisons, strict=True):
-        alike = {np.sign(each.value) for each in _deciding(of)}
-        sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in _deciding(of))
+    for p, of in zip(adjusted, deciding, strict=True):
+        alike = {np.sign(each.value) for each in of}
+        sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in of)
         found.append(int(alike.pop()) if sure else 0)
     return found
 
@@ -226,7 +228,7 @@ def _deciding(of: Comparison) -> list[Estimate]:
 
 
 def _p(of: Comparison) -> float:
-    """Of a comparison by itself: both instruments have to reject, so that the larger p is its."""
+    """Both instruments have to reject, so that the larger p is that of the comparison."""
     return max(each.p for each in _deciding(of))
 
 

@@ -114,6 +114,12 @@ def test_holm_and_the_rule():
         "to -8.00) points; e is not told apart from F: +1.00 (+0.00 to +2.00), +2.00 (+1.00 to "
         "+3.00) and +9.00 (+8.00 to +10.00) points. Holm's correction counts the 3 comparisons."
     )
+    # Where the correction alone decides, the sentence says so.
+    near = {"A against B": of(1, 0.03, 2, 0.02), "C against D": one}
+    told = "+9.00 (+8.00 to +10.00) points"
+    found = inference.sentences(near, "output")
+    assert f"{told} (by itself p = 0.03); c is not told apart from D" in found
+    assert found.count("by itself") == 1
     assert inference.sentences({"A against B": {"5-NN": both["5-NN"]}}, "output") == (
         "On the output, with 5-NN, a is ahead of B by 2.00 (1.00 to 3.00) points."
     )
