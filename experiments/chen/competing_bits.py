@@ -157,23 +157,27 @@ def _verdict(
     cells = [(label, k) for label in labels for k in (0, FEW)]
     if not labels or any(cell not in groups or cell not in starts for cell in cells):
         return "", ""
-    parts = []
+    parts, shorts = [], []
     for layer in layers:
         pairs = [(groups[label, FEW], starts[label, FEW]) for label in labels]
         changes = [inference.compare(*pair, layer, papers=False, paired=True) for pair in pairs]
-        sides: dict[int, list[str]] = {-1: [], 1: [], 0: []}
-        for label, sign in zip(labels, inference.signs(changes), strict=True):
-            sides[sign].append(_short(label))
-        words = {-1: "below", 1: "above", 0: "not told apart from"}
-        told = [
-            f"{words[sign]} the initialization's for {len(some)} ({'; '.join(some)})"
-            for sign, some in sides.items()
-            if some
+        signs, names = inference.signs(changes), [*map(_short, labels)]
+        numbers = [
+            "" if sign else f", {inference.told(of)}{inference.by_itself(of, sign)}"
+            for of, sign in zip(changes, signs, strict=True)
         ]
-        parts.append(f"{inference.where(layer)} {', '.join(told)}")
-    found = f"With {FEW} bits, training leaves accuracy {'; '.join(parts)}."
+        for kept, ends in ((parts, numbers), (shorts, [""] * len(names))):
+            told = []
+            for sign, word in ((-1, "below"), (1, "above"), (0, "not told apart from")):
+                some = [n + end for n, end, s in zip(names, ends, signs, strict=True) if s == sign]
+                about = f"{word} the initialization's for {len(some)} ({'; '.join(some)})"
+                told += [about] if some else []
+            kept.append(f"{inference.where(layer)} {', '.join(told)}")
+    found, short = (
+        f"With {FEW} bits, training leaves accuracy {'; '.join(of)}." for of in (parts, shorts)
+    )
     counted = f"By both instruments; Holm's correction counts the {len(labels)} encoders."
-    return f"{found} {counted} {_ahead(groups, layers[0])}", found
+    return f"{found} {counted} {_ahead(groups, layers[0])}", short
 
 
 def _short(label: str) -> str:
@@ -193,22 +197,17 @@ def _ahead(groups: Groups, layer: str) -> str:
     found = dict(zip(compared, inference.signs([*compared.values()]), strict=True))
     parts, with_bits = [], {FEW: f"with {FEW} bits", 0: "without bits"}
     for bits in (FEW, 0):
-        for sign, word in ((1, "ahead of"), (-1, "behind")):
+        for sign, word in ((1, "ahead of"), (-1, "behind"), (0, "not told apart from")):
             some = [
                 f"{_short(label)} ({', '.join(f'{e.value:+.1f}' for e in of.values())})"
+                f"{inference.by_itself(of, sign)}"
                 for (label, k), of in compared.items()
                 if k == bits and found[label, k] == sign
             ]
             parts.append(f"{word} it {with_bits[bits]}: {'; '.join(some) or 'none'}")
-    near = [
-        f"{_short(label)} {with_bits[bits]}, {inference.told(of)}{p}"
-        for (label, bits), of in compared.items()
-        if (p := inference.by_itself(of, found[label, bits]))
-    ]
-    alone = f" Not told apart by that alone: {'; '.join(near)}." if near else ""
     return (
         f"Beside {BASE}, {inference.where(layer)}, in points by each instrument, "
-        f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons.{alone}"
+        f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons."
     )
 
 
