@@ -119,16 +119,14 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
         short.append(f"{inference.shows(sign, claimed=-1)} {where}")
     told = "; ".join(parts)
     lowest = min(groups, key=lambda label: mean(values(groups[label], "prototype_bias")))
-    others = {label: rows for label, rows in groups.items() if label != BASE}
-    signs = inference.signs(
-        [inference.compare(groups[BASE], rows, layers[0], papers=False) for rows in others.values()]
-    )
-    ahead = [label for label, sign in zip(others, signs, strict=True) if sign > 0]
-    behind = [label for label, sign in zip(others, signs, strict=True) if sign < 0]
+    compared = {
+        f"{BASE} against {label}": inference.compare(groups[BASE], rows, layers[0], papers=False)
+        for label, rows in groups.items()
+        if label != BASE
+    }
     verdict = (
-        f"{told[0].upper()}{told[1:]}. The lowest bias is that of {lowest}. Before the head, by "
-        f"both instruments, {BASE} is ahead of {', '.join(ahead) or 'none'} and behind "
-        f"{', '.join(behind) or 'none'} (Holm's correction counts the four comparisons)."
+        f"{told[0].upper()}{told[1:]}. The lowest bias is that of {lowest}. "
+        f"{inference.sentences(compared, layers[0])}"
     )
     return verdict, f"That a lower bias goes with a higher accuracy {', and '.join(short)}."
 
