@@ -172,8 +172,8 @@ def scores(layers: Sequence[str], papers: bool = True) -> dict[str, str]:
 
 
 def where(layer: str) -> str:
-    """A layer in a sentence: `on the output`, or `before the head`."""
-    return "on the output" if layer == "output" else LAYERS[layer]
+    """A layer in a sentence: `on the output`, `before the head`, `on fc7`."""
+    return {"output": "on the output", "backbone": "before the head"}.get(layer, f"on {layer}")
 
 
 def accuracies(rows: Rows, layers: Sequence[str], papers: bool = True) -> list[str | None]:
