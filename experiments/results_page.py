@@ -10,6 +10,7 @@ kept. So the pages hold what the commands print, and a test makes them again.
 """
 
 import csv
+import re
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,10 @@ from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.tables import text_of
 
 ROOT = Path(__file__).parent.parent
+# Three or more in a sentence, each with a semicolon after it but the last.
+_COMPARISONS = re.compile(
+    r"in this order, ((?:(?:(?!\. [A-Z])[^;])+; ){2,}(?:(?!\. [A-Z])[^;])+?)\.(?= |$) ?"
+)
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 # Of the README: items, and what their papers claim.
 HEADLINES = {
@@ -137,14 +142,21 @@ def _section(name: str, scale: str, path: Path) -> str:
     parts = [
         f"## {_heading(name, result)}",
         " ".join([claim, *done]),
-        f"**Found:** {verdict}." if verdict else "",
+        _listed(f"**Found:** {verdict}.") if verdict else "",
         *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
         _table(rows),
-        *details[len(done) :],
+        *map(_listed, details[len(done) :]),
         "" if _is_new(name, scale) else OLD,
         f"```\n{command}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _listed(text: str) -> str:
+    """A paragraph with the comparisons of `inference.sentences` as a list, from three on."""
+    return _COMPARISONS.sub(
+        lambda found: "in this order:\n\n- " + found[1].replace("; ", "\n- ") + "\n\n", text
+    ).strip()
 
 
 def _is_new(name: str, scale: str) -> bool:
