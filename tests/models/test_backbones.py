@@ -76,7 +76,10 @@ def test_wide_convolutions_are_eigens(inputs, kernel, stride, direct, monkeypatc
     assert ("stablehlo.convolution" in text) == (direct or jax.default_backend() != "cpu")
 
 
-@pytest.mark.parametrize("name", TORCHS)
+RESNET50 = pytest.param("resnet50", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*[*TORCHS][:2], RESNET50])
 def test_forward_is_numpys(name, monkeypatch, rng):
     monkeypatch.setitem(models.MODELS, "resnet18", Short18)
     monkeypatch.setitem(models.MODELS, "resnet50", Short50)
