@@ -28,7 +28,7 @@ def main() -> int:
         return 2
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, _end_early)
-    # Imports and tracing make a million objects that stay, and Python looks through them each 700.
+    # Imports and tracing make objects that stay: by default Python looks through them all the time.
     gc.set_threshold(100_000, 50, 50)
     from hypersphere_jax import signals
     from hypersphere_jax.extras import how_to_install

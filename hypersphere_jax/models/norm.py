@@ -82,7 +82,8 @@ def _scaled(x, mean, var, scale, bias, relu: bool) -> jax.Array:
 def _line(y: jax.Array, along: jax.Array, level: jax.Array) -> jax.Array:
     """`y * along + level`, whose transpose is two sums; on GPUs, one sum of complex numbers.
 
-    XLA takes two sums to read a gradient twice, and then writes it in a pass of its own.
+    Two sums XLA estimates to read the gradient twice, and then does not compute it within them but
+    writes it in a pass of its own.
     """
 
     def of_complex(y, along, level):

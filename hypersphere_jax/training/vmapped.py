@@ -69,7 +69,7 @@ def train_vmapped(
 
     Raises:
       UserError: as `train`, before the first run is begun where it can be known by then; for
-        several processes.
+        several processes, or several steps per call.
       Stopped: after SIGTERM or SIGINT, once the states of all that train are saved. The same call
         goes on.
     """

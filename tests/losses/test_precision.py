@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -78,10 +79,12 @@ def test_points_that_form_no_pair(accelerator, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5, 1.0])
-def test_products_of_parts(tau, accelerator, monkeypatch, rng):
-    """Six of three parts are as exact as float32 products at any temperature, three of two to a
-    relative 4e-4 of the gradient."""
+@pytest.mark.parametrize(
+    ("tau", "high"), [(0.005, 2e-4), (0.05, 1.4e-5), (0.1, 7e-6), (0.5, 7e-7), (1.0, 3e-7)]
+)
+def test_products_of_parts(tau, high, accelerator, monkeypatch, rng):
+    """Six of three parts are as exact as float32 products at any temperature; three of two are off
+    by as much of the gradient as docs/losses.md says."""
     centres = sphere(rng, 10, 64)
     x = centres[rng.integers(0, 10, 300)] + 0.05 * rng.standard_normal((300, 64))
     x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, x + 0.01 * x[::-1]))
@@ -95,7 +98,9 @@ def test_products_of_parts(tau, accelerator, monkeypatch, rng):
             found = jax.jit(jax.grad(loss))(np.float32(x), np.float32(y))
             errors[form, precision] = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
     assert errors["parts", "highest"] < 1.5 * errors["float32", "highest"] + 1e-7
-    assert 2 * errors["float32", "high"] < errors["parts", "high"] < 4e-4
+    assert errors["parts", "high"] == pytest.approx(high, rel=0.3)
+    page = " ".join(Path("docs/losses.md").read_text().split())
+    assert "some 7e-6 at tau = 0.1, by some 2e-4 at 0.005" in page
 
 
 def _contrastive(precision, tau, x, y):
