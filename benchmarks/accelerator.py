@@ -43,27 +43,32 @@ PARTS: dict[str, Part] = {
     ),
     "losses": Part(
         "Losses against float64",
-        180,
+        300,
         "tau = 0.005, d = 128; t and alpha are 1 / (2 tau) and 1 / tau. Errors of the value, "
         "relative where it is above 1, and of the gradient at 64 points, by its norm; float32: "
         "whether both are within 8 roundings of logits of that size.",
     ),
+    "precision": Part(
+        "Precision of the products",
+        60,
+        "The same errors at each precision of a loss's products, over tau.",
+    ),
     "scaling": Part(
         "Uniform and contrastive loss from small n to large",
-        210,
+        240,
         "Value and gradient, d = 128. Roofline: of the products at the measured speed of such "
         "products, or of n x n logits that are written once and read twice in each pass.",
     ),
     "steps": Part(
         "Training steps",
-        210,
+        180,
         "The align+uniform step with its augmentation; ms: with many in flight; alone: waited for; "
         "host: until a step has begun. share: % of the measured product's speed (of float32: TF32 "
         "where there is that).",
     ),
     "encoders": Part(
         "Encoders under vmap",
-        120,
+        160,
         "A step of all encoders; single_ms: of one encoder, times their number; ratio: of both.",
     ),
     "resumption": Part(
@@ -71,7 +76,7 @@ PARTS: dict[str, Part] = {
     ),
     "cifar10": Part(
         "SimCLR on CIFAR-10",
-        615,
+        395,
         "ResNet-18 in bfloat16, SGD with a cosine; 5-NN and logistic regression on the backbone. "
         "Goal: under 10 minutes, 5-NN above 84%.",
     ),

@@ -1,18 +1,23 @@
 """Parts of `bench accelerator` without training runs: each gives records, one after the other."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
+import hypersphere_jax as hj
 from benchmarks import float64, loss_forms, roofline, train_step, vmapped
 from benchmarks.timing import median, ratio, take_turns
 from hypersphere_jax import data
@@ -24,10 +29,15 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.extras import how_to_install
+from hypersphere_jax.losses import fused
 from hypersphere_jax.terminal import printable
 
 Record = dict[str, Any]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
+LOSSES = ("uniform", "contrastive")  # whose times are measured
+BY_BLOCKS = "high, by blocks"
+# Products of [n, d] x [d, n] in the kernel's place: all pairs, rows and columns apart.
+KERNEL = {"uniform": 2, "contrastive": 6}
 SAMPLED = 64  # points whose gradients are compared, of the first half
 # Of float32 logits of size 1 / tau the rounding alone changes values and gradients by about
 # eps / tau; this many times that is no rounding.
@@ -99,8 +109,10 @@ def losses(settings: Settings) -> Iterator[Record]:
         ways = [(name, "highest") for name in every]
         ways += [(name, "high") for name in every if n == sizes[-2:][0] and every[name].pairwise]
         given = jax.block_until_ready(jax.device_put((x, y, labels)))
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # that compile
-            called = [pool.submit(_compiled, every[name], how, given) for name, how in ways]
+        with ThreadPoolExecutor(
+            2
+        ) as pool:  # that compile; more hinder each other's measured choices
+            called = [pool.submit(_compiled_case, every[name], how, given) for name, how in ways]
             references: dict[str, float64.Reference] = {}
             for (name, precision), compiled in zip(ways, called, strict=True):
                 record = {"loss": name, "n": n, "precision": precision}
@@ -110,26 +122,59 @@ def losses(settings: Settings) -> Iterator[Record]:
                     return
                 if name not in references:
                     references[name] = every[name].reference(sums, at)
-                value, gradients = jax.device_get(compiled.result()(*given))
-                wanted, wanted_gradients = references[name]
-                errors = {
-                    "value": float(value),
-                    "value_error": float(abs(float(value) - wanted) / max(1.0, abs(wanted))),
-                    "gradient_error": float64.error([g[at] for g in gradients], wanted_gradients),
-                }
+                errors = _errors(compiled.result()(*given), references[name], at)
                 bound = ROUNDINGS * float(np.finfo(np.float32).eps) / tau
                 exact = max(errors["value_error"], errors["gradient_error"]) <= bound
                 yield record | errors | ({"float32": exact} if precision == "highest" else {})
 
 
-def _compiled(case: float64.Case, precision: str, given: Any) -> Callable:
-    """Value and gradients."""
+def precision(settings: Settings) -> Iterator[Record]:
+    """Two losses at each precision over tau, against float64: what `"high"` and TF32 cost."""
+    n, dim = settings.of((8192, 128), (33, 8))
+    x, y, labels = float64.points(n, dim)
+    at = np.sort(np.random.default_rng(1).permutation(n // 2)[:SAMPLED])
+    of = {
+        "uniform": lambda x, y, tau, how: hj.uniform_loss(x, t=1 / (2 * tau), precision=how),
+        "contrastive": lambda x, y, tau, how: hj.contrastive_loss(x, y, tau, precision=how),
+    }
+    ways = list(itertools.product(of, ("highest", "high", "default")))
+    given = jax.block_until_ready(jax.device_put((x, y, np.float32(1))))
+    sides = {name: float64.cases(1.0, dim)[name].sides for name in of}
+    programs = {
+        (name, how): _compiled(functools.partial(of[name], how=how), sides[name], given)
+        for name, how in ways
+    }
+    for tau in settings.of((0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), (0.005, 1.0)):
+        sums, cases = float64.Sums(x, y, labels, tau), float64.cases(tau, dim)
+        references = {name: cases[name].reference(sums, at) for name in of}
+        for name, how in ways:
+            found = programs[name, how](*given[:2], np.float32(tau))
+            named = {"loss": name, "tau": tau, "n": n, "precision": how}
+            yield named | _errors(found, references[name], at)
+
+
+def _errors(found: Any, reference: float64.Reference, at: np.ndarray) -> Record:
+    """Of a value and its gradients, of which those at some points are compared."""
+    (value, gradients), (wanted, wanted_gradients) = jax.device_get(found), reference
+    return {
+        "value": float(value),
+        "value_error": float(abs(float(value) - wanted) / max(1.0, abs(wanted))),
+        "gradient_error": float64.error([g[at] for g in gradients], wanted_gradients),
+    }
+
+
+def _compiled_case(case: float64.Case, precision: str, given: Any) -> Callable:
     how = {"precision": precision} if case.pairwise else {}
 
     def loss(x, y, labels):
         return case.loss(x, y, labels, **how)
 
-    function = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(case.sides))))
+    return _compiled(loss, case.sides, given)
+
+
+def _compiled(loss: Callable, sides: int, given: Any) -> Callable:
+    """Value, and gradients by so many of the arguments, which may be shapes and types."""
+    function = jax.jit(jax.value_and_grad(loss, argnums=tuple(range(sides))))
     return function.lower(*given).compile()
 
 
@@ -140,23 +185,24 @@ def scaling(settings: Settings) -> Iterator[Record]:
     best = settings.measured_peaks()
     torch = importlib.util.find_spec("torch") is not None
     for n in sizes:
-        for name in ("uniform", "contrastive"):
+        for name in LOSSES:
             loss = loss_forms.LOSSES[name]
-            arrays = loss_forms.unit_vectors(loss.inputs, n, dim)
-            ways = {p: _with_precision(loss, p) for p in ("highest", "high")}
-            limits = {form: _limit(loss, n, dim, best, form) for form in ways}
-            # One call to compile, one to measure.
-            needed, left = 2 * sum(limits.values()), settings.left
+            limits = _limits(name, n, dim, best)
+            needed, left = sum(limits.values()), settings.left
             if needed > left:
                 why = f"needs {needed:.0f} s by the roofline, and {left:.0f} s are left"
                 yield {"loss": name, "n": n, "skipped": why}
                 continue
-            forms = {p: loss_forms.make_form(of, loss_forms.OURS, arrays) for p, of in ways.items()}
+            arrays = loss_forms.unit_vectors(loss.inputs, n, dim)
+            given = jax.block_until_ready(jax.device_put(arrays))
+            forms: dict[str, Callable] = {
+                form: functools.partial(_called, _program(loss, form, given), given)
+                for form in limits
+            }
             if torch and n <= dense:
                 forms[loss_forms.TORCH] = loss_forms.make_form(loss, loss_forms.TORCH, arrays)
-            times = take_turns(forms, 1)
-            if max(map(median, times.values())) < 1:
-                times = take_turns(forms, 4)
+            long = needed > 1  # and all is compiled
+            times = take_turns(forms, 1 if long else 4, before=0 if long else 1)
             for form, seconds in times.items():
                 yield {
                     "loss": name,
@@ -168,18 +214,38 @@ def scaling(settings: Settings) -> Iterator[Record]:
                 }
 
 
-def _with_precision(loss: loss_forms.Loss, precision: str) -> loss_forms.Loss:
-    def ours(*arrays):
-        return loss.ours(*arrays, precision=precision)
+def _limits(name: str, n: int, dim: int, best: roofline.Peaks) -> dict[str, float]:
+    """Seconds of each form, at least. Where `"high"` is one kernel, it is there by blocks too."""
+    limits = {how: _limit(name, n, dim, best, how) for how in ("highest", "high")}
+    x = jax.ShapeDtypeStruct((n, dim), np.float32)
+    if jax.default_backend() == "gpu" and fused.serves(x, x):
+        limits[BY_BLOCKS] = limits["high"]
+        limits["high"] = KERNEL[name] * 3 * 2 * n * n * dim / best.of("bfloat16")
+    return limits
 
-    return dataclasses.replace(loss, ours=ours)
 
-
-def _limit(loss: loss_forms.Loss, n: int, dim: int, best: roofline.Peaks, precision: str) -> float:
-    """Seconds: of the products, or of logits that are written once and read twice in each pass."""
+def _limit(name: str, n: int, dim: int, best: roofline.Peaks, precision: str) -> float:
+    """Of the products, or of logits that are written once and read twice in each pass."""
+    loss = loss_forms.LOSSES[name]
     passes = {1.5: 0.5, 4: 2}[loss.linear]  # uniformity has one, over half of the pairs
     flops = loss.flops(loss_forms.OURS, n, dim)
     return best.seconds(flops, 3 * 4 * n * n * passes, best.of_precision(precision))
+
+
+def _program(loss: loss_forms.Loss, form: str, given: Any) -> Callable:
+    precision = "high" if form == BY_BLOCKS else form
+    ours = functools.partial(loss.ours, precision=precision)
+    jax.clear_caches()  # of the other form
+    with mock.patch.object(fused, "serves", _never) if form == BY_BLOCKS else nullcontext():
+        return _compiled(ours, loss.learned, given)
+
+
+def _never(*points: Any) -> bool:
+    return False
+
+
+def _called(program: Callable, given: Any) -> Any:
+    return jax.block_until_ready(program(*given))
 
 
 def steps(settings: Settings) -> Iterator[Record]:

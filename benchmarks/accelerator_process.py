@@ -24,6 +24,7 @@ PARTS: dict[str, Callable[[Settings], Iterator[Record]]] = {
         accelerator_parts.versions,
         accelerator_parts.peaks,
         accelerator_parts.losses,
+        accelerator_parts.precision,
         accelerator_parts.scaling,
         accelerator_parts.steps,
         accelerator_parts.encoders,

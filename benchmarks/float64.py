@@ -317,12 +317,17 @@ def _info_nce(tau: float) -> Callable:
 
 
 def points(n: int, dim: int, classes: int = 10) -> tuple[Array, Array, Array]:
-    """X and y `[n, d]` as of a trained encoder, of float32, and the classes they lie around."""
+    """X and y `[n, d]` as of a trained encoder, of float32, and the classes they lie around.
+
+    A tenth of the positives are those of the next point, so that no loss is next to zero.
+    """
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.arange(n) % min(classes, max(1, n // 2)))
     centres = rng.standard_normal((classes, dim))
     x = centres[labels] + 0.7 * rng.standard_normal((n, dim))
-    y = x + 0.3 * rng.standard_normal((n, dim))
+    partner = np.arange(n)
+    partner[::10] = (partner[::10] + 1) % n
+    y = x[partner] + 0.3 * rng.standard_normal((n, dim))
     x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
     return np.float32(x), np.float32(y), labels.astype(np.int32)
 

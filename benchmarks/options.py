@@ -7,7 +7,15 @@ from hypersphere_jax.config import DataConfig
 from hypersphere_jax.config.values import Positive
 
 AcceleratorPart = Literal[
-    "versions", "peaks", "losses", "scaling", "steps", "encoders", "resumption", "cifar10"
+    "versions",
+    "peaks",
+    "losses",
+    "precision",
+    "scaling",
+    "steps",
+    "encoders",
+    "resumption",
+    "cifar10",
 ]
 Model = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
 LOSSES = ("uniform", "contrastive", "dcl", "nt_xent", "balanced", "info_nce", "sliced_wasserstein")

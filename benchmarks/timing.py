@@ -24,20 +24,22 @@ def take_turns(
     forms: Mapping[str, Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
+    before: int = 1,
 ) -> Times:
     """Seconds of each form in each round, after one round that compiles and does not count.
 
     All forms take turns in every round, so that a slow moment slows all alike: compare them by the
     median of the ratios. Their order changes, as what runs before a form decides what the caches
-    hold. A form must wait for its result.
+    hold. A form must wait for its result. `before`: rounds that do not count; forms that are
+    compiled, and take long, need none.
     """
     times: dict[str, list[float]] = {name: [] for name in forms}
     rng = np.random.default_rng(0)
-    for number in range(rounds + 1):
+    for number in range(before + rounds):
         for name in rng.permutation(list(forms)):
             began = clock()
             forms[name]()
-            if number:
+            if number >= before:
                 times[name].append(clock() - began)
     return {name: np.array(seconds) for name, seconds in times.items()}
 

@@ -26,6 +26,7 @@ DEVICES = {
         "training/test_feed.py::test_resident_and_streamed_images_are_the_samplers",
         "training/test_feed.py::test_the_host_crops_images_of_many_sizes",
         "training/test_loop.py::test_checkpoints_come_by_time",
+        "training/test_loop.py::test_finite_is_asked_of_each_run",
         "training/test_loop.py::test_folder_of_a_run",
         "training/test_loop.py::test_mistakes_leave_no_folder",
         "training/test_loop.py::test_no_number_that_is_not_finite_goes_unnoticed",
@@ -35,6 +36,9 @@ DEVICES = {
         "training/test_objectives.py::test_devices_have_the_loss_of_one",
         "training/test_profiling.py::test_a_runs_trace",
         "training/test_train_step.py::test_step_of_sentences",
+    ),
+    3: (
+        "evaluate/test_logistic.py::test_minima_without_parts_of_the_rows_are_those_of_scikit_learn[3]",
     ),
     4: (
         "losses/test_losses.py::test_half_precision_over_devices_under_vmap",
@@ -74,6 +78,10 @@ ON_CPU = {
         "losses/test_precision.py::test_precision_is_one_of_three",
         "losses/test_precision.py::test_products_of_parts",
         "training/test_train_step.py::test_precision_of_the_products_of_a_step",
+    ),
+    "features that stay in a memory map": (
+        "evaluate/test_linear_protocols.py::test_what_changes_nothing",
+        "evaluate/test_logistic.py::test_features_that_stay_where_they_are",
     ),
     "made-up devices": ("training/test_deterministic.py::test_deterministic_kernels",),
 }

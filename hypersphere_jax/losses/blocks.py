@@ -31,10 +31,11 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from hypersphere_jax.losses import fused
+
 Scale = jax.Array | float | None
 Precision = Literal["highest", "high", "default"]
-# The logit of what is no pair. Finite: a difference of infinities would be no number.
-OFF = -1e30
+OFF = fused.OFF  # the logit of what is no pair. Finite: differences of infinities are no numbers
 # Squared distances from the centre, times scale / 2, above which inner products are not exact
 # enough: there gradients are off by up to some 5e-5.
 FAR = 32.0
@@ -46,11 +47,12 @@ UNIT, LARGE = 128, 2048
 # Columns of the biases in products: three of bfloat16 make a float32.
 PARTS = 3
 # On NVIDIA's tensor cores: products of bfloat16 parts, summed in float32. Six are as exact as
-# float32 products, which do not run there.
+# float32 products, which do not run there. XLA has no kernel of them for the smallest sides.
 PARTS_ON_GPU = {
     "highest": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
     "high": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
 }
+SMALLEST = 16
 
 
 class Points(NamedTuple):
@@ -66,10 +68,12 @@ class Blocking(NamedTuple):
     Attributes:
       limit: points in a block, at most.
       precision: of products, see `product`.
+      kernel: whether a kernel may do it in the place of blocks, see `fused.py`.
     """
 
     limit: int
     precision: Precision = "highest"
+    kernel: bool = False
 
 
 def log_sums(
@@ -109,6 +113,11 @@ def _log_sums(
     plain: bool = False,
 ) -> tuple:
     """`log_sums`; with a scale by differences."""
+    if plain and _has_kernel(a, b, blocking):
+        blocks = functools.partial(
+            _log_sums, exclude=exclude, blocking=blocking._replace(kernel=False), plain=True
+        )
+        return fused.with_fallback(functools.partial(_log_sums_by_kernel, exclude), blocks)(a, b)
     fold, add = (jnp.sum, jnp.add) if plain else (jax.nn.logsumexp, jnp.logaddexp)
 
     def parts(logits, rows, columns):
@@ -124,6 +133,21 @@ def _log_sums(
     sides = (sums, a), (others, a if b is None else b)
     sums, others = (_join(sums, side.bias.shape[0]) for sums, side in sides)
     return (_log(sums), _log(others)) if plain else (sums, others)
+
+
+def _has_kernel(a: Points, b: Points | None, blocking: Blocking) -> bool:
+    allowed = blocking.kernel and blocking.precision == "high" and jax.default_backend() == "gpu"
+    return allowed and fused.serves(a.x, (b or a).x)
+
+
+def _log_sums_by_kernel(exclude: int, a: Points, b: Points | None) -> tuple:
+    def of(a, b):
+        return _log(
+            fused.sums_of_pairs(a.x, b.x, -a.bias, b.bias, exclude=exclude, weighted=False)[0]
+        )
+
+    rows = of(a, b or a)
+    return rows, rows if b is None else of(b, a)
 
 
 def _log(sums: jax.Array) -> jax.Array:
@@ -184,6 +208,14 @@ def _weighted_sums(
     scale: Scale = None,
 ) -> tuple[Points, Points]:
     """`weighted_sums`; with a scale by differences."""
+    if scale is None and _has_kernel(a, b, blocking):
+
+        def blocks(a, b, r, c):
+            without = blocking._replace(kernel=False)
+            return _weighted_sums(a, b, r=r, c=c, exclude=exclude, blocking=without)
+
+        kernel = functools.partial(_weighted_sums_by_kernel, exclude)
+        return fused.with_fallback(kernel, blocks)(a, b, r, c)
 
     def parts(logits, rows, columns):
         (row_points, row_shift), (column_points, column_shift) = rows, columns
@@ -205,6 +237,19 @@ def _weighted_sums(
     if b is None:
         sums = others = jax.tree.map(jnp.add, sums, others) if others is not None else sums
     return _joined(sums, a), _joined(others, a if b is None else b)
+
+
+def _weighted_sums_by_kernel(
+    exclude: int, a: Points, b: Points | None, r: jax.Array | None, c: jax.Array | None
+) -> tuple[Points, Points]:
+    def of(a, b, r, c):
+        bias = b.bias if r is not None or c is None else b.bias - c
+        shift = -a.bias if r is None else r - a.bias
+        second = None if r is None or c is None else (-a.bias, c)
+        return Points(*fused.sums_of_pairs(a.x, b.x, shift, bias, second, exclude=exclude))
+
+    rows = of(a, b or a, r, c)
+    return rows, rows if b is None else of(b, a, c, r)
 
 
 def _joined(sums: Any, points: Points) -> Points:
@@ -372,7 +417,8 @@ def product(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax
         all are float32 products.
     """
     algorithm: Any = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH}.get(precision)
-    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _has_bfloat16():
+    small = any(isinstance(side, int) and side < SMALLEST for side in (*a.shape, *b.shape))
+    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and not small and _has_bfloat16():
         algorithm = PARTS_ON_GPU.get(precision)
     return jnp.matmul(a, b, precision=algorithm)
 

@@ -45,7 +45,7 @@ class PairOptions(NamedTuple):
 
     def _blocking(self, case: int) -> Blocking:
         sizes = ON_CPU if on_cpu() else ON_ACCELERATORS
-        return Blocking(self.block_size or sizes[case], self.precision)
+        return Blocking(self.block_size or sizes[case], self.precision, self.axis_name is None)
 
 
 def pair_options(

@@ -130,9 +130,9 @@ def test_parts_that_fail_do_not_end_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator, "run_part", run_part)
     monkeypatch.setattr(accelerator.time, "monotonic", lambda: next(waits))
     with pytest.raises(UserError, match="peaks, losses did not end; the page says"):
-        accelerator.accelerator(tuple(records), 255 / 60, data_dir="zips", toy=False, out=tmp_path)
-    # 255 s in shares of 30, 45 and 180 s: what is left of one goes to the next.
-    assert [seconds for seconds, _, _ in given.values()] == pytest.approx([30, -25, 155])
+        accelerator.accelerator(tuple(records), 375 / 60, data_dir="zips", toy=False, out=tmp_path)
+    # 375 s in shares of 30, 45 and 300 s: what is left of one goes to the next.
+    assert [seconds for seconds, _, _ in given.values()] == pytest.approx([30, -25, 275])
     assert [found for _, found, _ in given.values()] == [None, None, [{"tf32": 4e12}, 2e12]]
     assert given["losses"][2].startswith("/") and given["losses"][2].endswith("/zips")
     parts = json.loads((tmp_path / "accelerator.json").read_text())["parts"]

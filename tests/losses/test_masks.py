@@ -125,7 +125,7 @@ def test_memory_is_linear_in_n(name):
     program = step(loss, block_size=16)
     made = jax.make_jaxpr(program)(arrays, None, jax.ShapeDtypeStruct((n,), bool), labels)
     shapes = re.findall(r"(?:f32|bool)\[([\d,]+)\]", str(made))
-    assert 2 * n <= max(math.prod(map(int, shape.split(","))) for shape in shapes) <= 4 * n
+    assert 2 * n <= max(math.prod(map(int, shape.split(","))) for shape in shapes) <= 6 * n
 
 
 @pytest.mark.slow
