@@ -133,6 +133,38 @@ def test_readme_says_what_was_recorded():
         assert f"{rate:g}" == max(reversed(choice[name]), key=choice[name].get)
 
 
+def test_what_was_measured_on_a_gpu_is_what_the_page_says():
+    found = json.loads((DOCS / "results/h200/measured.json").read_text())
+    page = (DOCS / "performance.md").read_text()
+    section = page.split("## Measured on an H200")[1].split("\n## ")[0]
+    peaks = {record["what"]: record for record in found["peaks"]}
+    products = ("bfloat16", "tf32", "float32", "bfloat16 x6", "bfloat16 x3")
+    speeds = [f"{peaks[f'{name} product']['tflop_s']:.0f}" for name in products]
+    forms = {record["form"]: record for record in found["pair_sums"]}
+    blocks, kernel = (forms[f"{form}, weighted"] for form in ("blocks", "kernel"))
+    stopped, run = found["resumption"], found["cifar10"]
+    alexnet, cnn = found["encoders"]
+    same, arrays = stopped["arrays"] - stopped["arrays_that_differ"], stopped["arrays"]
+    limit = 12 * kernel["n"] ** 2 * 128 / peaks["bfloat16 product"]["tflop_s"] / 1e9
+    for text in (
+        f"| {', '.join(speeds[:3])} TFLOP/s |",
+        f"| {', '.join(speeds[3:])} TFLOP/s |",
+        f"| {peaks['copy, MB']['tb_s']:.2f} TB/s |",
+        *(f"| {r['ms']:.2f} ms, {r['tflop_s']:.0f} TFLOP/s |" for r in forms.values()),
+        f"is {blocks['ms'] / kernel['ms']:.1f} times as fast",
+        f"take {limit:.2f} ms.",
+        f"step {stopped['stopped'].split()[4]} of {stopped['stopped'].split()[-1]} that",
+        f"| {same} of {arrays} arrays",
+        f"| {run['images_s']:,.0f} images/s, {512e3 / run['images_s']:.1f} ms a step |",
+        f"in {run['minutes']:.1f} minutes",
+        *(f"| {r['ms']:.1f} ms, one after another {r['single_ms']:.1f} ms" for r in (alexnet, cnn)),
+        "{passed} passed, {left_out} were left out, {failed} failed".format(**found["tests"]),
+    ):
+        assert text in section, text
+    for other in ("losses.md", "../CHANGELOG.md"):
+        assert f"{blocks['ms'] / kernel['ms']:.1f} times as fast" in (DOCS / other).read_text()
+
+
 def test_repetitions_differ_as_the_page_says():
     """Runs of the same config that were trained twice, by two versions of the code."""
 

@@ -3,12 +3,13 @@
 import json
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import oracles
 import processes
 import pytest
 
-from benchmarks import accelerator, float64, timing
+from benchmarks import accelerator, float64, pair_sums, timing
 from benchmarks.roofline import Peaks
 from hypersphere_jax.config import UserError
 
@@ -61,6 +62,24 @@ def test_float64_losses_are_those_of_the_papers(monkeypatch):
         part = case.reference(float64.Sums(x, y, labels, TAU), at[2:4])[1]
         assert len(part) == case.sides
         np.testing.assert_allclose(part[0], gradients[0][2:4], rtol=1e-10, err_msg=name)
+
+
+def test_pair_sums_at_toy_size(monkeypatch):
+    """In blocks, and with the kernel's sums as one matrix has them."""
+
+    def sums(x, y, shift, bias, second, exclude, weighted):
+        weights = jnp.exp(x @ y.T + bias[None] - shift[:, None])
+        if second:
+            weights += jnp.exp(x @ y.T + bias[None] - second[0][:, None] - second[1][None])
+        weights *= 1 - exclude * jnp.eye(len(x))
+        return (weights @ y, weights.sum(1))[not weighted :]
+
+    monkeypatch.setattr(pair_sums, "BLOCK", 16)
+    monkeypatch.setattr(pair_sums.fused, "sums_of_pairs", sums)
+    forms = pair_sums.forms()
+    assert len(forms) == 6
+    for record in pair_sums.measured(64, forms, 1):
+        assert max(record["errors"]) < 1e-6 and record["ms"] > 0, record
 
 
 def test_pace_tells_device_and_host_apart():
