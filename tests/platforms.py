@@ -15,9 +15,11 @@ LOOSER = {"cpu": 1, "gpu": 10, "tpu": 10}
 # Tests that need more devices than one, by how many: `--devices 1` shows which do.
 DEVICES = {
     2: (
+        "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[2]",
         "evaluate/test_metrics.py::test_all_parts_of_files",
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
         "test_cli.py::test_from_training_to_report",
+        "test_packaging.py::test_a_runs_record_is_a_file_of_options",
         "test_run.py::test_devices_change_nothing",
         "test_torch_io.py::test_features_of_a_run_are_those_of_the_weights",
         "training/test_checkpoint.py::test_folder_with_another_run",
@@ -65,6 +67,8 @@ DEVICES = {
         "training/test_train_step.py::test_runs_on_1_2_and_4",
     ),
     8: (
+        "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[8]",
+        "benchmarks/test_scaling.py::test_uniform_loss_sends_its_points_once[8]",
         "losses/test_sliced_wasserstein.py::test_devices_change_nothing[pmap-8",
         "test_moco.py::test_every_device_has_the_queue_of_one",
         "training/test_train_step.py::test_the_config_says_over_what",
