@@ -302,8 +302,8 @@ def plane_of_tasks(context: Context, rows: Rows) -> Result:
         "The paper's claim: encoders with low L_align and low L_uniform are the better ones, of "
         "text too, and the best are at the lower left of the plane. It prints no correlation.",
         "Here: the rank correlation (Spearman) of accuracy with each metric and with their sum, "
-        "intervals: 95%, by the bootstrap over encoders and sentences; and how many encoders, one "
-        "of each loss, are above the mean of random word vectors, beyond chance after Holm's "
+        "and its 95% interval by the bootstrap over encoders and sentences; and how many encoders, "
+        "one of each loss, are above the mean of random word vectors, beyond chance after Holm's "
         "correction. Logistic regression is the paper's protocol; 5-NN has the same folds.",
         "Alignment is of neighbouring sentences of held-out text, f of one with g of the other; "
         "uniformity is the sum of both encoders', as in B.3: its least value is -8 for t = 2.",
@@ -338,7 +338,7 @@ def _above(encoders: Rows, task: str, words: Right) -> str:
     counts = [f"{count} by {label}" for count, label in zip(ahead.sum(axis=0), words, strict=True)]
     return (
         f"Of {len(encoders)} encoders {' and '.join(counts)} are above the {RANDOM_WORDS}; by both "
-        f"{both.sum()}, {(both & beyond).sum()} of them beyond chance."
+        f"{both.sum()}, beyond chance {(both & beyond).sum()}."
     )
 
 
