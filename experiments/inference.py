@@ -4,8 +4,9 @@ Two instruments measure every encoder: multinomial logistic regression on standa
 minimized to convergence with its L2 chosen on training data, and 5-NN. A claim *shows* if it holds
 by both, at the layer that its paper evaluates, beyond chance at 95%; if both say the opposite, that
 shows; else it does not show, and what each of them says is told. The paper's own probe stands
-beside the two, and decides nothing. Of several comparisons that are told together, Holm's
-correction counts all; where it decides, `by_itself` says so.
+beside the two, and decides nothing; of sentences it is the logistic regression. Of several
+comparisons that are told together, Holm's correction counts all; where it decides, `by_itself` says
+so.
 
 An interval counts seeds and test samples as drawn at random, see `difference`.
 """

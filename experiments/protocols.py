@@ -158,18 +158,25 @@ def _depth(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, 
 
 
 def _tasks(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
-    """Accuracy on each task, in percent, with its interval, and that of the cross-validation."""
+    """Accuracy on each task by both instruments, in percent, with the ends of its interval.
+
+    That of the paper's protocol, logistic regression, has the name of the task alone.
+    """
     config = ProbeConfig(
         (str(folder),),
         data=evaluation.tasks,
         data_dir=evaluation.tasks_dir,
         layers=evaluation.layers,
-        protocols=("quick_thought",),
+        protocols=("quick_thought", "knn"),
+        k=evaluation.neighbours,
         step=step,
     )
     row: dict[str, Any] = {COLUMN: {}}
     for score in run_probe(config):
         name = score["task"] if score["layer"] == "output" else f"{score['task']}_{score['layer']}"
+        if score["protocol"] == "knn":
+            _add(row, f"{name}_knn{score['k']}", score)
+            continue
         _add(row, name, score)
         row[f"{name}_cv"] = score["valid_top1"]
     return row

@@ -3,7 +3,7 @@ r"""Quick-Thought Vectors with alignment and uniformity (Wang & Isola, B.3).
     python run.py data prepare-text BOOKS --out bookcorpus
     python run.py pretrain quick_thought/contrastive --data-dir bookcorpus
     python run.py probe quick_thought_contrastive --data mr cr --data-dir SENTIMENT \
-        --protocols quick_thought
+        --protocols quick_thought knn
 
 BOOKS is a folder of texts, one sentence a line or as prose; SENTIMENT holds rt-polarity.pos,
 rt-polarity.neg, custrev.pos and custrev.neg.

@@ -46,7 +46,7 @@ CAPTIONS = {
 }
 SHORT = 24  # characters of a table's cell that stay in one line
 # Options of `probe` for an encoder of sentences.
-OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought"
+OF_SENTENCES = "--data mr cr --data-dir SENTIMENT --protocols quick_thought knn"
 
 HEAD = f"""<!doctype html>
 <html lang="en">

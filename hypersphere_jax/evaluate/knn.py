@@ -11,7 +11,9 @@ from jax import lax
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate.checks import as_float32, check_splits, number_of_classes
+from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import scores
+from hypersphere_jax.evaluate.selection import validation_folds
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.progress import track
 
@@ -33,46 +35,67 @@ class Neighbours(NamedTuple):
 def knn_probe(
     train_x: Any,
     train_y: Any,
-    test_x: Any,
-    test_y: Any,
+    test_x: Any = None,
+    test_y: Any = None,
     *,
     num_classes: int | None = None,
     k: int = 5,
     metric: str = "cosine",
     vote: str = "majority",
     temperature: float = 0.1,
+    seed: int = 0,
+    folds: int = 10,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
-    """k-NN accuracy of frozen features: neighbours of the test split in the training split.
+    """k-NN accuracy of frozen features: neighbours in the training split, or in other folds of it.
 
     Args:
       train_x: `[m, d]` features, an array or a memory map.
       train_y: `[m]` integers below `num_classes`, of at least two classes.
-      test_x: `[n, d]` features, an array or a memory map.
-      test_y: `[n]` integers below `num_classes`.
+      test_x: `[n, d]` features, an array or a memory map. None: the training rows are cut into
+        folds, and the neighbours of each row are among those of the other folds.
+      test_y: `[n]` integers below `num_classes`, or None.
       num_classes: number of classes, of which either split may lack some; None: as the labels.
       k: neighbours that vote, 1 to m.
       metric: "cosine" or "euclidean".
       vote: "majority", or "similarity": votes of exp(similarity / temperature) (Wu et al. 2018,
         Section 3.4) of the cosine, or minus half of the squared distance.
       temperature: of votes by similarity.
+      seed: of the folds and of the bootstrap.
+      folds: stratified, those of `sentence_probe`; without `test_x` only.
       devices: of this process, which share the bank; None: the first one.
 
     Returns:
       What a JSON file can hold: that of `scores.scores`, and the protocol; `top5` is None up to 5
-      classes, and for k < 5.
+      classes, and for k < 5. With folds `n_train` is the smallest training part.
 
     Raises:
       UserError: for features, labels or options that do not fit.
     """
+    require((test_x is None) == (test_y is None), "test features and test labels: both or neither")
     require(vote in VOTES, f"vote {vote!r}: choose one of {', '.join(VOTES)}")
     require(0 < temperature < math.inf, f"temperature = {temperature}: must be finite and positive")
     num_classes = number_of_classes(train_y, test_y) if num_classes is None else num_classes
     train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
     temperature = temperature if vote == "similarity" else None
-    neighbours = nearest(train_x, test_x, k, metric=metric, devices=devices)
-    ranked = ranked_classes(neighbours, train_y, num_classes, temperature)
-    result = scores(ranked, test_y, num_classes=num_classes)
+
+    def ranked_among(bank, labels, queries):
+        neighbours = nearest(bank, queries, k, metric=metric, devices=devices)
+        return ranked_classes(neighbours, labels, num_classes, temperature)
+
+    n_train, of_folds = len(train_y), {}
+    if test_x is not None:
+        ranked = ranked_among(train_x, train_y, test_x)
+    else:
+        outer, test_y = validation_folds(train_y, folds, seed), train_y
+        ranked = np.empty((len(outer), 5), np.int64)
+        for fold in range(folds):
+            others, tested = np.flatnonzero(outer != fold), np.flatnonzero(outer == fold)
+            bank, queries = (SelectedRows(train_x, rows) for rows in (others, tested))
+            ranked[tested] = ranked_among(bank, train_y[others], queries)
+        n_train -= int(np.bincount(outer).max())
+        of_folds = {"folds": folds, "seed": seed}
+    result = scores(ranked, test_y, num_classes=num_classes, seed=seed)
     return {
         "protocol": "knn",
         "k": int(k),
@@ -82,9 +105,10 @@ def knn_probe(
         **result,
         "top5": result["top5"] if k >= 5 else None,
         "n": len(test_y),
-        "n_train": len(train_y),
+        "n_train": n_train,
         "d": int(train_x.shape[1]),
         "num_classes": num_classes,
+        **of_folds,
     }
 
 

@@ -113,8 +113,9 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
     tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
     require(len(tasks) == len(config.data), "--data: two of these have the same name")
     without_test = [task for task, dataset in tasks.items() if dataset.test is None]
-    usable = not without_test or set(config.protocols) == {"quick_thought"}
-    require(usable, f"{', '.join(without_test)}: no test split; take --protocols quick_thought")
+    usable = not without_test or set(config.protocols) <= {"quick_thought", "knn"}
+    needed = "no test split; take --protocols quick_thought knn"
+    require(usable, f"{', '.join(without_test)}: {needed}")
     return tasks
 
 
@@ -188,6 +189,8 @@ def _protocol(
         options: dict[str, Any] = {} if config.metric == "cosine" else {"metric": config.metric}
         if config.vote == "similarity":
             options |= {"vote": config.vote, "temperature": config.temperature}
+        if config.data and config.seed:  # of folds
+            options["seed"] = config.seed
         for k in config.k:
             yield f"knn{k}", options, partial(knn.knn_probe, k=k, **options)
         return

@@ -11,6 +11,7 @@ from overlapping import scikit_learn
 from sklearn.metrics import confusion_matrix
 
 from hypersphere_jax.evaluate import logistic
+from hypersphere_jax.evaluate.knn import knn_probe
 from hypersphere_jax.evaluate.selection import validation_folds
 from hypersphere_jax.evaluate.sentences import STRENGTHS, sentence_probe
 
@@ -93,6 +94,29 @@ def test_a_split_is_tested_once(rng):
     np.testing.assert_allclose(grid, accuracies.T, rtol=1e-12)
     other = sentence_probe(x, y, x_test, rng.permutation(y_test), **options)
     assert other["grid"] == found["grid"] and other["chosen"] == found["chosen"]
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_neighbours_are_of_the_other_folds(metric):
+    """The folds are those of the logistic probe; nearest of all are rows of one's own."""
+    x, y, options, other, outer = cross_validated(2)
+    x = np.float32(x + 0.5 * np.random.default_rng(0).normal(size=(FOLDS, D))[outer])
+    options = {name: options[name] for name in ("num_classes", "folds", "seed")}
+    result = knn_probe(x, y, k=5, metric=metric, **options)
+    exact, predicted = x.astype(np.float64), []
+    for i in range(N):
+        distances = ((exact - exact[i]) ** 2).sum(axis=1)
+        if metric == "cosine":
+            distances = -exact @ exact[i] / np.linalg.norm(exact, axis=1)
+        near = sorted(np.flatnonzero(outer != outer[i]), key=lambda j: distances[j])[:5]
+        predicted.append(int(sum(y[near]) >= 3))
+    assert result["predicted"] == predicted and result["targets"] == y.tolist()
+    assert result["targets"] == other["targets"]
+    assert result["top1"] == pytest.approx(100 * np.mean(np.array(predicted) == y))
+    said = {"protocol": "knn", "k": 5, "metric": metric, "n": N, "d": D, "seed": 5, "folds": FOLDS}
+    said["n_train"] = N - max(np.bincount(outer))
+    assert {key: result[key] for key in said} == said and json.loads(json.dumps(result)) == result
+    assert knn_probe(x, y, **options | {"seed": 6})["predicted"] != predicted
 
 
 def test_devices_and_groups_change_nothing(monkeypatch):

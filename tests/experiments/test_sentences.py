@@ -39,20 +39,26 @@ def test_sentence_encoders_at_both_scales(plan):
     assert plan(TABLE4, "paper", row=2) == [both]
 
 
-def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, seed=0, **more):
+def by_both(seed=0, knn=0, **scores):
+    """Scores by the paper's protocol, and by 5-NN so many points apart."""
+    near = {f"{name}_knn5": value + knn for name, value in scores.items()}
+    return predicted(seed, **scores, **near)
+
+
+def sentence_encoder(number, kind, mr, cr, mr_cv=0, cr_cv=0, seed=0, knn=0, **more):
     """A row of an encoder with its scores on both tasks, and those of their cross-validation."""
     about = {"data": "books", "loss": f"loss {number}", "kind": kind, "step": 9, "row": number}
     about |= {"align": 1 / number, "uniform": -number, "mr_cv": mr_cv, "cr_cv": cr_cv}
-    return done(**about) | predicted(seed, mr=mr, cr=cr) | more
+    return done(**about) | by_both(seed, knn, mr=mr, cr=cr) | more
 
 
-def word_vectors(mr, cr, before=10):
+def word_vectors(mr, cr, before=10, knn=0):
     """Rows of the baselines: word vectors with these accuracies, much worse in another place."""
     rows = []
     for seed in (1, 2, 3):
         row = sentence_encoder(9, "baseline", before, before)
         rows += [
-            row | {"step": step} | predicted(seed, mr=before, cr=before, mr_bag=a, cr_bag=b)
+            row | {"step": step} | by_both(seed, knn, mr=before, cr=before, mr_bag=a, cr_bag=b)
             for step, a, b in ((0, mr, cr), (9, before + 1, before + 2))
         ]
     return rows
@@ -87,32 +93,34 @@ def test_table_4_picks_for_each_task(context):
         (row, seed, True) for row in (1, 2, 3, 4) for seed in (1, 2, 3)
     }
     fresh = [
-        sentence_encoder(2, "contrastive", 80 + seed, 30, 100, 100, seed, fresh=True)
+        sentence_encoder(2, "contrastive", 80 + seed, 30, 100, 100, seed, -20, fresh=True)
         for seed in (1, 2, 3)
     ]
-    result = sentences.best_result(context, rows + fresh + word_vectors(70, 50))
-    names = ("selection", "task", "loss", "seeds", "accuracy (%)")
+    result = sentences.best_result(context, rows + fresh + word_vectors(70, 50, knn=-5))
+    names = ("selection", "task", "loss", "seeds", "logistic (%)", "5-NN (%)")
     places = [result.columns.index(name) for name in names]
     lines = {tuple(line[place] for place in places[:4]): line for line in result.rows}
     assert len(lines) == len(result.rows) == 6 + 8
-    for *where, mean in (
-        ("best contrastive only", "MR", "loss 2", 3, "82.00"),
-        ("best contrastive only", "CR", "loss 1", 1, "70.00"),
-        ("best align and uniform only", "MR", "loss 3", 1, "59.00"),
-        ("baseline: mean of random word vectors", "MR", None, 3, "70.00"),
-        ("baseline: mean of trained word vectors", "CR", None, 3, "12.00"),
-        ("baseline: random encoder", "MR", None, 3, "10.00"),
-        ("baseline: majority class", "MR", None, 1, "100.00"),
+    for *where, logistic, near in (
+        ("best contrastive only", "MR", "loss 2", 3, 82, 62),
+        ("best contrastive only", "CR", "loss 1", 1, 70, 70),
+        ("best align and uniform only", "MR", "loss 3", 1, 59, 59),
+        ("baseline: mean of random word vectors", "MR", None, 3, 70, 65),
+        ("baseline: mean of trained word vectors", "CR", None, 3, 12, 7),
+        ("baseline: random encoder", "MR", None, 3, 10, 5),
+        ("baseline: majority class", "MR", None, 1, 100, 100),
     ):
-        assert lines[tuple(where)][places[-1]].startswith(f"{mean} ±")
-    less = result.columns.index("less mean of random word vectors")
-    assert lines["best contrastive only", "MR", "loss 2", 3][less].startswith("+12.00 (")
+        cells = [lines[tuple(where)][place] for place in places[4:]]
+        assert [cell.partition(" ±")[0] for cell in cells] == [f"{logistic}.00", f"{near}.00"]
+    less = [result.columns.index(f"{name}: less words") for name in ("logistic", "5-NN")]
+    logistic, near = (lines["best contrastive only", "MR", "loss 2", 3][place] for place in less)
+    assert logistic.startswith("+12.00 (") and near.startswith("-3.00 (")
 
 
 def test_table_4_says_where_encoders_stand_against_word_vectors(context):
-    def verdict(words):
+    def verdict(words, knn=0):
         again = [
-            picked | {"fresh": True} | predicted(seed, mr=picked["mr"], cr=picked["cr"])
+            picked | {"fresh": True} | by_both(seed, knn, mr=picked["mr"], cr=picked["cr"])
             for picked in picks()[:4]
             for seed in (1, 2, 3)
         ]
@@ -125,14 +133,19 @@ def test_table_4_says_where_encoders_stand_against_word_vectors(context):
     )
     assert "4 of 4 are ahead of that mean" in above and above.count("is ahead of") == 4 + 1
     assert "contrastive is ahead of align + uniform (MR) by 2.00 (" in below
-    assert "90.0% (mean of random word vectors), 100.0% (majority class)" in below
+    assert "90.0% and 90.0% (mean of random word vectors), 100.0% and 100.0% (majority" in below
+    # Ahead by logistic regression alone is not ahead.
+    apart = verdict(30, -50)
+    assert "None of these encoders is shown to be ahead" in apart
+    assert "contrastive is not told apart from the mean of random word vectors (MR): +31" in apart
     assert sentences.best_result(context, picks()).verdict == ""
 
 
 def test_levels_are_of_the_same_sentences():
     """The majority class is right on its own sentences; word vectors are those before training."""
     targets = np.array([0, 1, 1, 1])
-    scores = {"mr_bag": [0, 1, 1, 0], "mr": [1, 1, 0, 0]}
+    scores = {"mr_bag": [0, 1, 1, 0], "mr": [1, 1, 0, 0], "mr_bag_knn5": [1, 1, 1, 1]}
+    scores["mr_knn5"] = [0, 0, 0, 0]
     rows = [
         done(kind="baseline", step=step, predictions=made)
         for step, flip in ((0, 0), (9, 1))
@@ -141,35 +154,49 @@ def test_levels_are_of_the_same_sentences():
         ]
     ]
     found = sentences.levels([*rows, done(kind="contrastive", step=9)], "mr")
-    assert {name: of.astype(int).tolist() for name, of in found.items()} == {
-        "majority class": [[0, 1, 1, 1]],
-        "mean of random word vectors": [[1, 1, 1, 0]],
-        "mean of trained word vectors": [[0, 0, 0, 1]],
-        "random encoder": [[0, 1, 0, 0]],
+    both = {name: [one.astype(int).tolist() for one in of.values()] for name, of in found.items()}
+    assert both == {
+        "majority class": [[[0, 1, 1, 1]], [[0, 1, 1, 1]]],
+        "mean of random word vectors": [[[1, 1, 1, 0]], [[0, 1, 1, 1]]],
+        "mean of trained word vectors": [[[0, 0, 0, 1]], [[1, 0, 0, 0]]],
+        "random encoder": [[[0, 1, 0, 0]], [[1, 0, 0, 0]]],
     }
 
 
 def test_table_11_tells_the_baselines(context):
     rows = [sentence_encoder(n, "contrastive", 50 + n, 60) for n in range(1, 4)]
     table11 = REPRODUCTIONS[TABLE11]
-    *own, told = table11.result(context, rows + word_vectors(70, 65)).text
+    *own, told = table11.result(context, rows + word_vectors(70, 65, knn=-5)).text
     assert "on MR: majority class 100.00 ±" in told
     for number in (70, 65):
         assert f"mean of random word vectors {number}.00 ±" in told
+        assert f" and {number - 5}.00 ±" in told
     assert table11.result(context, rows).text == own
 
 
 def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
-    """Encoders that are the better on MR the more they are aligned, and the worse on CR."""
+    """Encoders that are the better on MR the more they are aligned, and the worse on CR.
+
+    By 5-NN one of them more is above word vectors on MR, but where they lie is the same.
+    """
     monkeypatch.setattr(sentences, "rank_correlations", partial(plane.rank_correlations, draws=100))
     rows = [sentence_encoder(n, "contrastive", 50 + 2 * n, 80 - n) for n in range(1, 9)]
     fresh = [sentence_encoder(1, "contrastive", 0, 0, seed=1, fresh=True)]
-    result = sentences.plane_of_tasks(context, rows + fresh + word_vectors(55, 99))
-    values = {(line[0], line[2]): line for line in result.rows}
-    assert float(values["MR", "L_align"][3]) == -1 and float(values["CR", "L_align"][3]) == 1
-    assert values["MR", "L_align + L_uniform"][1] == 8
-    assert values["MR", "L_align + L_uniform"][6] == 6  # of 52, 54, ... those above 55
+    result = sentences.plane_of_tasks(context, rows + fresh + word_vectors(55, 99, knn=-2))
+    values = {(line[0], line[2]): line[3:] for line in result.rows}
+    for task, value in (("MR", "-1.00 ("), ("CR", "+1.00 (")):
+        assert all(cell.startswith(value) for cell in values[task, "L_align"])
+    assert {line[1] for line in result.rows} == {8}
     mr, cr = result.verdict.split("On CR ")
-    assert ": the claim shows." in mr and "6 of 8 encoders are above" in mr
-    assert "the opposite shows." in cr and "None of 8 encoders is above" in cr
-    assert result.figures[0][0].is_file()
+    # Of 52, 54, ... those above 55, and above 53; by both, those beyond chance.
+    assert ": the claim shows. Of 8 encoders 6 by logistic regression and 7 by 5-NN are above" in mr
+    assert "by both 6, " in mr and "the opposite shows. Of 8 encoders 0 by" in cr
+    assert len({path for path, _ in result.figures if path.is_file()}) == 2
+
+
+def test_figure_9b_shows_what_both_instruments_say(context, monkeypatch):
+    monkeypatch.setattr(sentences, "rank_correlations", partial(plane.rank_correlations, draws=100))
+    monkeypatch.setattr(sentences, "draw", lambda *_: None)
+    rows = [sentence_encoder(n, "contrastive", 50 + 2 * n, 80, knn=-4 * n) for n in range(1, 9)]
+    mr, _ = sentences.plane_of_tasks(context, rows).verdict.split("On CR ")
+    assert "-1.00 (" in mr and "+1.00 (" in mr and ": the claim does not show." in mr

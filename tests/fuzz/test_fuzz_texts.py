@@ -40,5 +40,5 @@ def test_labelled(place, content, data):
     place.put("t.pos", content)
     place.put("t.neg", "a fine ship\nthe king left\n" * 9)
     place.put("t.tsv", b"label\tsentence\n1\t" + content + b"\n2\tThe king left\n1\tA ship\n")
-    line = ("probe", "runs/text", "--data", data, "--protocols", "knn", "--devices", "2")
+    line = ("probe", "runs/text", "--data", data, "--protocols", "lbfgs", "--devices", "2")
     assert place.call(*line).status == 2

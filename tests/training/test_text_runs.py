@@ -41,7 +41,7 @@ def measured(text_run, texts, tmp_path_factory):
         few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
         patch.setattr("hypersphere_jax.evaluate.probe_verb.sentence_probe", few)
         assert sweeps.carry_out(one) is None  # trained it is already
-    return folder, sweeps.rows_of(one)
+    return folder, sweeps.with_predictions([one])
 
 
 def test_batches_are_of_consecutive_sentences_of_one_document():
@@ -94,14 +94,18 @@ def test_probe_of_labelled_sentences(measured):
     folder, rows = measured
     assert [row["step"] for row in rows] == [0, 10]
     for row, name in itertools.product(rows, ("topics", "topics_bag")):
-        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] and row[f"{name}_cv"] > 65
-    assert rows[1]["topics_bag"] > 80
-    files = list((folder / "eval").glob("quick_thought-*-tasktopics*.json"))
-    for result in (json.loads(file.read_text()) for file in files):
-        bag = result["layer"] == "bag"
-        assert result["d"] == (12 if bag else 16) and result["n"] == 80
-        assert result["top1"] == rows[result["step"] == 10]["topics" + "_bag" * bag]
-    assert len(files) == 4
+        assert row[f"{name}_cv"] > 65
+        for score in (name, f"{name}_knn5"):
+            assert row[f"{score}_low"] <= row[score] <= row[f"{score}_high"]
+            assert len(row["predictions"][score].predicted) == 80
+    assert rows[1]["topics_bag"] > 80 and rows[1]["topics_bag_knn5"] > 80
+    for protocol, ending in (("quick_thought", ""), ("knn5", "_knn5")):
+        files = list((folder / "eval").glob(f"{protocol}-*-tasktopics*.json"))
+        for result in (json.loads(file.read_text()) for file in files):
+            bag = result["layer"] == "bag"
+            assert result["d"] == (12 if bag else 16) and result["n"] == 80
+            assert result["top1"] == rows[result["step"] == 10]["topics" + "_bag" * bag + ending]
+        assert len(files) == 4
 
 
 def test_metrics_are_of_held_out_neighbours(measured, books):
