@@ -19,7 +19,7 @@ import numpy as np
 
 import hypersphere_jax as hj
 from benchmarks import float64, loss_forms, roofline, train_step, vmapped
-from benchmarks.timing import median, ratio, take_turns
+from benchmarks.timing import median, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import (
     DataConfig,
@@ -109,9 +109,7 @@ def losses(settings: Settings) -> Iterator[Record]:
         ways = [(name, "highest") for name in every]
         ways += [(name, "high") for name in every if n == sizes[-2:][0] and every[name].pairwise]
         given = jax.block_until_ready(jax.device_put((x, y, labels)))
-        with ThreadPoolExecutor(
-            2
-        ) as pool:  # that compile; more hinder each other's measured choices
+        with ThreadPoolExecutor(2) as pool:  # that compile; more wait for each other on a GPU
             called = [pool.submit(_compiled_case, every[name], how, given) for name, how in ways]
             references: dict[str, float64.Reference] = {}
             for (name, precision), compiled in zip(ways, called, strict=True):
@@ -184,39 +182,32 @@ def scaling(settings: Settings) -> Iterator[Record]:
     dim, dense = settings.of((128, 16_384), (16, 64))
     best = settings.measured_peaks()
     torch = importlib.util.find_spec("torch") is not None
-    for n in sizes:
-        for name in LOSSES:
-            loss = loss_forms.LOSSES[name]
-            limits = _limits(name, n, dim, best)
-            needed, left = sum(limits.values()), settings.left
+    for n, name in itertools.product(sizes, LOSSES):
+        loss = loss_forms.LOSSES[name]
+        arrays = loss_forms.unit_vectors(loss.inputs, n, dim)
+        given = jax.block_until_ready(jax.device_put(arrays))
+        limits: dict[str, float] = _limits(name, n, dim, best)
+        others = [loss_forms.TORCH] if torch and n <= dense else []
+        for form in (*limits, *others):
+            named = {"loss": name, "n": n, "form": form}
+            needed, left = limits.get(form, 0.0), settings.left
             if needed > left:
                 why = f"needs {needed:.0f} s by the roofline, and {left:.0f} s are left"
-                yield {"loss": name, "n": n, "skipped": why}
+                yield named | {"skipped": why}
                 continue
-            arrays = loss_forms.unit_vectors(loss.inputs, n, dim)
-            given = jax.block_until_ready(jax.device_put(arrays))
-            forms: dict[str, Callable] = {
-                form: functools.partial(_called, _program(loss, form, given), given)
-                for form in limits
-            }
-            if torch and n <= dense:
-                forms[loss_forms.TORCH] = loss_forms.make_form(loss, loss_forms.TORCH, arrays)
-            long = needed > 1  # and all is compiled
-            times = take_turns(forms, 1 if long else 4, before=0 if long else 1)
-            for form, seconds in times.items():
-                yield {
-                    "loss": name,
-                    "n": n,
-                    "form": form,
-                    "ms": 1e3 * median(seconds),
-                    "times_highest": ratio(times, form, "highest"),
-                    "roofline_ms": 1e3 * limits[form] if form in limits else None,
-                }
+            if form == loss_forms.TORCH:
+                call = loss_forms.make_form(loss, form, arrays)
+            else:
+                call = functools.partial(_called, _program(loss, form, given), given)
+            long = needed > 1  # and is compiled
+            times = take_turns({form: call}, 1 if long else 4, before=0 if long else 1)
+            roofline_ms = 1e3 * needed if form in limits else None
+            yield named | {"ms": 1e3 * median(times[form]), "roofline_ms": roofline_ms}
 
 
 def _limits(name: str, n: int, dim: int, best: roofline.Peaks) -> dict[str, float]:
     """Seconds of each form, at least. Where `"high"` is one kernel, it is there by blocks too."""
-    limits = {how: _limit(name, n, dim, best, how) for how in ("highest", "high")}
+    limits = {how: _limit(name, n, dim, best, how) for how in ("high", "highest")}
     x = jax.ShapeDtypeStruct((n, dim), np.float32)
     if jax.default_backend() == "gpu" and fused.serves(x, x):
         limits[BY_BLOCKS] = limits["high"]
@@ -235,7 +226,7 @@ def _limit(name: str, n: int, dim: int, best: roofline.Peaks, precision: str) ->
 def _program(loss: loss_forms.Loss, form: str, given: Any) -> Callable:
     precision = "high" if form == BY_BLOCKS else form
     ours = functools.partial(loss.ours, precision=precision)
-    jax.clear_caches()  # of the other form
+    jax.clear_caches()  # JAX keeps what it traced of a loss, of the other form too
     with mock.patch.object(fused, "serves", _never) if form == BY_BLOCKS else nullcontext():
         return _compiled(ours, loss.learned, given)
 

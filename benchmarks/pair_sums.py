@@ -41,7 +41,7 @@ def points(n: int, dim: int = 128) -> Arrays:
 
 
 def by_blocks(weighted: bool, x: Any, y: Any, shift: Any, bias: Any, *_: Any) -> Arrays:
-    """As `blocks.py` has them, with biases and sums as columns of the products."""
+    """In blocks by XLA, as in `blocks.py`: biases and sums are columns of the products."""
     n, d = x.shape
     size = min(n, BLOCK)
     one, ones = jnp.ones_like(shift), [jnp.ones_like(shift)] * blocks.PARTS
@@ -125,6 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=65_536, help="points of either side")
     n = parser.parse_args().n
+    if n % BLOCK:
+        parser.error(f"--n {n}: must be a multiple of {BLOCK}")
     x = jax.ShapeDtypeStruct((n, 128), np.float32)
     if jax.default_backend() != "gpu" or not fused.serves(x, x):
         parser.exit(2, f"error: the kernel needs JAX 0.11 and a Hopper GPU; {device_kind()}\n")

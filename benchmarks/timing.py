@@ -26,12 +26,11 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     before: int = 1,
 ) -> Times:
-    """Seconds of each form in each round, after one round that compiles and does not count.
+    """Seconds of each form in each round, after rounds that do not count: one, which compiles.
 
     All forms take turns in every round, so that a slow moment slows all alike: compare them by the
     median of the ratios. Their order changes, as what runs before a form decides what the caches
-    hold. A form must wait for its result. `before`: rounds that do not count; forms that are
-    compiled, and take long, need none.
+    hold. A form must wait for its result.
     """
     times: dict[str, list[float]] = {name: [] for name in forms}
     rng = np.random.default_rng(0)

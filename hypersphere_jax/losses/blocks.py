@@ -215,7 +215,9 @@ def _weighted_sums(
             return _weighted_sums(a, b, r=r, c=c, exclude=exclude, blocking=without)
 
         kernel = functools.partial(_weighted_sums_by_kernel, exclude)
-        return fused.with_fallback(kernel, blocks)(a, b, r, c)
+        kernel = fused.with_fallback(kernel, blocks)
+        beyond = everywhere(~within_range(a, b))
+        return lax.cond(beyond, lambda: blocks(a, b, r, c), lambda: kernel(a, b, r, c))
 
     def parts(logits, rows, columns):
         (row_points, row_shift), (column_points, column_shift) = rows, columns
@@ -417,9 +419,10 @@ def product(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax
         all are float32 products.
     """
     algorithm: Any = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH}.get(precision)
-    small = any(isinstance(side, int) and side < SMALLEST for side in (*a.shape, *b.shape))
-    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and not small and _has_bfloat16():
-        algorithm = PARTS_ON_GPU.get(precision)
+    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _has_bfloat16():
+        small = any(isinstance(side, int) and side < SMALLEST for side in (*a.shape, *b.shape))
+        exact = lax.Precision.HIGHEST if small else PARTS_ON_GPU.get(precision)
+        algorithm = None if precision == "default" else exact
     return jnp.matmul(a, b, precision=algorithm)
 
 

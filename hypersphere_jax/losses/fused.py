@@ -1,8 +1,7 @@
 """Sums of exponentials over pairs of points in one kernel of Hopper GPUs, which writes no logits.
 
 What `blocks.py` sums block by block, with products of three bfloat16 parts (`precision="high"`):
-there each block of logits is written and read again, and XLA's products of such parts take four
-times as long as those of bfloat16.
+there each block of logits is written and read again.
 
 A thread block has two warpgroups that compute, each of 64 rows, and one that loads tiles of columns
 into a ring in shared memory. Logits are in registers, and so is their exponential as the left side
@@ -22,7 +21,7 @@ from jax.custom_batching import custom_vmap
 
 BLOCK, GROUPS = 64, 2  # rows of a warpgroup, and how many compute
 TILE, SLOTS = 64, 4  # columns of a step, and tiles in shared memory
-TILES = 8  # after which sums are added up
+TILES_A_SUM = 8
 WIDTH = 64  # of which the points' coordinates are a multiple, at most two
 FEWEST = 1024  # points of either side that are worth it
 OFF = -1e30  # bias of what forms no pair
@@ -31,12 +30,17 @@ LOG2E = math.log2(math.e)
 
 def serves(x: jax.Array, y: jax.Array) -> bool:
     """Whether the kernel is for these points, and for the GPU here."""
-    if not all(isinstance(side.shape[0], int) and side.shape[0] >= FEWEST for side in (x, y)):
+    if not all(isinstance(side, int) for side in (*x.shape, *y.shape)):  # of `jax.export`
         return False
-    plain = x.dtype == y.dtype == jnp.float32 and not any(
-        getattr(jax.typeof(side), "vma", None) for side in (x, y)
-    )
-    return plain and x.shape[1] <= 2 * WIDTH and _is_hopper()
+    sizes = min(len(x), len(y)) >= FEWEST and x.shape[1] <= 2 * WIDTH
+    plain = x.dtype == y.dtype == jnp.float32 and not (_varies(x) or _varies(y))
+    return sizes and plain and _is_hopper()
+
+
+def _varies(x: jax.Array) -> bool:
+    """Whether it is of a `shard_map` that checks types, which a kernel's results do not have."""
+    kind = jax.typeof(x)
+    return bool(getattr(kind, "vma", None) or getattr(getattr(kind, "mat", None), "varying", None))
 
 
 def _is_hopper() -> bool:
@@ -89,15 +93,19 @@ def sums_of_pairs(
     import jax.experimental.pallas.mosaic_gpu as plgpu
 
     (n, d), m = x.shape, y.shape[0]
-    up, across, wide = -n % (BLOCK * GROUPS), -m % (TILE * TILES), -d % WIDTH
-    x = jnp.pad(LOG2E * x, ((0, up), (0, wide)))
-    y = jnp.pad(y, ((0, across), (0, wide)))
-    by_row = [jnp.pad(LOG2E * shift, (0, up))]
-    by_column = [jnp.pad(LOG2E * bias, (0, across), constant_values=OFF)]
+    more_rows, more_columns, more_width = (
+        -n % (BLOCK * GROUPS),
+        -m % (TILE * TILES_A_SUM),
+        -d % WIDTH,
+    )
+    x = jnp.pad(LOG2E * x, ((0, more_rows), (0, more_width)))
+    y = jnp.pad(y, ((0, more_columns), (0, more_width)))
+    by_row = [jnp.pad(LOG2E * shift, (0, more_rows))]
+    by_column = [jnp.pad(LOG2E * bias, (0, more_columns), constant_values=OFF)]
     if second is not None:
-        by_row.append(jnp.pad(LOG2E * second[0], (0, up)))
-        by_column.append(jnp.pad(LOG2E * second[1], (0, across)))
-    rows, width, vectors = n + up, d + wide, len(by_row)
+        by_row.append(jnp.pad(LOG2E * second[0], (0, more_rows)))
+        by_column.append(jnp.pad(LOG2E * second[1], (0, more_columns)))
+    rows, width, vectors = n + more_rows, d + more_width, len(by_row)
     f32, bf16 = jnp.float32, jnp.bfloat16
     out = [jax.ShapeDtypeStruct((rows, width), f32)] * weighted
     out += [jax.ShapeDtypeStruct((rows,), f32)]
@@ -187,9 +195,9 @@ def _body(
             slot = lax.rem(k, jnp.asarray(SLOTS, k.dtype))
             plgpu.barrier_wait(ready.at[slot])
             y_high, y_low = (part.at[slot] for part in ring[:2])
-            across, down = y_high.transpose((1, 0)), y_low.transpose((1, 0))
+            y_high_t, y_low_t = (part.transpose((1, 0)) for part in (y_high, y_low))
             biases = [plgpu.load(vector.at[slot], layout=layout.reduce(0)) for vector in ring[2:]]
-            products = (high, down), (low, across), (high, across)
+            products = (high, y_low_t), (low, y_high_t), (high, y_high_t)
             if vectors == 1:
                 weights = jnp.exp2(multiplied(by_column(biases[0]) - by_row(shifts[0]), *products))
             else:
@@ -216,10 +224,10 @@ def _body(
             return acc, zeros((BLOCK,), layout.reduce(1))
 
         def steps(t: jax.Array, so_far: tuple) -> tuple:
-            more = lax.fori_loop(t * TILES, (t + 1) * TILES, step, nothing())
+            more = lax.fori_loop(t * TILES_A_SUM, (t + 1) * TILES_A_SUM, step, nothing())
             return tuple(one + other for one, other in zip(so_far, more, strict=True))
 
-        acc, total = lax.fori_loop(0, m // (TILE * TILES), steps, nothing())
+        acc, total = lax.fori_loop(0, m // (TILE * TILES_A_SUM), steps, nothing())
         sums.at[group][...] = total
         if weighted:
             out[0].at[mine][...] = acc

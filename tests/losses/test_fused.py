@@ -1,20 +1,22 @@
 """The kernel for Hopper GPUs: its numbers, and the losses that are made of its sums."""
 
 import functools
+import types
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import loss_cases
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from points import sphere
 
 import hypersphere_jax as hj
 from hypersphere_jax.losses import blocks, devices, fused
 
-PAIRLESS = ("align", "sliced_wasserstein", "quick_thought_align")
-# `quick_thought_uniform` is two of `uniform`, whose program JAX has kept by then.
-LOSSES = set(loss_cases.CASES) - {*PAIRLESS, "quick_thought_uniform"}
+LOSSES = set(loss_cases.CASES) - {"align", "sliced_wasserstein", "quick_thought_align"}
 FAST = ("uniform", "contrastive", "nt_xent")
 
 
@@ -41,12 +43,13 @@ def by_kernel(monkeypatch):
         x = jax.pure_callback(np.asarray, like, x)  # has no derivative, and no `vmap`
         return dense(x, *arguments, **options)
 
-    for module in (blocks, devices):
-        monkeypatch.setattr(module, "on_cpu", lambda: False)
-    allowed = lambda a, b, blocking: blocking.kernel and blocking.precision == "high"  # noqa: E731
-    monkeypatch.setattr(blocks, "_has_kernel", allowed)
+    jax.clear_caches()  # of the losses as they are here
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(blocks, "_has_bfloat16", lambda: False)  # for products
+    monkeypatch.setattr(fused, "serves", lambda x, y: True)
     monkeypatch.setattr(fused, "sums_of_pairs", sums)
-    return calls
+    yield calls
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize(
@@ -82,21 +85,67 @@ def test_what_it_leaves_to_the_blocks(by_kernel, rng):
     for function in (ours, jax.grad(ours)):
         wanted = np.stack([function(each) for each in both])
         np.testing.assert_allclose(jax.vmap(function)(both), wanted, rtol=1e-5, atol=1e-6)
-    wanted = [hj.contrastive_loss(x, x, 0.005, precision=p) for p in ("high", "highest")]
-    np.testing.assert_allclose(*wanted, rtol=1e-5)
+    sharp = [hj.contrastive_loss(x, x, 0.005, precision=p) for p in ("high", "highest")]
+    np.testing.assert_allclose(*sharp, rtol=1e-5)
+    assert by_kernel
+    by_kernel.clear()
+    hj.uniform_loss(x[:5], precision="highest")
+    assert not by_kernel
+
+
+@pytest.mark.parametrize(
+    "shifts", ["rc", *(pytest.param(shift, marks=pytest.mark.slow) for shift in ("", "r", "c"))]
+)
+def test_weighted_sums_with_shifts_of_either_side(shifts, by_kernel, rng):
+    x, y = (np.float32(rng.standard_normal((6, 3))) for _ in range(2))
+    a, b = (blocks.Points(z, np.float32(rng.standard_normal(len(z)))) for z in (x, y))
+    a.bias[2] = b.bias[1] = blocks.OFF
+    r, c = (
+        np.float32(rng.standard_normal(len(z))) if s in shifts else None
+        for s, z in zip("rc", (x, y), strict=True)
+    )
+    for exclude in (0, 1, 2):
+        ours, plain = (
+            blocks.weighted_sums(
+                a, b, r, c, exclude=exclude, blocking=blocks.Blocking(9, "high", kernel)
+            )
+            for kernel in (True, False)
+        )
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
+            ours,
+            plain,
+        )
+    assert by_kernel
 
 
 def test_for_which_points_it_is(monkeypatch):
-    monkeypatch.setattr(fused, "_is_hopper", lambda: True)
-    many, few, wide = (
-        np.zeros(shape, np.float32) for shape in ((1024, 128), (9, 128), (1024, 129))
-    )
+    device = types.SimpleNamespace(compute_capability="9.0")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(jax, "__version__", "0.11.2")
+    many, few, wide = (np.zeros(s, np.float32) for s in ((1024, 128), (9, 128), (1024, 129)))
     assert fused.serves(many, many)
     for x, y in ((many, few), (wide, wide), (many, many.astype(np.float16))):
         assert not fused.serves(x, y)
-    assert (
-        devices.PairOptions().among.kernel and not devices.PairOptions(axis_name="i").among.kernel
-    )
+    n, d = jax.export.symbolic_shape("n, d")
+    for shape in ((n, 128), (1024, d)):
+        assert not fused.serves(*[jax.ShapeDtypeStruct(shape, np.float32)] * 2)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    served = []
+
+    def inside(x):
+        served.append(fused.serves(x, x))
+        return x
+
+    for check in (True, False):
+        jax.shard_map(inside, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=check)(many)
+    assert served == [False, True]
+    for version, capability in (("0.10.2", "9.0"), ("0.11.2", "10.0"), ("0.11.2", "8.0")):
+        monkeypatch.setattr(jax, "__version__", version)
+        device.compute_capability = capability
+        assert not fused.serves(many, many)
+    options = devices.PairOptions
+    assert options().among.kernel and not options(axis_name="i").among.kernel
 
 
 @pytest.fixture

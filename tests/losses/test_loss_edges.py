@@ -14,6 +14,7 @@ from points import sphere
 
 import hypersphere_jax as hj
 from hypersphere_jax import l2_normalize
+from hypersphere_jax.losses.blocks import on_cpu
 
 
 @pytest.mark.parametrize("name", ["contrastive", "nt_xent dot", "info_nce", "generalized"])
@@ -58,7 +59,7 @@ def test_memory_is_linear_in_n(name):
     arrays = [jax.ShapeDtypeStruct((n, 2), jnp.float32) for _ in CASES[name].shapes]
     shapes = re.findall(r"f32\[([\d,]+)\]", str(jax.make_jaxpr(step)(arrays)))
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert 2 * n <= largest <= 6 * n
+    assert 2 * n <= largest <= (4 if on_cpu() else 6) * n  # biases are columns there
 
 
 @pytest.mark.parametrize("mode", ["x64", "strict"])

@@ -115,6 +115,24 @@ def test_products_of_parts(tau, high, tf32, accelerator, monkeypatch, rng):
     assert "TF32, off by 6e-4 at tau = 0.1 and by 3e-2 at 0.005" in page
 
 
+def test_algorithms_on_a_gpu(monkeypatch):
+    """Parts of bfloat16, but of float32 where a side is small, which XLA has no kernel for."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for sides, precision, wanted in (
+        ((16, 16, 16), "highest", "BF16_BF16_F32_X6"),
+        ((16, 16, 16), "high", "BF16_BF16_F32_X3"),
+        ((16, 8, 16), "high", "HIGHEST"),
+        ((3, 16, 16), "highest", "HIGHEST"),
+        ((16, 16, 16), "default", "None"),
+        ((16, 16, 2), "default", "None"),
+    ):
+        n, k, m = sides
+        of = functools.partial(blocks.product, precision=precision)
+        made = jax.make_jaxpr(of)(np.zeros((n, k), np.float32), np.zeros((k, m), np.float32))
+        (dot,) = [e for e in made.jaxpr.eqns if e.primitive.name == "dot_general"]
+        assert wanted in str(dot.params["precision"]), (sides, precision)
+
+
 def _contrastive(precision, tau, x, y):
     # Not through the public function, which keeps what it compiled.
     x, y, options = x / tau**0.5, y / tau**0.5, PairOptions(precision=precision)
