@@ -167,8 +167,8 @@ def test_what_was_measured_on_a_gpu_is_what_the_page_says():
         f"took {run['minutes']:.1f} minutes",
         *(f"| {r['ms']:.1f} ms, one after another {r['single_ms']:.1f} ms" for r in (alexnet, cnn)),
         "{passed} passed, {left_out} were left out, {failed} failed. Of these, {of_cpus} are of "
-        "CPUs or of several devices and are left out now, and {columns} allowed arrays no more columns "
-        "than CPUs need. In {small_sides} XLA".format(**found["tests"]),
+        "CPUs or of several devices and are left out now, and {columns} allowed arrays no more "
+        "columns than CPUs need. In {small_sides} XLA".format(**found["tests"]),
     ):
         assert text in section, text
     assert round(blocks["ms"] / kernel["ms"]) == 7 and "takes a seventh of the time" in section

@@ -215,9 +215,11 @@ def _weighted_sums(
             return _weighted_sums(a, b, r=r, c=c, exclude=exclude, blocking=without)
 
         kernel = functools.partial(_weighted_sums_by_kernel, exclude)
-        kernel = fused.with_fallback(kernel, blocks)
-        beyond = everywhere(~within_range(a, b))
-        return lax.cond(beyond, lambda: blocks(a, b, r, c), lambda: kernel(a, b, r, c))
+
+        def of(a, b, plain=False):
+            return (fused.with_fallback(kernel, blocks) if plain else blocks)(a, b, r, c)
+
+        return _in_range(of, a, b)
 
     def parts(logits, rows, columns):
         (row_points, row_shift), (column_points, column_shift) = rows, columns
