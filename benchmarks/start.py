@@ -19,8 +19,11 @@ from hypersphere_jax.tables import print_table
 ROOT = Path(__file__).parent.parent
 DIGITS = {"digits, small_cnn": ()}
 CIFAR10 = {
-    f"cifar10, {model}": ("--data", "cifar10", "--model", model, "--batch-size", "64")
-    for model in ("small_alexnet", "resnet18")
+    "cifar10, small_cnn": ("--data", "cifar10"),  # as without options
+    **{
+        f"cifar10, {model}": ("--data", "cifar10", "--model", model, "--batch-size", "64")
+        for model in ("small_alexnet", "resnet18")
+    },
 }
 # Lines of `pretrain` on stderr, of a run with this name.
 NAME = "start"
