@@ -127,6 +127,7 @@ def test_for_which_points_it_is(monkeypatch):
     assert fused.serves(many, many)
     for x, y in ((many, few), (wide, wide), (many, many.astype(np.float16))):
         assert not fused.serves(x, y)
+    assert fused.serves(*[jax.ShapeDtypeStruct(many.shape, many.dtype)] * 2)
     n, d = jax.export.symbolic_shape("n, d")
     for shape in ((n, 128), (1024, d)):
         assert not fused.serves(*[jax.ShapeDtypeStruct(shape, np.float32)] * 2)
