@@ -371,13 +371,3 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
     assert {config.data.folds for config in trained} == {5} and len(trained) == 2 * 5 * 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[3:5]] == ["0.06", "0.24"]
-
-
-@pytest.mark.slow
-def test_the_quickstart_shortened(monkeypatch, tmp_path, capsys):
-    for name in ("RUNS", "CIRCLE_RUNS"):
-        short = {run: (*of[:2], 2, of[3]) for run, of in getattr(quickstart, name).items()}
-        monkeypatch.setattr(quickstart, name, short)
-    quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(0,)))
-    page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png") == 3 and "align + uniform" in capsys.readouterr().out

@@ -36,7 +36,7 @@ from hypersphere_jax import cli
 providers._get_local_constants = providers.Constants
 
 TOTAL = 300  # cases of all tests here together; `share` counts these
-TIERS = {"fast": (TOTAL, 0), "slow": (750, 1)}  # cases and seed
+TIERS = {"fast": (TOTAL, 0), "slow": (550, 1)}  # cases and seed
 LINES, LENGTH = 14, 4000  # of stderr at most; a run that goes on tells its steps
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # characters that steer a terminal, or cannot be written
 SECONDS, HANGS = 20, 90  # of processor time; on the clock
