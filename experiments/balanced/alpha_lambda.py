@@ -211,7 +211,7 @@ def _verdict(
     }
     if len(chosen) == len(NAMES):
         both = [(loss, *best) for loss, (best, _) in chosen.items()]
-        pairs["The best balanced contrastive against the best generalized NT-Xent"] = tuple(both)
+        pairs["Of lambda above 1, balanced contrastive against generalized NT-Xent"] = tuple(both)
     if not pairs or not all(groups.get(one) for pair in pairs.values() for one in pair):
         return "", ""
     compared = {

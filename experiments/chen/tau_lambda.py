@@ -130,8 +130,8 @@ def result(context: Context, rows: Rows) -> Result:
         text[-1] += f" {_lead_of_rates(rows)}"
     title = "Temperature and weight of decoupled NT-Xent (Figure B.2)"
     caption = (
-        "Accuracies in percent; the best weight of each temperature is framed, grey cells are lost "
-        f"or not trained. Half of a cell's 95% interval: {min(halves, default=0):.1f} to "
+        "Accuracies in percent; the best weight of each temperature is framed. "
+        f"Half of a cell's 95% interval: {min(halves, default=0):.1f} to "
         f"{max(halves, default=0):.1f} points"
     )
     verdict, short = _verdict(rises, layers)
@@ -148,7 +148,7 @@ def _what_was_done(context: Context, groups: Mapping) -> str:
         "taken to show where the rank correlation of temperature and best weight is above 0 by "
         "both instruments before the head, the layer that the paper evaluates. Its interval draws "
         "seeds and test images anew, and is of these temperatures; p counts in how many orders of "
-        "the temperatures it would be as large."
+        "the temperatures it would be as large. Of equally good weights the middle one counts."
     )
 
 
@@ -166,7 +166,7 @@ def _rises(rights: Mapping[tuple[float, float], np.ndarray]) -> inference.Estima
     means = np.array([rights[cell].mean() for cell in cells]).reshape(len(taus), len(lams), 1)
     value = float(_of_best(means)[0])
     of = inference.of_draws(value, _of_best(drawn))
-    orders = np.array([*itertools.permutations(means.argmax(axis=1)[:, 0])])
+    orders = np.array([*itertools.permutations(_best_columns(means)[:, 0])])
     by_order = np.abs(_correlation(orders.T, range(len(taus)))) >= abs(value) - 1e-9
     single = min(map(len, rights.values())) == 1
     return of._replace(p=max(of.p, float(np.mean(by_order))), single=single)
@@ -189,7 +189,14 @@ def _of_the_paper(theirs: Scores) -> str:
 
 def _of_best(accuracies: np.ndarray) -> np.ndarray:
     """Rank correlation of rows and best columns, of each of `[rows, columns, draws]`."""
-    return _correlation(accuracies.argmax(axis=1), range(len(accuracies)))
+    return _correlation(_best_columns(accuracies), range(len(accuracies)))
+
+
+def _best_columns(accuracies: np.ndarray) -> np.ndarray:
+    """Of each row of `[rows, columns, draws]` the best column, of equal ones their mean place."""
+    best = accuracies >= accuracies.max(axis=1, keepdims=True) - 1e-9
+    places = np.arange(accuracies.shape[1])[None, :, None]
+    return np.sum(best * places, axis=1) / np.sum(best, axis=1)
 
 
 def _correlation(values: np.ndarray, other: Sequence[float]) -> np.ndarray:

@@ -351,9 +351,10 @@ def draw(
     figure = Figure(figsize=(PAGE, 5.2), dpi=DPI, layout="constrained")
     axes = figure.subplots(2, len(TASKS), sharex="row")
     above = {
-        task: scores - (100 * of[RANDOM_WORDS][instrument].mean() if of else scores.mean())
+        (task, end): scores - (100 * of[RANDOM_WORDS][label].mean() if of else scores.mean())
         for task, of in found.items()
-        for scores in [np.array([row[task + ending] for row in encoders])]
+        for end, label in OF_TEXT.items()
+        for scores in [np.array([row[task + end] for row in encoders])]
     }
     limit = max((np.abs(values).max(initial=0.1) for values in above.values()), default=1)
     style = {"cmap": "RdBu", "vmin": -limit, "vmax": limit, "edgecolor": "black", "linewidth": 0.5}
@@ -361,7 +362,7 @@ def draw(
     for place, (task, title) in enumerate(TASKS.items()):
         plane, below = axes[:, place]
         for (marker, label), mine in _families(encoders).items():
-            colours = {"c": above[task][mine], "marker": marker, "zorder": 3}
+            colours = {"c": above[task, ending][mine], "marker": marker, "zorder": 3}
             spots = plane.scatter(align[mine], uniform[mine], 28, **colours, **style)
             of = [row for row, taken in zip(encoders, mine, strict=True) if taken]
             value, low, high = (
