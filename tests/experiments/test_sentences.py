@@ -129,14 +129,14 @@ def test_table_4_says_where_encoders_stand_against_word_vectors(context):
 
     below, above = verdict(90), verdict(20)
     assert (
-        "None of these encoders is shown to be ahead" in below and below.count("is behind") == 4 + 1
+        "none of these encoders is shown to be ahead" in below and below.count("is behind") == 4 + 1
     )
     assert "4 of 4 are ahead of that mean" in above and above.count("is ahead of") == 4 + 1
     assert "contrastive is ahead of align + uniform (MR) by 2.00 (" in below
     assert "90.0% and 90.0% (mean of random word vectors), 100.0% and 100.0% (majority" in below
     # Ahead by logistic regression alone is not ahead.
     apart = verdict(30, -50)
-    assert "None of these encoders is shown to be ahead" in apart
+    assert "none of these encoders is shown to be ahead" in apart
     assert "contrastive is not told apart from the mean of random word vectors (MR): +31" in apart
     assert sentences.best_result(context, picks()).verdict == ""
 
