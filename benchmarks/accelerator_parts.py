@@ -109,7 +109,7 @@ def losses(settings: Settings) -> Iterator[Record]:
         ways = [(name, "highest") for name in every]
         ways += [(name, "high") for name in every if n == sizes[-2:][0] and every[name].pairwise]
         given = jax.block_until_ready(jax.device_put((x, y, labels)))
-        with ThreadPoolExecutor(2) as pool:  # that compile; more wait for each other on a GPU
+        with ThreadPoolExecutor(2) as pool:  # that compile
             called = [pool.submit(_compiled_case, every[name], how, given) for name, how in ways]
             references: dict[str, float64.Reference] = {}
             for (name, precision), compiled in zip(ways, called, strict=True):
