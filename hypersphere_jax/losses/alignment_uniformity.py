@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -29,6 +28,7 @@ from hypersphere_jax.losses.pairs import (
     plain_points,
     real_points,
 )
+from hypersphere_jax.losses.products import Precision
 
 
 @on_mesh("x", "y", "mask", "weights")

@@ -23,7 +23,7 @@ them.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,9 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from hypersphere_jax.losses import fused
+from hypersphere_jax.losses.products import Precision, on_cpu, product
 
 Scale = jax.Array | float | None
-Precision = Literal["highest", "high", "default"]
 OFF = fused.OFF  # the logit of what is no pair. Finite: differences of infinities are no numbers
 # Squared distances from the centre, times scale / 2, above which inner products are not exact
 # enough: there gradients are off by up to some 5e-5.
@@ -46,13 +46,6 @@ LOWEST, HIGHEST = -60.0, 60.0
 UNIT, LARGE = 128, 2048
 # Columns of the biases in products: three of bfloat16 make a float32.
 PARTS = 3
-# On NVIDIA's tensor cores: products of bfloat16 parts, summed in float32. Six are as exact as
-# float32 products, which do not run there. XLA has no kernel of them for the smallest sides.
-PARTS_ON_GPU = {
-    "highest": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
-    "high": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
-}
-SMALLEST = 16
 
 
 class Points(NamedTuple):
@@ -408,33 +401,6 @@ def everywhere(flag: jax.Array) -> jax.Array:
 @everywhere.def_vmap
 def _(axis_size: int, in_batched: list[bool], flag: jax.Array) -> tuple[jax.Array, bool]:
     return everywhere(jnp.any(flag)), False
-
-
-def product(a: jax.Array, b: jax.Array, precision: Precision = "highest") -> jax.Array:
-    """A matrix product of float32 arrays.
-
-    Args:
-      a: `[n, k]`.
-      b: `[k, m]`.
-      precision: "highest" is that of float32. "high" takes three products of bfloat16 parts, with
-        16 bits of each number; "default" is what the device does by default, such as TF32. On CPU
-        all are float32 products.
-    """
-    algorithm: Any = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH}.get(precision)
-    if jax.default_backend() == "gpu" and a.dtype == jnp.float32 and _has_bfloat16():
-        small = any(isinstance(side, int) and side < SMALLEST for side in (*a.shape, *b.shape))
-        exact = lax.Precision.HIGHEST if small else PARTS_ON_GPU.get(precision)
-        algorithm = None if precision == "default" else exact
-    return jnp.matmul(a, b, precision=algorithm)
-
-
-def _has_bfloat16() -> bool:
-    """Whether the tensor cores of NVIDIA's GPU here multiply bfloat16."""
-    return float(getattr(jax.local_devices()[0], "compute_capability", "8.0")) >= 8
-
-
-def on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
 
 
 def within_range(a: Points, b: Points | None, scale: Scale = None) -> jax.Array:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -18,6 +17,7 @@ from hypersphere_jax.losses.pairs import (
     plain_points,
     real_points,
 )
+from hypersphere_jax.losses.products import Precision
 
 
 @on_mesh("x", "y", "mask", "weights")

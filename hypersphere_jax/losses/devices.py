@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hypersphere_jax.losses.blocks import Blocking, Precision, on_cpu
+from hypersphere_jax.losses.blocks import Blocking
+from hypersphere_jax.losses.products import Precision, on_cpu
 
 AxisName = str | tuple[str, ...] | None
 
@@ -25,7 +26,7 @@ class PairOptions(NamedTuple):
       block_size: points in a block, at most; None chooses.
       axis_name: the mapped axis over which points are spread; None for one device.
       ring: pass the devices' points along a ring, rather than gathering them on each.
-      precision: of products, see `blocks.product`.
+      precision: of products, see `products.product`.
     """
 
     block_size: int | None = None

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import (
     at_least,
     features,
@@ -21,6 +20,7 @@ from hypersphere_jax.losses.common import (
 from hypersphere_jax.losses.devices import AxisName, PairOptions, global_mean, pair_options
 from hypersphere_jax.losses.mesh import on_mesh
 from hypersphere_jax.losses.pairs import mean_log_sum, plain_points, real_points
+from hypersphere_jax.losses.products import Precision
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
 Scaling = Literal["per_sample", "per_dimension"]

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from hypersphere_jax.losses.alignment_uniformity import distance_power, uniform_loss
-from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import at_least, features
 from hypersphere_jax.losses.devices import AxisName, global_mean, pair_options
 from hypersphere_jax.losses.mesh import on_mesh
 from hypersphere_jax.losses.pairs import mean_log_sums_between, plain_points
+from hypersphere_jax.losses.products import Precision
 
 
 @on_mesh("f", "g")

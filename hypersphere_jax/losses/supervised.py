@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hypersphere_jax.losses.blocks import Precision
 from hypersphere_jax.losses.common import at_least, features, masked, shares_of
 from hypersphere_jax.losses.devices import (
     AxisName,
@@ -15,6 +14,7 @@ from hypersphere_jax.losses.devices import (
 )
 from hypersphere_jax.losses.mesh import on_mesh
 from hypersphere_jax.losses.pairs import mean_log_sum, plain_points, real_points
+from hypersphere_jax.losses.products import Precision
 
 
 @on_mesh("z", "labels", "mask", "weights")

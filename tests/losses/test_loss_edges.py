@@ -14,7 +14,7 @@ from points import sphere
 
 import hypersphere_jax as hj
 from hypersphere_jax import l2_normalize
-from hypersphere_jax.losses.blocks import on_cpu
+from hypersphere_jax.losses.products import on_cpu
 
 
 @pytest.mark.parametrize("name", ["contrastive", "nt_xent dot", "info_nce", "generalized"])

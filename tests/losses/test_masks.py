@@ -16,7 +16,7 @@ from points import sphere
 
 import hypersphere_jax as hj
 from benchmarks.collectives import traffic
-from hypersphere_jax.losses.blocks import on_cpu
+from hypersphere_jax.losses.products import on_cpu
 
 N = 12
 LABELS = np.array([0, 7, -3, 0, 7, 7, 5, 0, 7, 5, 0, 9])
