@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -95,8 +94,7 @@ def machine(apart: bool = False) -> Machine:
     devices = sharding.local_devices()
     memory = sharding.memory(devices[:1])
     if devices[0].platform == "cpu":
-        known = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        cores = workers.core_count()
         name = f"{cores} CPU core{'s' * (cores > 1)}"
         return Machine(name, 0, cores * CORE_FLOP, cores * CORE_ELEMENTS, memory)
     kind = devices[0].device_kind

@@ -1,10 +1,10 @@
 """Whether a claim shows: one rule for all tables and figures of encoders.
 
-Two instruments measure every encoder: multinomial logistic regression on standardized features,
-minimized to convergence with its L2 chosen on training data, and 5-NN. A claim *shows* if it holds
-by both, at the layer that its paper evaluates, beyond chance at 95%; if both say the opposite, that
-shows; else it does not show, and what each of them says is told. The paper's own probe stands
-beside the two, and decides nothing; of sentences it is the logistic regression. Of several
+Three instruments measure every encoder: multinomial logistic regression on standardized features,
+minimized to convergence with its L2 chosen on training data; 5-NN; and the paper's own probe, which
+decides nothing (of sentences it is the logistic regression). A claim *shows* if it holds by the
+first two, at the layer that its paper evaluates, beyond chance at 95%; if both say the opposite,
+that shows; else it does not show, and what each of them says is told. Of several
 comparisons that are told together, Holm's correction counts all; where it decides, `by_itself` says
 so.
 
@@ -25,6 +25,7 @@ from hypersphere_jax.evaluate.comparison import students_t
 
 INSTRUMENTS = {"logistic": "logistic regression", "knn5": "5-NN"}
 PAPERS = {"linear": "the paper's probe"}
+ALL = INSTRUMENTS | PAPERS
 LAYERS = {"output": "output", "backbone": "before the head", "fc7": "fc7", "conv5": "conv5"}
 ALPHA = 0.05
 
@@ -155,20 +156,18 @@ def cell(of: Estimate, digits: int = 2) -> str:
     return f"{of.value:.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
 
-def columns(layers: Sequence[str], papers: bool = True) -> list[str]:
-    """Columns of accuracies by all instruments on these layers, the paper's first."""
-    names = INSTRUMENTS | (PAPERS if papers else {})
-    heads = [name.removesuffix(" regression").removeprefix("the ") for name in names.values()]
+def columns(layers: Sequence[str]) -> list[str]:
+    """Columns of accuracies by all instruments on these layers."""
+    heads = [name.removesuffix(" regression").removeprefix("the ") for name in ALL.values()]
     return [f"{LAYERS[layer]}: {head} (%)" for layer in layers for head in heads]
 
 
-def scores(layers: Sequence[str], papers: bool = True) -> dict[str, str]:
+def scores(layers: Sequence[str]) -> dict[str, str]:
     """Names of columns of rows, and as one reads them: `backbone_knn5`, `before the head: 5-NN`."""
-    names = INSTRUMENTS | (PAPERS if papers else {})
     return {
         f"{layer}_{key}": f"{LAYERS[layer]}: {name}"
         for layer in layers
-        for key, name in names.items()
+        for key, name in ALL.items()
     }
 
 
@@ -177,25 +176,21 @@ def where(layer: str) -> str:
     return {"output": "on the output", "backbone": "before the head"}.get(layer, f"on {layer}")
 
 
-def accuracies(rows: Rows, layers: Sequence[str], papers: bool = True) -> list[str | None]:
+def accuracies(rows: Rows, layers: Sequence[str]) -> list[str | None]:
     """Cells of these columns, of the seeds of one setting; None without rows."""
-    names = INSTRUMENTS | (PAPERS if papers else {})
-    scores = [f"{layer}_{name}" for layer in layers for name in names]
+    scores = [f"{layer}_{name}" for layer in layers for name in ALL]
     return [accuracy(rows, score) if rows else None for score in scores]
 
 
 Comparison = Mapping[str, Estimate]  # by the instruments' names
 
 
-def compare(
-    a: Rows, b: Rows, layer: str, papers: bool = True, paired: bool = False
-) -> dict[str, Estimate]:
+def compare(a: Rows, b: Rows, layer: str, paired: bool = False) -> dict[str, Estimate]:
     """How far the encoders of some rows are ahead of others, by each instrument.
 
     Where `paired`, each seed is compared with the same seed of the others, with which it has the
     start in common; a seed that one of both lacks is left out.
     """
-    names = INSTRUMENTS | (PAPERS if papers else {})
     if paired:
         a, b = (sorted(rows, key=lambda row: row["seed"]) for rows in (a, b))
         shared = {*values(a, "seed")} & {*values(b, "seed")}
@@ -203,7 +198,7 @@ def compare(
         a, b = ([row for row in rows if row["seed"] in shared] for rows in (a, b))
     return {
         name: difference(*(right(rows, f"{layer}_{key}") for rows in (a, b)), paired=paired)
-        for key, name in names.items()
+        for key, name in ALL.items()
     }
 
 
@@ -214,23 +209,23 @@ def signs(comparisons: Sequence[Comparison]) -> list[int]:
     probe, where it is among the estimates, has no part in it. Of single encoders nothing is said:
     how much another seed would differ is not known.
     """
-    deciding = [_deciding(of) for of in comparisons]
     adjusted = holm([_p(of) for of in comparisons])
     found = []
-    for p, of in zip(adjusted, deciding, strict=True):
+    for p, of in zip(adjusted, map(deciding, comparisons), strict=True):
         alike = {np.sign(each.value) for each in of}
         sure = p < ALPHA and len(alike) == 1 and not any(each.single for each in of)
         found.append(int(alike.pop()) if sure else 0)
     return found
 
 
-def _deciding(of: Comparison) -> list[Estimate]:
+def deciding(of: Comparison) -> list[Estimate]:
+    """The estimates of a comparison that count: not the paper's probe."""
     return [each for name, each in of.items() if name not in PAPERS.values()]
 
 
 def _p(of: Comparison) -> float:
     """Both instruments have to reject, so that the larger p is that of the comparison."""
-    return max(each.p for each in _deciding(of))
+    return max(each.p for each in deciding(of))
 
 
 def by_itself(of: Comparison, sign: int) -> str:
@@ -282,6 +277,7 @@ def sentences(comparisons: Mapping[str, Comparison], layer: str) -> str:
         parts.append(f"{_inner(a)} is {stands(sign)} {b}{by} {numbers} points{alone}")
     place, instruments = where(layer), [*next(iter(comparisons.values()))]
     order = " in this order" if len(instruments) > 1 else ""
+    order += ", of which the first two decide" if {*instruments} > {*INSTRUMENTS.values()} else ""
     place = f"{capitalized(place)}, with {_and(instruments)}{order}"
     told = [f"{place}, {'; '.join(parts)}."]
     if len(comparisons) > 1:

@@ -24,6 +24,8 @@ class QuickstartConfig:
     choose: bool = False
     """Try learning rates on a held-out part of the training split instead, and print their
     accuracies there."""
+    jobs: Count | None = None
+    """Encoders at a time, each in a process with cores of its own. None: on CPUs up to four."""
 
     def __post_init__(self):
         require(len(self.seeds) > 0, "--seeds: at least one is needed")

@@ -46,7 +46,8 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         for number, (targets, places, predicted) in enumerate(of_score):
             parts = {"targets": targets, "rows": places, "predicted": np.stack(predicted)}
             for name, values in parts.items():
-                arrays[f"{score}/{number}/{name}"] = smallest(np.asarray(values))
+                # Column by column: of a sample encoders agree, and the file is a fourth smaller.
+                arrays[f"{score}/{number}/{name}"] = np.asfortranarray(smallest(values))
     with atomic_write(path) as stream:
         np.savez_compressed(stream, **arrays)
 

@@ -2,18 +2,24 @@
 
 Trains contrastive and align+uniform encoders on the sphere in 32 dimensions, three seeds of each,
 probes them from their checkpoints beside the random initialization, and draws Figure 3 of Wang &
-Isola with encoders on the circle. Expected on 2 cores: under 3 minutes.
+Isola with encoders on the circle. On CPUs several processes share the encoders, a core each or
+more: steps so small leave cores idle. Expected on 2 cores: under 2 minutes.
 
 `python run.py quickstart --choose` chose the learning rates of RUNS, by accuracy on a fifth of the
 training split that is held out; the test split is not read. What both commands printed is kept in
 docs/results/quickstart/, from which the README has its table.
 """
 
+import itertools
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from experiments import workers
 from experiments.options import QuickstartConfig
 from experiments.plots.circle import circle_figure
 from experiments.plots.planes import metric_planes
@@ -29,6 +35,7 @@ from hypersphere_jax.config import (
     PretrainConfig,
     ProbeConfig,
     RuntimeConfig,
+    UserError,
     to_dict,
 )
 from hypersphere_jax.config.base import program
@@ -60,7 +67,23 @@ ENCODERS = {
 }
 CIRCLE_CLASSES = (0, 1, 4, 8)
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
+JOBS = 4  # encoders at a time on CPUs, at most: each process compiles for itself
 COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "logistic (%)", "5-NN (%)"]
+
+
+class Task(NamedTuple):
+    """An encoder to train, and checkpoints to evaluate or to draw, None for the last."""
+
+    config: PretrainConfig
+    steps: tuple[int | None, ...] = ()
+    circles: Mapping[str, int | None] = {}  # by the title of the picture
+
+
+class Found(NamedTuple):
+    """Of a task: scores by checkpoint, and rows of `circle_figure` by title."""
+
+    scores: dict[int | None, dict[str, float]]
+    circles: dict[str, dict]
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
@@ -73,25 +96,73 @@ def run(config: QuickstartConfig, command: str) -> None:
     """The quickstart itself."""
     began = time.monotonic()
     out, (first, *_) = Path(config.folder), config.seeds
-    configs = [
-        _config(name, of, config.folder, seed) for seed in config.seeds for name, of in RUNS.items()
+    steps = {name: tuple(s for of, s in ENCODERS.values() if of == name) for name in RUNS}
+    tasks = [
+        Task(_config(name, of, config.folder, seed), steps[name])
+        for seed in config.seeds
+        for name, of in RUNS.items()
     ]
-    configs += [_config(name, of, config.folder, first) for name, of in CIRCLE_RUNS.items()]
-    folders = {(one.name.rsplit("_seed")[0], one.seed): loop.train(one, command) for one in configs}
+    supervised, contrastive = (
+        Task(_config(name, of, config.folder, first), (), _circles(name))
+        for name, of in CIRCLE_RUNS.items()
+    )
+    # While the first compiles what evaluates the others, and so that all end at the same time.
+    tasks.insert(1, supervised)
+    tasks.insert(-1, contrastive)
+    found = _each(tasks, config, command)
     scores = {
-        name: [_scores(folders[run, seed], step) for seed in config.seeds]
+        name: [found[f"{run}_seed{seed}"].scores[step] for seed in config.seeds]
         for name, (run, step) in ENCODERS.items()
     }
     rows = rows_of(scores)
     print_table(COLUMNS, rows, title=TITLE)
-    of_first = {name: folders[name, first] for name in (*RUNS, *CIRCLE_RUNS)}
-    figures = _draw(out / "figures", of_first, scores)
+    of_first = {name: out / f"{name}_seed{first}" for name in (*RUNS, *CIRCLE_RUNS)}
+    circles = {title: row for of in found.values() for title, row in of.circles.items()}
+    figures = _draw(
+        out / "figures", of_first, scores, [circles[title] for title in circle.ENCODERS]
+    )
     page = _page(config, of_first, rows, figures)
     seconds = round(time.monotonic() - began)
     record = {"seeds": config.seeds, "seconds": seconds, "scores": scores}
     write_json(out / "quickstart.json", record)
     say(f"\npage: {page}\npictures: {out / 'figures'}")
     print(f"all of it took {seconds} s")
+
+
+def _circles(run: str) -> dict[str, int | None]:
+    return {title: step for title, (of, step) in circle.ENCODERS.items() if f"circle_{of}" == run}
+
+
+def _each(tasks: Sequence[Task], config: QuickstartConfig, command: str) -> dict[str, Found]:
+    """Trains and evaluates each, several at a time: what was found, by run."""
+    jobs = config.jobs
+    if jobs is None:
+        on_cpu = jax.default_backend() == "cpu"
+        jobs = min(JOBS, len(tasks), workers.core_count()) if on_cpu else 1
+    logs = Path(config.folder) / "logs" if jobs > 1 else None
+    say(f"{len(tasks)} encoders; the first take longest, as their programs are compiled")
+    began, found = time.monotonic(), {}
+    for task, outcome in workers.each(_carry_out, tasks, jobs, command, logs):
+        name = task.config.name
+        if isinstance(outcome, str):
+            raise UserError(f"{name}: {outcome}; --jobs 1 takes the least memory")
+        found[name] = outcome
+        seconds_each = (time.monotonic() - began) / max(len(found), jobs)
+        left = seconds_each * (len(tasks) - len(found))
+        last = outcome.scores.get(None)
+        told = f"logistic {last['logistic']:.2f}%, 5-NN {last['knn']:.2f}%" if last else "trained"
+        ending = f"; about {left:.0f} s left" if left else ""
+        say(f"{len(found)} of {len(tasks)}: {name}: {told}{ending}")
+    return found
+
+
+def _carry_out(task: Task, command: str) -> Found:
+    sharding.keep_compiled(task.config.runtime.cache_dir)
+    folder = loop.train(task.config, command)
+    return Found(
+        {step: _scores(folder, step) for step in task.steps},
+        {title: circle.features_of(title, folder, step) for title, step in task.circles.items()},
+    )
 
 
 def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:
@@ -116,23 +187,34 @@ def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:
 def choose(config: QuickstartConfig, command: str) -> None:
     """Accuracies of learning rates on a fifth of the training split, means over the seeds."""
     folder, held_out = f"{config.folder}/choose", DataConfig(folds=5, fold=0)
-    scores: dict[str, dict[str, float]] = {}
-    for name, (objective, dim, epochs, _) in RUNS.items():
-        scores[name] = {}
-        for rate in RATES:
-            configs = [
-                _config(f"{name}_{rate:g}", (objective, dim, epochs, rate), folder, seed, held_out)
-                for seed in config.seeds
-            ]
-            found = [_scores(loop.train(one, command), None)["logistic"] for one in configs]
-            scores[name][f"{rate:g}"] = float(np.mean(found))
+    tasks = [
+        Task(_config(f"{name}_{rate:g}", (*of[:-1], rate), folder, seed, held_out), (None,))
+        for (name, of), rate, seed in itertools.product(RUNS.items(), RATES, config.seeds)
+    ]
+    found = _each(tasks, config, command)
+    scores = {
+        name: {
+            f"{rate:g}": float(
+                np.mean(
+                    [
+                        found[f"{name}_{rate:g}_seed{s}"].scores[None]["logistic"]
+                        for s in config.seeds
+                    ]
+                )
+            )
+            for rate in RATES
+        }
+        for name in RUNS
+    }
     write_json(Path(config.folder) / "choice.json", {"seeds": config.seeds, "logistic": scores})
     rows = [[name, *of.values(), max(reversed(of), key=of.get)] for name, of in scores.items()]
     title = "Logistic regression (%) on a held-out fifth of the training split, by learning rate"
     print_table(["encoder", *map(str, RATES), "best"], rows, title=title)
 
 
-def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]]) -> dict[str, Path]:
+def _draw(
+    folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]], circles: list[dict]
+) -> dict[str, Path]:
     """Draws all pictures, the plane of means over the seeds, the others of the first one."""
     files = {name: folder / f"{name}.png" for name in ("plane", "circle", "training_curves")}
     encoders = [
@@ -141,10 +223,6 @@ def _draw(folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]])
     ]
     label, optimum = "logistic regression (%)", encoders[0]["optimum"]
     metric_planes({"digits": encoders}, files["plane"], "logistic", label, optimum=optimum)
-    circles = [
-        circle.features_of(title, folders[f"circle_{name}"], step)
-        for title, (name, step) in circle.ENCODERS.items()
-    ]
     circle_figure(circles, files["circle"], circles[0]["class_names"], CIRCLE_CLASSES)
     curves = {name: read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])

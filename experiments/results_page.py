@@ -5,8 +5,8 @@
     python -m experiments.results_page
 
 The first keeps a result in docs/results/, with the predictions of its encoders; the second computes
-it anew from these, for sentences that have changed; the last writes the pages from all that are
-kept. So the pages hold what the commands print, and a test makes them again.
+it anew from these, for sentences and pictures that have changed; the last writes the pages from all
+that are kept. So the pages hold what the commands print, and a test makes them again.
 """
 
 import csv
@@ -40,7 +40,8 @@ from hypersphere_jax.tables import text_of
 ROOT = Path(__file__).parent.parent
 # Three or more in a sentence, each with a semicolon after it but the last.
 _COMPARISONS = re.compile(
-    r"in this order, ((?:(?:(?!\. [A-Z])[^;])+; ){2,}(?:(?!\. [A-Z])[^;])+?)\.(?= |$) ?"
+    r"(in this order(?:, of which the first two decide)?), "
+    r"((?:(?:(?!\. [A-Z])[^;])+; ){2,}(?:(?!\. [A-Z])[^;])+?)\.(?= |$) ?"
 )
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 # Of the README: items, and what their papers claim.
@@ -52,12 +53,8 @@ HEADLINES = {
     "balanced/table3": "the balanced contrastive loss beats NT-Xent",
 }
 
-COLORS = 128  # of a picture that is kept: a quarter of the bytes, and hardly another look
+COLORS = 256  # of a picture that is kept: a third of the bytes, and hardly another look
 MARK = "<!-- from here on written by experiments/results_page.py -->\n"
-OLD = (
-    "*Recorded by the paper's probe and 5-NN alone; what the command trains and measures now, by "
-    "all instruments and with more seeds, is not recorded yet.*"
-)
 CLAIMS = "<!-- claims -->\n", "\n<!-- end of claims -->"
 
 
@@ -81,8 +78,6 @@ def readme() -> str:
     """The README with the claims of `HEADLINES`, in the words of what is kept."""
     rows = [["claim", "here"], ["---"] * 2]
     for name, claim in HEADLINES.items():
-        if not _is_new(name, "laptop"):
-            continue
         result = read_json(plans.kept(name, "laptop") / RESULT)
         where = f"docs/results.md#{_anchor(_heading(name, result))}"
         rows.append([f"{claim} ([{name}]({where}))", _summary(result)])
@@ -90,12 +85,18 @@ def readme() -> str:
     return before + CLAIMS[0] + _table(rows) + CLAIMS[1] + rest.split(CLAIMS[1])[1]
 
 
-def again(item: str, scale: str) -> dict:
-    """A result computed anew from the rows and predictions that are kept, as in its `RESULT`."""
+def again(item: str, scale: str, pictures: Path | None = None) -> dict:
+    """A result computed anew from the rows and predictions that are kept, as in its `RESULT`.
+
+    Its pictures go into a folder, if there is one.
+    """
     rows = rows_kept(plans.kept(item, scale))
     with tempfile.TemporaryDirectory() as folder:
         context = Context(scale, Path(folder) / "runs", Path(folder))
-        return written(result_of(REPRODUCTIONS[item], context, rows))
+        result = result_of(REPRODUCTIONS[item], context, rows)
+        if pictures is not None:
+            _keep_pictures(Path(folder), pictures)
+    return written(result)
 
 
 def rows_kept(folder: Path) -> Rows:
@@ -121,11 +122,15 @@ def record(item: str, scale: str, out: Path = Path("runs/reproduce")) -> Path:
     for name in (ROWS, PREDICTIONS, RESULT):
         if (source / name).is_file():
             shutil.copyfile(source / name, kept / name)
+    _keep_pictures(source, kept)
+    return kept
+
+
+def _keep_pictures(source: Path, kept: Path) -> None:
     for figure in source.glob("*.png"):
         with Image.open(figure) as picture:
             small = picture.convert("RGB").quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
         small.save(kept / figure.name, optimize=True)
-    return kept
 
 
 def _section(name: str, scale: str, path: Path) -> str:
@@ -146,7 +151,6 @@ def _section(name: str, scale: str, path: Path) -> str:
         *(f"![{caption}](results/{path.name}/{file})" for file, caption in result["figures"]),
         _table(rows),
         *map(_listed, details[len(done) :]),
-        "" if _is_new(name, scale) else OLD,
         f"```\n{command}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -155,14 +159,8 @@ def _section(name: str, scale: str, path: Path) -> str:
 def _listed(text: str) -> str:
     """A paragraph with the comparisons of `inference.sentences` as a list, from three on."""
     return _COMPARISONS.sub(
-        lambda found: "in this order:\n\n- " + found[1].replace("; ", "\n- ") + "\n\n", text
+        lambda found: f"{found[1]}:\n\n- " + found[2].replace("; ", "\n- ") + "\n\n", text
     ).strip()
-
-
-def _is_new(name: str, scale: str) -> bool:
-    """Whether what is kept was measured by all instruments, with its predictions."""
-    trained = bool(REPRODUCTIONS[name].scales[scale].stages)
-    return not trained or (plans.kept(name, scale) / PREDICTIONS).is_file()
 
 
 def _heading(name: str, result: dict) -> str:
@@ -188,8 +186,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["record"]:
         print(record(*sys.argv[2:4]))
     elif sys.argv[1:2] == ["again"]:
-        result = again(*sys.argv[2:4])
-        write_json(plans.kept(*sys.argv[2:4]) / RESULT, result | {"part": ""})
+        kept = plans.kept(*sys.argv[2:4])
+        result = again(*sys.argv[2:4], pictures=kept)
+        write_json(kept / RESULT, result | {"part": ""})
         print(result["verdict"])
     else:
         PAGE.write_text(page())

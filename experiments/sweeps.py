@@ -162,7 +162,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
 
 def carry_out(one: Planned, command: str = "") -> str | UserError | None:
     """Trains and evaluates a run: None, the reason of its failure, or an error of the input."""
-    began = time.monotonic()
+    began, is_new = time.monotonic(), not run_folder.folder_of(one.config).exists()
     sharding.keep_compiled(one.config.runtime.cache_dir)
     try:
         folder = loop.train(one.config, command)
@@ -176,7 +176,9 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
         if not memory.is_used_up(error):
             raise
         return memory.described(error)[:200]
-    seconds = {"training": trained - began, "measuring": time.monotonic() - trained}
+    # Of a run that an earlier command began, the time of its training is not known.
+    seconds = {"training": trained - began} if is_new else {}
+    seconds["measuring"] = time.monotonic() - trained
     times = {f"seconds_{part}": round(value, 1) for part, value in seconds.items()}
     predictions.write(_rows_file(one).with_suffix(".npz"), rows)
     rows = predictions.without(rows)

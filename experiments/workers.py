@@ -136,6 +136,12 @@ def _places(jobs: int) -> list[dict]:
     return places
 
 
+def core_count() -> int:
+    """How many this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
 def nvidia_gpus() -> list[str]:
     """Numbers of NVIDIA's GPUs, without starting JAX, which would take one."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import re
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ import hypersphere_jax
 from experiments.options import QuickstartConfig, ReproduceConfig
 from hypersphere_jax import cli, hints, tables, usage, verbs
 from hypersphere_jax.config import (
+    Diverged,
     FinetuneConfig,
     ImportConfig,
     PretrainConfig,
@@ -257,6 +259,13 @@ def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
         monkeypatch.setattr(loop, "train", Mock(side_effect=bug))
         with pytest.raises(type(bug)):
             cli.main(["pretrain", "--devices", "2"])
+
+
+def test_errors_reach_other_processes_whole():
+    for error in (UserError("no such thing"), Diverged("loss nan", "take a lower rate")):
+        other = pickle.loads(pickle.dumps(error))
+        assert type(other) is type(error) and vars(other) == vars(error)
+        assert str(other) == str(error) in ("no such thing", "loss nan: take a lower rate")
 
 
 def test_from_training_to_report(capsys, tmp_path):

@@ -89,12 +89,11 @@ def chosen_cells(rows: Rows) -> dict[str, list[tuple[int, int]]]:
 def result(figure: str, context: Context, rows: Rows) -> Result:
     """Both grids by each instrument, and the chosen cells, on the laptop with fresh seeds."""
     layers = ("backbone", "output") if context.laptop else ("backbone",)
-    papers = not context.laptop
     choice, rows = rates.chosen(rows, "alpha"), rates.final(rows)
     grid = by([row for row in rows if row["seed"] not in FRESH], "kind", "alpha", "lam")
     chosen = chosen_cells(rows)
     fresh = by([row for row in rows if row["seed"] in FRESH], "kind", "alpha", "lam") or grid
-    columns = ["loss", "alpha, lambda", "seeds", *inference.columns(layers, papers)]
+    columns = ["loss", "alpha, lambda", "seeds", *inference.columns(layers)]
     columns += ["paper: best (linear)"]
     lines = []
     for loss, cells in chosen.items():
@@ -102,22 +101,23 @@ def result(figure: str, context: Context, rows: Rows) -> Result:
         for cell in cells:
             group = fresh.get((loss, *cell), [])
             line = [NAMES[loss], _pair(cell), len(group)]
-            line += inference.accuracies(group, layers, papers)
+            line += inference.accuracies(group, layers)
             lines.append([*line, theirs and _pair(theirs)])
     near, maps = {}, {}
-    for loss, (key, name) in itertools.product(NAMES, inference.INSTRUMENTS.items()):
+    for loss, (key, name) in itertools.product(NAMES, inference.ALL.items()):
         cells = {at[1:]: group for at, group in grid.items() if at[0] == loss}
         scores = {cell: right(group, f"{layers[0]}_{key}") for cell, group in cells.items()}
-        title = f"{NAMES[loss]}, {name}"
-        near[title] = _near(scores)
+        cell = NAMES[loss], name
+        near[cell] = _near(scores)
         means = {cell: 100 * float(of.mean()) for cell, of in scores.items()}
-        maps[title] = comparisons.grid_of(means, GRID, GRID, near=near[title])
+        maps[",\n".join(cell)] = comparisons.grid_of(means, GRID, GRID, near=near[cell])
     comparisons.heat_maps(
         maps,
         context.figure,
-        row="alpha (1 / temperature)",
+        row="alpha (1 / tau)",
         column="lambda",
         score=f"accuracy {inference.where(layers[0])} (%)",
+        across=len(inference.ALL),
     )
     seeds = max(map(len, grid.values()), default=0)
     text = [
@@ -129,8 +129,8 @@ def result(figure: str, context: Context, rows: Rows) -> Result:
         f"{math.comb(len(GRID) ** 2, 2)} pairs of settings, since which one is best is known by "
         "the same test images): "
         + "; ".join(
-            f"{title}, {len(cells) - 1} of {len(GRID) ** 2 - 1}"
-            for title, cells in near.items()
+            f"{', '.join(cell)}, {len(cells) - 1} of {len(GRID) ** 2 - 1}"
+            for cell, cells in near.items()
             if cells
         )
         + ".",
@@ -152,7 +152,7 @@ def result(figure: str, context: Context, rows: Rows) -> Result:
     caption = (
         f"Mean accuracy over {seeds} seeds; framed: the best setting; a dot: not told apart from it"
     )
-    verdict, short = _verdict(chosen, fresh, layers, papers)
+    verdict, short = _verdict(chosen, fresh, layers, context.laptop)
     return Result(title, columns, lines, [(context.figure, caption)], text, verdict, short)
 
 
@@ -199,7 +199,7 @@ def _pair(setting: tuple[float, float]) -> str:
 
 
 def _verdict(
-    chosen: Mapping[str, Sequence[tuple]], groups: Mapping, layers: Sequence[str], papers: bool
+    chosen: Mapping[str, Sequence[tuple]], groups: Mapping, layers: Sequence[str], laptop: bool
 ) -> tuple[str, str]:
     """The chosen cells of each loss against each other, and both losses."""
     pairs = {
@@ -216,14 +216,14 @@ def _verdict(
         return "", ""
     compared = {
         layer: {
-            name: inference.compare(*(groups[one] for one in pair), layer, papers)
+            name: inference.compare(*(groups[one] for one in pair), layer)
             for name, pair in pairs.items()
         }
         for layer in layers
     }
     told = (inference.sentences(of, layer) for layer, of in compared.items())
     short = inference.short({layers[0]: compared[layers[0]]})
-    return " ".join(told), short if papers else f"With fresh seeds: {short[:1].lower()}{short[1:]}"
+    return " ".join(told), f"With fresh seeds: {short[:1].lower()}{short[1:]}" if laptop else short
 
 
 REPRODUCTIONS = {

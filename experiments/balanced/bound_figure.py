@@ -60,7 +60,8 @@ def bound_figure(
 
 def _words(loss: str) -> str:
     """A loss in a legend."""
-    return {"balanced_contrastive": "balanced", "generalized_nt_xent": "NT-Xent"}.get(loss, loss)
+    names = {"balanced_contrastive": "balanced", "generalized_nt_xent": "generalized NT-Xent"}
+    return names.get(loss, loss)
 
 
 def _draw_gaps(axes: Axes, settings: Sequence[Mapping]) -> None:

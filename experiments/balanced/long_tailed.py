@@ -36,13 +36,12 @@ def plan(setting: Setting, probe: int, seeds: range, context: Context, rows: Row
 def result(context: Context, rows: Rows) -> Result:
     """Accuracy with each class distribution."""
     layers = ("backbone", "output") if context.laptop else ("backbone",)
-    papers = not context.laptop
     groups = by(rows, "classes")
     lines = [
-        [label, len(group), *inference.accuracies(group, layers, papers), group[0]["paper_top1"]]
+        [label, len(group), *inference.accuracies(group, layers), group[0]["paper_top1"]]
         for label, group in groups.items()
     ]
-    columns = ["classes", "seeds", *inference.columns(layers, papers), "paper: linear (%)"]
+    columns = ["classes", "seeds", *inference.columns(layers), "paper: linear (%)"]
     text = [
         "Its bound assumes that all classes are equally frequent, and indeed an encoder trained on "
         "a balanced set is better than one trained on a long-tailed set of the same size: "
@@ -55,7 +54,7 @@ def result(context: Context, rows: Rows) -> Result:
     if len(groups) == len(SUBSETS):
         name = "Balanced training data against long-tailed data"
         compared = {
-            layer: {name: inference.compare(*(groups[of] for of in SUBSETS), layer, papers)}
+            layer: {name: inference.compare(*(groups[of] for of in SUBSETS), layer)}
             for layer in layers
         }
         verdict = " ".join(inference.sentences(of, layer) for layer, of in compared.items())

@@ -72,7 +72,8 @@ CIFAR10 = Setting(
 )
 
 # The laptop's scale. Digits: a small network, 20 epochs of 10 steps.
-_BOTH_LAYERS = Evaluation(layers=("backbone", "output"), protocol=None, folds=None)
+# The probe is that of CIFAR-10: that of ImageNet, in batches of 4,096, has few steps on few images.
+_BOTH_LAYERS = Evaluation(layers=("backbone", "output"), protocol="balanced", folds=None)
 DIGITS = Setting(
     PretrainConfig(
         name="balanced_digits",

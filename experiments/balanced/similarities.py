@@ -67,12 +67,12 @@ def result(context: Context, rows: Rows) -> Result:
     groups[INITIAL] = [row for row in done(rows) if not row["step"]]
     printed = tables.printed(TABLE, "linear_top1", "similarity_measure")
     columns = ["similarity", "rate", "seeds", "failed"]
-    columns += [*inference.columns(layers, papers=not context.laptop), "paper (%)"]
+    columns += [*inference.columns(layers), "paper (%)"]
     lines = []
     for label, group in groups.items():
         failed = [r for r in rows if r["status"] == "failed" and r["similarity"] == label]
         rate = next((f"{rate:g}" for (_, of), rate in choice.items() if of == label), None)
-        ours = inference.accuracies(group, layers, papers=not context.laptop)
+        ours = inference.accuracies(group, layers)
         lines.append([label, rate, len(group), len(failed), *ours, printed.get(label)])
     text = [
         "It is crucial that outputs are normalized before they are compared: without that, NT-Xent "
@@ -106,14 +106,12 @@ def _verdict(groups: Mapping[str, Rows], layers: Sequence[str]) -> tuple[str, st
     parts, found = [], []
     for layer in layers:
         gains = {
-            label: inference.compare(groups[label], groups[INITIAL], layer, papers=False)
+            label: inference.compare(groups[label], groups[INITIAL], layer)
             for label in SIMILARITIES
         }
         told = {label: inference.told(of) for label, of in gains.items()}
         ahead = {
-            f"Cosine against the {label}": inference.compare(
-                groups[COSINE], groups[label], layer, papers=False
-            )
+            f"Cosine against the {label}": inference.compare(groups[COSINE], groups[label], layer)
             for label in others
         }
         more = inference.signs([_more_than_little(groups, label, layer) for label in others])

@@ -29,6 +29,7 @@ DECOUPLED, SWD = "Decoupled NT-Xent", "SWD (uniform hypersphere)"  # of Table D.
 CHANCE = 10.0  # percent, of ten classes
 FEW = 8  # bits
 BASE = "NT-Xent, tau 0.2"
+IN_ORDER = "In points, by logistic regression, 5-NN and the paper's probe"
 
 
 def _encoders(scale: str) -> dict[str, dict]:
@@ -83,7 +84,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
 def result(context: Context, rows: Rows) -> Result:
     """Accuracy over bits by each instrument, a curve for each loss, batch size and queue."""
     layers = ("backbone", "output") if context.laptop else ("backbone",)
-    scores = inference.scores(layers, papers=not context.laptop)
+    scores = inference.scores(layers)
     bits, choice = BITS[context.scale], rates.chosen(rows, "name")
     finals = done(rates.final(rows))
     groups = by([row for row in finals if row["step"]], "label", "bits")
@@ -109,9 +110,10 @@ def result(context: Context, rows: Rows) -> Result:
     comparisons.curves(
         panels,
         context.figure,
-        x="random bits added to each image",
+        x="random bits in each image",
         y="accuracy (%)",
         levels={"chance": CHANCE},
+        across=len(inference.ALL),
     )
     images = "digits" if context.laptop else "CIFAR-10"
     seeds = max(map(len, groups.values()), default=0)
@@ -124,10 +126,10 @@ def result(context: Context, rows: Rows) -> Result:
         "spreads the outputs helps a little, and costs accuracy without bits.",
         f"Here: {'small encoders of ' if context.laptop else ''}{images}, {many}, with bits of its "
         f"own for each seed. The bits are taken to spoil an encoder where with {FEW} of them "
-        "accuracy is below that of its random initialization, on images with as many, by both "
-        "instruments. (How far it falls from training without bits is no measure: it falls without "
-        f"training, too.) A remedy is taken to help where it is ahead of {BASE} with {FEW} bits by "
-        "both. Intervals are over seeds and test images.",
+        "accuracy is below that of its random initialization, on images with as many, by logistic "
+        "regression and 5-NN. (How far it falls from training without bits is no measure: it falls "
+        f"without training, too.) A remedy is taken to help where it is ahead of {BASE} with {FEW} "
+        "bits by both. Intervals are over seeds and test images.",
         "Bits are counted by the size of the numbers' range: where images are many beside it, "
         "several have the same number, so that they carry fewer. Test images have random bits of "
         "their own. Batches are of 128 where nothing else is said.",
@@ -160,10 +162,10 @@ def _verdict(
     parts, shorts = [], []
     for layer in layers:
         pairs = [(groups[label, FEW], starts[label, FEW]) for label in labels]
-        changes = [inference.compare(*pair, layer, papers=False, paired=True) for pair in pairs]
+        changes = [inference.compare(*pair, layer, paired=True) for pair in pairs]
         signs, names = inference.signs(changes), [*map(_short, labels)]
         numbers = [
-            "" if sign else f", {inference.told(of)}{inference.by_itself(of, sign)}"
+            f" ({_points(of)}){inference.by_itself(of, sign)}"
             for of, sign in zip(changes, signs, strict=True)
         ]
         for kept, ends in ((parts, numbers), (shorts, [""] * len(names))):
@@ -176,8 +178,16 @@ def _verdict(
     found, short = (
         f"With {FEW} bits, training leaves accuracy {'; '.join(of)}." for of in (parts, shorts)
     )
-    counted = f"By both instruments; Holm's correction counts the {len(labels)} encoders."
+    counted = (
+        f"{IN_ORDER}, of which the first two decide; Holm's correction counts the {len(labels)} "
+        "encoders."
+    )
     return f"{found} {counted} {_ahead(groups, layers[0])}", short
+
+
+def _points(of: inference.Comparison) -> str:
+    """By each instrument, such as `+1.2, -0.3, +0.0`."""
+    return ", ".join(f"{each.value:+.1f}" for each in of.values())
 
 
 def _short(label: str) -> str:
@@ -190,7 +200,7 @@ def _ahead(groups: Groups, layer: str) -> str:
     others = [label for label in dict.fromkeys(label for label, _ in groups) if label != BASE]
     cells = [(label, bits) for bits in (FEW, 0) for label in others]
     compared = {
-        cell: inference.compare(groups[cell], groups[BASE, cell[1]], layer, papers=False)
+        cell: inference.compare(groups[cell], groups[BASE, cell[1]], layer)
         for cell in cells
         if cell in groups and (BASE, cell[1]) in groups
     }
@@ -199,14 +209,13 @@ def _ahead(groups: Groups, layer: str) -> str:
     for bits in (FEW, 0):
         for sign, word in ((1, "ahead of"), (-1, "behind"), (0, "not told apart from")):
             some = [
-                f"{_short(label)} ({', '.join(f'{e.value:+.1f}' for e in of.values())})"
-                f"{inference.by_itself(of, sign)}"
+                f"{_short(label)} ({_points(of)}){inference.by_itself(of, sign)}"
                 for (label, k), of in compared.items()
                 if k == bits and found[label, k] == sign
             ]
             parts.append(f"{word} it {with_bits[bits]}: {'; '.join(some) or 'none'}")
     return (
-        f"Beside {BASE}, {inference.where(layer)}, in points by each instrument, "
+        f"Beside {BASE}, {inference.where(layer)}, in the same order, "
         f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons."
     )
 

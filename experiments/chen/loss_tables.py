@@ -8,7 +8,6 @@ import numpy as np
 
 from experiments import inference, rates, tables
 from experiments.chen import settings
-from experiments.inference import INSTRUMENTS
 from experiments.predictions import right
 from experiments.reproduction import OF_GREY, Context, Reproduction, Result, Scale, scale
 from experiments.statistics import Rows, by, done
@@ -58,12 +57,12 @@ def result(table: str, title: str, context: Context, rows: Rows) -> Result:
 def _laptop_result(title: str, rows: Rows) -> Result:
     printed = tables.printed(TABLE_D1, "top1", "loss", "epochs", "batch_size")
     choice, groups = rates.chosen(rows, "name"), by(rates.final(rows), "name")
-    columns = ["loss", "settings", "rate", "seeds", *inference.columns(LAYERS, papers=False)]
+    columns = ["loss", "settings", "rate", "seeds", *inference.columns(LAYERS)]
     columns += [f"paper: {', '.join(map(str, EPOCHS))} epochs"]
     lines = []
     for name, group in groups.items():
         theirs = ", ".join(f"{printed[name, epochs, BATCH]:.1f}" for epochs in EPOCHS)
-        ours = inference.accuracies(group, LAYERS, papers=False)
+        ours = inference.accuracies(group, LAYERS)
         rate = f"{group[0]['rate']:g}"
         lines.append([name, _settings(name), rate, len(group), *ours, theirs])
     spread = {
@@ -81,9 +80,9 @@ def _laptop_result(title: str, rows: Rows) -> Result:
         f"difference may be: the paper's own five are {theirs} epochs apart, in points. "
         "Equivalence is taken to show where all ten differences of two losses lie within "
         f"{spread[EPOCHS[-1]]:.1f} points, as the paper's do after its longest training, with "
-        "their whole 95% intervals and by both instruments before the head, the layer that the "
-        "paper evaluates (as all have to, nothing is to be corrected). There these encoders err "
-        f"on {errors:.1f}% of the images.",
+        "their whole 95% intervals, by logistic regression and 5-NN before the head, the layer "
+        "that the paper evaluates (as all have to, nothing is to be corrected). There these "
+        f"encoders err on {errors:.1f}% of the images.",
         "± in the table: half of the 95% interval over seeds and test images. The paper's numbers "
         "are of ResNet-50 on all of CIFAR-10, batches of 128: compare the differences between "
         "losses.",
@@ -113,8 +112,13 @@ def _verdict(groups: Mapping[str, Rows], margin: float) -> tuple[str, str]:
     parts, found = [], []
     for layer in LAYERS:
         each = [_apart(groups, pair, layer) for pair in itertools.combinations(groups, 2)]
-        largest = max(abs(of.value) for pair in each for of in pair.values())
-        within = max(abs(end) for pair in each for of in pair.values() for end in (of.low, of.high))
+        (largest, within), by_probe = (
+            (max(abs(of.value) for of in some), max(abs(end) for of in some for end in of[1:3]))
+            for some in (
+                [of for pair in each for of in inference.deciding(pair)],
+                [pair[name] for pair in each for name in inference.PAPERS.values()],
+            )
+        )
         beyond = [_apart(groups, pair, layer, margin) for pair in _ordered(groups, layer)]
         equal, apart = within < margin, 1 in inference.signs(beyond)
         told = f"neither equivalence within {margin:.1f} points nor a larger difference shows"
@@ -123,8 +127,9 @@ def _verdict(groups: Mapping[str, Rows], margin: float) -> tuple[str, str]:
         where, pairs = inference.where(layer), _pairs(groups, layer)
         parts.append(
             f"{inference.capitalized(where)} no two of the five are more than {largest:.2f} points "
-            f"apart by either instrument, and with the intervals they are equal within "
-            f"{within:.2f} points: {told}. Beyond chance by both instruments, "
+            "apart by logistic regression or 5-NN, and with the intervals they are equal within "
+            f"{within:.2f} points: {told}. By the paper's probe they are up to {by_probe[0]:.2f} "
+            f"points apart, and equal within {by_probe[1]:.2f}. Beyond chance by the first two, "
             f"{'; '.join(pairs) or 'none is ahead of another'} (Holm's correction counts the ten "
             "pairs)."
         )
@@ -143,7 +148,7 @@ def _apart(
         name: inference.contrast(
             [right(rows, f"{layer}_{key}") for rows in (a, b)], [1, -1], level=margin / 100
         )
-        for key, name in INSTRUMENTS.items()
+        for key, name in inference.ALL.items()
     }
 
 
@@ -156,7 +161,7 @@ def _ordered(groups: Mapping[str, Rows], layer: str) -> list[tuple[str, str]]:
 def _pairs(groups: Mapping[str, Rows], layer: str) -> list[str]:
     """The pairs of losses of which one is ahead by both instruments."""
     pairs = list(itertools.combinations(groups, 2))
-    compared = [inference.compare(groups[a], groups[b], layer, papers=False) for a, b in pairs]
+    compared = [inference.compare(groups[a], groups[b], layer) for a, b in pairs]
     return [
         f"{a if sign > 0 else b} is ahead of {b if sign > 0 else a}"
         for (a, b), sign in zip(pairs, inference.signs(compared), strict=True)

@@ -49,7 +49,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             about = {"group": group, "label": label}
             name = f"{settings.slug(group)}_{settings.slug(label)}_seed{seed}"
             one = settings.encoder(context, base, name, objective, about, seed=seed)
-            one = one._replace(evaluation=one.evaluation._replace(projections=True))
+            one = one._replace(evaluation=one.evaluation._replace(projections=True, protocol=None))
             planned.append(settings.with_rate(one, group, rows) if context.laptop else one)
     return planned
 

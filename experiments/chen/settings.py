@@ -130,7 +130,7 @@ LAPTOP = PretrainConfig(
     optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=20, learning_rate=4.0, warmup_epochs=2),
     runtime=RuntimeConfig(devices=1, log_every_steps=10),
 )
-LAPTOP_EVALUATION = Evaluation(layers=("backbone", "output"), protocol=None, folds=None)
+LAPTOP_EVALUATION = EVALUATION._replace(layers=("backbone", "output"))
 # The same network on a harder task, for 8 epochs of 39 steps.
 GREY = dataclasses.replace(
     LAPTOP,

@@ -39,18 +39,19 @@ def curves(
     x: str,
     y: str,
     levels: Mapping[str, float],
+    across: int = 2,
 ) -> Figure:
     """Curves (title of the panel -> label -> points) with intervals, and levels by name.
 
-    Panels stand two by two with one scale, which begins at zero, and one legend below: a label
+    Panels, so many across, have one scale, which begins at zero, and one legend below: a label
     looks the same in all of them. Figures C.1 and E.1 of Chen et al.
     """
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    down = -(-len(panels) // 2)
-    size = (PAGE, 2.0 * down + 0.4 + 0.16 * -(-len(labels) // 3))
+    down = -(-len(panels) // across)
+    size = (PAGE, 2.0 * down + 0.4 + 0.16 * -(-len([*labels, *levels]) // 3))
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    places = figure.subplots(down, 2, sharex=True, sharey=True, squeeze=False).flat
-    shown = {}
+    places = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    shown, lines_of_levels = {}, {}
     for axes, (title, lines) in zip(places, panels.items(), strict=False):
         for label, points in lines.items():
             number = labels.index(label)
@@ -64,12 +65,11 @@ def curves(
             bars = np.stack([ys - low, high - ys])
             shown[label] = axes.errorbar(xs, ys, bars, label=label, **style)
         for name, level in levels.items():
-            axes.axhline(level, color="0.5", linestyle=":", zorder=0)
-            text = {"fontsize": 7, "color": "0.35", "va": "top"}
-            axes.text(0.01, level, name, transform=axes.get_yaxis_transform(), **text)
+            lines_of_levels[name] = axes.axhline(level, color="0.5", linestyle=":", zorder=0)
         axes.set(title=title, xlabel=x, ylabel=y)
         axes.set_ylim(bottom=0)
         axes.label_outer()
+    shown |= lines_of_levels
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=3)
     return saved(figure, path)
 
@@ -149,7 +149,7 @@ def heat_maps(
     across = min(len(grids), across)
     down = -(-len(grids) // across)
     width = PAGE if across > 1 else COLUMN
-    height = 0.27 * max(len(grid.rows) for grid in grids.values()) + 0.35
+    height = 0.24 * max(len(grid.rows) for grid in grids.values()) + 0.35
     figure = Figure(figsize=(width, down * height + 0.75), dpi=DPI, layout="constrained")
     places = figure.subplots(down, across, squeeze=False)
     finite = [grid.scores[np.isfinite(grid.scores)] for grid in grids.values()]

@@ -1,4 +1,7 @@
-"""How pictures look in print: widths of a column and of a page, text of 8 points."""
+"""How pictures look in print: widths of a column and of a page, text of 8 points.
+
+Numbers in the cells of grids have 7.
+"""
 
 import functools
 from collections.abc import Callable
@@ -10,9 +13,9 @@ PRINT = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,

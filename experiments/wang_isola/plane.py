@@ -118,8 +118,8 @@ def plane_result(figure: str, score: Score, context: Context, rows: Rows) -> Res
     ]
     about = (
         "The correlation is Spearman's. It shows where it has the sign of the claim beyond chance "
-        "by both instruments. Intervals: 95%, by the bootstrap over encoders, their seeds and test "
-        f"images. {' '.join(_trained(name, of) for name, of in sets.items())}"
+        "by logistic regression and 5-NN. Intervals: 95%, by the bootstrap over encoders, their "
+        f"seeds and test images. {' '.join(_trained(name, of) for name, of in sets.items())}"
     )
     text = [
         "The paper's claim: alignment and uniformity agree with the quality of an encoder, and the "

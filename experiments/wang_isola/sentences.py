@@ -383,7 +383,7 @@ def draw(
         level = "random word vectors" if all(found.values()) else "their mean"
         figure.colorbar(spots, ax=axes[0], label=f"points above {level}")
     handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return saved(figure, path)
 
 

@@ -33,8 +33,11 @@ class Diverged(UserError):
     """A run with numbers that are not finite: `reason` says which and where, without the advice."""
 
     def __init__(self, reason: str, advice: str):
-        super().__init__(f"{reason}: {advice}")
+        super().__init__(reason, advice)  # as they are, for other processes
         self.reason = reason
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 class Stopped(Exception):

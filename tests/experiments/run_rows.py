@@ -40,10 +40,11 @@ def read_csv(path):
     return [{name: tables.value_of(cell) for name, cell in row.items() if cell} for row in rows]
 
 
-def both(before, output):
-    """These accuracies by both instruments, before the head and on the output."""
+def both(before, output, probe=50):
+    """These accuracies by both instruments, before the head and on the output; and by the probe."""
     named = {"backbone": before, "output": output}
-    return {f"{layer}_{of}": named[layer] for layer in named for of in ("logistic", "knn5")}
+    scores = {f"{layer}_{of}": named[layer] for layer in named for of in ("logistic", "knn5")}
+    return scores | {f"{layer}_linear": probe for layer in named}
 
 
 def split(planned):

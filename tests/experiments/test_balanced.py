@@ -1,9 +1,10 @@
 """The balanced paper: what is trained, as it says, and what is concluded of grids and seeds."""
 
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
-from run_rows import configs, done, predicted
+from run_rows import both, configs, done, predicted, split
 
 from experiments import inference, rates
 from experiments.balanced import alpha_lambda, augmentations, seeds, similarities
@@ -49,6 +50,16 @@ def test_five_seeds_of_the_best(plan):
     assert {name for name in set.intersection(*shared) if "choice" not in name}
 
 
+def test_the_paper_s_probe_measures_what_is_compared(plan):
+    """That of CIFAR-10, and of Table 3 its k-NN; not what chooses rates."""
+    for item in ("figure3", "figure4", "table1", "table3", "table4"):
+        choice, final = split(plan(f"balanced/{item}"))
+        assert {one.evaluation.protocol for one in choice} <= {None}
+        assert {one.evaluation.protocol for one in final} == {"balanced"}
+        k = (5, 1) if item == "table3" else (5,)
+        assert {one.evaluation.neighbours for one in final} == {k}
+
+
 def test_other_balanced_items_train_what_the_paper_says(plan):
     five = plan("balanced/figure3", "paper")
     assert [one.config.data.recipe for one in five] == list(augmentations.RECIPES.values())
@@ -66,9 +77,6 @@ def test_other_balanced_items_train_what_the_paper_says(plan):
     assert {one.evaluation.probe_size for one in laptop} == {5000}
 
 
-SCORES = [f"{layer}_{of}" for layer in ("backbone", "output") for of in ("logistic", "knn5")]
-
-
 def staged(item, context, row):
     """Rows of the laptop's stages, each run's as `row` makes them of what is planned."""
     rows = []
@@ -82,8 +90,9 @@ def staged(item, context, row):
 
 
 def like(one, accuracy, *, n=400, **more):
-    """Values of a run with this accuracy by all instruments on both layers."""
-    return predicted(n=n, **dict.fromkeys(SCORES, accuracy)) | {"seed": one.config.seed} | more
+    """Values of a run with this accuracy by both instruments on both layers, and by 1-NN."""
+    scores = both(accuracy, accuracy) | {"backbone_knn1": accuracy}
+    return predicted(n=n, **scores) | {"seed": one.config.seed} | more
 
 
 def test_the_best_of_a_grid_is_judged_by_fresh_seeds(context, drawn):
@@ -114,15 +123,20 @@ def test_the_best_of_a_grid_is_judged_by_fresh_seeds(context, drawn):
     ahead = (
         "the balanced contrastive loss at alpha 4, lambda 2 is ahead of that at alpha 2, lambda 1"
     )
+    names = "logistic regression, 5-NN and the paper's probe"
     for words in ("Before the head", "On the output"):
-        told = f"{words}, with logistic regression and 5-NN in this order, {ahead} by 4.00 ("
+        told = (
+            f"{words}, with {names} in this order, of which the first two decide, {ahead} by 4.00 ("
+        )
         assert told in result.verdict
     assert "is not told apart from that at alpha 2, lambda 1: +0.00 (" in result.verdict
     assert result.short.startswith(f"With fresh seeds: before the head, {ahead} by 4")
     # In the grid, where nothing else is as good, no cell is near the one that was lucky there.
     maps, *_ = drawn["heat_maps"]
-    assert [grid.near for grid in maps.values()] == [[(8, 8)]] * 4
-    assert all(grid.scores[3, 3] == 98 and grid.scores[2, 1] == 90 for grid in maps.values())
+    cells = itertools.product(alpha_lambda.GRID, repeat=2)
+    assert [grid.near for grid in maps.values()] == 2 * [[(8, 8)], [(8, 8)], [*cells]]
+    found = {name: (grid.scores[3, 3], grid.scores[2, 1]) for name, grid in maps.items()}
+    assert all(of == ((50, 50) if "probe" in name else (98, 90)) for name, of in found.items())
 
 
 def test_all_pairs_of_a_grid_count_as_its_best_is_picked_afterwards(monkeypatch):
@@ -161,7 +175,10 @@ def test_losses_are_compared_on_each_data_set(context):
     def row(one):
         small = one.config.data.name == "digits"
         ahead = 0 if small or one.about["kind"] == "nt_xent" else 3
-        return [like(one, (95 if small else 40) + ahead, n=400 if small else 4000)]
+        n, probe = (400, 50) if small else (4000, 80 if ahead else 20)
+        values = like(one, (95 if small else 40) + ahead, n=n)
+        far = predicted(n=n, backbone_linear=probe, output_linear=probe)["predictions"]
+        return [values | {"predictions": values["predictions"] | far}]
 
     result = seeds.result(context, staged("balanced/table3", context, row))
     assert [line[0] for line in result.rows] == ["digits"] * 3 + ["cifar10"] * 2
@@ -191,7 +208,8 @@ def test_the_papers_neighbours_stand_beside_the_two_instruments(context):
 
 def test_bias_and_accuracy_rank_together(context, monkeypatch):
     """Of five augmentations, accuracy falls with the bias by one instrument, or by both."""
-    monkeypatch.setattr(comparisons, "scatter", lambda *values, **_: None)
+    panels = Mock()
+    monkeypatch.setattr(comparisons, "scatter", panels)
     bias = dict(zip(augmentations.RECIPES, (1.0, 1.1, 1.2, 1.3, 1.4), strict=True))
 
     def shown(by_neighbours, order=range(5)):
@@ -212,6 +230,8 @@ def test_bias_and_accuracy_rank_together(context, monkeypatch):
     )
     assert both.short.endswith("accuracy shows before the head, and shows on the output.")
     assert "The lowest bias is that of base" in both.verdict
+    assert [*panels.call_args.args[0]] == [*inference.ALL.values()]
+    assert both.verdict.count("+0.00 (+0.00 to +0.00) by the paper's probe") == 2
     assert one.short.endswith("does not show before the head, and shows on the output.")
     # Of 120 orders ten are as far from 0 as this one, however sure the order is.
     near = shown(-1, (1, 0, 2, 3, 4))

@@ -70,6 +70,16 @@ def test_chen_tables_train_what_the_paper_says(plan):
     assert {(c.data.fold, c.seed) for c in of_b1} == {(k, k) for k in range(5)}
 
 
+def test_the_paper_s_probe_measures_what_is_compared(plan):
+    """SimCLR's for Chen et al.; not what chooses rates, nor what has no accuracies."""
+    for item in ("chen/figureB2", "chen/figureE1", "chen/tableD1"):
+        choice, final = split(plan(item))
+        assert {one.evaluation.protocol for one in choice} == {None}
+        assert {one.evaluation.protocol for one in final} == {"simclr"}
+        assert {one.evaluation.layers for one in final} == {("backbone", "output")}
+    assert {one.evaluation.protocol for one in plan("chen/figureB1")} == {None}
+
+
 def test_figure_b2_trains_the_grid(plan):
     for scale, number in (("paper", 96), ("laptop", 8 * 6)):
         _, grid = split(plan("chen/figureB2", scale))
@@ -145,13 +155,15 @@ def test_the_grid(context, drawn):
     assert rising.short.endswith("does not show before the head, and shows on the output.")
     assert "+0.95 (+0" in rising.verdict and rising.rows[0][2].startswith("0.001: ")
     assert "p = 0.067 by 5-NN" in rising.verdict and "p = 0.017 by 5-NN" in rising.verdict
+    assert rising.verdict.count("p = 1 by the paper's probe") == 2  # which tells nothing here
     ties = rising.text[3].partition("independent")[0]
-    assert "over 29 settings, 95% interval" in ties and ties.count(" to ") == 4
+    assert "over 29 settings, 95% interval" in ties and ties.count(" to ") == 6
     assert "ahead of the next by 3.88 points (the median), where half of a cell's interval" in ties
     panels, *_ = drawn["heat_maps"]
-    ours, _, theirs, *_ = panels.values()
+    ours, _, probe, *_, theirs = panels.values()
     assert ours.ridge == [(tau / 32, tau) for tau in taus]
     assert theirs.ridge[0] == (0.05 / 64, 0.05) and np.isnan(theirs.scores).sum() == 1
+    assert np.all(probe.scores == 50) and len(panels) == 7
     accuracy = along(taus[1], weights[2])
     assert ours.scores[1, 2] == pytest.approx(accuracy, abs=0.2)
     falling = dict(zip(taus, taus[::-1], strict=True))
@@ -165,8 +177,9 @@ def test_five_losses_are_equally_good_or_not(context):
     def shown(worst):
         levels = dict.fromkeys(settings.LOSSES, 97) | {"SWD (normal)": worst}
         rows = [
-            done(name=name, rate=4, **predicted(seed, n=4000, **both(level, 90)))
+            done(name=name, rate=4, **predicted(seed, n=4000, **both(level, 90, probe)))
             for name, level in levels.items()
+            for probe in [20 if name == "NT-Xent" else 50]
             for seed in range(3)
         ]
         return loss_tables.result(loss_tables.TABLE_D1, "Five losses", context, rows)
@@ -174,6 +187,10 @@ def test_five_losses_are_equally_good_or_not(context):
     one, near, far = shown(96.9), shown(96.5), shown(85)
     assert one.short.startswith("Before the head, equivalence within 0.6 points shows (means up to")
     assert "they are equal within 0.16 points: equivalence" in one.verdict
+    # The probe stands beside them, and whatever it says decides nothing.
+    assert (
+        one.verdict.count("By the paper's probe they are up to 30.00 points apart, and equal") == 2
+    )
     # Half a point and 1.96 standard errors apart: neither equal nor beyond the margin.
     assert "equal within 0.63 points: neither equivalence within 0.6" in near.verdict
     assert near.short.startswith("Before the head, neither equivalence within 0.6 points nor a")
@@ -182,7 +199,7 @@ def test_five_losses_are_equally_good_or_not(context):
     assert "12.00 points apart" in far.verdict and "err on 5.4%" in far.text[1]
     before, output = far.verdict.split("On the output")
     assert before.count("is ahead of SWD (normal)") == 4 and "SWD (normal) is" not in before
-    assert "both instruments, none is ahead" in output
+    assert "by the first two, none is ahead" in output
 
 
 def test_bits_take_accuracy_away(context, monkeypatch):
@@ -211,7 +228,7 @@ def test_bits_take_accuracy_away(context, monkeypatch):
         "(MoCo, tau 0.2)"
     )
     assert after.startswith("below the initialization's for 3 (NT-Xent, tau 0.2; ")
-    told = "ahead of it with 8 bits: NT-Xent, tau 0.05 (+10.0, +10.0)"
+    told = "ahead of it with 8 bits: NT-Xent, tau 0.05 (+10.0, +10.0, +0.0)"
     assert f"{told}, behind" in result.verdict and f"{told}; MoCo, tau 0.2 (" in result.text[3]
     cells = {(row[0], row[1]): (row[2], row[3], row[-1]) for row in result.rows}
     start, with_bits, gain = cells["NT-Xent, tau 0.05", "before the head: 5-NN"]

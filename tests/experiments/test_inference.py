@@ -10,9 +10,15 @@ from experiments.predictions import Predictions
 from hypersphere_jax.config import UserError
 
 
-def rows_of(right, score="output_logistic"):
+def rows_of(right, **others):
+    """Rows of encoders that are right so, by all instruments but these."""
     targets = np.zeros(right.shape[1], int)
-    return [{"predictions": {score: Predictions(targets, 1 - of)}} for of in right.astype(int)]
+    scores = {f"output_{key}": right for key in inference.ALL} | others
+    made = {name: Predictions(targets, 1 - of.astype(int)) for name, of in scores.items()}
+    return [
+        {"predictions": {name: of._replace(predicted=of.predicted[i]) for name, of in made.items()}}
+        for i in range(len(right))
+    ]
 
 
 def test_a_difference_is_that_of_its_closed_forms(rng):
@@ -108,11 +114,12 @@ def test_holm_and_the_rule():
     assert inference.signs([of(1, 0.03, 2, 0.02), one, other, apart]) == [0, 0, -1, 0]
     names = {"A loss against B": both, "NT-Xent against D": other, "E against F": one}
     assert inference.sentences(names, "backbone") == (
-        "Before the head, with logistic regression, 5-NN and the paper's probe in this order, a "
-        "loss is ahead of B by 1.00 (0.00 to 2.00), 2.00 (1.00 to 3.00) and 9.00 (8.00 to 10.00) "
-        "points; NT-Xent is behind D by 1.00 (0.00 to 2.00), 2.00 (1.00 to 3.00) and -9.00 (-10.00 "
-        "to -8.00) points; e is not told apart from F: +1.00 (+0.00 to +2.00), +2.00 (+1.00 to "
-        "+3.00) and +9.00 (+8.00 to +10.00) points. Holm's correction counts the 3 comparisons."
+        "Before the head, with logistic regression, 5-NN and the paper's probe in this order, of "
+        "which the first two decide, a loss is ahead of B by 1.00 (0.00 to 2.00), 2.00 (1.00 to "
+        "3.00) and 9.00 (8.00 to 10.00) points; NT-Xent is behind D by 1.00 (0.00 to 2.00), 2.00 "
+        "(1.00 to 3.00) and -9.00 (-10.00 to -8.00) points; e is not told apart from F: +1.00 "
+        "(+0.00 to +2.00), +2.00 (+1.00 to +3.00) and +9.00 (+8.00 to +10.00) points. Holm's "
+        "correction counts the 3 comparisons."
     )
     # Where the correction alone decides, the sentence says so.
     near = {"A against B": of(1, 0.03, 2, 0.02), "C against D": one}
@@ -156,17 +163,10 @@ def test_single_encoders_show_nothing(rng):
 
 def test_paired_rows_are_in_the_order_of_their_seeds(rng):
     rights = [rng.random((4, 300)) < share for share in (0.5, 0.6)]
-    sides = [
-        [row | {"seed": seed} for seed, row in enumerate(rows_of(of, "output_knn5"))]
-        for of in rights
-    ]
-    for side, of in zip(sides, rights, strict=True):
-        for row, again in zip(side, rows_of(of), strict=True):
-            row["predictions"] |= again["predictions"]
-    a, b = sides
-    found = inference.compare(a, b[::-1], "output", papers=False, paired=True)["5-NN"]
+    a, b = ([row | {"seed": seed} for seed, row in enumerate(rows_of(of))] for of in rights)
+    found = inference.compare(a, b[::-1], "output", paired=True)["5-NN"]
     assert found == inference.difference(*rights, paired=True) != inference.difference(*rights)
-    fewer = inference.compare(a, b[1:], "output", papers=False, paired=True)["5-NN"]
+    fewer = inference.compare(a, b[1:], "output", paired=True)["5-NN"]
     assert fewer == inference.difference(rights[0][1:], rights[1][1:], paired=True)
     with pytest.raises(UserError, match="no seed"):
         inference.compare(a[:1], b[1:], "output", paired=True)
@@ -174,16 +174,13 @@ def test_paired_rows_are_in_the_order_of_their_seeds(rng):
 
 def test_tables_of_accuracies(rng):
     right = rng.random((3, 40)) < 0.9
-    rows = [
-        {"predictions": {**a["predictions"], **b["predictions"]}}
-        for a, b in zip(rows_of(right), rows_of(~right, "output_knn5"), strict=True)
-    ]
-    cells = inference.accuracies(rows, ["output"], papers=False)
-    assert len(cells) == len(inference.columns(["output"], papers=False)) == 2
+    rows = rows_of(right, output_knn5=~right)
+    cells = inference.accuracies(rows, ["output"])
+    assert len(cells) == len(inference.columns(["output"])) == 3
     assert cells[0].startswith(f"{100 * right.mean():.2f} ± ")
     assert inference.accuracies([], ["output"]) == [None] * 3
-    ahead = inference.compare(rows, rows[:1], "output", papers=False)
-    assert [*ahead] == ["logistic regression", "5-NN"]
+    ahead = inference.compare(rows, rows[:1], "output")
+    assert [*ahead] == ["logistic regression", "5-NN", "the paper's probe"]
     assert ahead["5-NN"].value == pytest.approx(100 * (right[0].mean() - right.mean()))
 
 

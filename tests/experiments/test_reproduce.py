@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 from run_rows import done, predicted, read_csv, scored
 
 from experiments import (
@@ -66,6 +67,14 @@ def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
     shown = ([[text_of(cell) for cell in row] for row in of["rows"]] for of in (found, recorded))
     assert len({str(rows) for rows in shown}) == 1
     assert drawn == [name for name, _ in recorded["figures"]]
+
+
+def test_pictures_of_a_kept_result_are_drawn_again(tmp_path):
+    """With few colours, as they are kept."""
+    results_page.again("balanced/figure4", "laptop", tmp_path)
+    (file,) = tmp_path.iterdir()
+    with Image.open(file) as picture:
+        assert file.name == "figure.png" and picture.mode == "P" and picture.width > 900
 
 
 def test_the_list(capsys, monkeypatch, tmp_path):
@@ -152,7 +161,7 @@ def test_estimates_are_near_what_was_recorded(context, plan):
         guess = sum(costs.cost(one, ONE_CORE, laptop=True).seconds for one in known)
         far[item] = guess / sum(took[one.config.name] for one in known)
     assert all(1 / 2 < ratio < 2 for ratio in far.values()), far
-    assert 0.8 < statistics.geometric_mean(far.values()) < 1.25
+    assert 0.75 < statistics.geometric_mean(far.values()) < 4 / 3
 
 
 def test_times_are_readable():
@@ -354,11 +363,55 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
     assert row == ["a", *spread] and quickstart.COLUMNS[4:] == ["logistic (%)", "5-NN (%)"]
 
 
+def test_the_quickstart_trains_each_encoder_once(monkeypatch, tmp_path, capsys):
+    """Several at a time; each is evaluated at the checkpoints that the table has of it."""
+    one = {"align": 0.5, "uniform": -3.0, "optimum": -3.8, "logistic": 98.0, "knn": 97.0}
+    asked, places, drawn, outcomes = [], [], [], {}
+
+    def each(function, tasks, jobs, command, logs):
+        places.append((jobs, logs))
+        for task in tasks:
+            yield task, outcomes.get(task.config.name) or function(task, command)
+
+    monkeypatch.setattr(quickstart.loop, "train", lambda config, _: config.name)
+    monkeypatch.setattr(quickstart, "_scores", lambda *of: asked.append(of) or one)
+    monkeypatch.setattr(quickstart.circle, "features_of", lambda *of: of)
+    monkeypatch.setattr(quickstart, "_draw", lambda *of: drawn.append(of[-1]))
+    monkeypatch.setattr(quickstart, "_page", lambda config, folders, *_: folders["contrastive"])
+    monkeypatch.setattr(quickstart.workers, "each", each)
+    monkeypatch.setattr(quickstart.workers, "core_count", lambda: 3)
+    config = quickstart.QuickstartConfig(str(tmp_path), seeds=(3, 4))
+    quickstart.main(config)
+    runs = ["contrastive", "align_uniform"]
+    steps = {"contrastive": [None], "align_uniform": [0, None]}
+    expected = [
+        (f"{run}_seed{seed}", step) for seed in (3, 4) for run in runs for step in steps[run]
+    ]
+    assert asked == expected
+    out = capsys.readouterr().out
+    assert "1 of 6: contrastive_seed3: logistic 98.00%, 5-NN 97.00%; about" in out
+    expected = {"supervised": "circle_supervised_seed3", "contrastive": "circle_contrastive_seed3"}
+    circles = [
+        (title, expected[of], step) for title, (of, step) in quickstart.circle.ENCODERS.items()
+    ]
+    assert drawn == [circles]
+    assert out.count("98.00 ± 0.00") == 3 and f"page: {tmp_path / 'contrastive_seed3'}" in out
+    # Several processes on CPUs alone, or as many as were asked for.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    quickstart.main(config)
+    quickstart.main(dataclasses.replace(config, jobs=2))
+    assert places == [(3, tmp_path / "logs"), (1, None), (2, tmp_path / "logs")]
+    outcomes["align_uniform_seed4"] = workers.DIED
+    with pytest.raises(UserError, match="align_uniform_seed4: its process died"):
+        quickstart.main(config)
+
+
 def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_path, capsys):
     trained = []
     monkeypatch.setattr(
         quickstart.loop, "train", lambda config, _: trained.append(config) or config
     )
+    one_by_one = {"choose": True, "jobs": 1}
     scores = {"align": 0, "uniform": 0, "optimum": 0, "knn": 0}
     best = {"contrastive": 0.06, "align_uniform": 0.24}
 
@@ -367,7 +420,7 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
         return scores | {"logistic": 90 - abs(config.optimizer.learning_rate - best[name])}
 
     monkeypatch.setattr(quickstart, "_scores", score)
-    quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(1, 2), choose=True))
+    quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(1, 2), **one_by_one))
     assert {config.data.folds for config in trained} == {5} and len(trained) == 2 * 5 * 2
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines[3:5]] == ["0.06", "0.24"]
+    assert [line.split()[-1] for line in lines[-2:]] == ["0.06", "0.24"]

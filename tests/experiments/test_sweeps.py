@@ -99,6 +99,16 @@ def test_vmapped(tmp_path, trained, monkeypatch):
     assert statuses(sweep) == ["done", "failed", "done"]
 
 
+def test_the_time_of_training_is_that_of_a_run_that_begins_here(tmp_path, trained):
+    """Measured anew, a run that an earlier command began or finished has none."""
+    new, old = planned(tmp_path, "new", "old")
+    run_folder.folder_of(old.config).mkdir(parents=True)
+    sweeps.sweep([new, old])
+    of_new, of_old = sweeps.known([new, old])
+    assert {"seconds_training", "seconds_measuring"} < {*of_new}
+    assert {*of_new} - {*of_old} == {"seconds_training"}
+
+
 def test_a_result_is_of_a_config_and_of_what_was_measured(tmp_path, trained):
     one = planned(tmp_path, "a")
     sweeps.sweep([one])

@@ -1,5 +1,6 @@
 """Wang & Isola: which runs an item plans, which of them it compares, and how."""
 
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -109,11 +110,13 @@ def test_the_circle(plan):
     """Its encoders have two dimensions, a supervised and a contrastive one."""
     planned = plan("wang-isola/figure3")
     trained = [(c.model.dim, c.objective.supervised_weight) for c in configs(planned)]
-    assert trained == [(2, 1), (2, 0)]
-    assert [one.about["kind"] for one in planned] == ["supervised", "contrastive"]
+    assert trained == [(2, 1)] * 3 + [(2, 0)] * 3
+    assert [one.about["seed"] for one in planned] == 2 * [0, 1, 2]
+    assert {one.about["kind"] for one in planned} == {"supervised", "contrastive"}
+    assert len(plan("wang-isola/figure3", "paper")) == 2
     loss = planned[0].config.objective
     assert loss.align_weight == loss.uniform_weight == 0
-    assert [one.evaluation.initial for one in planned] == [False, True]
+    assert [one.evaluation.initial for one in planned] == [False] * 3 + [True] * 3
 
 
 def test_the_circles_encoders_have_their_own_scores(context, monkeypatch):
@@ -122,15 +125,45 @@ def test_the_circles_encoders_have_their_own_scores(context, monkeypatch):
         circle, "features_of", lambda name, folder, step: {"name": name, "of": (folder.name, step)}
     )
     rows = [
-        done(encoder=name, step=step, output_linear=accuracy)
+        done(encoder=name, step=step, output_linear=accuracy, seed=0)
         for name, step, accuracy in (("contrastive", 0, 1), ("contrastive", 9, 2))
     ]
+    rows.append(rows[1] | {"encoder": "supervised", "seed": 1})  # not of the picture's seed
     found = circle.encoders(context, rows)
     of = {"Random initialization": (0, 1), "Unsupervised contrastive learning": (None, 2)}
     assert [one["name"] for one in found] == [*of]
     for one, (step, accuracy) in zip(found, of.values(), strict=True):
         assert one["of"] == ("circle_contrastive", step)
         assert [row["output_linear"] for row in one["rows"]] == [accuracy]
+
+
+def test_how_often_the_contrastive_encoder_is_the_most_uniform(context, monkeypatch):
+    monkeypatch.setattr(circle, "circle_figure", lambda *of: None)
+    apart = {"Random": 0.2, "Supervised": 0.9, "Unsupervised": 0.5}
+    features = lambda name, *of: {  # noqa: E731
+        "name": name,
+        "pair_distances": np.full(5, apart[name.split()[0]]),
+        "class_names": circle.CLASSES,
+    }
+    monkeypatch.setattr(circle, "features_of", features)
+    levels = {("contrastive", 0): 0.9, ("contrastive", 9): 0.3, ("supervised", 9): 0.35}
+    scores = {f"output_{key}": 30 for key in ("logistic", "knn5", "linear")}
+    rows = [
+        done(
+            encoder=name, step=step, uniform=math.log(level - 0.1 * (seed == 2 and name[0] == "s"))
+        )
+        | predicted(seed, **scores)
+        for (name, step), level in levels.items()
+        for seed in range(3)
+    ]
+    result = circle.result(context, rows)
+    assert result.verdict.startswith(
+        "The contrastive encoder is the most uniform of the three in 2"
+    )
+    assert (
+        "nearer than random points (0.50; supervised 0.90, random network 0.20)" in result.verdict
+    )
+    assert [row[3] for row in result.rows][1] == "0.350, 0.350, 0.250"
 
 
 def judged(seed, logistic, knn, paper=50, **more):
@@ -211,7 +244,7 @@ def test_finetuning_is_judged_against_start_and_control(context, drawn):
         *(["start", 0], ["contrastive", 9], ["align only", 9]),
         *(["uniform only", 9], ["align + uniform", 9]),
     ]
-    assert "in this order, the control is ahead of the start by 10.00 (" in result.verdict
+    assert "decide, the control is ahead of the start by 10.00 (" in result.verdict
     told, _, rest = result.short.removeprefix("On the output, ").partition("; none of")
     assert rest == " the other 3 differences shows." and set(
         re.sub(" by [^;]*", "", told).split("; ")
