@@ -29,7 +29,6 @@ DECOUPLED, SWD = "Decoupled NT-Xent", "SWD (uniform hypersphere)"  # of Table D.
 CHANCE = 10.0  # percent, of ten classes
 FEW = 8  # bits
 BASE = "NT-Xent, tau 0.2"
-IN_ORDER = "In points, by logistic regression, 5-NN and the paper's probe"
 
 
 def _encoders(scale: str) -> dict[str, dict]:
@@ -164,11 +163,8 @@ def _verdict(
         pairs = [(groups[label, FEW], starts[label, FEW]) for label in labels]
         changes = [inference.compare(*pair, layer, paired=True) for pair in pairs]
         signs, names = inference.signs(changes), [*map(_short, labels)]
-        numbers = [
-            f" ({_points(of)}){inference.by_itself(of, sign)}"
-            for of, sign in zip(changes, signs, strict=True)
-        ]
-        for kept, ends in ((parts, numbers), (shorts, [""] * len(names))):
+        alone = [inference.by_itself(*each) for each in zip(changes, signs, strict=True)]
+        for kept, ends in ((parts, alone), (shorts, [""] * len(names))):
             told = []
             for sign, word in ((-1, "below"), (1, "above"), (0, "not told apart from")):
                 some = [n + end for n, end, s in zip(names, ends, signs, strict=True) if s == sign]
@@ -179,8 +175,8 @@ def _verdict(
         f"With {FEW} bits, training leaves accuracy {'; '.join(of)}." for of in (parts, shorts)
     )
     counted = (
-        f"{IN_ORDER}, of which the first two decide; Holm's correction counts the {len(labels)} "
-        "encoders."
+        "By logistic regression and 5-NN; the table has the differences, and Holm's correction "
+        f"counts the {len(labels)} encoders."
     )
     return f"{found} {counted} {_ahead(groups, layers[0])}", short
 
@@ -213,9 +209,11 @@ def _ahead(groups: Groups, layer: str) -> str:
                 for (label, k), of in compared.items()
                 if k == bits and found[label, k] == sign
             ]
-            parts.append(f"{word} it {with_bits[bits]}: {'; '.join(some) or 'none'}")
+            if some or sign == 1:
+                parts.append(f"{word} it {with_bits[bits]}: {'; '.join(some) or 'none'}")
     return (
-        f"Beside {BASE}, {inference.where(layer)}, in the same order, "
+        f"Beside {BASE}, {inference.where(layer)}, in points by logistic regression, 5-NN and the "
+        "paper's probe, of which the first two decide, "
         f"{', '.join(parts)}. Holm's correction counts the {len(compared)} comparisons."
     )
 

@@ -147,9 +147,9 @@ def _what_was_done(context: Context, groups: Mapping) -> str:
         "temperature at a learning rate that was chosen for it on training images. The claim is "
         "taken to show where the rank correlation of temperature and best weight is above 0 by "
         "logistic regression and by 5-NN before the head, the layer that the paper evaluates. Its "
-        "interval draws seeds and test images anew, and is of these temperatures; p counts in how "
-        "many orders of the temperatures it would be as large. Of equally good weights the middle "
-        "one counts."
+        "interval draws seeds and test images anew, and is of these temperatures; p is the larger "
+        "of two, that of these draws and the share of orders of the temperatures in which it would "
+        "be as large. Of equally good weights the middle one counts."
     )
 
 

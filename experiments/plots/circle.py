@@ -63,6 +63,7 @@ def potential_figure(panels: Sequence[Mapping], path: Path | None, t: float) -> 
     rows, columns = -(-len(panels) // COLUMNS), min(COLUMNS, len(panels))
     figure = Figure(figsize=(PAGE, 2.8 * rows + 0.2), dpi=DPI, layout="constrained")
     cells = figure.add_gridspec(2 * rows, columns, height_ratios=(2, 1) * rows)
+    angles = []
     for index, panel in enumerate(panels):
         row, column = divmod(index, columns)
         plane = figure.add_subplot(cells[2 * row, column])
@@ -71,7 +72,10 @@ def potential_figure(panels: Sequence[Mapping], path: Path | None, t: float) -> 
         title = f"{name}\nmean $G_{{{t:g}}}$ {panel['potential']:.4f}"
         plane.set_title(title)
         _draw_densities(plane, angle, np.asarray(panel["features"]), labelled=column == 0)
-        angle.set_ylim(bottom=0)
+        angles.append(angle)
+    top = max(angle.get_ylim()[1] for angle in angles)
+    for angle in angles:
+        angle.set_ylim(0, top)
     figure.supxlabel(LEGEND, fontsize=8)
     return saved(figure, path)
 

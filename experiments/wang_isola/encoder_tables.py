@@ -145,7 +145,8 @@ def order_result(number: int, title: str, context: Context, rows: Rows) -> Resul
         "The paper lists all its encoders with their accuracies, from which its Figures 5 and 9 "
         "are drawn. It claims nothing of this table; what is asked is whether small encoders of "
         "other data come in its order.",
-        f"The rows were trained on {encoders[0]['data']}, one seed each, with a smaller encoder: "
+        f"The rows were trained on {encoders[0]['data']}, one seed each, with a smaller encoder "
+        "(Figure 5a has more seeds; rows that are one setting at this scale count here each): "
         "accuracies cannot be compared with the paper's, but the order can. The table has the "
         "rank correlation (Spearman) of ours, by each instrument, with each number of the paper; "
         "intervals: 95%, by the bootstrap over encoders and test samples, which lie too near to "

@@ -121,6 +121,11 @@ def plane_result(figure: str, score: Score, context: Context, rows: Rows) -> Res
         "by logistic regression and 5-NN. Intervals: 95%, by the bootstrap over encoders, their "
         f"seeds and test images. {' '.join(_trained(name, of) for name, of in sets.items())}"
     )
+    if "digits" in sets:
+        about += (
+            " Those of digits are the rows of Table 8 that begin at random; what is one setting at "
+            "this scale is there once."
+        )
     text = [
         "The paper's claim: alignment and uniformity agree with the quality of an encoder, and the "
         "best encoders are those with low L_align and low L_uniform, at the lower left of the "

@@ -272,8 +272,8 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], Right]) -> tuple[str
     reach = f"Of these encoders {ahead.count(1)} of {len(ahead)} are ahead of that mean."
     if max(ahead) < 1:
         reach = (
-            "So much text is too little: none of these encoders is shown to be ahead of the "
-            f"{RANDOM_WORDS}, and their order says little of the claim."
+            "With this text, none of these encoders is shown to be ahead of the "
+            f"{RANDOM_WORDS}: their order says little of the claim."
         )
     short = f"By {' and '.join(OF_TEXT.values())}, {'; '.join(numbers)}"
     return f"{short}. {inference.sentences(compared, 'output')} {reach}", f"{short}. {reach}"

@@ -113,7 +113,8 @@ def result(context: Context, rows: Rows) -> Result:
         "rate and number of steps: the paper's three, and as a control the contrastive loss that "
         "it began with. Accuracy at the end is compared with that at the start, and with that of "
         "the control, which tells the objective from longer training; each is compared with the "
-        "one from the same start. ± and bars: 95% intervals over encoders and test images.",
+        "one from the same start. ± and bars: 95% intervals over encoders and test images. "
+        f"With {len(starts)} starts only large differences can show.",
     ]
     columns = ["finetuned by", "steps", "L_align", "L_uniform", *inference.columns(LAYERS)]
     columns += [] if context.laptop else ["paper (%)"]
