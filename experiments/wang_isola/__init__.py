@@ -5,6 +5,7 @@ from experiments.wang_isola import (
     circle,
     encoder_tables,
     plane,
+    sentence_planes,
     sentences,
     theory_figures,
     trajectories,
@@ -12,7 +13,7 @@ from experiments.wang_isola import (
 )
 
 MODULES = (best_encoders, encoder_tables, circle, plane, sentences, theory_figures, trajectories)
-MODULES += (weights,)
+MODULES += (sentence_planes, weights)
 
 # What the paper has besides, and where it is.
 OTHERS = {

@@ -1,15 +1,11 @@
-"""BookCorpus's sentence encoders: Table 4 and Figure 9b of Wang & Isola."""
+"""BookCorpus's sentence encoders: Tables 4 and 11 of Wang & Isola."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments import inference, tables
-from experiments.correlations import FEWEST, rank_correlations
-from experiments.inference import ALPHA, Comparison, difference
-from experiments.plots.style import PAGE, printed
+from experiments.inference import Comparison, difference
 from experiments.predictions import COLUMN, right
 from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, planned_row, scale
@@ -24,7 +20,6 @@ from experiments.wang_isola.encoder_tables import (
     reproduction,
     stage_of,
 )
-from hypersphere_jax.plots.common import ALIGN_LABEL, DPI, UNIFORM_LABEL, saved
 
 TABLE4, TABLE11 = "wang-isola/table4", "wang-isola/table11"
 # At the laptop's scale: Quick-Thought as it was; the contrastive loss over its range of tau;
@@ -35,14 +30,6 @@ BASELINES = 6  # the row whose word vectors and whose random initialization are 
 MAJORITY, RANDOM_WORDS = "majority class", "mean of random word vectors"
 HEADS = {label: label.removesuffix(" regression") for label in OF_TEXT.values()}  # of columns
 TASKS = {task: task.upper() for task in BOOKCORPUS.tasks}
-FAMILIES = {  # marker and name of the encoders whose losses are these
-    "contrastive": ("o", "contrastive"),
-    "align+uniform": ("s", "align + uniform"),
-}
-OTHERS = ("^", "other losses")
-# What accuracy is correlated with: the share of uniformity in a weighted sum.
-SUM = "L_align + L_uniform"
-SHARES = {"L_align": 0, SUM: 0.5, "L_uniform": 1}
 
 
 def _planned(numbers: Iterable[int], context: Context) -> list[Planned]:
@@ -50,7 +37,7 @@ def _planned(numbers: Iterable[int], context: Context) -> list[Planned]:
     return [planned_row(row, context, BOOKCORPUS) for row in rows]
 
 
-def _grid(context: Context, rows: Rows) -> list[Planned]:
+def grid(context: Context, rows: Rows) -> list[Planned]:
     return _planned(LAPTOP_ROWS, context)
 
 
@@ -58,7 +45,7 @@ def _rows(context: Context, rows: Rows) -> list[Planned]:
     """Table 11: the same with the baselines, or the row that was asked for."""
     if context.row is not None:
         return stage_of(TABLE11, BOOKCORPUS)(context, rows)
-    return [*_grid(context, rows), *baselines(context, rows)]
+    return [*grid(context, rows), *baselines(context, rows)]
 
 
 def _fresh(context: Context, rows: Rows) -> list[Planned]:
@@ -111,30 +98,30 @@ def _numbers(row: tables.Row) -> list[int]:
     return numbers
 
 
-def _encoders(rows: Rows) -> Rows:
+def encoders_of(rows: Rows) -> Rows:
     """The grid's, without baselines and what was trained again."""
     return [row for row in done(rows) if row["kind"] != "baseline" and not row.get("fresh")]
 
 
 def selected(rows: Rows) -> dict[tuple[str, str], dict]:
     """For each selection and task, the grid's encoder that is best by cross-validation."""
-    grid = _encoders(rows)
+    encoders = encoders_of(rows)
     return {
         (name, task): max(candidates, key=lambda row: row[f"{task}_cv"])
         for name, takes in SELECTIONS.items()
         for task in TASKS
-        if (candidates := [row for row in grid if takes(row["kind"])])
+        if (candidates := [row for row in encoders if takes(row["kind"])])
     }
 
 
 Right = Mapping[str, np.ndarray]  # by instrument: right or not, booleans `[seeds, n]`
 
 
-def _right(rows: Rows, score: str) -> Right:
+def rights(rows: Rows, score: str) -> Right:
     return {label: right(rows, score + ending) for ending, label in OF_TEXT.items()}
 
 
-def _apart(one: Right, other: Right) -> Comparison:
+def differences(one: Right, other: Right) -> Comparison:
     return {label: difference(of, other[label]) for label, of in one.items()}
 
 
@@ -152,9 +139,9 @@ def levels(rows: Rows, task: str) -> dict[str, Right]:
     after = [row for row in made if row["step"] > 0]
     return {
         MAJORITY: dict.fromkeys(OF_TEXT.values(), (targets == np.bincount(targets).argmax())[None]),
-        RANDOM_WORDS: _right(before, f"{task}_bag"),
-        "mean of trained word vectors": _right(after, f"{task}_bag"),
-        "random encoder": _right(before, task),
+        RANDOM_WORDS: rights(before, f"{task}_bag"),
+        "mean of trained word vectors": rights(after, f"{task}_bag"),
+        "random encoder": rights(before, task),
     }
 
 
@@ -229,7 +216,7 @@ def best_result(context: Context, rows: Rows) -> Result:
 def _measured(rows: Rows, best: Mapping, task: str) -> Right:
     """What a picked encoder has right with fresh seeds; as it is where there are none."""
     again = [row for row in done(rows) if row.get("fresh") and row["row"] == best["row"]]
-    return _right(again or [best], task)
+    return rights(again or [best], task)
 
 
 def _accuracies(of: Right) -> list[str]:
@@ -240,7 +227,7 @@ def _cells(of: Right, found: Mapping[str, Right]) -> list:
     """Seeds, accuracies and the differences from random word vectors."""
     words = found.get(RANDOM_WORDS)
     shown = words is not None and of is not words
-    apart = map(str, _apart(of, words).values()) if shown else [None] * len(of)
+    apart = map(str, differences(of, words).values()) if shown else [None] * len(of)
     return [len(next(iter(of.values()))), *_accuracies(of), *apart]
 
 
@@ -263,9 +250,9 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], Right]) -> tuple[str
             for name, of in accuracies.items()
         )
         numbers.append(f"{title}: {', '.join(listed)}")
-        compared[f"{' against '.join(ours)} ({title})"] = _apart(*ours.values())
+        compared[f"{' against '.join(ours)} ({title})"] = differences(*ours.values())
         for name, of in ours.items():
-            apart = _apart(of, found[RANDOM_WORDS])
+            apart = differences(of, found[RANDOM_WORDS])
             compared[f"{name} against the {RANDOM_WORDS} ({title})"] = apart
     signs = inference.signs([*compared.values()])
     ahead = [sign for name, sign in zip(compared, signs, strict=True) if RANDOM_WORDS in name]
@@ -279,134 +266,13 @@ def _verdict(rows: Rows, measured: Mapping[tuple[str, str], Right]) -> tuple[str
     return f"{short}. {inference.sentences(compared, 'output')} {reach}", f"{short}. {reach}"
 
 
-def plane_of_tasks(context: Context, rows: Rows) -> Result:
-    """Figure 9b: the plane of each task, and accuracies beside the baselines."""
-    encoders = _encoders(rows)
-    columns = ["task", "encoders", "accuracy with", *OF_TEXT.values()]
-    found = {task: levels(rows, task) for task in TASKS}
-    table: list[list] = []
-    sums: dict[str, Comparison] = {}
-    for task, title in TASKS.items():
-        if len(encoders) < FEWEST:
-            table.append([title, len(encoders), "too few to rank", *[None] * len(OF_TEXT)])
-            continue
-        ranked = [
-            rank_correlations(encoders, task + ending, np.array([*SHARES.values()]))
-            for ending in OF_TEXT
-        ]
-        for metric, *of in zip(SHARES, *ranked, strict=True):
-            table.append([title, len(encoders), metric, *map(str, of)])
-            if metric == SUM:
-                sums[task] = dict(zip(OF_TEXT.values(), of, strict=True))
-    text = [
-        "The paper's claim: encoders with low L_align and low L_uniform are the better ones, of "
-        "text too, and the best are at the lower left of the plane. It prints no correlation.",
-        "Here: the rank correlation (Spearman) of accuracy with each metric and with their sum, "
-        "and its 95% interval by the bootstrap over encoders and sentences; and how many encoders, "
-        "one of each loss, are above the mean of random word vectors, beyond chance after Holm's "
-        "correction. Logistic regression is the paper's protocol; 5-NN has the same folds.",
-        "Alignment is of neighbouring sentences of held-out text, f of one with g of the other; "
-        "uniformity is the sum of both encoders', as in B.3: its least value is -8 for t = 2.",
-    ]
-    caption = (
-        "Above: alignment and uniformity of each encoder; colour: points above the mean of random "
-        "word vectors (blue) or below it (red). Below: accuracy with its 95% interval; lines: "
-        "baselines"
-    )
-    figures = []
-    for ending, label in OF_TEXT.items():
-        path = context.folder / f"figure{ending}.png"
-        draw(encoders, found, ending, path)
-        figures.append((path, f"By {label}. {caption}"))
-    parts = []
-    for (task, of), sign in zip(sums.items(), inference.signs([*sums.values()]), strict=True):
-        what = f"On {TASKS[task]} the rank correlation of accuracy with {SUM}"
-        parts.append(f"{what} is {inference.told(of)}: {inference.of_claim(sign, -1)}.")
-        if RANDOM_WORDS in found[task]:
-            parts.append(_above(encoders, task, found[task][RANDOM_WORDS]))
-    parts += [f"Holm's correction counts the {len(sums)} correlations."] if sums else []
-    title = "Alignment, uniformity and accuracy of sentence encoders (Figure 9b)"
-    return Result(title, columns, table, figures, text, " ".join(parts))
-
-
-def _above(encoders: Rows, task: str, words: Right) -> str:
-    """How many of these very encoders, as the grid has one seed, are above word vectors."""
-    apart = [[*_apart(_right([row], task), words).values()] for row in encoders]
-    ahead = np.array([[each.value > 0 for each in of] for of in apart])
-    beyond = np.array(inference.holm([max(each.p for each in of) for of in apart])) < ALPHA
-    both = ahead.all(axis=1)
-    counts = [f"{count} by {label}" for count, label in zip(ahead.sum(axis=0), words, strict=True)]
-    return (
-        f"Of {len(encoders)} encoders {' and '.join(counts)} are above the {RANDOM_WORDS}; by both "
-        f"{both.sum()}, beyond chance {(both & beyond).sum()}."
-    )
-
-
-@printed
-def draw(
-    encoders: Rows, found: Mapping[str, Mapping[str, Right]], ending: str, path: Path | None
-) -> Figure:
-    """Figure 9b by an instrument: a column a task; the plane above, accuracies below."""
-    instrument = OF_TEXT[ending]
-    figure = Figure(figsize=(PAGE, 5.2), dpi=DPI, layout="constrained")
-    axes = figure.subplots(2, len(TASKS), sharex="row")
-    above = {
-        (task, end): scores - (100 * of[RANDOM_WORDS][label].mean() if of else scores.mean())
-        for task, of in found.items()
-        for end, label in OF_TEXT.items()
-        for scores in [np.array([row[task + end] for row in encoders])]
-    }
-    limit = max((np.abs(values).max(initial=0.1) for values in above.values()), default=1)
-    style = {"cmap": "RdBu", "vmin": -limit, "vmax": limit, "edgecolor": "black", "linewidth": 0.5}
-    align, uniform = (np.array([row[name] for row in encoders]) for name in ("align", "uniform"))
-    for place, (task, title) in enumerate(TASKS.items()):
-        plane, below = axes[:, place]
-        for (marker, label), mine in _families(encoders).items():
-            colours = {"c": above[task, ending][mine], "marker": marker, "zorder": 3}
-            spots = plane.scatter(align[mine], uniform[mine], 28, **colours, **style)
-            of = [row for row, taken in zip(encoders, mine, strict=True) if taken]
-            value, low, high = (
-                np.array([row[task + ending + end] for row in of]) for end in ("", "_low", "_high")
-            )
-            bars, options = (value - low, high - value), {"fmt": marker, "elinewidth": 0.7}
-            below.errorbar((align + uniform)[mine], value, bars, label=label, **options)
-        for number, (name, of) in enumerate(found[task].items()):
-            line = {"color": f"C{number + 3}", "linestyle": ("-", "--", "-.", ":")[number]}
-            below.axhline(100 * of[instrument].mean(), label=name, linewidth=1, **line)
-        plane.set_title(f"{title}: {len(encoders)} encoders")
-        plane.set_xlabel(f"← better    {ALIGN_LABEL}")
-        below.set_xlabel("← better    $L_{align} + L_{uniform}$")
-        below.set_ylabel(f"accuracy on {title} by {HEADS[instrument]} (%)")
-        below.margins(y=0.08)
-    axes[0, 0].set_ylabel(f"← better    {UNIFORM_LABEL}")
-    if encoders:
-        level = "random word vectors" if all(found.values()) else "their mean"
-        figure.colorbar(spots, ax=axes[0], label=f"points above {level}")
-    handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return saved(figure, path)
-
-
-def _families(encoders: Rows) -> dict[tuple[str, str], np.ndarray]:
-    """Which encoders belong to each family of losses, booleans by marker and name."""
-    of = [FAMILIES.get(row["kind"], OTHERS) for row in encoders]
-    shown = [family for family in (*FAMILIES.values(), OTHERS) if family in of]
-    return {family: np.array([one == family for one in of]) for family in shown}
-
-
 REPRODUCTIONS = {
     TABLE4: Reproduction(
         "best sentence encoders of BookCorpus (Quick-Thought)",
         best_result,
-        laptop=scale(TEXT, _grid, _fresh, baselines),
+        laptop=scale(TEXT, grid, _fresh, baselines),
         paper=scale(TEXT, _best),
         by_row=("paper",),
     ),
     TABLE11: beside_baselines(reproduction(11, laptop=scale(TEXT, _rows))),
-    "wang-isola/figure9b": Reproduction(
-        "BookCorpus's encoders in the plane of alignment and uniformity",
-        plane_of_tasks,
-        laptop=scale(TEXT, _grid, baselines),
-        paper=scale(TEXT, stage_of(TABLE11, BOOKCORPUS)),
-    ),
 }

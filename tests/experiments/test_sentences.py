@@ -8,7 +8,7 @@ from run_rows import configs, done, predicted
 from experiments import quick_thought
 from experiments.predictions import Predictions
 from experiments.reproduce import REPRODUCTIONS
-from experiments.wang_isola import plane, sentences
+from experiments.wang_isola import plane, sentence_planes, sentences
 
 TABLE4, TABLE11, FIGURE = (f"wang-isola/{name}" for name in ("table4", "table11", "figure9b"))
 
@@ -179,10 +179,12 @@ def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
 
     By 5-NN one of them more is above word vectors on MR, but where they lie is the same.
     """
-    monkeypatch.setattr(sentences, "rank_correlations", partial(plane.rank_correlations, draws=100))
+    monkeypatch.setattr(
+        sentence_planes, "rank_correlations", partial(plane.rank_correlations, draws=100)
+    )
     rows = [sentence_encoder(n, "contrastive", 50 + 2 * n, 80 - n) for n in range(1, 9)]
     fresh = [sentence_encoder(1, "contrastive", 0, 0, seed=1, fresh=True)]
-    result = sentences.plane_of_tasks(context, rows + fresh + word_vectors(55, 99, knn=-2))
+    result = sentence_planes.plane_of_tasks(context, rows + fresh + word_vectors(55, 99, knn=-2))
     values = {(line[0], line[2]): line[3:] for line in result.rows}
     for task, value in (("MR", "-1.00 ("), ("CR", "+1.00 (")):
         assert all(cell.startswith(value) for cell in values[task, "L_align"])
@@ -195,8 +197,10 @@ def test_figure_9b_has_a_plane_for_each_task(context, monkeypatch):
 
 
 def test_figure_9b_shows_what_both_instruments_say(context, monkeypatch):
-    monkeypatch.setattr(sentences, "rank_correlations", partial(plane.rank_correlations, draws=100))
-    monkeypatch.setattr(sentences, "draw", lambda *_: None)
+    monkeypatch.setattr(
+        sentence_planes, "rank_correlations", partial(plane.rank_correlations, draws=100)
+    )
+    monkeypatch.setattr(sentence_planes, "draw", lambda *_: None)
     rows = [sentence_encoder(n, "contrastive", 50 + 2 * n, 80, knn=-4 * n) for n in range(1, 9)]
-    mr, _ = sentences.plane_of_tasks(context, rows).verdict.split("On CR ")
+    mr, _ = sentence_planes.plane_of_tasks(context, rows).verdict.split("On CR ")
     assert "-1.00 (" in mr and "+1.00 (" in mr and ": the claim does not show." in mr
