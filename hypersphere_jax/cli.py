@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from hypersphere_jax import __version__, hints, memory, usage, xla_flags
+from hypersphere_jax import __version__, hints, memory, usage
 from hypersphere_jax import config as C
 from hypersphere_jax.config.base import check_values, did_you_mean, program
 from hypersphere_jax.terminal import LONGEST, printable, say
@@ -65,7 +65,6 @@ def main(arguments: list[str]) -> int:
             print(f"hypersphere_jax {__version__}, jax {metadata.version('jax')}, ", end="")
             print(f"Python {platform.python_version()}")
         else:
-            xla_flags.prefer_eigen_convolutions()
             VERBS[name](lambda target: _parse(target, name, arguments[1:]))
     except C.Stopped as stopped:
         say(str(stopped), sys.stderr)

@@ -6,9 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax import xla_flags
-
-WIDE = 16  # input channels of a convolution that Eigen computes fast
+from hypersphere_jax.models import winograd
 
 
 def convolution(
@@ -16,29 +14,41 @@ def convolution(
 ) -> jax.Array:
     """Convolves `[n, h, w, c]` with a kernel `[kh, kw, c, features]`; zero padding in pairs.
 
-    On CPU, gathering the patches and multiplying is faster than XLA's convolution and its gradients
-    where there are few input channels, strides or a kernel of 1 x 1, and everywhere unless Eigen
-    computes them (`xla_flags.prefer_eigen_convolutions`): see `python run.py bench convolution`.
-    Else, and for dilated or grouped convolutions, this is `jax.lax.conv_general_dilated`.
+    On CPU, wide 3 x 3 ones with strides of 1 take Winograd's products, and all others a product of
+    their patches, which is faster than XLA's convolution and its gradients: see
+    `python run.py bench convolution`. Elsewhere, and for dilated or grouped convolutions, this is
+    `jax.lax.conv_general_dilated`.
     """
     dilations = (*(options.get("lhs_dilation") or ()), *(options.get("rhs_dilation") or ()))
     plain = all(d == 1 for d in dilations) and options.get("feature_group_count", 1) == 1
-    kh, kw, inputs, _ = kernel.shape
-    wide = tuple(strides) == (1, 1) and kh * kw > 1 and inputs >= WIDE
-    by_eigen = wide and xla_flags.has_eigen_convolutions()
-    if jax.default_backend() != "cpu" or not plain or by_eigen:
+    if jax.default_backend() != "cpu" or not plain:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
-    return _by_patches(x, kernel, tuple(strides), tuple(padding))
+    padding = tuple(tuple(pair) for pair in padding)
+    if tuple(strides) == (1, 1) and winograd.pays(x, kernel, padding):
+        return winograd.convolution(x, kernel, padding)
+    return _by_patches(x, kernel, tuple(strides), padding)
+
+
+def _by_patches(x, kernel, strides, padding):
+    kh, kw, inputs, outputs = kernel.shape
+    (h, w), lows = x.shape[1:3], [sum(p) for p in padding]
+    size = (h + lows[0] - kh) // strides[0] + 1, (w + lows[1] - kw) // strides[1] + 1
+
+    def of_images(x):
+        return _product(x, kernel, strides, padding, size)
+
+    if kh * kw == 1 or kh * kw * inputs <= outputs:  # gathering takes little time
+        return of_images(x)
+    return winograd.in_blocks(of_images, size[0] * size[1] * kh * kw * inputs * 4, x)
 
 
 # Checkpointed: the backward pass gathers the patches again, as they take kh * kw times the memory
 # of the input, and gathering is cheap beside the product.
-@functools.partial(jax.checkpoint, static_argnums=(2, 3))
-def _by_patches(x, kernel, strides, padding):
+@functools.partial(jax.checkpoint, static_argnums=(2, 3, 4))
+def _product(x, kernel, strides, padding, size):
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     kh, kw, inputs, outputs = kernel.shape
-    n, h, w, _ = x.shape
-    rows, columns = (h - kh) // strides[0] + 1, (w - kw) // strides[1] + 1
+    (rows, columns), n = size, len(x)
     shifted = [
         jax.lax.slice(
             x,

@@ -31,7 +31,6 @@ AXIS = "data"
 
 def prepare(devices: int | None, deterministic: bool | None) -> None:
     """Sets JAX up as the options of a verb ask for; must come before JAX's first use."""
-    xla_flags.prefer_eigen_convolutions()
     if devices is not None:
         use_virtual_cpu_devices(devices)
     if deterministic:

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, random_state
 
-from hypersphere_jax import models, xla_flags
+from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, UserError
 from hypersphere_jax.models import blocks
 from hypersphere_jax.models.convolution import convolution
@@ -61,19 +61,6 @@ def test_convolution_is_xlas(rng):
                 yield out, back(jnp.sin(out))
 
         assert_close(*jax.jit(lambda *a, both=both: list(both(*a)))(x, weights))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "kernel", "stride", "direct"),
-    [(16, 3, 1, True), (15, 3, 1, False), (16, 3, 2, False), (16, 1, 1, False)],
-)
-def test_wide_convolutions_are_eigens(inputs, kernel, stride, direct, monkeypatch):
-    monkeypatch.setattr(xla_flags, "has_eigen_convolutions", lambda: True)
-    shapes = jnp.ones((1, 4, 4, inputs)), jnp.ones((kernel, kernel, inputs, 2))
-    window = (stride, stride), ((kernel // 2,) * 2,) * 2
-    form = partial(convolution, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    text = jax.jit(lambda *a: form(*a, *window)).lower(*shapes).as_text()
-    assert ("stablehlo.convolution" in text) == (direct or jax.default_backend() != "cpu")
 
 
 RESNET50 = pytest.param("resnet50", marks=pytest.mark.slow)
