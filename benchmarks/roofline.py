@@ -5,12 +5,14 @@ traffic at the speed of a copy.
 """
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from jax.lax import DotAlgorithmPreset, Precision
 
 from benchmarks.timing import pace
+from hypersphere_jax.models import convolution
 
 # Products by name: type of the numbers, precision, and whether NVIDIA's GPUs alone have them. The
 # last two are those of the losses there, see `losses/blocks.py`.
@@ -75,6 +77,14 @@ def _copied(megabytes: int) -> float:
         return x
 
     return 2 * x.nbytes / pace(begin).in_flight
+
+
+def plain_convolutions() -> Any:
+    """While a program is traced: convolutions as on accelerators.
+
+    Of loops over blocks of images, which those of CPUs are, XLA counts the FLOP of one block.
+    """
+    return mock.patch.object(convolution, "on_cpu", return_value=False)
 
 
 def moved(compiled: Any) -> float:

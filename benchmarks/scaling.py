@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks import roofline
 from benchmarks.collectives import RECEIVED, traffic
 from benchmarks.timing import child, protocol
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
@@ -130,7 +131,8 @@ def compiled_record(
     of donated arguments do not count.
     """
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype), arguments)
-    lowered = sharding.pmap(program, sharding.local_devices(devices), donate).lower(*many)
+    with roofline.plain_convolutions():
+        lowered = sharding.pmap(program, sharding.local_devices(devices), donate).lower(*many)
     compiled = lowered.compile()
     memory, sent = compiled.memory_analysis(), traffic(compiled.as_text(), devices)
     return {

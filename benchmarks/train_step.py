@@ -4,7 +4,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -77,11 +76,8 @@ def _waited(begin: Callable[[], Any]) -> None:
 
 
 def flops_of(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: str) -> float:
-    """FLOP of a step by XLA's count before compiling, which hides arithmetic in libraries.
-
-    Of plain convolutions on every device: in those of CPUs XLA counts each loop over blocks once.
-    """
-    with mock.patch.object(jax, "default_backend", return_value="gpu"):
+    """FLOP of a step by XLA's count before compiling, which hides arithmetic in libraries."""
+    with roofline.plain_convolutions():
         lowered = stepper(config, images, batch_size, recipe).lower()
     return lowered.cost_analysis()["flops"]
 
