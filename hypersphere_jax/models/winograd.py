@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-STEP, TILE = 4, 6
+STEP, TILE = 4, 6  # pixels
 WIDE = 32  # channels; narrow layers would gain little for the time that this takes to compile
-TILES = 128
+TILES = 128  # of a batch; with fewer the kernel's transform takes longer than what is saved
 BLOCK_BYTES = 10_000_000  # of tiles at a time, which stay in the cache
 
 Padding = tuple[tuple[int, int], tuple[int, int]]
@@ -44,9 +44,9 @@ def pays(x: jax.Array, kernel: jax.Array, padding: Padding) -> bool:
     """Whether this is faster than a product of all patches: in wide layers of many tiles."""
     (height, width), (rows, columns) = _sizes(x, padding)
     wide = kernel.shape[:2] == (3, 3) and min(kernel.shape[2:]) >= WIDE
-    few = TILE**2 * rows * columns <= 5 * height * width  # where a tile has little beyond the sides
-    many = len(x) * rows * columns >= TILES  # beside which the kernel's transform is small
-    return wide and few and many and x.dtype == kernel.dtype == jnp.float32
+    saves = TILE**2 * rows * columns <= 5 * height * width  # tiles reach little beyond the images
+    many = len(x) * rows * columns >= TILES
+    return wide and saves and many and x.dtype == kernel.dtype == jnp.float32
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
