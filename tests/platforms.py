@@ -18,6 +18,7 @@ DEVICES = {
         "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[2]",
         "evaluate/test_metrics.py::test_all_parts_of_files",
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
+        "models/test_winograd.py::test_sharded_images",
         "test_cli.py::test_from_training_to_report",
         "test_packaging.py::test_a_runs_record_is_a_file_of_options",
         "test_run.py::test_devices_change_nothing",
@@ -77,6 +78,9 @@ DEVICES = {
 # Tests of what is on CPU alone, by what that is.
 ON_CPU = {
     "the kind of device in a record": ("training/test_loop.py::test_folder_of_a_run",),
+    "products that CPUs alone have": (
+        "models/test_winograd.py::test_errors_are_those_of_sums_in_order",
+    ),
     "operations as they are counted on CPU": ("test_stored_costs_are_those_of_the_programs",),
     "products of float32 at each precision": (
         "losses/test_precision.py::test_precision_is_one_of_three",

@@ -32,6 +32,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from hypersphere_jax.losses import fused
+from hypersphere_jax.losses.distances import differences, squared_distances
 from hypersphere_jax.losses.products import Precision, on_cpu, product
 
 Scale = jax.Array | float | None
@@ -323,7 +324,7 @@ def _logits(
         columns = _with_columns(b.x, *[jnp.ones_like(b.bias)] * PARTS, *_parts(b.bias))
         logits = product(rows, columns.T, blocking.precision)
     else:
-        of = product(a.x, b.x.T) if scale is None else -scale / 2 * _squared_distances(a.x, b.x)
+        of = product(a.x, b.x.T) if scale is None else -scale / 2 * squared_distances(a.x, b.x)
         logits = of + (a.bias[:, None] + b.bias[None, :])
     if exclude:
         # What is the same in all blocks, as OFF and the places inside, would be kept as an array.
@@ -342,7 +343,7 @@ def _slopes(
     own these would be a pass over it.
     """
     if scale is not None:
-        return Points(scale * _differences(weights, a.x, b.x), jnp.sum(weights, 1))
+        return Points(scale * differences(weights, a.x, b.x), jnp.sum(weights, 1))
     if on_cpu():
         return Points(product(weights, b.x), jnp.sum(weights, 1))
     return product(weights, _with_columns(b.x, jnp.ones_like(b.bias)), blocking.precision)
@@ -374,22 +375,6 @@ def _centred(a: Points, b: Points | None, scale: Any) -> tuple[Points, Points | 
     # What is not finite makes the products NaN: let it.
     far = everywhere(~(lax.stop_gradient(most) <= FAR) & finite)
     return sides[0], sides[1] if b else None, far
-
-
-@jax.checkpoint  # else reverse over reverse would keep each pair's coordinates
-def _squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
-
-
-def _differences(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`sum_j P_ij (y_j - x_i)`, one j after the other: at once CPUs take ten times as long."""
-
-    @jax.checkpoint
-    def add(total, side):
-        weight, other = side
-        return total + weight[:, None] * (other[None] - x), None
-
-    return lax.scan(add, jnp.zeros_like(x), (weights.T, y))[0]
 
 
 @custom_vmap

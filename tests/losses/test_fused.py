@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from points import sphere
 
 import hypersphere_jax as hj
-from hypersphere_jax.losses import blocks, devices, fused, products
+from hypersphere_jax.losses import blocks, devices, fused
 
 FAST = ("uniform", "contrastive", "nt_xent")
 # Each with sums that the others do not have.
@@ -46,7 +46,6 @@ def by_kernel(monkeypatch):
 
     jax.clear_caches()  # of the losses as they are here
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(products, "_has_bfloat16", lambda: False)  # for products
     monkeypatch.setattr(fused, "serves", lambda x, y: True)
     monkeypatch.setattr(fused, "sums_of_pairs", sums)
     yield calls

@@ -13,7 +13,7 @@ from points import sphere
 from scipy.special import logsumexp, softmax
 
 import hypersphere_jax as hj
-from hypersphere_jax.losses import blocks, devices
+from hypersphere_jax.losses import blocks, devices, distances
 from hypersphere_jax.losses.blocks import Points
 from hypersphere_jax.losses.devices import PairOptions
 
@@ -23,7 +23,7 @@ KEPT = {"high": 2, "highest": 3}
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    for module in (blocks, devices):
+    for module in (blocks, devices, distances):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
 
 
@@ -65,6 +65,23 @@ def test_sums_on_accelerators(name, block_size, accelerator, rng):
 
 def _of(function, options, arrays):
     return function(options, *arrays)
+
+
+def test_distances_on_accelerators(accelerator, rng):
+    """Of coordinates that do not fill the last part; and their gradients."""
+    x, y = rng.standard_normal((7, 33)), rng.standard_normal((5, 33))
+
+    def of(form, x, y):
+        return jax.numpy.sum(jax.numpy.sin(form(x, y)))
+
+    def plain(x, y):
+        return jax.numpy.sum((x[:, None] - y[None]) ** 2, -1)
+
+    ours, wanted = (
+        jax.value_and_grad(functools.partial(of, form), (0, 1))(np.float32(x), np.float32(y))
+        for form in (distances.squared_distances, plain)
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, wanted)
 
 
 def test_points_that_form_no_pair(accelerator, rng):
@@ -128,7 +145,8 @@ def test_algorithms_on_a_gpu(monkeypatch):
     ):
         n, k, m = sides
         of = functools.partial(blocks.product, precision=precision)
-        made = jax.make_jaxpr(of)(np.zeros((n, k), np.float32), np.zeros((k, m), np.float32))
+        with jax.default_matmul_precision(None):
+            made = jax.make_jaxpr(of)(np.zeros((n, k), np.float32), np.zeros((k, m), np.float32))
         (dot,) = [e for e in made.jaxpr.eqns if e.primitive.name == "dot_general"]
         assert wanted in str(dot.params["precision"]), (sides, precision)
 
