@@ -20,7 +20,7 @@ def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
     x, y = (_parted(side, COORDINATES) for side in (x, y))
 
     @jax.checkpoint
-    def add(total, few):
+    def add(total: jax.Array, few: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         squares = (jnp.square(one[:, None] - other[None]) for one, other in zip(*few, strict=True))
         return total + sum(squares), None
 
@@ -37,7 +37,7 @@ def differences(weights: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     """`sum_j P_ij (y_j - x_i)`, one j after the other: at once CPUs take ten times as long."""
 
     @jax.checkpoint
-    def add(total, side):
+    def add(total: jax.Array, side: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         weight, other = side
         return total + weight[:, None] * (other[None] - x), None
 
