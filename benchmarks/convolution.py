@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.timing import device_kind, median, product, ratio, take_turns
-from hypersphere_jax import memory
+from hypersphere_jax import memory, xla_flags
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.tables import print_table
 
@@ -65,5 +65,6 @@ def _form(
         window = ((stride, stride), ((width // 2, width // 2),) * 2)
         return jnp.sum(jnp.sin(conv(x, kernel, *window, dimension_numbers=DIMENSIONS)))
 
-    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    options = xla_flags.of_networks(jax.default_backend()) if conv is convolution else None
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), compiler_options=options)
     return lambda: jax.block_until_ready(compiled(x, kernel))

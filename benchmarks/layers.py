@@ -19,7 +19,7 @@ from flax import nnx
 
 from benchmarks import roofline, train_step
 from benchmarks.timing import device_kind, median, take_turns
-from hypersphere_jax import models
+from hypersphere_jax import models, xla_flags
 from hypersphere_jax.config import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
 from hypersphere_jax.models import resnet, small_alexnet
@@ -63,7 +63,8 @@ class Part(NamedTuple):
             out, back = jax.vjp(value, moved)
             return out, back(along)
 
-        programs = jax.jit(value), jax.jit(both)
+        options = xla_flags.of_networks(jax.default_backend())
+        programs = [jax.jit(form, compiler_options=options) for form in (value, both)]
         along = jnp.ones_like(programs[0](moved))
         given = (moved,), (moved, along)
         calls = zip(FORMS, programs, given, strict=True)

@@ -82,7 +82,7 @@ class Stepper:
 
         devices = sharding.local_devices(1)
         memory.keep_freed(devices[0].platform)  # as a run does
-        self._step = sharding.pmap(step, devices, donate=(0,))
+        self._step = sharding.pmap(step, devices, donate=(0,), network=True)
         self._state = sharding.replicate(state, devices)
         fixed = None if callable(given) else sharding.replicate(given, devices)
         self._given = lambda: fixed or sharding.replicate(given(), devices)
@@ -94,6 +94,10 @@ class Stepper:
     def lower(self) -> Any:
         """The program, before it is compiled."""
         return self._step.lower(self._state, *self._given())
+
+    def compile(self) -> Any:
+        """The program."""
+        return self._step.compile(self._state, *self._given())
 
 
 def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:

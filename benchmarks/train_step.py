@@ -92,7 +92,7 @@ def measured(
 ) -> dict[str, float]:
     """What a step takes, and what it would at the roofline; `compile_s` if it is compiled here."""
     began = time.perf_counter()
-    compiled = begin.lower().compile()
+    compiled = begin.compile()
     compile_s = time.perf_counter() - began
     nbytes, speed = roofline.moved(compiled), peaks.of_dtype(dtype)
     took = pace(begin, rounds)

@@ -72,7 +72,7 @@ def seconds(config: PretrainConfig) -> float:
     """Seconds of a step on this process's first device, with random images or words."""
     devices = sharding.local_devices(1)
     step, start, batch = make(config, sharding.AXIS)
-    step = sharding.pmap(step, devices, donate=(0,))
+    step = sharding.pmap(step, devices, donate=(0,), network=True)
     batch = sharding.replicate((*batch, jax.random.key(2)), devices)
     state = sharding.replicate(start(), devices)
     times: list[float] = []

@@ -203,7 +203,7 @@ class Encoder:
                 outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
                 return outputs[layer]
 
-            self._programs[key] = sharding.pmap(features, devices)
+            self._programs[key] = sharding.pmap(features, devices, network=True)
         return self._programs[key]
 
     def _card(self) -> str:

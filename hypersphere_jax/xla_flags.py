@@ -5,6 +5,7 @@ import sys
 
 # No operation whose sums have no fixed order, and no choice of kernels by their measured times.
 DETERMINISTIC = "--xla_gpu_deterministic_ops"
+_YNN = "xla_cpu_experimental_ynn_fusion_type"
 
 
 def given() -> str:
@@ -29,3 +30,13 @@ def add(flag: str) -> bool:
             return False
     os.environ["XLA_FLAGS"] = f"{given()} {flag}".strip()
     return True
+
+
+def of_networks(platform: str) -> dict[str, str] | None:
+    """Options for XLA to compile a program with a network in it; None where the user chose.
+
+    On CPUs products are Eigen's, as no kind of product is left to YNNPACK, which is slow with many
+    small ones at once (`python run.py bench step`); losses and neighbours are faster with that.
+    """
+    chosen = is_file() or _YNN in given()
+    return {_YNN: "LIBRARY_FUSION_TYPE_REDUCE"} if platform == "cpu" and not chosen else None

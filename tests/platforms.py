@@ -18,6 +18,7 @@ DEVICES = {
         "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[2]",
         "evaluate/test_metrics.py::test_all_parts_of_files",
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
+        "models/test_dense.py::test_several_encoders_and_sharded_rows",
         "models/test_winograd.py::test_sharded_images",
         "test_cli.py::test_from_training_to_report",
         "test_packaging.py::test_a_runs_record_is_a_file_of_options",

@@ -134,7 +134,7 @@ def _mapped_layers(
             layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
         return tuple(layers)
 
-    return sharding.pmap(per_device, devices)
+    return sharding.pmap(per_device, devices, network=True)
 
 
 def _recipe(data: DataConfig, views: str) -> augment.Recipe:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.models.convolution import convolution
+from hypersphere_jax.models.dense import product
 
 
 class Normed(nnx.Module):
@@ -48,7 +49,13 @@ def conv(inputs, outputs, *, side=3, strides=1, init, dtype, rngs, **options) ->
 def dense(inputs, outputs, *, init, dtype, rngs, **options) -> Normed:
     """A fully connected layer."""
     layer = nnx.Linear(
-        inputs, outputs, use_bias=False, kernel_init=init.normed, dtype=dtype, rngs=rngs
+        inputs,
+        outputs,
+        use_bias=False,
+        kernel_init=init.normed,
+        dot_general=product,
+        dtype=dtype,
+        rngs=rngs,
     )
     return Normed(layer, outputs, **options)
 
@@ -56,7 +63,7 @@ def dense(inputs, outputs, *, init, dtype, rngs, **options) -> Normed:
 def linear(inputs, outputs, *, init, **options) -> nnx.Linear:
     """A fully connected layer with a bias, and no normalization."""
     draws = {"kernel_init": init.linear, "bias_init": init.bias(inputs)}
-    return nnx.Linear(inputs, outputs, **draws, **options)
+    return nnx.Linear(inputs, outputs, dot_general=product, **draws, **options)
 
 
 def channels(base: int, config: ModelConfig) -> int:

@@ -24,7 +24,7 @@ def convolution(
     if not on_cpu() or not plain:
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
     padding = tuple(tuple(pair) for pair in padding)
-    local = not any(map(_is_sharded, (x, kernel)))
+    local = not any(map(is_sharded, (x, kernel)))
     if local and tuple(strides) == (1, 1) and winograd.pays(x, kernel, padding):
         return winograd.convolution(x, kernel, padding)
     return _by_patches(x, kernel, tuple(strides), padding, in_blocks=local)
@@ -34,7 +34,7 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _is_sharded(x: jax.Array) -> bool:
+def is_sharded(x: jax.Array) -> bool:
     """Whether its type says so: under `shard_map`, or along explicit axes of a mesh."""
     aval = jax.typeof(x)
     explicit = any(axis is not None for axis in aval.sharding.spec)

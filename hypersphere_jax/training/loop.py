@@ -155,7 +155,7 @@ def _mapped_step(
     options = {"cropped": cropped, "resident": resident}
     step = make_step_of(config, apply, total, axis_name=sharding.AXIS, **options)
     step = make_steps(step, at_once)
-    return sharding.pmap(step, devices, donate=(0,))
+    return sharding.pmap(step, devices, donate=(0,), network=True)
 
 
 def fit(

@@ -189,10 +189,52 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
     )
 
 
-def pmap(function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()) -> Any:
-    """Maps a per-device function over the axis `AXIS`, a leading one of local devices."""
+def pmap(
+    function: Callable,
+    devices: Sequence[jax.Device],
+    donate: Sequence[int] = (),
+    *,
+    network: bool = False,
+) -> Any:
+    """Maps a per-device function over the axis `AXIS`, a leading one of local devices.
+
+    Args:
+      function: of one device.
+      devices: of all processes.
+      donate: arguments whose memory the results take.
+      network: whether a network is in it, for which XLA has options.
+    """
     forget_compiled()
-    return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
+    mapped = jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
+    return Compiling(mapped, xla_flags.of_networks(devices[0].platform)) if network else mapped
+
+
+class Compiling:
+    """A mapped function whose programs, one for arguments of each shape, XLA compiles with options.
+
+    `jax.pmap` has none for its calls.
+    """
+
+    def __init__(self, mapped: Any, options: dict[str, str] | None):
+        self._mapped, self._options = mapped, options
+        self._programs: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._options is None:
+            return self._mapped(*arguments)
+        leaves, structure = jax.tree.flatten(arguments)
+        key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        if key not in self._programs:
+            self._programs[key] = self.compile(*arguments)
+        return self._programs[key](*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """The program for such arguments, or shapes and types, before it is compiled."""
+        return self._mapped.lower(*arguments)
+
+    def compile(self, *arguments: Any) -> Any:
+        """The program for such arguments, or shapes and types."""
+        return self.lower(*arguments).compile(compiler_options=self._options)
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:

@@ -275,14 +275,10 @@ def _compiled(job: Job, n: int) -> Any:
         )
 
     step = make_vmapped_step(config, apply, total)
-    return (
-        sharding.pmap(step, devices, donate=(0,))
-        .lower(
-            on_devices(state, n),
-            *on_devices((images, labels)),
-            *on_devices((indices, key, scalars_of(config)), n),
-        )
-        .compile()
+    return sharding.pmap(step, devices, donate=(0,), network=True).compile(
+        on_devices(state, n),
+        *on_devices((images, labels)),
+        *on_devices((indices, key, scalars_of(config)), n),
     )
 
 
