@@ -63,13 +63,22 @@ def program() -> str:
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raise UserError, "--flag VALUE: must be …", for a value that is not of its kind."""
     for name, value in values.items():
-        if said := wrong(value, kinds[name], Option()):
+        check = _wrong if isinstance(value, _PLAIN) else _wrong.__wrapped__
+        if said := check(value, kinds[name]):
             marks = getattr(kinds[name], "__metadata__", ())
             named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
             flag = name.upper() if Positional in marks else flag_of(named)
             shown = shlex.join(map(str, value)) if isinstance(value, tuple) else value
             shown = repr(value) if isinstance(value, str) else shown
             raise UserError(f"{flag} {printable(shown)}: {said.removesuffix(' or null')}")
+
+
+_PLAIN = int | float | str | None
+
+
+@functools.lru_cache(maxsize=10_000, typed=True)  # sweeps have thousands of configs
+def _wrong(value: Any, kind: Any) -> str:
+    return wrong(value, kind, Option())
 
 
 def check_output(path: Path | None, *endings: str, flag: str = "--out") -> None:
