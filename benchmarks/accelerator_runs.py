@@ -122,6 +122,7 @@ def cifar10(settings: Settings) -> Iterator[Record]:
         "what": "training",
         "epochs": config.optimizer.epochs,
         "pairs": config.optimizer.batch_size,
+        "learning_rate": config.optimizer.learning_rate,
         "stopped": stopped,
         "minutes": (time.perf_counter() - began) / 60,
         "images_s": statistics.median(line["images_per_s"] for line in log[len(log) // 2 :]),

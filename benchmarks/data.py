@@ -70,7 +70,7 @@ def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Calla
     optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
     cropped = dataset.pretrain.image_shape is None
     step = make_step_of(config, apply, 1000, axis_name=sharding.AXIS, cropped=cropped)
-    mapped = sharding.pmap(step, devices)
+    mapped = sharding.pmap(step, devices, network=True)
     state = sharding.replicate(init_state(params, stats, optimizer), devices)
     fixed = sharding.replicate((jax.random.key(0), scalars_of(config)), devices)
     return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))

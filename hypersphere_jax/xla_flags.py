@@ -35,8 +35,9 @@ def add(flag: str) -> bool:
 def of_networks(platform: str) -> dict[str, str] | None:
     """Options for XLA to compile a program with a network in it; None where the user chose.
 
-    On CPUs products are Eigen's, as no kind of product is left to YNNPACK, which is slow with many
-    small ones at once (`python run.py bench step`); losses and neighbours are faster with that.
+    Of XLA's two libraries of kernels for CPUs, Eigen and YNNPACK, the first is faster for products
+    of which there are many small ones at once (`python run.py bench step`), the second for losses
+    and nearest neighbours. So here YNNPACK keeps reductions alone.
     """
     chosen = is_file() or _YNN in given()
     return {_YNN: "LIBRARY_FUSION_TYPE_REDUCE"} if platform == "cpu" and not chosen else None

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import platform
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -122,6 +123,8 @@ def forget_compiled(share: float = 0.5) -> None:
     with contextlib.suppress(OSError):  # not on Linux
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         if Path("/proc/self/maps").read_bytes().count(b"\n") > share * limit:
+            for mapped in _WITH_OPTIONS:
+                mapped.forget()
             jax.clear_caches()
             gc.collect()
 
@@ -206,23 +209,26 @@ def pmap(
     """
     forget_compiled()
     mapped = jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
-    return Compiling(mapped, xla_flags.of_networks(devices[0].platform)) if network else mapped
+    return WithOptions(mapped, xla_flags.of_networks(devices[0].platform)) if network else mapped
 
 
-class Compiling:
-    """A mapped function whose programs, one for arguments of each shape, XLA compiles with options.
+class WithOptions:
+    """A mapped function whose programs XLA compiles with options, one for each shape of arguments.
 
-    `jax.pmap` has none for its calls.
+    `jax.pmap` takes none when it is called. Arguments are arrays. What is traced as a part of
+    another program has that one's options; what several processes run together has none.
     """
 
     def __init__(self, mapped: Any, options: dict[str, str] | None):
         self._mapped, self._options = mapped, options
         self._programs: dict[Any, Any] = {}
+        _WITH_OPTIONS.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._options is None:
-            return self._mapped(*arguments)
         leaves, structure = jax.tree.flatten(arguments)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        if self._options is None or traced or jax.process_count() > 1:
+            return self._mapped(*arguments)
         key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._programs:
             self._programs[key] = self.compile(*arguments)
@@ -235,6 +241,13 @@ class Compiling:
     def compile(self, *arguments: Any) -> Any:
         """The program for such arguments, or shapes and types."""
         return self.lower(*arguments).compile(compiler_options=self._options)
+
+    def forget(self) -> None:
+        """Frees its programs."""
+        self._programs.clear()
+
+
+_WITH_OPTIONS: weakref.WeakSet[WithOptions] = weakref.WeakSet()
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:

@@ -48,6 +48,20 @@ def test_which_weights_are_wide(layer, rng):
     np.testing.assert_allclose(np.float32(half), x @ kernel, rtol=0.05, atol=0.05)
 
 
+def test_products_over_other_axes(layer, rng):
+    x, y = (np.float32(rng.standard_normal((6, 6))) for _ in range(2))
+    found = dense.product(x, y, (((1,), (1,)), ((), ())))
+    np.testing.assert_allclose(found, x @ y.T, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_read_along_their_rows(layer):
+    """Of a gradient that is turned, in the compiled program; as it is for CPUs alone."""
+    if jax.default_backend() == "cpu":
+        of = jax.grad(lambda x, kernel: loss_of(layer, kernel, x))
+        text = jax.jit(of).lower(jnp.ones((4, 3)), layer.kernel[...]).compile().as_text()
+        assert "f32[5,4]" in text and "f32[3,4]" in text
+
+
 def test_several_encoders_and_sharded_rows(layer, rng):
     """Under `vmap`, and under `shard_map`, whose replicated weights get the sum over devices."""
     kernel, x = layer.kernel[...], np.float32(rng.standard_normal((4, 3)))

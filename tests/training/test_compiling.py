@@ -24,19 +24,30 @@ def test_products_of_networks_are_eigens():
     np.testing.assert_allclose(network(x), other(x), rtol=1e-5)
 
 
-def test_each_shape_has_a_program(rng):
+def test_each_shape_and_type_has_a_program(rng):
     devices, traced = sharding.local_devices(1), []
 
     def function(x, more):
-        traced.append(x.shape)
+        traced.append((x.shape, x.dtype.name))
         return x + more["y"]
 
-    mapped = sharding.pmap(function, devices, network=True)
-    for n in (2, 3, 2):
-        x = rng.standard_normal((1, n)).astype("f4")
+    mapped = sharding.pmap(function, devices, donate=(0,), network=True)
+    for n, kind in ((2, "float32"), (3, "float32"), (2, "float32"), (2, "int32")):
+        x = (9 * rng.standard_normal((1, n))).astype(kind)
         placed = sharding.split(x, devices)
         np.testing.assert_array_equal(mapped(placed, {"y": x}), 2 * x)
-    assert traced == [(2,), (3,)]
+        assert placed.is_deleted()
+    assert traced == [((2,), "float32"), ((3,), "float32"), ((2,), "int32")]
+    assert jax.eval_shape(mapped, x, {"y": x}).shape == x.shape
+
+
+def test_programs_are_freed_with_others():
+    devices = sharding.local_devices(1)
+    mapped = sharding.pmap(product, devices, network=True)
+    mapped(np.ones((1, 2, 2), np.float32))
+    assert bool(mapped._programs) == (jax.default_backend() == "cpu")
+    sharding.forget_compiled(share=0.0)
+    assert not mapped._programs
 
 
 @pytest.mark.parametrize(
