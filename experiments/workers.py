@@ -83,6 +83,8 @@ def each(
                         outcome = DIED
                     except Stopped:  # perhaps by a signal to it alone
                         stop.ask()
+                    if not waiting and number in executors:  # it ends while others work
+                        executors.pop(number).shutdown(wait=False)
                     if not stop.asked:
                         yield task, outcome
         finally:
