@@ -63,8 +63,8 @@ def program() -> str:
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raise UserError, "--flag VALUE: must be …", for a value that is not of its kind."""
     for name, value in values.items():
-        check = _wrong if isinstance(value, _PLAIN) else _wrong.__wrapped__
-        if said := check(value, kinds[name]):
+        plain = isinstance(value, int | float | str | None)
+        if said := (_wrong_plain if plain else wrong)(value, kinds[name], Option()):
             marks = getattr(kinds[name], "__metadata__", ())
             named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
             flag = name.upper() if Positional in marks else flag_of(named)
@@ -73,12 +73,8 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
             raise UserError(f"{flag} {printable(shown)}: {said.removesuffix(' or null')}")
 
 
-_PLAIN = int | float | str | None
-
-
-@functools.lru_cache(maxsize=10_000, typed=True)  # sweeps have thousands of configs
-def _wrong(value: Any, kind: Any) -> str:
-    return wrong(value, kind, Option())
+# Sweeps have thousands of configs of few values. Typed: 1, 1.0 and True are not the same.
+_wrong_plain = functools.lru_cache(maxsize=10_000, typed=True)(wrong)
 
 
 def check_output(path: Path | None, *endings: str, flag: str = "--out") -> None:

@@ -40,7 +40,7 @@ READ = 2**23
 RESIDENT = 2**26
 AT_ONCE = 2**24  # weights of fits that are made at once, of which L-BFGS keeps some twenty copies
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
-COLUMNS = 16  # of which CPUs' products have a multiple: fewer would not be faster
+COLUMNS = 16  # of weights in a product are filled up to a multiple, which takes CPUs less time
 ALIGNED = 16  # numbers: arrays that begin at a multiple are on a CPU without a copy
 MEMORY_SHARE = 0.8  # of a device's memory, for its share of the features
 NONE = -1  # as a held-out part: no row's
@@ -294,9 +294,9 @@ def _add(sums, points, x, y, part, held_out, frame) -> tuple:
     truth = jax.nn.one_hot(y, classes)[:, None]
     errors = (jax.nn.softmax(_logits(points, x)) - truth) * counted[..., None]
     errors = errors.reshape(-1, g * classes)
-    # Not as a product over both arrays' rows, for which CPUs take twice as long.
-    turned = lax.optimization_barrier(errors.T)
-    products = jnp.matmul(turned, x, precision="highest")
+    # A product over the rows of both takes CPUs up to twice as long: one is transposed before.
+    transposed = lax.optimization_barrier(errors.T)
+    products = jnp.matmul(transposed, x, precision="highest")
     return jax.tree.map(jnp.add, sums, (products, errors.sum(axis=0), counted.sum(axis=0)))
 
 

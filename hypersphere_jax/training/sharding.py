@@ -225,9 +225,10 @@ class WithOptions:
         _WITH_OPTIONS.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._options is None or jax.process_count() > 1:
+            return self._mapped(*arguments)
         leaves, structure = jax.tree.flatten(arguments)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        if self._options is None or traced or jax.process_count() > 1:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return self._mapped(*arguments)
         key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._programs:

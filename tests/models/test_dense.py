@@ -38,7 +38,7 @@ def test_which_weights_are_wide(layer, rng):
     kernel, x = layer.kernel[...], np.float32(rng.standard_normal((4, 3)))
 
     def forwards(kernel, x):
-        return jax.jvp(lambda x: dense.product(x, kernel, (((1,), (0,)), ((), ()))), (x,), (x,))[1]
+        return jax.jvp(lambda x: dense.product(x, kernel, dense.ROWS_BY_COLUMNS), (x,), (x,))[1]
 
     if jax.default_backend() == "cpu":
         with pytest.raises(TypeError, match="forward-mode"):
