@@ -1,6 +1,7 @@
 """The quickstart: what it trains, where, and what it compares; training is in name only."""
 
 import dataclasses
+import re
 
 import jax
 import pytest
@@ -81,15 +82,15 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
         quickstart.loop, "train", lambda config, _: trained.append(config) or config
     )
     one_by_one = {"choose": True, "jobs": 1}
-    scores = {"align": 0, "uniform": 0, "optimum": 0, "knn": 0}
-    best = {"contrastive": 0.06, "align_uniform": 0.24}
+    scores = {"align": 0, "uniform": 0, "optimum": 0, "logistic": 90}
+    best = {"contrastive": 0.48, "align_uniform": 1.92}
 
     def score(config, step):
-        name = config.name.split("_0.")[0]
-        return scores | {"logistic": 90 - abs(config.optimizer.learning_rate - best[name])}
+        name, rate = re.match(r"(\w+)_([\d.]+)_seed", config.name).groups()
+        return scores | {"knn": 90 - abs(float(rate) - best[name])}
 
     monkeypatch.setattr(quickstart, "_scores", score)
     quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(1, 2), **one_by_one))
     assert {config.data.folds for config in trained} == {5} and len(trained) == 2 * 5 * 2
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-1] for line in lines[-2:]] == ["0.06", "0.24"]
+    assert [line.split()[-1] for line in lines[-2:]] == ["0.48", "1.92"]
