@@ -23,7 +23,7 @@ KEPT = {"high": 2, "highest": 3}
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    for module in (blocks, devices, distances):
+    for module in (blocks, devices):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
 
 
@@ -67,21 +67,31 @@ def _of(function, options, arrays):
     return function(options, *arrays)
 
 
-def test_distances_on_accelerators(accelerator, rng):
-    """Of coordinates that do not fill the last part; and their gradients."""
-    x, y = rng.standard_normal((7, 33)), rng.standard_normal((5, 33))
+def test_sums_of_differences(rng):
+    """Of numbers of terms that do not fill the last part; and their gradients."""
+    x, y = rng.standard_normal((7, 33)), rng.standard_normal((21, 33))
+    weights = rng.random((7, 21))
 
-    def of(form, x, y):
-        return jax.numpy.sum(jax.numpy.sin(form(x, y)))
+    def of(form, *arrays):
+        return jax.numpy.sum(jax.numpy.sin(form(*arrays)))
 
-    def plain(x, y):
+    def squares(x, y):
         return jax.numpy.sum((x[:, None] - y[None]) ** 2, -1)
 
-    ours, wanted = (
-        jax.value_and_grad(functools.partial(of, form), (0, 1))(np.float32(x), np.float32(y))
-        for form in (distances.squared_distances, plain)
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, wanted)
+    def weighted(weights, x, y):
+        return jax.numpy.sum(weights[:, :, None] * (y[None] - x[:, None]), 1)
+
+    for form, plain, arrays in (
+        (distances.squared_distances, squares, (x, y)),
+        (distances.differences, weighted, (weights, x, y)),
+    ):
+        of_all = tuple(range(len(arrays)))
+        found, wanted = (
+            jax.value_and_grad(functools.partial(of, f), of_all)(*map(np.float32, arrays))
+            for f in (form, plain)
+        )
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+        jax.tree.map(close, found, wanted)
 
 
 def test_points_that_form_no_pair(accelerator, rng):
