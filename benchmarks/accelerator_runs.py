@@ -122,7 +122,7 @@ def cifar10(settings: Settings) -> Iterator[Record]:
         "what": "training",
         "epochs": config.optimizer.epochs,
         "pairs": config.optimizer.batch_size,
-        "learning_rate": config.optimizer.learning_rate,
+        "learning_rate": max(line["lr"] for line in log),
         "stopped": stopped,
         "minutes": (time.perf_counter() - began) / 60,
         "images_s": statistics.median(line["images_per_s"] for line in log[len(log) // 2 :]),

@@ -84,7 +84,7 @@ def keep_compiled(folder: str | Path) -> None:
         where = Path(folder).expanduser() / "compiled" / kind
         jax.config.update("jax_compilation_cache_dir", str(where))
         # By default JAX drops what took less than a second: most programs of `probe`.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @contextlib.contextmanager

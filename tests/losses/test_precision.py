@@ -23,7 +23,7 @@ KEPT = {"high": 2, "highest": 3}
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    for module in (blocks, devices):
+    for module in (blocks, devices, distances):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
 
 
@@ -67,8 +67,8 @@ def _of(function, options, arrays):
     return function(options, *arrays)
 
 
-def test_sums_of_differences(rng):
-    """Of numbers of terms that do not fill the last part; and their gradients."""
+def test_sums_of_differences_on_accelerators(accelerator, rng):
+    """Of terms that do not fill the last part; and their gradients."""
     x, y = rng.standard_normal((7, 33)), rng.standard_normal((21, 33))
     weights = rng.random((7, 21))
 
