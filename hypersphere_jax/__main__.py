@@ -29,7 +29,7 @@ def main() -> int:
     for number in (_signal.SIGINT, _signal.SIGTERM):
         _signal.signal(number, _end_early)
     # Imports and tracing make objects that stay: by default Python looks through them all the time.
-    gc.set_threshold(100_000, 50, 50)
+    gc.set_threshold(1_000_000, 50, 50)
     from hypersphere_jax import signals
     from hypersphere_jax.extras import how_to_install
 

@@ -32,7 +32,7 @@ from hypersphere_jax import cli, models
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.training import loop, sharding
 
-gc.set_threshold(100_000, 50, 50)  # as the command does: tracing makes objects that stay
+gc.set_threshold(1_000_000, 50, 50)  # as the command does: tracing makes objects that stay
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 

@@ -149,6 +149,8 @@ def _views(augment, key, images, positions, numbers):
     if images.ndim == 5 and images.shape[1] != 2:
         raise ValueError(f"crops must be uint8 [n, 2, size, size, c], got {images.shape}")
 
+    augment = jax.jit(augment, inline=True)  # which traces both views at once
+
     def views(position, image):
         crops = image if images.ndim == 5 else (image, image)
         sample_key = jax.random.fold_in(key, position)

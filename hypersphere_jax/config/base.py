@@ -188,13 +188,19 @@ def config(cls: type) -> type:
 
     cls.__post_init__ = check  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
-    definition: Any = ast.parse(inspect.getsource(cls)).body[0]
-    for field, text in itertools.pairwise(definition.body):
+    for field, text in itertools.pairwise(_classes(cls.__module__)[cls.__name__].body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             # Otherwise tyro would break lines where the source does.
             help_text = " ".join(ast.literal_eval(text.value).split())
             made.__dataclass_fields__[ast.unparse(field.target)].metadata = {"help": help_text}
     return made
+
+
+@functools.cache  # `inspect.getsource` of a class would parse all of its module each time
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module as they are written."""
+    source = inspect.getsource(sys.modules[module])
+    return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
 
 
 def to_dict(config: Any) -> dict[str, Any]:

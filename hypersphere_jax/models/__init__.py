@@ -17,7 +17,6 @@ from hypersphere_jax.config import ModelConfig, require
 from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
-from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
 from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
@@ -64,18 +63,18 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
 
 
 @functools.lru_cache(maxsize=2)  # many encoders of one config are compiled once
-def _initial(config: ModelConfig) -> Callable[[jax.Array], tuple[Tree, Tree]]:
+def _initial(config: ModelConfig) -> Any:
     if config.network is not None:
         return _custom(config)[0]
-    return functional.drawn(functools.partial(_build, config, BatchNorm))
+    return functional.Builder(functools.partial(_build, config))
 
 
 def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
     return custom.create(config.network, (*[config.image_size] * 2, config.channels))
 
 
-def _build(config: ModelConfig, norm: Callable, key: jax.Array) -> nnx.Module:
-    return MODELS[config.name](config, norm=norm, rngs=nnx.Rngs(key))
+def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
+    return MODELS[config.name](config, rngs=nnx.Rngs(key))
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
@@ -89,19 +88,15 @@ def _abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
         init, own = _custom(config)
         return own, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
-    @functools.cache
-    def definition(groups, axis_name):
-        norm = functools.partial(BatchNorm, groups=groups, axis_name=axis_name)
-        return functional.abstract(lambda: _build(config, norm, jax.random.key(0)))
+    graphdef, params, stats = _initial(config).abstract()
+    synchronized = config.batch_norm in (None, "sync")
 
     def apply(params, stats, x, train, axis_name=None):
         groups = _local_groups(config, axis_name) if train else 1
-        synchronized = config.batch_norm in (None, "sync")
-        graphdef, _, _ = definition(groups, axis_name if synchronized else None)
-        outputs, stats = functional.call(graphdef, params, stats, x, train)
+        over = {"groups": groups, "axis_name": axis_name if synchronized else None}
+        outputs, stats = functional.call(graphdef, params, stats, x, train, **over)
         return {name: layer.astype(jnp.float32) for name, layer in outputs.items()}, stats
 
-    _, params, stats = definition(1, None)
     return apply, params, stats
 
 

@@ -10,17 +10,15 @@ from flax import nnx
 from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.dense import product
+from hypersphere_jax.models.norm import BatchNorm
 
 
 class Normed(nnx.Module):
-    """A convolution or dense layer without bias, then batch normalization, then an activation.
+    """A convolution or dense layer without bias, then batch normalization, then an activation."""
 
-    `norm` makes the normalization of so many features, with `options`; see `norm.BatchNorm`.
-    """
-
-    def __init__(self, layer, features: int, *, norm, activation=nnx.relu, **options):
+    def __init__(self, layer, features: int, *, activation=nnx.relu, **options):
         self.layer = layer
-        self.norm = norm(features, **options)
+        self.norm = BatchNorm(features, **options)
         self.activation = activation
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:

@@ -118,5 +118,5 @@ def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callab
     def build(key):
         return DepthPredictor(channels, side, size, rngs=nnx.Rngs(key))
 
-    graphdef, _, _ = functional.abstract(lambda: build(jax.random.key(0)))
-    return functools.partial(functional.call, graphdef), functional.drawn(build)
+    builder = functional.Builder(build)
+    return functools.partial(functional.call, builder.abstract()[0]), builder

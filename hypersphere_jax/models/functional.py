@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from hypersphere_jax import xla_flags
+from hypersphere_jax.models.norm import BatchNorm
 
 Tree = dict[str, Any]
 
@@ -20,38 +21,41 @@ def split(module: nnx.Module) -> tuple[nnx.GraphDef, Tree, Tree]:
     return graphdef, nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
 
-def abstract(build: Callable[[], nnx.Module]) -> tuple[nnx.GraphDef, Tree, Tree]:
-    """As `split`, with shapes (`jax.ShapeDtypeStruct`) for arrays: nothing is computed."""
-    module = nnx.eval_shape(build)
-    return split(module)
+class Builder:
+    """The definition of a module that is built from a key, and its parameters by the key.
 
-
-def drawn(build: Callable[[jax.Array], nnx.Module]) -> Callable[[jax.Array], tuple[Tree, Tree]]:
-    """From a key to parameters and running statistics of the module that is built with it.
-
-    On CPU it is compiled at LLVM's level 1, unless the user has named another one: that takes less
-    than half the time, for the same numbers to the bit, and a program that runs as long. As a part
-    of another program, which JAX allows no options, it is compiled as that is.
+    On CPU they are compiled at LLVM's level 1, unless the user has named another one: that takes
+    less than half the time, for the same numbers to the bit, and a program that runs as long. As a
+    part of another program, which JAX allows no options, they are compiled as that is.
     """
 
-    def draw(key):
-        return split(build(key))[1:]
+    def __init__(self, build: Callable[[jax.Array], nnx.Module]):
+        chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
+        lower = jax.default_backend() == "cpu" and not chosen
+        options = {_LEVEL: "1"} if lower else None
+        self._split = lambda key: split(build(key))
+        self._program = jax.jit(self._split, compiler_options=options)
 
-    chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
-    lower = jax.default_backend() == "cpu" and not chosen
-    alone = jax.jit(draw, compiler_options={_LEVEL: "1"} if lower else None)
+    def abstract(self) -> tuple[nnx.GraphDef, Tree, Tree]:
+        """As `split`, with shapes (`jax.ShapeDtypeStruct`) for arrays: nothing is computed."""
+        return self._program.eval_shape(jax.eval_shape(jax.random.key, 0))
 
-    def drawn(key):
+    def __call__(self, key: jax.Array) -> tuple[Tree, Tree]:
+        """Parameters and running statistics."""
         # Also of a key that was made outside: what is computed of it belongs to the program.
         is_part = isinstance(jax.random.key_data(key), jax.core.Tracer)
-        return draw(key) if is_part else alone(key)
-
-    return drawn
+        return (self._split if is_part else self._program)(key)[1:]
 
 
-def call(graphdef: nnx.GraphDef, params: Tree, stats: Tree, *inputs: Any) -> tuple[Any, Tree]:
-    """Outputs of the module with these parameters, and its updated statistics."""
+def call(
+    graphdef: nnx.GraphDef, params: Tree, stats: Tree, *inputs: Any, **batch_norm: Any
+) -> tuple[Any, Tree]:
+    """Outputs of the module with these parameters, and its updated statistics.
+
+    Its batch normalizations get the attributes `batch_norm`, such as `axis_name`.
+    """
     # Copies: without them NNX refuses to update statistics across trace levels.
     module = nnx.merge(graphdef, params, stats, copy=True)
+    module.set_attributes(BatchNorm, raise_if_not_found=False, **batch_norm)
     outputs = module(*inputs)
     return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))

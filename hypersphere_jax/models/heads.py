@@ -43,13 +43,13 @@ class Head(nnx.Module):
     for another one.
     """
 
-    def __init__(self, inputs: int, config: ModelConfig, *, layer: str, norm, init, dtype, rngs):
+    def __init__(self, inputs: int, config: ModelConfig, *, layer: str, init, dtype, rngs):
         form = FORMS[config.head]
         self.hidden = tuple(f"projection{number + 1}" for number in range(form.hidden))
         self.normed, self.layer = form.normed, layer
         widths = {layer: inputs}
         common = {"init": init, "dtype": dtype, "rngs": rngs}
-        normed = {"norm": norm, "activation": jax.nn.identity, **common}
+        normed = {"activation": jax.nn.identity, **common}
         for name in self.hidden:
             width = config.head_hidden or form.width or inputs
             if form.normed:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hypersphere_jax.models import convolution
+
 EPSILON = 1e-5
 
 
@@ -38,8 +40,9 @@ class BatchNorm(nnx.Module):
         bias = 0.0 if self.bias is None else self.bias[...].reshape(row)
         if train:
             normed, mean, var = self._by_groups(wide, scale, bias, relu)
-            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean.reshape(-1)
-            self.var[...] = 0.9 * self.var[...] + 0.1 * var.reshape(-1)
+            # Not `self.mean[...] =`, which takes NNX long to trace.
+            self.mean.set_value(0.9 * self.mean[...] + 0.1 * mean.reshape(-1))
+            self.var.set_value(0.9 * self.var[...] + 0.1 * var.reshape(-1))
         else:
             mean, var = (stat[...].reshape(row) for stat in (self.mean, self.var))
             normed = _scaled(wide, mean, var, scale, bias, relu)
@@ -92,6 +95,8 @@ def _line(y: jax.Array, along: jax.Array, level: jax.Array) -> jax.Array:
     def plain(y, along, level):
         return y * along + level
 
+    if convolution.on_cpu():  # the choice takes longer to trace than all else here
+        return plain(y, along, level)
     return jax.lax.platform_dependent(y, along, level, cuda=of_complex, default=plain)
 
 

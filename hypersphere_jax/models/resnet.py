@@ -3,8 +3,6 @@
 In a bottleneck block the 3x3 convolution has the stride ("version 1.5").
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -85,9 +83,9 @@ class ResNet(nnx.Module):
     expansion: int
     depths: tuple[int, int, int, int]
 
-    def __init__(self, config: ModelConfig, *, norm: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         init = scheme_of(config)
-        common = {"norm": norm, "init": init, "dtype": config.dtype, "rngs": rngs}
+        common = {"init": init, "dtype": config.dtype, "rngs": rngs}
         width = channels(64, config)
         self.pooled = config.stem == "imagenet"
         stem = {"side": 7, "strides": 2} if self.pooled else {}

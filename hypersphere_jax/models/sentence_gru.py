@@ -39,8 +39,7 @@ class SentenceGRU(nnx.Module):
 
     layers = ("bag", "f", "g", "output")
 
-    def __init__(self, config: ModelConfig, *, norm, rngs: nnx.Rngs):
-        del norm  # it has no batch norm
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         words, width, h = config.vocabulary, config.embedding, config.dim // 2
         uniform = nnx.initializers.uniform(2 * SPREAD)
         self.embedding = nnx.Param(uniform(rngs.params(), (GROUPS[0], words, width)) - SPREAD)

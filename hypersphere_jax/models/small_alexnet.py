@@ -1,7 +1,5 @@
 """The small AlexNet of Wang & Isola's STL-10 and CIFAR-10 experiments."""
 
-from collections.abc import Callable
-
 import jax
 from flax import nnx
 
@@ -22,11 +20,10 @@ class SmallAlexNet(nnx.Module):
     min_image_size = 15
     layers = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", *heads.LAYERS)
 
-    def __init__(self, config: ModelConfig, *, norm: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c1, c2, c3, c4, c5 = (channels(base, config) for base in (96, 192, 384, 384, 192))
         hidden = channels(4096, config)
-        common = {"norm": norm, "init": scheme_of(config)}
-        common |= {"dtype": config.dtype, "rngs": rngs}
+        common = {"init": scheme_of(config), "dtype": config.dtype, "rngs": rngs}
         self.conv1 = conv(config.channels, c1, **common)
         self.conv2 = conv(c1, c2, **common)
         self.conv3 = conv(c2, c3, **common)

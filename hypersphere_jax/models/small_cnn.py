@@ -1,7 +1,5 @@
 """A small convolutional network for images of 8 to 16 pixels."""
 
-from collections.abc import Callable
-
 import jax
 from flax import nnx
 
@@ -21,10 +19,9 @@ class SmallCNN(nnx.Module):
     min_image_size = 4
     layers = ("conv1", "conv2", "conv3", "backbone", *heads.LAYERS)
 
-    def __init__(self, config: ModelConfig, *, norm: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c1, c2, c3 = (channels(base, config) for base in (32, 64, 128))
-        common = {"norm": norm, "init": scheme_of(config)}
-        common |= {"dtype": config.dtype, "rngs": rngs}
+        common = {"init": scheme_of(config), "dtype": config.dtype, "rngs": rngs}
         self.conv1 = conv(config.channels, c1, activation=nnx.gelu, **common)
         self.conv2 = conv(c1, c2, strides=2, activation=nnx.gelu, **common)
         self.conv3 = conv(c2, c3, strides=2, activation=nnx.gelu, **common)

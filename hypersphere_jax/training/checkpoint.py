@@ -15,14 +15,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from hypersphere_jax.array_files import checksum, entry
 from hypersphere_jax.config import UserError, require
+
+if TYPE_CHECKING:  # Orbax takes long to import: the first step of a run need not wait for it
+    import orbax.checkpoint as ocp
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -51,10 +53,9 @@ class Checkpoints:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._keep_last, self._keep_every = keep_last, keep_every
+        self._writer: ocp.AsyncCheckpointer | None = None
         for left in self.folder.glob(f"*{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
-        options = _single_process()
-        self._writer = ocp.AsyncCheckpointer(_handler(), multiprocessing_options=options)
 
     def save(self, step: int, tree: Tree) -> None:
         """Starts to save NumPy arrays, which the caller must not change afterwards.
@@ -62,10 +63,15 @@ class Checkpoints:
         Raises:
           UserError: when this or an earlier save fails, as on a full disk.
         """
+        import orbax.checkpoint as ocp
+
         record: dict[str, Any] = {path: entry(leaf) for path, leaf in _flat(tree).items()}
         record[RECORD] = checksum(record)
         state, contents = ocp.args.PyTreeSave(tree), ocp.args.JsonSave(record)
         self._wait()
+        if self._writer is None:
+            options = _single_process()
+            self._writer = ocp.AsyncCheckpointer(_handler(), multiprocessing_options=options)
         with _save_errors(self.folder):
             args = ocp.args.Composite(state=state, contents=contents)
             self._writer.save(self.folder / str(step), args=args)
@@ -88,12 +94,14 @@ class Checkpoints:
         try:
             self._wait()
         finally:
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def _wait(self) -> None:
         """Waits until what is saved is written, and removes what is not kept."""
         with _save_errors(self.folder):
-            self._writer.wait_until_finished()
+            if self._writer is not None:
+                self._writer.wait_until_finished()
             for step in steps(self.folder)[: -self._keep_last]:
                 if step and not (self._keep_every and step % self._keep_every == 0):
                     # Half of a checkpoint never has a checkpoint's name.
@@ -160,6 +168,8 @@ def newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
 
 def _read(path: Path, like: Tree) -> Tree:
     """A checkpoint's tree; UserError for one of another structure, else Damaged, whatever it is."""
+    import orbax.checkpoint as ocp
+
     try:
         if not all(each.is_file() or each.is_dir() for each in path.rglob("*")):
             raise Damaged("there is something else than files in it")  # reading a pipe may wait
@@ -188,13 +198,17 @@ def _read(path: Path, like: Tree) -> Tree:
     return {name: tree[name] for name in like}
 
 
-def _handler() -> ocp.CompositeCheckpointHandler:
+def _handler() -> "ocp.CompositeCheckpointHandler":
+    import orbax.checkpoint as ocp
+
     options = ocp.CompositeOptions(multiprocessing_options=_single_process())
     return ocp.CompositeCheckpointHandler(composite_options=options)
 
 
-def _single_process() -> ocp.options.MultiprocessingOptions:
+def _single_process() -> "ocp.options.MultiprocessingOptions":
     """Lets Orbax wait for no other process."""
+    import orbax.checkpoint as ocp
+
     here = jax.process_index()
     return ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from hypersphere_jax import data, memory, models, signals
 from hypersphere_jax.config import PretrainConfig, UserError
 from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches, image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.evaluate.online import make_evaluation
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
@@ -263,22 +263,29 @@ def make_run(job: Job) -> Run:
     total = config.optimizer.epochs * sampler.steps_per_epoch
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
     recorder = Recorder(config, sampler.steps_per_epoch, vocabulary, job.dataset)
-    run_key = jax.random.key(config.seed)
-    apply, params, stats = models.create(config.model, jax.random.fold_in(run_key, 0))
+    network_key, step_key, queue_key = _keys(np.uint32(config.seed))
+    apply, params, stats = models.create(config.model, network_key)
     fresh = not checkpoint.steps(recorder.folder / "checkpoints")
     if config.init_from is not None and fresh and processes.is_first():
         params, stats = run_folder.initial_encoder(config, params, vocabulary)
     state = init_state(params, stats, optimizer)
     if config.moco.queue_size:
-        queue_key = jax.random.fold_in(run_key, 2)
         queue = queue_init(queue_key, config.moco.queue_size, config.model.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))
-    return Run(apply, sampler, jax.random.fold_in(run_key, 1), state, recorder)
+    return Run(apply, sampler, step_key, state, recorder)
+
+
+@jax.jit  # one program where each call by itself would be one
+def _keys(seed: jax.Array) -> list[jax.Array]:
+    """Independent keys of a run."""
+    return [jax.random.fold_in(jax.random.key(seed), number) for number in range(3)]
 
 
 def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:
     """What scores the encoder while it trains, if the config asks for it."""
     if job.config.evaluate.eval_every_epochs is None:
         return None
+    from hypersphere_jax.evaluate.online import make_evaluation  # which others need not import
+
     # Each process evaluates the same by itself, as the others would only wait for the first.
     return make_evaluation(job.config, job.dataset, apply, sharding.local(job.devices))

@@ -45,6 +45,7 @@ class Recorder:
         self.meter = Meter(config.optimizer.batch_size, unit)
         self.title, self.where = config.name, str(self.folder)  # for messages
         self._vocabulary, self._dataset = vocabulary, dataset
+        self._first: checkpoint.Tree | None = None  # the state at step 0, until it is saved
         self._kept: list[tuple[range, Any]] = []
         self._metrics: dict[str, float] = {}  # of the newest step that was read
         self._checkpoints: checkpoint.Checkpoints | None = None
@@ -78,15 +79,19 @@ class Recorder:
             yield
 
     def restored(self, state: TrainState) -> TrainState:
-        """The state of the newest checkpoint, from which the run goes on; else this one, saved."""
+        """The state of the newest checkpoint, from which the run goes on; else this one.
+
+        This one is saved after the first step, which does not wait for that.
+        """
         if self._checkpoints is not None:
             newest = self._checkpoints.restore_newest(tree_of(state))
             if newest is None:
-                self._checkpoints.save(0, jax.tree.map(np.array, tree_of(state)))
+                self._first = jax.tree.map(np.array, tree_of(state))
             else:
                 state = TrainState(**newest[1])
         state = sharding.from_first_process(state)
-        self.start = self.saved = int(state.step)
+        self.start = int(state.step)
+        self.saved = self.start if self._first is None else None
         if self._checkpoints is not None:
             run_folder.record_start(self.folder, self.start)
             self._log = MetricsWriter(self.folder, self.start, self.config)
@@ -182,22 +187,25 @@ class Recorder:
         return record
 
     def completed(self, step: int) -> None:
-        """Shows that a step is completed, of which the first compiles."""
+        """Shows that a step is done, of which the first compiles, and saves what it began with."""
         if self._progress is not None:
             self._progress.completed(step)
+        if self._first is not None:
+            self.save_tree(0, self._first)
 
     def update_progress(self, record: dict[str, float]) -> None:
         if self._progress is not None:
             self._progress.update(record)
 
-    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray) -> None:
+    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray | bool = True) -> None:
         """Saves a state; raises Diverged when it is not finite."""
         self._check_finite(step, finite)
+        self._first = None
         if self._checkpoints is not None:
             self._checkpoints.save(step, tree)
         self.saved, self._saved_at = step, time.monotonic()
 
-    def _check_finite(self, step: int, finite: np.ndarray) -> None:
+    def _check_finite(self, step: int, finite: np.ndarray | bool) -> None:
         if not finite:
             raise self._diverged(
                 f"parameters or optimizer state that are not finite at step {step}"

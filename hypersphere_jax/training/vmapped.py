@@ -125,7 +125,7 @@ class VmappedRecorder:
         return self._runs[0].progress_bar()
 
     def completed(self, step: int) -> None:
-        self._runs[0].completed(step)
+        self._each(lambda _, run: run.completed(step))
 
     def add_metrics(self, call: range, metrics: Any) -> None:
         self.meter.steps_begun(len(call))

@@ -11,7 +11,6 @@ from processes import python
 from hypersphere_jax import models
 from hypersphere_jax.config import ImportConfig, ModelConfig, UserError
 from hypersphere_jax.models import functional, initializers
-from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 
 # Of unit deviation, the largest value of so many: what tells the families apart.
@@ -30,11 +29,10 @@ import functools, jax, numpy as np
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig
 from hypersphere_jax.models import functional
-from hypersphere_jax.models.norm import BatchNorm
 config = ModelConfig("small_cnn", image_size=8, channels=1, dim=32)
-build = functools.partial(models._build, config, BatchNorm)
+build = functools.partial(models._build, config)
 usual = jax.jit(lambda key: functional.split(build(key))[1:])
-both = [program(jax.random.key(3)) for program in (functional.drawn(build), usual)]
+both = [program(jax.random.key(3)) for program in (functional.Builder(build), usual)]
 jax.tree.map(np.testing.assert_array_equal, *both)
 key = jax.random.key(3)  # and within another program
 made = jax.jit(lambda given: [models.create(config, k)[1:] for k in (given, key)])(key)
@@ -78,7 +76,7 @@ def built(config, monkeypatch):
     full = lambda k: lambda key, shape, dtype: np.full(shape, k, np.float32)  # noqa: E731
     scheme = scheme._replace(**{n: full(k) for n, k in kinds.items()}, bias=lambda n: full(-n))
     monkeypatch.setitem(initializers.SCHEMES, config.init, scheme)
-    return functional.split(models._build(config, BatchNorm, jax.random.key(0)))[1]
+    return functional.split(models._build(config, jax.random.key(0)))[1]
 
 
 def test_every_layer_asks_for_its_kind(monkeypatch):

@@ -11,6 +11,7 @@ import signal
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
@@ -194,7 +195,7 @@ def test_a_checkpoint_is_of_the_step_that_it_is_named_by(copy, caplog):
 def test_what_passes_is_no_damage(copy, monkeypatch):
     """Too many open files say nothing of the checkpoint: it is not set aside."""
     full = functools.partial(fails, errno.EMFILE)
-    monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", full)
+    monkeypatch.setattr(ocp.Checkpointer, "restore", full)
     with pytest.raises(OSError, match="Too many open files"):
         Checkpoints(copy).restore_newest(tree(0))
     assert checkpoint.steps(copy) == [0, 20, 105, 110]

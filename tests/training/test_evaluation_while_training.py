@@ -87,9 +87,9 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
 @pytest.mark.slow
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: vmapped runs differ in theirs."""
-    made, original = [], loop.make_evaluation
+    made, original = [], online.make_evaluation
     keep = lambda *given: made.append(original(*given)) or made[0]  # noqa: E731
-    monkeypatch.setattr(loop, "make_evaluation", keep)
+    monkeypatch.setattr(online, "make_evaluation", keep)
     folder = shutil.copytree(killed_run, tmp_path / "short")
     loop.train(short(tmp_path))
     assert values(folder)[0] == {12: values(evaluated)[0][12]}

@@ -18,6 +18,7 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 
 from hypersphere_jax import config as C
 from hypersphere_jax import models
+from hypersphere_jax.models import convolution
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.packing import OTHER_DEVICE, Packed
 from hypersphere_jax.training import loop
@@ -274,6 +275,7 @@ def test_batch_norm_with_relu(rng, monkeypatch):
     expected = gradients(relu=False)
     assert_close(gradients(relu=True), expected)
     on_gpus = lambda *inputs, cuda, default: cuda(*inputs)  # noqa: E731
+    monkeypatch.setattr(convolution, "on_cpu", lambda: False)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpus)
     assert_close(gradients(relu=True), expected)
 
