@@ -32,7 +32,7 @@ COLUMNS = ["run", "programs", *STAGES, "processor"]
 NOTE = """
 All in seconds from the start of the command, medians of the rounds.
 Images are decoded before. opened: imports, and the data. built: the network,
-its first checkpoint, the images on the device. processor: its time.
+and the images on the device. processor: its time.
 """.strip()
 
 

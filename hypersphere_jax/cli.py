@@ -150,26 +150,12 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     prog = f"{program()} {verb}"
     options: dict[str, Any] = {}
     if verb in WITH_FILE:
-        default, help_text = None, [target.__doc__.split("\n\n")[0]]
-        if verb == "pretrain":
-            if arguments and not arguments[0].startswith("-"):
-                name, *arguments = arguments
-                prog, default = f"{prog} {name}", experiments_for(f"pretrain {name}").find(name)
-            elif in_repository():
-                names = ", ".join(experiments_for(verb).PRETRAIN)
-                help_text.append(
-                    "The first argument may be an EXPERIMENT, whose settings are then the defaults "
-                    f"of all options: {names}."
-                )
-        help_text.append(
-            "`--config FILE` takes options from a file, YAML or JSON as a run's config.json; flags "
-            "override it."
-        )
-        if verb != "quickstart":
-            help_text.append(
-                "Without these, if there is a run of that `--name`, its options are the defaults."
-            )
-        options["description"] = " ".join(help_text)
+        default = None
+        if verb == "pretrain" and arguments and not arguments[0].startswith("-"):
+            name, *arguments = arguments
+            prog, default = f"{prog} {name}", experiments_for(f"pretrain {name}").find(name)
+        if not set(HELP).isdisjoint(arguments):
+            options["description"] = _description(verb, target, named=default is not None)
         file, arguments = _option("--config", arguments)
         if file is not None:
             from hypersphere_jax.config.from_file import blank, with_file
@@ -194,6 +180,26 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
 
         prepare(devices, deterministic)
     return result
+
+
+def _description(verb: str, target: Any, named: bool) -> str:
+    """Of a verb that trains; `named` is an experiment that is named already."""
+    lines = [target.__doc__.split("\n\n")[0]]
+    if verb == "pretrain" and not named and in_repository():
+        names = ", ".join(experiments_for(verb).PRETRAIN)
+        lines.append(
+            "The first argument may be an EXPERIMENT, whose settings are then the defaults of all "
+            f"options: {names}."
+        )
+    lines.append(
+        "`--config FILE` takes options from a file, YAML or JSON as a run's config.json; flags "
+        "override it."
+    )
+    if verb != "quickstart":
+        lines.append(
+            "Without these, if there is a run of that `--name`, its options are the defaults."
+        )
+    return " ".join(lines)
 
 
 def _later(target: Any) -> Any:
