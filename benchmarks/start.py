@@ -31,7 +31,7 @@ STAGES = {"opened": rf"{NAME}: ", "built": rf"{NAME}: compiling", "first step": 
 COLUMNS = ["run", "programs", *STAGES, "processor"]
 NOTE = """
 All in seconds from the start of the command, medians of the rounds.
-Images are decoded before. opened: imports, and the data. built: the network,
+Images are decoded before. opened: imports, and the data. built: the network
 and the images on the device. processor: its time.
 """.strip()
 

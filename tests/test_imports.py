@@ -100,7 +100,12 @@ assert not xla_bridge.backends_are_initialized()
 import hypersphere_jax.evaluate.probe_verb, hypersphere_jax.training.loop
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 late |= {"PIL", "matplotlib", "safetensors", "tensorboardX"}  # training on arrays needs none
+late |= {"orbax.checkpoint"}  # the first step comes before
 assert not late & set(sys.modules)
+from hypersphere_jax import models
+from hypersphere_jax.config import ModelConfig
+models.abstract(ModelConfig(image_size=8, channels=1))  # as loading does, before training may
+assert not xla_bridge.backends_are_initialized()
 """
     done = processes.python("-c", code)
     assert done.returncode == 0, done.stderr

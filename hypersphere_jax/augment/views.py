@@ -101,7 +101,9 @@ def make_augment(
     >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
     (16, 16, 1)
     """
-    return _chain(find(recipe).train, size, dtype, cropped, extra_channels)
+    apply = _chain(find(recipe).train, size, dtype, cropped, extra_channels)
+    # Traced once for both views, and then a part of the program as if it had been for each.
+    return jax.jit(apply, inline=True)
 
 
 def make_evaluate(
@@ -148,8 +150,6 @@ def _views(augment, key, images, positions, numbers):
         raise ValueError(f"images {images.shape} need one position each, got {positions.shape}")
     if images.ndim == 5 and images.shape[1] != 2:
         raise ValueError(f"crops must be uint8 [n, 2, size, size, c], got {images.shape}")
-
-    augment = jax.jit(augment, inline=True)  # which traces both views at once
 
     def views(position, image):
         crops = image if images.ndim == 5 else (image, image)

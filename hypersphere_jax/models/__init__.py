@@ -59,13 +59,12 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """
     config = resolved(config)
     apply, _, _ = abstract(config)
-    return apply, *_initial(config)(key)
+    initial = _builder(config) if config.network is None else _custom(config)[0]
+    return apply, *initial(key)
 
 
-@functools.lru_cache(maxsize=2)  # many encoders of one config are compiled once
-def _initial(config: ModelConfig) -> Any:
-    if config.network is not None:
-        return _custom(config)[0]
+@functools.lru_cache(maxsize=8)  # many encoders of one config are compiled once
+def _builder(config: ModelConfig) -> functional.Builder:
     return functional.Builder(functools.partial(_build, config))
 
 
@@ -88,7 +87,7 @@ def _abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
         init, own = _custom(config)
         return own, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
-    graphdef, params, stats = _initial(config).abstract()
+    graphdef, params, stats = _builder(config).abstract()
     synchronized = config.batch_norm in (None, "sync")
 
     def apply(params, stats, x, train, axis_name=None):

@@ -1,5 +1,6 @@
 """NNX modules as pure functions of their parameters and batch statistics."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,21 +31,23 @@ class Builder:
     """
 
     def __init__(self, build: Callable[[jax.Array], nnx.Module]):
-        chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
-        lower = jax.default_backend() == "cpu" and not chosen
-        options = {_LEVEL: "1"} if lower else None
         self._split = lambda key: split(build(key))
-        self._program = jax.jit(self._split, compiler_options=options)
 
     def abstract(self) -> tuple[nnx.GraphDef, Tree, Tree]:
         """As `split`, with shapes (`jax.ShapeDtypeStruct`) for arrays: nothing is computed."""
-        return self._program.eval_shape(jax.eval_shape(jax.random.key, 0))
+        return jax.jit(self._split).eval_shape(jax.eval_shape(jax.random.key, 0))
 
     def __call__(self, key: jax.Array) -> tuple[Tree, Tree]:
         """Parameters and running statistics."""
         # Also of a key that was made outside: what is computed of it belongs to the program.
         is_part = isinstance(jax.random.key_data(key), jax.core.Tracer)
         return (self._split if is_part else self._program)(key)[1:]
+
+    @functools.cached_property
+    def _program(self) -> Callable[[jax.Array], tuple]:
+        chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
+        lower = jax.default_backend() == "cpu" and not chosen
+        return jax.jit(self._split, compiler_options={_LEVEL: "1"} if lower else None)
 
 
 def call(
@@ -56,6 +59,7 @@ def call(
     """
     # Copies: without them NNX refuses to update statistics across trace levels.
     module = nnx.merge(graphdef, params, stats, copy=True)
+    # A sentence encoder has none.
     module.set_attributes(BatchNorm, raise_if_not_found=False, **batch_norm)
     outputs = module(*inputs)
     return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))

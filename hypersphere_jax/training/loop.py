@@ -199,8 +199,9 @@ def fit(
             while len(in_flight) > ahead:
                 number, waited = in_flight.popleft()
                 jax.block_until_ready(waited)
-                recorder.completed(number)
                 signals.set_answer(processes.AFTER_STEP)
+                recorder.completed(number)
+                recorder.save_first()
                 is_logged = number % log_every == 0 or number == total
                 if is_logged and number != evaluated:
                     recorder.log(number)

@@ -90,7 +90,12 @@ class Progress:
                 say(line, sys.stderr)
             else:
                 self._bar.print(Text(printable(line)))
-            self._start, self._since = step, time.monotonic()
+            self._start = step
+            self.reset()
+
+    def reset(self) -> None:
+        """Counts the time anew by which the time left is told."""
+        self._since = time.monotonic()
 
     def update(self, record: dict[str, float]) -> None:
         """Shows a record of metrics (see docs/runs.md)."""

@@ -81,7 +81,7 @@ class Recorder:
     def restored(self, state: TrainState) -> TrainState:
         """The state of the newest checkpoint, from which the run goes on; else this one.
 
-        This one is saved after the first step, which does not wait for that.
+        This one is saved after the first step, by `save_first`.
         """
         if self._checkpoints is not None:
             newest = self._checkpoints.restore_newest(tree_of(state))
@@ -90,8 +90,7 @@ class Recorder:
             else:
                 state = TrainState(**newest[1])
         state = sharding.from_first_process(state)
-        self.start = int(state.step)
-        self.saved = self.start if self._first is None else None
+        self.start = self.saved = int(state.step)
         if self._checkpoints is not None:
             run_folder.record_start(self.folder, self.start)
             self._log = MetricsWriter(self.folder, self.start, self.config)
@@ -136,6 +135,7 @@ class Recorder:
     def save(self, step: int, state: TrainState) -> None:
         """Saves the state, unless that of this step is."""
         self.fetch_metrics(step)
+        self.save_first()
         if self.saved != step:
             self.save_tree(step, *on_host(tree_of(state)))
 
@@ -187,25 +187,32 @@ class Recorder:
         return record
 
     def completed(self, step: int) -> None:
-        """Shows that a step is done, of which the first compiles, and saves what it began with."""
+        """Shows that a step is completed, of which the first compiles."""
         if self._progress is not None:
             self._progress.completed(step)
-        if self._first is not None:
-            self.save_tree(0, self._first)
+
+    def save_first(self) -> None:
+        """Saves the state that a new run began with, for which its first step did not wait."""
+        first, self._first = self._first, None
+        if first is None or self._checkpoints is None:
+            return
+        self._checkpoints.save(0, first)
+        self.meter.reset()  # its time is not the next steps'
+        if self._progress is not None:
+            self._progress.reset()
 
     def update_progress(self, record: dict[str, float]) -> None:
         if self._progress is not None:
             self._progress.update(record)
 
-    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray | bool = True) -> None:
+    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray) -> None:
         """Saves a state; raises Diverged when it is not finite."""
         self._check_finite(step, finite)
-        self._first = None
         if self._checkpoints is not None:
             self._checkpoints.save(step, tree)
         self.saved, self._saved_at = step, time.monotonic()
 
-    def _check_finite(self, step: int, finite: np.ndarray | bool) -> None:
+    def _check_finite(self, step: int, finite: np.ndarray) -> None:
         if not finite:
             raise self._diverged(
                 f"parameters or optimizer state that are not finite at step {step}"

@@ -125,7 +125,11 @@ class VmappedRecorder:
         return self._runs[0].progress_bar()
 
     def completed(self, step: int) -> None:
-        self._each(lambda _, run: run.completed(step))
+        self._runs[0].completed(step)
+
+    def save_first(self) -> None:
+        for _, run in reversed(self._going()):  # the first one's meter counts, from then on
+            run.save_first()
 
     def add_metrics(self, call: range, metrics: Any) -> None:
         self.meter.steps_begun(len(call))
@@ -157,6 +161,7 @@ class VmappedRecorder:
 
     def save(self, step: int, state: TrainState) -> None:
         self.fetch_metrics(step)
+        self.save_first()
         if any(run.saved != step for _, run in self._going()):
             trees, finite = on_host(tree_of(state), runs=True)
             self._each(lambda i, run: run.save_tree(step, _part(trees, i), finite[i]))

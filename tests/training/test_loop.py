@@ -14,15 +14,15 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
-from run_states import killed_after_checkpoint, state_of, timeless
+from run_states import assert_same_run, killed_after_checkpoint, state_of, timeless
 from tensorboardX.proto.event_pb2 import Event
 
 from hypersphere_jax import config as C
-from hypersphere_jax import data
+from hypersphere_jax import data, signals
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoint, loop, progress, sharding
+from hypersphere_jax.training import checkpoint, loop, processes, progress, sharding
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.processes import StopSignals
@@ -163,6 +163,36 @@ def test_checkpoints_come_by_time(tmp_path, monkeypatch):
         if due[-1]:
             run.recorder.save_tree(step, tree_of(run.state), np.True_)
     assert due == [False, False, True] * 2
+
+
+def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch):
+    """Nor does the log count the time of saving the state that a run begins with."""
+    save, shown = checkpoint.Checkpoints.save, []
+    completed = progress.Progress.completed
+
+    def slowly(checkpoints, step, tree):
+        if step == 0:
+            assert shown == [1] and signals._answer == processes.AFTER_STEP
+            time.sleep(1)
+        save(checkpoints, step, tree)
+
+    def shows(bar, step):
+        shown.append(step)
+        completed(bar, step)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", slowly)
+    monkeypatch.setattr(progress.Progress, "completed", shows)
+    folder = loop.train(tiny_runs.short(tmp_path))
+    first = state_of(folder, 0)
+    jax.tree.map(np.testing.assert_array_equal, first, state_of(short_run, 0))
+    jax.tree.map(np.testing.assert_array_equal, first["params"], begun(tmp_path).state.params)
+    assert read_metrics(folder)[0]["images_per_s"] > 220
+    # Killed before, a run begins anew.
+    assert_same_run(folder, short_run)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "metrics.jsonl").unlink()
+    shown.clear()
+    assert_same_run(loop.train(tiny_runs.short(tmp_path)), short_run)
 
 
 def test_the_loop_costs_little(tmp_path):

@@ -18,7 +18,7 @@ from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluate import online
-from hypersphere_jax.training import checkpoint, loop, run_folder, vmapped
+from hypersphere_jax.training import checkpoint, loop, processes, run_folder, vmapped
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=2, checkpoint_every_steps=4)
@@ -127,6 +127,17 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
     vmapped.train_vmapped(both(damaged))
     for name in ("a", "b"):
         assert_close_run(damaged / name, alone / name)
+
+
+def test_before_the_first_step_new_ones_are_saved(tmp_path, monkeypatch):
+    """Beside one that is, as after a kill between the two."""
+    monkeypatch.setattr(processes, "should_stop", lambda asked, count: True)
+    with pytest.raises(C.Stopped):
+        loop.train(config(tmp_path, "b", "b"))
+    with pytest.raises(C.Stopped, match=r"saved at step 0 of 6 in .*/a, .*/b;"):
+        vmapped.train_vmapped(both(tmp_path), at_most=2)
+    for name in ("a", "b"):
+        assert checkpoint.steps(tmp_path / name / "checkpoints") == [0]
 
 
 @pytest.mark.slow
