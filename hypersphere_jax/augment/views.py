@@ -101,9 +101,7 @@ def make_augment(
     >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
     (16, 16, 1)
     """
-    apply = _chain(find(recipe).train, size, dtype, cropped, extra_channels)
-    # Traced once for both views, and then a part of the program as if it had been for each.
-    return jax.jit(apply, inline=True)
+    return _chain(find(recipe).train, size, dtype, cropped, extra_channels)
 
 
 def make_evaluate(
@@ -151,10 +149,14 @@ def _views(augment, key, images, positions, numbers):
     if images.ndim == 5 and images.shape[1] != 2:
         raise ValueError(f"crops must be uint8 [n, 2, size, size, c], got {images.shape}")
 
+    # Traced once for both views, and then a part of the program as if it had been for each. As a
+    # function of this call alone: what it is traced to is not kept for the next.
+    once = jax.jit(lambda key, image: augment(key, image), inline=True)
+
     def views(position, image):
         crops = image if images.ndim == 5 else (image, image)
         sample_key = jax.random.fold_in(key, position)
-        return tuple(augment(jax.random.fold_in(sample_key, view), crops[view]) for view in numbers)
+        return tuple(once(jax.random.fold_in(sample_key, view), crops[view]) for view in numbers)
 
     if jax.default_backend() != "cpu":
         return jax.vmap(views)(positions, images)
