@@ -72,6 +72,7 @@ def test_losses_of_its_sums(name, by_kernel, rng):
         np.testing.assert_allclose(our, slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_it_leaves_to_the_blocks(by_kernel, rng):
     """Second derivatives, batches of `vmap`, and logits beyond float32's exponentials."""
     x = np.float32(sphere(rng, 6, 3))

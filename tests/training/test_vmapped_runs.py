@@ -129,6 +129,7 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
         assert_close_run(damaged / name, alone / name)
 
 
+@pytest.mark.slow
 def test_before_the_first_step_new_ones_are_saved(tmp_path, monkeypatch):
     """Beside one that is, as after a kill between the two."""
     monkeypatch.setattr(processes, "should_stop", lambda asked, count: True)
