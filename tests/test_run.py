@@ -62,7 +62,7 @@ def config(folder, name="own", **changes):
     return hj.PretrainConfig(name=name, runs_dir=str(folder), **(rule | changes))
 
 
-@pytest.mark.parametrize("loss", [spread, supervised])
+@pytest.mark.parametrize("loss", [pytest.param(spread, marks=pytest.mark.slow), supervised])
 def test_steps_are_those_of_plain_jax(loss, tmp_path):
     """Batches of all images, in an order that no loss sees: gradient descent by hand."""
     run = hj.train(config(tmp_path), data=Pairs(), network=NETWORK, augment=half, loss=loss)
