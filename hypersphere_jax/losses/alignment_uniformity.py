@@ -16,8 +16,8 @@ from hypersphere_jax.losses.common import (
 from hypersphere_jax.losses.devices import (
     AxisName,
     PairOptions,
+    all_gather,
     global_mean,
-    global_sum,
     mean_of,
     pair_options,
 )
@@ -148,21 +148,23 @@ def uniform_loss(
 def _weighted_uniform(
     x: jax.Array, t: float, include_self: bool, weights: jax.Array, options: PairOptions
 ) -> jax.Array:
-    """The log of the weighted mean; 0 where fewer than two points have weight."""
+    """Log of the weighted mean potential; 0 where fewer than two points have weight."""
     shares: Any = shares_of(weights, options.axis_name)
-    squares = global_sum(jnp.sum(jnp.square(shares)), options.axis_name)
-    pairs = global_sum(jnp.sum(shares > 0), options.axis_name) > 1
-    points = plain_points(x)
-    # Without pairs all points count, so that there is a gradient, of which the last line takes 0.
-    counts = jnp.where(pairs, shares, 1.0)
-    log_counts = jnp.log(jnp.where(counts > 0, counts, 1.0))
-    points = points._replace(bias=log_counts)
-    total = log_total(real_points(points, counts > 0), options, 2 * t)
+    every = all_gather(shares, options.axis_name)
+    # Twice the pairs i < j. One minus the sum of squares would cancel where one weight dominates.
+    total_weight = 2 * jnp.sum(every[1:] * jnp.cumsum(every)[:-1])
+    has_pairs = total_weight != 0
+    # Without pairs all points count equally, and the last line discards value and gradient.
+    counts = jnp.where(has_pairs, shares, 1.0)
+    bias = jnp.log(jnp.where(counts == 0, 1.0, counts))
+    points = real_points(plain_points(x)._replace(bias=bias), counts != 0)
+    total = log_total(points, options, 2 * t)
     if include_self:
-        value = jnp.logaddexp(total, jnp.log(jnp.where(pairs, squares, 1.0)))
-    else:
-        value = total - jnp.log1p(-jnp.where(pairs, squares, 0.0))
-    return jnp.where(pairs, value, 0.0)
+        squares = jnp.where(has_pairs, jnp.sum(jnp.square(every)), 1.0)
+        total = jnp.logaddexp(total, jnp.log(squares))
+        total_weight = total_weight + squares
+    loss = total - jnp.log(jnp.where(has_pairs, total_weight, 1.0))
+    return global_mean(jnp.where(has_pairs, loss, 0.0), options.axis_name)
 
 
 @on_mesh("query")

@@ -162,7 +162,8 @@ def weighted_sums(
     """The slopes of all logits by the points, summed with weights P, and P's rows and columns.
 
     The weights are `P_ij = exp(l_ij - r_i) + exp(l_ij - c_j)`, or one of these terms where the
-    other's shift is None, or `exp(l_ij)` where both are.
+    other's shift is None, or `exp(l_ij)` where both are. Exponents must be at most 0 with a shift,
+    and at most `HIGHEST` without.
 
     Args:
       a: the n points of the rows.
@@ -219,7 +220,12 @@ def _weighted_sums(
         (row_points, row_shift), (column_points, column_shift) = rows, columns
         shifts = [] if row_shift is None else [row_shift[:, None]]
         shifts += [] if column_shift is None else [column_shift[None, :]]
-        weights = sum(jnp.exp(logits - shift) for shift in shifts or [0.0])
+        # Without the limits, exponentials of logits around 1e10 overflow, which rounding changes
+        # by thousands.
+        if shifts:
+            weights = sum(jnp.exp(jnp.minimum(logits - shift, 0.0)) for shift in shifts)
+        else:
+            weights = jnp.exp(jnp.minimum(logits, HIGHEST))
         return (
             _slopes(weights, row_points, column_points, scale, blocking),
             _slopes(weights.T, column_points, row_points, scale, blocking),
@@ -324,8 +330,11 @@ def _logits(
         columns = _with_columns(b.x, *[jnp.ones_like(b.bias)] * PARTS, *_parts(b.bias))
         logits = product(rows, columns.T, blocking.precision)
     else:
-        of = product(a.x, b.x.T) if scale is None else -scale / 2 * squared_distances(a.x, b.x)
-        logits = of + (a.bias[:, None] + b.bias[None, :])
+        logits = a.bias[:, None] + b.bias[None, :]
+        if scale is None:
+            logits += product(a.x, b.x.T)
+        else:
+            logits -= squared_distances(a.x, b.x, jnp.sqrt(scale / 2))
     if exclude:
         # What is the same in all blocks, as OFF and the places inside, would be kept as an array.
         size = a.bias.shape[0]

@@ -7,21 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from hypersphere_jax.losses.devices import AxisName, global_sum
 
 
 def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
-    """Scales vectors to unit Euclidean norm, `x / max(|x|, eps)`.
+    """Scale vectors to unit Euclidean norm, `x / max(|x|, eps)`.
 
-    A vector shorter than `eps` is divided by `eps`, so that zero stays zero, and its gradient is
-    finite (that of `x / eps`), as in PyTorch's `normalize`. Norms beyond the largest number of the
-    type are right all the same; a vector that is not finite has NaN.
+    A vector of norm `eps` or less is divided by `eps` and has gradient zero, so a vector of zeros
+    stays zero and no gradient overflows. Vectors whose squared norm overflows are normalized
+    correctly. A vector that contains NaN or infinity becomes NaN.
 
     Args:
       x: `[..., d]`, any floating type. Half precisions are computed in float32.
       axis: the axis of the vectors.
-      eps: the smallest norm to divide by.
+      eps: smallest norm to divide by, > 0.
 
     Returns:
       Unit vectors, shape and dtype of `x`.
@@ -35,12 +36,12 @@ def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
     # Dividing by the largest entry first keeps the squares inside the type's range; so is what XLA
     # multiplies by instead, 1 / scale.
     largest = jnp.max(jnp.abs(wide), axis=axis, keepdims=True, initial=0.0)
-    scale = jax.lax.stop_gradient(jnp.clip(largest, eps, jnp.finfo(wide.dtype).max / 256))
+    scale = lax.stop_gradient(jnp.clip(largest, eps, jnp.finfo(wide.dtype).max / 256))
     wide = wide / scale
     squares = jnp.sum(jnp.square(wide), axis=axis, keepdims=True)
-    # Where `sqrt` is not differentiable there is none: what is that short was divided by eps.
-    small = scale * jnp.sqrt(jax.lax.stop_gradient(squares)) <= eps
-    unit = wide / jnp.sqrt(jnp.where(small, 1.0, squares))
+    short = scale * jnp.sqrt(lax.stop_gradient(squares)) <= eps  # then scale is eps
+    wide = jnp.where(short, lax.stop_gradient(wide), wide)
+    unit = wide / jnp.sqrt(jnp.where(short, 1.0, squares))
     return unit.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else wide.dtype)
 
 
@@ -99,9 +100,20 @@ def number(name: str, value: Any, dtype: Any) -> jax.Array:
 
 
 def as_array(name: str, value: Any) -> jax.Array:
+    """Convert an argument of a loss to an array, or raise TypeError.
+
+    JAX wraps integers beyond its default type. They are labels, which are only compared, so their
+    ranks replace them.
+    """
     try:
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+            array = np.asarray(value)
+            if array.dtype.kind in "iu" and array.size:
+                limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+                if array.min() < limits.min or array.max() > limits.max:
+                    value = np.unique(array, return_inverse=True)[1].reshape(array.shape)
         return jnp.asarray(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be an array of numbers, got {_shown(value)}") from None
 
 
@@ -147,26 +159,44 @@ def masked(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
 
 
 def check_weights(weights: Any, mask: Any = True) -> None:
-    """ValueError for weights that are known, and negative or NaN where the mask is True."""
-    if jnp.shape(mask) not in ((), jnp.shape(weights)):
+    """Raise ValueError for concrete unmasked weights that are negative or not finite."""
+    if jnp.shape(mask) not in ((), jnp.shape(weights)) or isinstance(weights, jax.core.Tracer):
         return
-    least = jnp.min(jnp.where(mask, weights, 0), initial=0)
-    if not isinstance(least, jax.core.Tracer) and not least >= 0:
-        raise ValueError(f"weights must be zero or positive, got {float(least)}")
+    unmasked = jnp.where(mask, weights, 0)
+    for extreme in (jnp.min(unmasked, initial=0), jnp.max(unmasked, initial=0)):
+        if not isinstance(extreme, jax.core.Tracer) and not 0 <= extreme < math.inf:
+            raise ValueError(f"weights must be finite, zero or positive, got {float(extreme)}")
 
 
 def shares_of(weights: jax.Array | None, axis_name: AxisName) -> jax.Array | None:
-    """The weights, divided by the sum of all devices' weights. All zero where that is zero."""
+    """Normalize weights to sum to one over all devices. Zero weights stay zero."""
     if weights is None:
         return None
+    largest = lax.stop_gradient(jnp.max(weights, initial=0.0))
+    largest = largest if axis_name is None else lax.pmax(largest, axis_name)
+    weights = _in_safe_range(weights, largest)
     total = global_sum(jnp.sum(weights), axis_name)
-    return weights / jnp.where(total > 0, total, 1.0)
+    return weights / jnp.where(total == 0, 1.0, total)
+
+
+def _in_safe_range(weights: jax.Array, largest: jax.Array) -> jax.Array:
+    """Scale very large and very small weights by a power of two, so that their sum is exact.
+
+    XLA takes subnormal numbers for zero, but their bits are integers.
+    """
+    info = jnp.finfo(weights.dtype)
+    factor = math.sqrt(info.tiny)
+    bits = lax.bitcast_convert_type(weights, f"uint{info.bits}")
+    subnormal = bits.astype(weights.dtype) * (factor * 2.0**-info.nmant)
+    raised = jnp.where(bits < 2**info.nmant, subnormal, weights * (1 / factor))
+    raised = jnp.where(largest < factor, raised, weights)
+    return jnp.where(largest > 1 / factor, weights * factor, raised)
 
 
 def at_least(least: int, loss: str, what: str, x: jax.Array, axis_name: AxisName = None) -> int:
     """The number of points on all devices, or ValueError if that is fewer than the loss needs."""
     shape = jnp.shape(x)
-    n = shape[0] * (1 if axis_name is None else jax.lax.axis_size(axis_name)) if shape else 0
+    n = shape[0] * (1 if axis_name is None else lax.axis_size(axis_name)) if shape else 0
     if isinstance(n, int) and n < least:
         number = {1: "one", 2: "two"}[least]
         raise ValueError(f"{loss} needs at least {number} {what}{'s'[: least - 1]}, got {shape}")

@@ -72,7 +72,8 @@ def contrastive_loss(
     """
     x, y = features(x, y, names="x, y")
     at_least(1, "contrastive_loss", "pair", x)
-    mask, weights, x, y = masked(mask, weights, x / tau, y)
+    mask, weights, x, y = masked(mask, weights, x, y)
+    x = x / tau
     return mean_log_sums_between(
         real_points(plain_points(x), mask),
         real_points(plain_points(y), mask),

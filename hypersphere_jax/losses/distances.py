@@ -10,18 +10,23 @@ AT_ONCE = 16  # terms that one pass over a block adds up on accelerators
 
 
 @jax.checkpoint  # else reverse over reverse would keep each pair's coordinates
-def squared_distances(x: jax.Array, y: jax.Array) -> jax.Array:
-    """`|x_i - y_j|^2`, `[n, m]`."""
+def squared_distances(x: jax.Array, y: jax.Array, factor: jax.Array) -> jax.Array:
+    """`|factor (x_i - y_j)|^2`, `[n, m]`.
+
+    The factor is inside the square so that nothing is multiplied afterwards. XLA would fuse such a
+    product with a later sum in one program and not in another, and logits of 1e10 that differ in
+    their last digit differ by thousands.
+    """
     if on_cpu():
-        return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
+        return jnp.sum(jnp.square(factor * (x[:, None] - y[None])), -1)
 
     # A sum over the last of three axes, of large blocks, takes XLA minutes to compile for a GPU.
     x, y = (_parted(side.T, AT_ONCE) for side in (x, y))
 
     @jax.checkpoint
     def add(total: jax.Array, few: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        squares = (jnp.square(one[:, None] - other[None]) for one, other in zip(*few, strict=True))
-        return total + sum(squares), None
+        gaps = (one[:, None] - other[None] for one, other in zip(*few, strict=True))
+        return total + sum(jnp.square(factor * gap) for gap in gaps), None
 
     return lax.scan(add, jnp.zeros_like(x, shape=(x.shape[2], y.shape[2])), (x, y))[0]
 

@@ -54,7 +54,7 @@ def log_total(points: Points, options: PairOptions, scale: Scale = None) -> jax.
     def value_and_gradients(points, scale):
         shift = _shift(value, scale, options.axis_name, points)
         weighted = _weighted_sums_among(_lowered(points, shift / 2), scale, None, 1, options)
-        total = global_sum(jnp.sum(weighted.bias), options.axis_name)
+        total = _positive(global_sum(jnp.sum(weighted.bias), options.axis_name))
         # Each point is in both places of its pairs.
         slopes = jax.tree.map(lambda p: 2 * p / total, weighted)
         return jnp.log(total) + shift, (
@@ -80,7 +80,7 @@ def log_total_with(
         shift = _shift(value, scale, options.axis_name, *sides)
         low = _lowered(sides[0], shift)
         weighted = weighted_sums(low, sides[1], None, None, scale=scale, blocking=options.between)
-        total = global_sum(jnp.sum(weighted[0].bias), options.axis_name)
+        total = _positive(global_sum(jnp.sum(weighted[0].bias), options.axis_name))
         slopes = jax.tree.map(lambda p: p / total, weighted)
         by_scale = _by_scale(scale, options.axis_name, *zip(sides, slopes, strict=True))
         return jnp.log(total) + shift, (*slopes, by_scale)
@@ -305,6 +305,11 @@ def _shift(value: Callable, scale: Scale, axis_name: AxisName, *sides: Points) -
         fits = lax.pmin(fits.astype(jnp.int32), axis_name) > 0
     zero = jnp.zeros_like(fits, sides[0].bias.dtype)
     return lax.cond(everywhere(~fits), lambda: value(*sides, scale), lambda: zero)
+
+
+def _positive(total: jax.Array) -> jax.Array:
+    """A sum of exponentials, which may underflow when logits exceed 1e7 and round differently."""
+    return jnp.maximum(total, jnp.finfo(total.dtype).tiny)
 
 
 def _lowered(points: Points, shift: jax.Array) -> Points:

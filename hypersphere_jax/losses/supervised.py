@@ -44,7 +44,7 @@ def supervised_contrastive_loss(
 
     Args:
       z: `[n, d]` features of all views of all images, in any order, unit norm in the paper.
-      labels: integers `[n]`.
+      labels: integers or booleans `[n]`, any values.
       tau: temperature, > 0.
       mask: bool `[n]`, which points are real: the others, whatever they hold, count nowhere.
       weights: `[n]`, zero or positive: the mean over points becomes the weighted mean.
@@ -71,11 +71,12 @@ def supervised_contrastive_loss(
     (z,) = features(z, names="z")
     at_least(2, "supervised_contrastive_loss", "point", z, axis_name=axis_name)
     labels = jnp.asarray(labels)
-    if labels.shape != z.shape[:1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+    if labels.shape != z.shape[:1] or labels.dtype.kind not in "biu":
         raise ValueError(
             f"labels must be integers [{z.shape[0]}], got {labels.dtype}{list(labels.shape)}"
         )
-    mask, weights, z = masked(mask, weights, z / jnp.sqrt(tau))
+    mask, weights, z = masked(mask, weights, z)
+    z = z / jnp.sqrt(tau)
     ones = jnp.ones_like(z, shape=labels.shape)
     real = ones if mask is None else mask.astype(z.dtype)
 

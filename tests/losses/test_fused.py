@@ -96,7 +96,7 @@ def test_what_it_leaves_to_the_blocks(by_kernel, rng):
 )
 def test_weighted_sums_with_shifts_of_either_side(shifts, by_kernel, rng):
     x, y = (np.float32(rng.standard_normal((6, 3))) for _ in range(2))
-    a, b = (blocks.Points(z, np.float32(rng.standard_normal(len(z)))) for z in (x, y))
+    a, b = (blocks.Points(z, np.float32(rng.standard_normal(len(z)) - 10)) for z in (x, y))
     a.bias[2] = b.bias[1] = blocks.OFF
     r, c = (
         np.float32(rng.standard_normal(len(z))) if s in shifts else None
@@ -110,7 +110,7 @@ def test_weighted_sums_with_shifts_of_either_side(shifts, by_kernel, rng):
             for kernel in (True, False)
         )
         jax.tree.map(
-            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-12),
             ours,
             plain,
         )

@@ -117,6 +117,65 @@ def test_other_forms(name, form, rng):
     assert_is_the_oracle(run, name, rng, times=4)
 
 
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_masked_rows_leave_all_gradients_finite(name, rng):
+    """Features, weights and every scalar argument, whatever the masked rows contain."""
+    loss, _, arrays, labels = arguments(name, rng)
+    numbers = {"supervised": {"tau": 0.1}}.get(name) or CASES[name].numbers[0]
+    mask = np.arange(N) % 3 > 0
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
+    def program(arrays, numbers, weights):
+        return loss(*arrays, **numbers, weights=weights, mask=mask, **labels)
+
+    numbers, weights = jax.tree.map(np.float32, (numbers, np.linspace(1, 2, N)))
+    expected = program(arrays, numbers, weights)
+    for content in (np.nan, np.inf, -np.inf, 1e38):
+        padded = [np.where(mask[:, None], a, np.float32(content)) for a in arrays]
+        found = program(padded, numbers, np.where(mask, weights, np.float32(content)))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_weights_over_many_decades(name, rng):
+    """One dominant weight, ten decades, and weights whose sum overflows or is subnormal."""
+    loss, oracle, arrays, labels = arguments(name, rng)
+    program = jax.jit(jax.value_and_grad(lambda weights: loss(*arrays, weights=weights, **labels)))
+    dominant = np.where(np.arange(N) == 4, 1.0, 1e-9)
+    for weights, scales in (
+        (dominant, (1, 1e28)),
+        (10.0 ** -np.linspace(0, 10, N), (1, 1e38)),
+        (rng.uniform(1, 2, N), (1, 1e-38, 1e-43, 1e38)),
+    ):
+        for scale in scales:
+            scaled = np.float32(scale * weights)
+            expected = oracle(*arrays, weights=np.float64(scaled) / scale, **labels)
+            found, slopes = program(scaled)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(loss(*arrays, weights=scaled, **labels), found, rtol=1e-6)
+            assert np.isfinite(slopes).all()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([1, 2**32 + 1]),
+        np.array([-1, 2**32 - 1]),
+        np.array([2**31, -(2**31)]),
+        np.array([1, 2**63 + 1], np.uint64),
+        np.array([0, 255], np.uint8),
+        np.array([False, True]),
+    ],
+    ids=str,
+)
+def test_labels_are_compared_by_value(labels, rng):
+    z, classes = sphere(rng, 6, D), np.array([0, 1, 1, 0, 1, 0])
+    expected = oracles.supervised_contrastive_oracle(z, classes)
+    found = hj.supervised_contrastive_loss(z, labels[classes])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["nt_xent", "supervised"])
 def test_memory_is_linear_in_n(name):
     """With a mask no array is as large as a part of all pairs."""
@@ -160,7 +219,8 @@ def test_mistakes(rng):
         ({"mask": np.ones(11, bool)}, r"mask must be \[12\], got shape \(11,\)"),
         ({"mask": np.ones(12, int)}, "mask must be bool, .* got int"),
         ({"weights": np.ones((12, 1))}, r"weights must be \[12\], got shape \(12, 1\)"),
-        ({"weights": -np.ones(12)}, "weights must be zero or positive"),
+        ({"weights": -np.ones(12)}, "weights"),
+        ({"weights": np.full(12, np.inf)}, "weights"),
     ):
         for loss in (hj.align_loss, hj.contrastive_loss, hj.nt_xent_loss):
             with pytest.raises(ValueError, match=message):

@@ -76,14 +76,14 @@ def test_sums_of_differences_on_accelerators(accelerator, rng, monkeypatch):
     def of(form, *arrays):
         return jax.numpy.sum(jax.numpy.sin(form(*arrays)))
 
-    def squares(x, y):
-        return jax.numpy.sum((x[:, None] - y[None]) ** 2, -1)
+    def squares(x, y, factor):
+        return jax.numpy.sum((factor * (x[:, None] - y[None])) ** 2, -1)
 
     def weighted(weights, x, y):
         return jax.numpy.sum(weights[:, :, None] * (y[None] - x[:, None]), 1)
 
     for form, plain, arrays in (
-        (distances.squared_distances, squares, (x, y)),
+        (distances.squared_distances, squares, (x, y, 1.5)),
         (distances.differences, weighted, (weights, x, y)),
     ):
         of_all = tuple(range(len(arrays)))
