@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,7 +19,6 @@ from tensorboardX.proto.event_pb2 import Event
 from hypersphere_jax import config as C
 from hypersphere_jax import data, signals
 from hypersphere_jax.data import arrays
-from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.training import checkpoint, loop, processes, progress, sharding
 from hypersphere_jax.training import recorder as recorder_module
@@ -169,50 +167,36 @@ def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch
     """Nor does the log count the time of saving the state that a run begins with."""
     save, shown = checkpoint.Checkpoints.save, []
     completed = progress.Progress.completed
+    now = 0.0
+    told = lambda: now  # noqa: E731
 
     def slowly(checkpoints, step, tree):
+        nonlocal now
         if step == 0:
             assert shown == [1] and signals._answer == processes.AFTER_STEP
-            time.sleep(1)
+            now += 1000
         save(checkpoints, step, tree)
 
     def shows(bar, step):
+        nonlocal now
+        now += 1
         shown.append(step)
         completed(bar, step)
 
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
     monkeypatch.setattr(checkpoint.Checkpoints, "save", slowly)
     monkeypatch.setattr(progress.Progress, "completed", shows)
     folder = loop.train(tiny_runs.short(tmp_path))
     first = state_of(folder, 0)
     jax.tree.map(np.testing.assert_array_equal, first, state_of(short_run, 0))
     jax.tree.map(np.testing.assert_array_equal, first["params"], begun(tmp_path).state.params)
-    assert read_metrics(folder)[0]["images_per_s"] > 220
+    assert read_metrics(folder)[0]["images_per_s"] > 1
     # Killed before, a run begins anew.
     assert_same_run(folder, short_run)
     shutil.rmtree(folder / "checkpoints")
     (folder / "metrics.jsonl").unlink()
     shown.clear()
     assert_same_run(loop.train(tiny_runs.short(tmp_path)), short_run)
-
-
-def test_the_loop_costs_little(tmp_path):
-    """Of this thread's time, with a line of the log every 10 steps, beside a step of 17 ms."""
-    optimizer = C.OptimizerConfig(epochs=20, batch_size=220)
-    runtime = C.RuntimeConfig(devices=1)
-    job = loop.open_job(tiny_runs.short(tmp_path, optimizer=optimizer, runtime=runtime))
-    run, devices = loop.make_run(job), job.devices
-    metrics = {name: np.zeros(1, np.float32) for name in ("loss", "grad_norm", "align", "lr")}
-    metrics = sharding.replicate(metrics, devices)
-    with run.recorder.opened(devices, job.digest, ""):
-        state = sharding.replicate(run.recorder.restored(run.state), devices)
-        on_host(tree_of(state))  # compiles what looks for numbers that are not finite
-        steps, calls = range(run.recorder.total), loop.calls_of(run.recorder)
-        batches = device_batches(job.config, job.dataset, run.sampler, steps, devices, True)
-        began = time.thread_time()
-        loop.fit(run.recorder, lambda s, batch: (s, metrics), state, calls, batches, None)
-        share = (time.thread_time() - began) / len(steps) / 0.017
-    print(f"the loop takes {share:.1%} of a step of 17 ms")
-    assert share < 0.04  # twice as much as is wanted: of slow machines, too
 
 
 def test_a_run_starts_from_another_run(short_run, tmp_path):
