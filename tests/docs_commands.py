@@ -2,7 +2,7 @@
 
 An output that a page shows comes from a record, docs/results/pages/NAME.txt, which has the commands
 at their real size and what they printed: `python tests/docs_commands.py --record NAME [DIR]` makes
-it anew, with DIR for the folder of CIFAR-10's zips. The page names it above: `<!-- record: NAME -->`.
+it anew, with DIR for the folder of CIFAR-10's zips. Above it the page has `<!-- record: NAME -->`.
 """
 
 import os

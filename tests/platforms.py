@@ -1,5 +1,6 @@
 """What is different where the suite runs on accelerators: `python -m pytest --platform gpu`."""
 
+import functools
 import os
 
 import jax
@@ -120,6 +121,16 @@ def begin(platform: str, devices: int) -> None:
         raise pytest.UsageError(
             f"--platform {platform}: JAX finds none here ({found}); see docs/accelerators.md"
         )
+
+
+@functools.cache
+def has_float16() -> bool:
+    """Whether XLA converts float16 here; JAX 0.10 does not under --xla_cpu_max_isa=SSE4_2."""
+    try:
+        jax.block_until_ready(jax.numpy.ones(3, "float16").astype("float32"))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def allclose(platform, actual, desired, rtol=1e-7, atol=0, *arguments, **options):

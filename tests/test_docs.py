@@ -9,6 +9,7 @@ import re
 
 import docs_commands
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from processes import ROOT
@@ -66,6 +67,19 @@ def test_snippets_run(page):
 def test_snippets_train(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_snippets(page)[0]
+
+
+@pytest.mark.slow
+def test_tutorial_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    code = re.sub(r"epochs=\d+", "epochs=1", (DOCS / "tutorial.py").read_text())
+    code = code.replace("width=0.5", "width=0.1")
+    names = {"__name__": "tutorial"}
+    with jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "tutorial.py", "exec"), names)
+    assert len(names["evaluated"]) == 1 and len(names["h"]) == 397
+    plt.close("all")
 
 
 def test_every_loss_stands_in_the_table():
