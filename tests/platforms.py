@@ -37,7 +37,6 @@ DEVICES = {
         "training/test_loop.py::test_mistakes_leave_no_folder",
         "training/test_loop.py::test_no_number_that_is_not_finite_goes_unnoticed",
         "training/test_feed.py::test_moved_data",
-        "training/test_loop.py::test_several_steps_in_one_program[2]",
         "training/test_moco_step.py::test_key_and_query_share_no_group[2",
         "training/test_objectives.py::test_devices_have_the_loss_of_one",
         "training/test_profiling.py::test_a_runs_trace",

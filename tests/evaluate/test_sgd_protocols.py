@@ -96,6 +96,7 @@ def test_protocols_are_those_of_the_papers():
     }
 
 
+@pytest.mark.slow
 def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tmp_path):
     x, y = problem(rng)
     x, rows = x.astype(np.float16), np.flatnonzero(rng.random(N) < 0.9)
