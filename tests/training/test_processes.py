@@ -14,8 +14,9 @@ import socket
 
 import jax
 import numpy as np
+import platforms
 import pytest
-from processes import begun
+from processes import begun, environment
 from run_states import assert_same_run, state_of, timeless
 
 from hypersphere_jax.config import UserError
@@ -129,7 +130,8 @@ def run_two(folder, options="", at=0, signals=(0, 0)):
     both = []
     for i in range(2):
         named = f"--coordinator {address} --num-processes 2 --process-index {i}"
-        more = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # both compile, and soon
+        flags = environment().get("XLA_FLAGS", "")
+        more = {"XLA_FLAGS": f"{flags} {platforms.LEVEL}=0"}  # both compile, and soon
         more |= {"DRIVE": json.dumps([at, signals[i]])}
         both.append(begin(f"{QUEUE} --devices 2 {named} {options}", folder, PROCESS, **more))
     with concurrent.futures.ThreadPoolExecutor(2) as threads:  # neither ends before the other
