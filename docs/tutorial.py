@@ -2,8 +2,8 @@
 # # Ten minutes
 #
 # Train an encoder of handwritten digits, look at its features, use it, and train with a loss of
-# your own. All of it runs on a CPU in about a minute, without network. The site shows what it
-# printed when the site was built. [Download it as a notebook](tutorial.ipynb).
+# your own. All of it runs on two cores in one to three minutes, without network.
+# [Download it as a notebook](tutorial.ipynb).
 
 # %%
 import matplotlib.pyplot as plt

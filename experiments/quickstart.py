@@ -3,7 +3,7 @@
 Trains contrastive and align+uniform encoders on the sphere in 32 dimensions, three seeds of each,
 probes them from their checkpoints beside the random initialization, and draws Figure 3 of Wang &
 Isola with encoders on the circle. On CPUs several processes share the encoders, a core each or
-more: steps so small leave cores idle. Expected on 2 cores: about a minute.
+more: steps so small leave cores idle. Expected on 2 cores: one to three minutes.
 
 `python run.py quickstart --choose --seeds 0 1 2 3 4 5 6 7` chose the learning rates of RUNS, by
 accuracy on a fifth of the training split that is held out; the test split is not read. What both

@@ -6,13 +6,17 @@ import sys
 from pathlib import Path
 
 import jax
+import platforms
 
 ROOT = Path(__file__).parent.parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a user's process: XLA as it is by default, with the suite's compiled programs."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    """Environment of a user's process: XLA's default level, the user's own XLA flags."""
+    kept = dict(os.environ)
+    flags = kept.pop("XLA_FLAGS", "").split()
+    if flags := [flag for flag in flags if flag not in platforms.ADDED]:
+        kept["XLA_FLAGS"] = " ".join(flags)
     if jax.default_backend() == "cpu":  # as the suite's `--platform`
         kept["JAX_PLATFORMS"] = "cpu"
     return kept | {

@@ -268,6 +268,7 @@ def test_errors_reach_other_processes_whole():
         assert str(other) == str(error) in ("no such thing", "loss nan: take a lower rate")
 
 
+@pytest.mark.slow
 def test_from_training_to_report(capsys, tmp_path):
     a, places = str(tmp_path / "a"), ["--runs-dir", str(tmp_path)]
     assert cli.main(["pretrain", "--name", "a", *places, *TINY]) == 0

@@ -78,7 +78,7 @@ def test_steps_are_those_of_plain_jax(loss, tmp_path):
         expected, slope = jax.value_and_grad(value)(params)
         np.testing.assert_allclose(record["loss"], expected, rtol=1e-5)
         params = jax.tree.map(lambda p, g: p - RATE * g, params, slope)
-    np.testing.assert_allclose(run.encoder.params["w"], params["w"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run.encoder.params["w"], params["w"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_hue_is_colorsys():
     shifts = np.array([-0.5, -0.4, -1 / 6, 0.01, 0.25, 1 / 3, 0.4, 1.0])
     results = jax.jit(jax.vmap(partial(colour.adjust_hue, image)))(np.float32(shifts))
     for shift, result in zip(shifts, results, strict=True):
-        np.testing.assert_allclose(result, turned(image, shift), atol=3e-6, err_msg=str(shift))
+        np.testing.assert_allclose(result, turned(image, shift), atol=3e-5, err_msg=str(shift))
         np.testing.assert_array_equal(result[-1], image[-1])  # grays have no hue
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -116,17 +117,28 @@ ENDS = {  # of a process: what it does after its first record, and why that part
     "": None,
     "raise SystemExit(3)": "its process ended: exit status 3",
     "import os; os.abort()": "its process ended: SIGABRT",
-    "import time; time.sleep(60)": "stopped: more than its 1 s",
+    "import time; time.sleep(3600)": "stopped: more than its 600 s",
 }
 
 
-def test_a_part_that_ends_early_leaves_its_records_and_the_reason(tmp_path):
+def test_a_part_that_ends_early_leaves_its_records_and_the_reason(tmp_path, monkeypatch):
     file = tmp_path / "part.json"
+    wait = accelerator.subprocess.Popen.wait
+
+    def out_of_time(process, timeout=None):
+        """Time runs out once a process that would sleep has written its record."""
+        if "sleep" not in process.args[-1] or timeout != 600.0:
+            return wait(process, timeout)
+        while not (file.is_file() and file.read_text().endswith("}]}")):
+            time.sleep(0.01)
+        raise accelerator.subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(accelerator.subprocess.Popen, "wait", out_of_time)
     file.write_text("of an earlier run")
     for code, why in ENDS.items():
-        write = f"open({str(file)!r}, 'w').write('{{\"records\": [{{\"n\": 1}}]}}')"
-        command = [sys.executable, "-S", "-c", f"{write}.real\n{code}"]
-        result = accelerator.run_part(command, file, 1.0, {})
+        write = f"with open({str(file)!r}, 'w') as f: f.write('{{\"records\": [{{\"n\": 1}}]}}')"
+        command = [sys.executable, "-S", "-c", f"{write}\n{code}"]
+        result = accelerator.run_part(command, file, 600.0, {})
         assert (result["records"], result.get("failure")) == ([{"n": 1}], why), code
     result = accelerator.run_part([sys.executable, "-S", "-c", "exit(1)"], file, 9.0, {})
     assert result["records"] == []  # not those of before

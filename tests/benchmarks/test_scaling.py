@@ -51,7 +51,7 @@ def test_parser_follows_loops_branches_and_dtypes():
     assert traffic(TEXT, 4)["all-gather"] == (1, 16 * 4 * 3 // 4)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_contrastive_loss_sends_what_its_formula_says(devices):
     others = devices - 1
     gathered = bytes_received(contrastive_loss, devices, ring=False)
@@ -64,7 +64,7 @@ def test_contrastive_loss_sends_what_its_formula_says(devices):
     assert ring["collective-permute"] == (others * travels + home) * N * FLOAT
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_uniform_loss_sends_its_points_once(devices):
     for ring, kind in ((False, "all-gather"), (True, "collective-permute")):
         record = bytes_received(uniform_loss, devices, ring)

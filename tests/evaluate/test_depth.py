@@ -130,6 +130,7 @@ def top(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_verb(top, capsys):
     name, options = "depth-conv2-epochs40", "--layer conv2 --rows 3 --devices 1 --epochs 40"
     assert command_line.main(["depth", str(top / "first"), *options.split()]) == 0

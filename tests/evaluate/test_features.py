@@ -169,7 +169,7 @@ def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
     many_sizes[0], many_sizes.digest = None, "one less"
     found = split(encoder, many_sizes, ["output"], ONE).features["output"]
     for side, its in zip(found, every, strict=True):
-        np.testing.assert_array_equal(side, its[1:])
+        np.testing.assert_allclose(side, its[1:], rtol=1e-4, atol=1e-4)
 
 
 def test_views_of_an_epoch_have_crops_and_flips_but_no_colours(encoder, rng):

@@ -36,7 +36,7 @@ def assert_same(found, expected, but=()):
         assert found[key] == expected[key], key
 
 
-@pytest.mark.parametrize("folds", [None, 3])
+@pytest.mark.parametrize("folds", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_choice_and_scores_are_those_of_the_same_steps_with_scikit_learn(rng, folds, monkeypatch):
     x, y, test_x, test_y = splits(rng, spread=2.0, sizes=(900, 200))
     rows = np.flatnonzero(rng.random(900) < 0.4 ** (y % 3))[:N]  # unbalanced

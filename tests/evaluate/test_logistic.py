@@ -25,7 +25,7 @@ def fit(x, y, l2, **options):
     return jax.tree.map(lambda leaf: leaf[0], found)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_minima_without_parts_of_the_rows_are_those_of_scikit_learn(rng, devices, monkeypatch):
     """Also of rows dealt out over devices in small blocks, by a rough model of the curvature."""
     x, y, _, _ = splits(rng)

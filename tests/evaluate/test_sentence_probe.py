@@ -39,7 +39,7 @@ def cross_validated(num_classes):
     return x, y, options, sentence_probe(x, y, **options), validation_folds(y, FOLDS, 5)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_nested_cross_validation_is_scikit_learns(classes):
     x, y, options, result, outer = cross_validated(classes)
     choices, predicted = [], np.full(N, -1)
@@ -96,7 +96,7 @@ def test_a_split_is_tested_once(rng):
     assert other["grid"] == found["grid"] and other["chosen"] == found["chosen"]
 
 
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("metric", [pytest.param("cosine", marks=pytest.mark.slow), "euclidean"])
 def test_neighbours_are_of_the_other_folds(metric):
     """The folds are those of the logistic probe; nearest of all are rows of one's own."""
     x, y, options, other, outer = cross_validated(2)
@@ -119,6 +119,7 @@ def test_neighbours_are_of_the_other_folds(metric):
     assert knn_probe(x, y, **options | {"seed": 6})["predicted"] != predicted
 
 
+@pytest.mark.slow
 def test_devices_and_groups_change_nothing(monkeypatch):
     x, y, options, result, _ = cross_validated(2)
     monkeypatch.setattr(logistic, "AT_ONCE", 3 * 2 * D)  # 3 of 18 fits at a time, and then 4

@@ -91,6 +91,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
             assert_of_sampler((*parts, indices[:, one]), job.dataset.pretrain, order(step))
 
 
+@pytest.mark.slow
 def test_the_host_crops_images_of_many_sizes(images, tmp_path):
     job = loop.open_job(varied(tmp_path, images))
     source, seed = job.dataset.pretrain, job.config.seed

@@ -223,6 +223,7 @@ def test_key_and_query_share_no_group(devices, batch_norm):
     np.testing.assert_allclose(states[0].momentum.queue.keys, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_options_of_the_momentum_encoder():
     moco = C.MocoConfig(SIZE, ema_decay=0.0, ema_schedule="cosine", ema_stats="averaged")
     first, second = two_steps(1, moco)

@@ -136,13 +136,13 @@ def test_steps_and_scaling():
 def test_warm_up_and_cosine(epochs, warmup):
     # In a run of few steps, one is left for the peak.
     short = OptimizerConfig(epochs=1, warmup_epochs=0.99, schedule="cosine")
-    np.testing.assert_allclose(rates(short, 3), [0, 0.06, 0.12])
+    np.testing.assert_allclose(rates(short, 3), [0, 0.06, 0.12], rtol=1e-6)
     config = dataclasses.replace(short, epochs=epochs, warmup_epochs=warmup, learning_rate=2.0)
     total, w = 20 * epochs, int(20 * warmup)
     found = np.asarray(rates(config, total, *range(total + 1)))
-    np.testing.assert_allclose(found[:w], 2.0 * np.arange(w) / max(w, 1), rtol=1e-6)
+    np.testing.assert_allclose(found[:w], 2.0 * np.arange(w) / max(w, 1), rtol=1e-5)
     after = np.arange(total - w + 1)
-    np.testing.assert_allclose(found[w:], 1 + np.cos(np.pi * after / (total - w)), atol=1e-6)
+    np.testing.assert_allclose(found[w:], 1 + np.cos(np.pi * after / (total - w)), atol=1e-5)
 
 
 @pytest.mark.parametrize("warmup", [0.0, 1.5])
@@ -153,5 +153,5 @@ def test_a_cosine_by_epochs_is_constant_within_each(warmup):
     w = 10 * warmup
     begins = np.maximum(0, np.arange(80) // 10 * 10 - w)
     expected = 1 + np.cos(np.pi * begins / (80 - w))
-    np.testing.assert_allclose(found[int(w) :], expected[int(w) :], atol=1e-6)
-    np.testing.assert_allclose(found[: int(w)], 2 * np.arange(int(w)) / max(w, 1), atol=1e-6)
+    np.testing.assert_allclose(found[int(w) :], expected[int(w) :], atol=1e-5)
+    np.testing.assert_allclose(found[: int(w)], 2 * np.arange(int(w)) / max(w, 1), atol=1e-5)

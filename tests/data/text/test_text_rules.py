@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import time
 
 import pytest
 from data_cases import made, read_back
@@ -152,9 +151,9 @@ def test_encoding(tmp_path, caplog, content, sentences, bad):
         assert all(name in message and f" {bad} bytes" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize("n", [10_000, pytest.param(200_000, marks=pytest.mark.slow)])
-def test_time_is_linear(n):
-    """Of runs of any character; rules that try again take minutes for the shorter ones."""
+def test_long_runs_of_any_character():
+    """Rules that backtrack would take hours."""
+    n = 10_000
     units = [
         *".!?…\"'“”‘’«»()[]{}_*- \t—–aA1é日,:;`´&",
         "\u00ad",
@@ -165,9 +164,7 @@ def test_time_is_linear(n):
         ".' ",
     ]
     units += ["Mr. ", "1. ", "A. ", "n't ", "can", "'s", "''", "a'", "1,", "1.1", "* ", "- ", "(."]
-    began = time.process_time()
     for unit, around in itertools.product(units, (". {}", "A {}. B")):
         paragraph = around.format(unit * (n // len(unit)))
         tokens = [word for part in rules.sentences(paragraph) for word in rules.words(part)]
         assert len(tokens) <= n + 3 and rules.border(f"*{paragraph}") is None
-    assert time.process_time() - began < n / 2000  # 15 times what it takes
