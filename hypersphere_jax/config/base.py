@@ -40,7 +40,7 @@ class Diverged(UserError):
         return ": ".join(self.args)
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """A run that was asked to stop and has saved its state; the text says how to continue."""
 
 
@@ -144,6 +144,9 @@ class Custom:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+    def __deepcopy__(self, memo: dict) -> "Custom":
+        return self
 
 
 def _name_of(value: Any) -> str:

@@ -30,8 +30,9 @@ class RuntimeConfig:
     """With `--coordinator`: how many processes there are."""
     process_index: Annotated[int | None, arg(aliases=["--host-index"])] = None
     """With `--coordinator`: which one this is, from 0. Process 0 writes the run's folder."""
-    resume: Literal["auto", "never"] = "auto"
-    """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
+    resume: Literal["auto", "never", "overwrite"] = "auto"
+    """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run;
+    `overwrite`: remove that run, once the config and the data are checked, and start anew."""
     extend: bool = False
     """With other `--epochs` than a run has: go on also where its schedule would have been another
     one from the start. The steps that are left follow the new one."""

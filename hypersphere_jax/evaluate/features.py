@@ -70,6 +70,7 @@ def make_forward(
       `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`: batch by batch
       the layers of each view and the labels, on the host, of the images that could be read.
     """
+    config = config.replace(source=None)  # other images share compiled programs
     side = None if config.model.reads_text else config.model.image_size
     size = batch_size(source, devices)
     cropped = source.image_shape is None
@@ -152,6 +153,7 @@ def joined(batches: Iterable[Layers]) -> Layers:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
+@sharding.without_mesh()
 def split_features(
     encoder: Encoder,
     source: Source,
@@ -189,6 +191,7 @@ def split_features(
     return Extraction(features, pools, missing, time.perf_counter() - began, wait)
 
 
+@sharding.without_mesh()
 def augmented_features(
     encoder: Encoder,
     source: Source,

@@ -76,6 +76,7 @@ PROTOCOLS = {
 }
 
 
+@sharding.without_mesh()
 def fit_grid(
     protocol: Protocol,
     x,

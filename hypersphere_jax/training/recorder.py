@@ -63,6 +63,8 @@ class Recorder:
         if not processes.is_first():
             yield
             return
+        if self.config.runtime.resume == "overwrite":
+            run_folder.remove(self.folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.lock(self.folder))
             stack.callback(self._abandon)

@@ -3,6 +3,7 @@
 import contextlib
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -89,6 +90,30 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
         f"{name!r} is a file, and a run is a folder: `import-torch` makes one of PyTorch's files",
     )
     raise UserError(_no_run(name, runs_dir))
+
+
+def saved_steps(config: PretrainConfig) -> list[int]:
+    """Steps of the checkpoints that a config's run continues from, in order."""
+    overwrite = config.runtime.resume == "overwrite"
+    return [] if overwrite else checkpoint.steps(folder_of(config) / "checkpoints")
+
+
+def remove(folder: Path) -> None:
+    """Remove a run if it exists: rename its folder, so that no half of it remains, then delete it.
+
+    Raises:
+      UserError: for a folder of anything else, and when another process trains in it.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    other = f"{folder} is not a run, and is not overwritten: choose another name="
+    require((folder / "config.json").is_file(), other)
+    read_record(folder)
+    with (
+        lock(folder),
+        tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent) as aside,
+    ):
+        folder.rename(Path(aside, folder.name))
 
 
 def open_folder(
@@ -354,6 +379,8 @@ def _check_continues(
 def require_known(config: PretrainConfig) -> None:
     """Raises UserError for a config that lacks its run, or parts of the user's own that it has."""
     folder = folder_of(config)
+    if config.runtime.resume == "overwrite":
+        return
     if not (folder / "config.json").is_file():
         missing = config.runtime.extend and processes.is_first()
         require(not missing, f"--extend: {_no_run(config.name, config.runs_dir)}")

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax import xla_flags
@@ -85,6 +86,28 @@ def keep_compiled(folder: str | Path) -> None:
         jax.config.update("jax_compilation_cache_dir", str(where))
         # By default JAX drops what took less than a second: most programs of `probe`.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+@contextlib.contextmanager
+def kept_compiled(folder: str | Path) -> Iterator[None]:
+    """Keep compiled programs as `keep_compiled` does, and restore JAX's settings afterwards."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    keep_compiled(folder)
+    try:
+        yield
+    finally:
+        if before != {name: jax.config.values[name] for name in names}:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()  # JAX reads the folder's name only once
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Leave the mesh of the caller's `jax.set_mesh`. Also a decorator."""
+    with jax.set_mesh(None):
+        yield
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ from hypersphere_jax.training.step import (
 MEMORY_SHARE = 0.8
 
 
+@sharding.without_mesh()
 def train_vmapped(
     configs: Sequence[PretrainConfig], command: str = "", at_most: int | None = None
 ) -> list[Path | Diverged]:
@@ -231,7 +232,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for i, (config, dataset, _, _, resident) in enumerate(jobs):
         sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
-        saved = checkpoint.steps(run_folder.folder_of(config) / "checkpoints") or [0]
+        saved = run_folder.saved_steps(config) or [0]
         done = saved[-1] >= config.optimizer.epochs * sampler.steps_per_epoch
         alone = done or not resident or config.moco.queue_size > 0
         groups.setdefault(i if alone else (structure(config), saved[-1]), []).append(i)
