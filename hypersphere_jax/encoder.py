@@ -60,7 +60,7 @@ class Encoder:
         return f"Encoder({self.config.name!r}: {what})"
 
     @functools.cached_property
-    @sharding.without_mesh()
+    @sharding.isolated()
     def layers(self) -> dict[str, tuple[int, ...]]:
         """Names of its layers, in the network's order, and their shapes for one image."""
         return models.layers(self.config.model)
@@ -151,7 +151,7 @@ class Encoder:
         (folder / CARD).write_text(self._card(), encoding="utf-8")
         return folder
 
-    @sharding.without_mesh()
+    @sharding.isolated()
     def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
         images, cropped = self._array(part)
         padded = np.zeros((size, *images.shape[1:]), images.dtype)

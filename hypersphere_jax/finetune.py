@@ -38,7 +38,7 @@ ENOUGH = 100  # held-out images for a choice without a warning
 ADVICE = "choose another --name with lower --learning-rates"
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
     """Trains, or continues to, and scores the classifier.
 

@@ -17,7 +17,7 @@ from hypersphere_jax.training import run_folder, sharding
 logger = logging.getLogger("hypersphere_jax")
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def load(
     where: str | Path,
     step: int | None = None,

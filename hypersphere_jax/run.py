@@ -41,7 +41,7 @@ class Run:
         """The lines of its log, see docs/runs.md."""
         return read_metrics(self.folder)
 
-    @sharding.without_mesh()
+    @sharding.isolated()
     def report(self) -> Path:
         """Writes its page, `report.html`, with sheets of its images, and says where that is."""
         from hypersphere_jax import report, sheets

@@ -159,6 +159,24 @@ def _name_of(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def described(value: Any) -> str:
+    """The type of a value for a message, such as "float32 [3, 4]" or "tuple"."""
+    is_array = hasattr(value, "dtype")
+    return f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__
+
+
+def check_call(function: Any, name: str, form: str, *arguments: Any, **options: Any) -> None:
+    """Raise UserError unless a function can be called with these arguments, described by `form`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function written in C may have none
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise UserError(f"{name} must be callable as {form}: {error}") from error
+
+
 def hold_custom(config: Any, name: str) -> None:
     """Wraps a field of a config in `Custom`; None, and the name that a file has, stay."""
     value = getattr(config, name)

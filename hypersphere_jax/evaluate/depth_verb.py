@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def run_depth(config: DepthConfig) -> DepthResults:
     """Trains a depth predictor on frozen features of the training images, and tests it.
 

@@ -153,7 +153,7 @@ def joined(batches: Iterable[Layers]) -> Layers:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def split_features(
     encoder: Encoder,
     source: Source,
@@ -191,7 +191,7 @@ def split_features(
     return Extraction(features, pools, missing, time.perf_counter() - began, wait)
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def augmented_features(
     encoder: Encoder,
     source: Source,

@@ -80,7 +80,7 @@ class _Split:
                         yield sample["image"]
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def run_features(config: FeaturesConfig) -> Written:
     """Writes a layer of images, as `hypersphere_jax.load` gives it, flattened, in their order.
 

@@ -29,7 +29,7 @@ L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 EXCESS = 1e-6
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def linear_probe(
     train_x: Any,
     train_y: Any,

@@ -10,7 +10,7 @@ from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
 from hypersphere_jax.training import sharding
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def measure(x: Any, y: Any = None, *, alpha: float = 2.0, t: float = 2.0) -> dict[str, Any]:
     r"""Alignment, uniformity and rank of features, with standard errors.
 

@@ -38,7 +38,7 @@ class MetricsInputs(NamedTuple):
     text: tuple[Any, np.ndarray] | None = None  # features of the other encoder; first sentences
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """Alignment, uniformity and geometry: of a checkpoint's output over a split, or of a file.
 

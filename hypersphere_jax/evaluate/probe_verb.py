@@ -26,7 +26,7 @@ Log = Callable[[str], None]
 RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def run_probe(
     config: ProbeConfig, log: Log = lambda line: None, log_failure: Log | None = None
 ) -> list[Result]:

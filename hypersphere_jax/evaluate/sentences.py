@@ -23,7 +23,7 @@ STRENGTHS = tuple(2.0**-k for k in range(9))
 UNIT = 50  # consecutive sentences that make a unit of the standard error of alignment
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def sentence_probe(
     train_x,
     train_y,

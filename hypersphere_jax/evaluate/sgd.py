@@ -76,7 +76,7 @@ PROTOCOLS = {
 }
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def fit_grid(
     protocol: Protocol,
     x,

@@ -164,7 +164,8 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.reads_text:
         x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     else:
-        x = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
+        # Two images, as a custom network may confuse one image with its batch.
+        x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
     order = shapes if config.network is not None else MODELS[config.name].layers

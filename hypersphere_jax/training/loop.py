@@ -21,7 +21,7 @@ from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder
-from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
+from hypersphere_jax.training.resolve import check_batch_norm, check_custom, labelled, resolve
 from hypersphere_jax.training.step import (
     Momentum,
     TrainState,
@@ -56,7 +56,7 @@ class Run(NamedTuple):
     recorder: Recorder
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def train(
     config: PretrainConfig,
     command: str = "",
@@ -251,6 +251,8 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     dataset = load(config.data, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
+    if holds_custom(config.replace(source=None)):
+        check_custom(config, dataset.pretrain, devices)
     digest = dataset.digest()
     if config.objective.supervised_weight:
         dataset = labelled(dataset)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.training import objectives
+from hypersphere_jax.training import objectives, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -52,6 +53,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
         view = jax.eval_shape(evaluate, image)
     except ValueError as error:
+        if config.data.preprocess is not None:  # the user's own error
+            raise
         raise UserError(f"--recipe {recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0
     require(
@@ -73,6 +76,44 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         objective=objectives.resolved(config.objective),
         model=models.resolved(model),
     )
+
+
+def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence) -> None:
+    """Trace the user's augmentation, network and loss, before the run's folder is made.
+
+    Raises:
+      UserError: for one that returns something of the wrong kind.
+    """
+    size, channels = config.model.image_size, config.data.channels or 3
+    extra = config.data.extra_channels
+    key = jax.eval_shape(jax.random.key, 0)
+    image = jax.ShapeDtypeStruct(source.image_shape or (size, size, channels + extra), np.uint8)
+    transform = augment.make_augment(augment.recipe_of(config.data), size, extra_channels=extra)
+    view = jax.eval_shape(transform, key, image)
+    require(
+        view.shape[-1] == config.model.channels,
+        f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
+        f"{config.model.channels}: change augment= or preprocess=",
+    )
+    rows = config.optimizer.batch_size // len(devices)
+    apply, params, stats = models.abstract(config.model)
+
+    def loss(params, stats, views, labels, queue, key):
+        layers = apply(params, stats, views, True, sharding.AXIS)[0]
+        if not config.moco.queue_size:
+            objective = objectives.make_objective(config.objective)
+            return objective(layers, layers, labels, sharding.AXIS, key)[0]
+        objective = objectives.make_queue_objective(config.objective)
+        return objective(layers["output"], layers["output"], queue, sharding.AXIS)[0]
+
+    views = jax.ShapeDtypeStruct((rows, *view.shape), view.dtype)
+    labels = jax.ShapeDtypeStruct((rows,), np.int32)
+    queue = jax.ShapeDtypeStruct((config.moco.queue_size, config.model.dim), np.float32)
+    each = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((len(sharding.local(devices)), *x.shape), x.dtype),
+        (params, stats, views, labels, queue, key),
+    )
+    jax.eval_shape(sharding.pmap(loss, devices), *each)
 
 
 def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:

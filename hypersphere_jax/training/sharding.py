@@ -104,10 +104,22 @@ def kept_compiled(folder: str | Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_mesh() -> Iterator[None]:
-    """Leave the mesh of the caller's `jax.set_mesh`. Also a decorator."""
-    with jax.set_mesh(None):
-        yield
+def isolated() -> Iterator[None]:
+    """Leave the mesh of the caller's `jax.set_mesh`, and keep the root logger as it is.
+
+    Orbax and Grain log through absl, which configures a root logger without handlers. This is a
+    decorator of the functions that users call.
+    """
+    handler = logging.lastResort or logging.NullHandler()
+    added = not logging.root.handlers
+    if added:
+        logging.root.addHandler(handler)
+    try:
+        with jax.set_mesh(None):
+            yield
+    finally:
+        if added:
+            logging.root.removeHandler(handler)
 
 
 @contextlib.contextmanager

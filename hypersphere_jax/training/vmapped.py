@@ -18,7 +18,7 @@ from hypersphere_jax import data, memory, models
 from hypersphere_jax.config import Diverged, PretrainConfig, require
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.training import checkpoint, run_folder, sharding
+from hypersphere_jax.training import run_folder, sharding
 from hypersphere_jax.training.loop import (
     Job,
     calls_of,
@@ -50,7 +50,7 @@ from hypersphere_jax.training.step import (
 MEMORY_SHARE = 0.8
 
 
-@sharding.without_mesh()
+@sharding.isolated()
 def train_vmapped(
     configs: Sequence[PretrainConfig], command: str = "", at_most: int | None = None
 ) -> list[Path | Diverged]:
