@@ -80,7 +80,7 @@ class Encoder:
         Raises:
           UserError: for a layer that it does not have, or images that do not fit.
         """
-        models.check_layer(self.config.model, layer, "layer")
+        models.check_layer(self.config.model, layer, "layer=")
         if isinstance(images, np.ndarray | jax.Array):
             images = np.asarray(images)
             shape = list(images.shape)
@@ -115,7 +115,7 @@ class Encoder:
           count: how many images there are, or more. None: many.
           devices: to compute on. None: all.
         """
-        models.check_layer(self.config.model, layer, "layer")
+        models.check_layer(self.config.model, layer, "layer=")
         devices = devices or sharding.local_devices()
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.

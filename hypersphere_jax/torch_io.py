@@ -42,7 +42,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     run = PretrainConfig(**fields)
     folder = run_folder.folder_of(run)
     held = checkpoint.steps(folder / "checkpoints")
-    require(not held, f"{folder} holds a run already: choose another --name")
+    require(not held, f"{folder} holds a run already: choose another name=")
     state = torch_files.read_state(file)
     with torch_files.naming(file):
         state, unused = torch_files.encoder_of(state, config.prefix)
@@ -60,7 +60,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         _, params, stats = models.create(model, jax.random.key(run.seed))
         fresh = to_torch(model, params, stats)
         state = state | {name: fresh[name] for name in torch_files.without_head(fresh)[1]}
-        logger.warning("the head is random: probe --layers %s", models.before_head(model.name))
+        logger.warning("the head is random: probe layers=%s", models.before_head(model.name))
     with torch_files.naming(file):
         params, stats = torch_files.converted(state, model)
     if unused:

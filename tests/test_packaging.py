@@ -57,7 +57,7 @@ def test_extras_name_what_the_package_imports():
     for extra, modules in EXTRAS.items():
         named = {re.split("[><=]", one)[0] for one in PROJECT["optional-dependencies"][extra]}
         assert {of_pip.get(module, module) for module in modules} == named
-    assert how_to_install("orbax.checkpoint") == "pip install 'hypersphere-jax[train]'"
+    assert how_to_install("orbax.checkpoint") == 'pip install ".[train]"'
     assert how_to_install("my_module") is how_to_install(None) is None
 
 
@@ -106,7 +106,7 @@ for name in ("load", "train", "PretrainConfig", "Recipe", "measure"):
         getattr(hj, name)
     except ImportError as error:
         assert str(error).startswith(f"hypersphere_jax.{{name}} needs "), error
-        assert str(error).endswith("pip install 'hypersphere-jax[train]'"), error
+        assert str(error).endswith('pip install ".[train]"'), error
     else:
         raise AssertionError(name)
 sys.argv = ["hypersphere-jax", "pretrain"]

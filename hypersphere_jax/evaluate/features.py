@@ -206,7 +206,7 @@ def augmented_features(
     Arguments and errors are those of `split_features`; sentences have no views.
     """
     pools, config = _pools(encoder, [layer], pool), encoder.config
-    require(not config.model.reads_text, "--augment is for images, not sentences")
+    require(not config.model.reads_text, "augment= is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
     def features(epoch: int) -> Features:

@@ -4,20 +4,7 @@ Each function returns its matplotlib `Figure`, and saves it as a PNG where a pat
 no pyplot here, so no global state and no display.
 """
 
-import contextlib
-import importlib
-import os
-import sys
-
-backend = os.environ.get("MPLBACKEND")
-if backend is not None and "matplotlib" not in sys.modules:
-    # Its import fails for an unknown backend, such as Jupyter's in a shell without its packages.
-    del os.environ["MPLBACKEND"]
-    matplotlib = importlib.import_module("matplotlib")
-    os.environ["MPLBACKEND"] = backend
-    with contextlib.suppress(ValueError):
-        matplotlib.rcParams["backend"] = backend
-
+from hypersphere_jax.plots import backend  # noqa: F401  imports matplotlib
 from hypersphere_jax.plots.depth import depth_sheet
 from hypersphere_jax.plots.geometry import metrics_figure
 from hypersphere_jax.plots.loss_scaling import loss_scaling

@@ -224,7 +224,7 @@ class Recorder:
         return Diverged(
             f"the run diverged: {reason}; the checkpoint of step {self.saved} is kept in "
             f"{self.folder}",
-            "choose another --name with a lower --learning-rate or smaller loss weights",
+            "choose another name= with a lower learning_rate= or smaller loss weights",
         )
 
     def _close_log(self, failed: bool = False) -> None:

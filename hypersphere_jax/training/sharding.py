@@ -54,20 +54,20 @@ def use_deterministic_kernels() -> None:
     name = xla_flags.DETERMINISTIC
     require(
         not xla_flags.is_file(),
-        f"--deterministic adds {name}=true to XLA_FLAGS, which names a file: list the flags there",
+        f"deterministic=True adds {name}=true to XLA_FLAGS, which names a file: list it there",
     )
     flags = [flag.partition("=") for flag in xla_flags.given().split()]
     values = [value for flag, _, value in flags if flag == name]
     for value in values:
         require(
             value.lower() in ("", "true", "1"),
-            f"--deterministic needs {name}=true, and XLA_FLAGS has {value}: take it out there",
+            f"deterministic=True needs {name}=true, and XLA_FLAGS has {value}: take it out there",
         )
     if not values and not xla_flags.add(f"{name}=true"):
         if jax.default_backend() != "gpu":
             return
         raise UserError(
-            "--deterministic (deterministic=True): JAX is in use already; set the environment "
+            "deterministic=True: JAX is in use already; set the environment "
             f"variable XLA_FLAGS={name}=true before"
         )
     # Else kernels that were the fastest in a run without, and are kept, would be taken over.
@@ -179,7 +179,7 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
         raise UserError(f"JAX has no device to run on: {reason[0]}") from error
     require(
         count is None or count <= len(devices),
-        f"--devices {count}: this process has {len(devices)} {devices[0].platform} device(s)",
+        f"devices={count}: this process has {len(devices)} {devices[0].platform} device(s)",
     )
     return devices[:count]
 
@@ -222,7 +222,7 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
     near = max(total, batch_size // total * total)
     require(
         batch_size % total == 0,
-        f"--batch-size {batch_size} does not divide over {total} devices: "
+        f"batch_size={batch_size} does not divide over {total} devices: "
         f"take a multiple of {total}, such as {near}",
     )
 

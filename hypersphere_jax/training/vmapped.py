@@ -78,7 +78,7 @@ def train_vmapped(
     multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
     require(not multi, "encoders train in one program on one machine: start one on each")
     several = any((config.runtime.steps_per_call or 1) > 1 for config in configs)
-    require(not several, "--steps-per-call: encoders in one program take one step at a time")
+    require(not several, "steps_per_call=: encoders in one program take one step at a time")
     folders = [run_folder.folder_of(config).resolve() for config in configs]
     for folder in folders:
         require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
