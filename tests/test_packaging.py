@@ -241,7 +241,7 @@ def test_files_of_options_that_do_not_fit(tmp_path):
         ("epochs: true", "must be a whole number"),
         ("epochs: null", "must be a whole number"),
         ("learning_rate: [1]", "must be a number"),
-        ("resume: yes", "must be one of auto, never"),
+        ("resume: yes", "must be one of auto, never, overwrite"),
         ("devices: two", "must be a whole number or null"),
         ("adam_betas: [0.5]", "must be a list of 2 values, each a number"),
         ("decay_at: 0.5", "must be a list, each a number"),
@@ -341,8 +341,8 @@ def test_a_run_logs_to_wandb(wandb, tmp_path):
 def test_wandb_missing_or_unable(wandb, monkeypatch, tmp_path):
     config = PretrainConfig(log_to="wandb")
     wandb.fail = "No key\n  configured."
-    with pytest.raises(UserError, match=r"^--log-to wandb: No key configured; or set WANDB_MODE"):
+    with pytest.raises(UserError, match=r"^log_to=wandb: No key configured; or set WANDB_MODE"):
         metrics_log.MetricsWriter(tmp_path, 0, config)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"^--log-to wandb needs wandb.*hypersphere-jax\[wandb\]'$"):
+    with pytest.raises(UserError, match=r"^log_to=wandb needs wandb.*\.\[wandb\]"):
         metrics_log.MetricsWriter(tmp_path, 0, config)

@@ -46,12 +46,10 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     )
     size = size or max(shape[:2])
     extra = config.data.extra_channels
-    channels = config.data.channels or 3
-    image = jax.ShapeDtypeStruct(shape or (size, size, channels + extra), np.uint8)
     try:
         whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
-        view = jax.eval_shape(evaluate, image)
+        view = jax.eval_shape(evaluate, _image(config, dataset.pretrain, size))
     except ValueError as error:
         if config.data.preprocess is not None:  # the user's own error
             raise
@@ -78,18 +76,22 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     )
 
 
+def _image(config: PretrainConfig, source: data.Source, size: int) -> jax.ShapeDtypeStruct:
+    """An image of a source, or one of the network's size where images differ in size."""
+    channels = (config.data.channels or 3) + config.data.extra_channels
+    return jax.ShapeDtypeStruct(source.image_shape or (size, size, channels), np.uint8)
+
+
 def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence) -> None:
     """Trace the user's augmentation, network and loss, before the run's folder is made.
 
     Raises:
       UserError: for one that returns something of the wrong kind.
     """
-    size, channels = config.model.image_size, config.data.channels or 3
-    extra = config.data.extra_channels
+    size, extra = config.model.image_size, config.data.extra_channels
     key = jax.eval_shape(jax.random.key, 0)
-    image = jax.ShapeDtypeStruct(source.image_shape or (size, size, channels + extra), np.uint8)
     transform = augment.make_augment(augment.recipe_of(config.data), size, extra_channels=extra)
-    view = jax.eval_shape(transform, key, image)
+    view = jax.eval_shape(transform, key, _image(config, source, size))
     require(
         view.shape[-1] == config.model.channels,
         f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
