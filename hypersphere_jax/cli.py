@@ -40,12 +40,8 @@ class _Notes(logging.Handler):
 
 
 HELP = ("--help", "-h", "--help-all")
-_CONFIGS = [each for each in vars(C).values() if dataclasses.is_dataclass(each)]
-_FIELDS = "|".join({field.name for each in _CONFIGS for field in dataclasses.fields(each)})
 # An option in a message, such as `epochs=3`, `epochs=` or `extend=True`; not in a path or a call.
-_OPTION = re.compile(
-    rf"(?<![\w./'\"=-])({_FIELDS})=(?!…)(?:(True|False)\b|(?=(?!\.(?:\s|$))[^\s,;:)])())?"
-)
+_OPTION = re.compile(r"(?<![\w./'\"=-])([a-z]\w*)=(?!…)(True\b|False\b|(?=[^\s,;:).]|\.\S))?")
 # Those that train; of `reproduce` the settings are the papers'.
 WITH_FILE = ("pretrain", "finetune", "quickstart")
 
@@ -54,9 +50,9 @@ def _with_flags(message: str) -> str:
     """A message with options as flags: `--epochs 3` for `epochs=3`."""
 
     def flag(match: re.Match) -> str:
-        name, truth, value = match.groups()
-        flag = flag_of(f"no_{name}" if truth == "False" else name)
-        return flag if value is None else f"{flag} "
+        name, value = match.groups()
+        flag = flag_of(f"no_{name}" if value == "False" else name)
+        return f"{flag} " if value == "" else flag
 
     return _OPTION.sub(flag, message)
 

@@ -63,7 +63,7 @@ LOGGED = """
 import json, logging, sys
 import jax, numpy as np
 if sys.argv[1] == "configured":
-    logging.basicConfig(level=logging.ERROR, format="mine")
+    logging.basicConfig(level=logging.ERROR, format="mine %(message)s")
 def state():
     roots = [logging.getLogger(name) for name in ("", "absl", "jax")]
     return [[each.level, list(map(str, each.handlers)), each.propagate] for each in roots]
@@ -92,7 +92,7 @@ DRAWN = """
 import os, sys
 from hypersphere_jax import plots
 record = {"step": 1, "loss": 1.0, "align": 1.0, "uniform": -1.0, "lr": 0.1}
-plots.training_curves([record], sys.argv[1])
+plots.training_curves({"a": [record]}, sys.argv[1])
 print(os.environ["MPLBACKEND"], "matplotlib.pyplot" in sys.modules)
 """
 

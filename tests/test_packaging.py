@@ -120,13 +120,13 @@ def test_without_the_extra_of_training():
     missing = {*EXTRAS["train"], *EXTRAS["tfds"]} - {"scipy"}  # which jax needs
     done = processes.python("-c", WITHOUT.format(missing=missing))
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"error: .* pip install 'hypersphere-jax\[train\]'\n", done.stderr)
+    assert re.fullmatch(r'error: .* pip install "\.\[train\]"\n', done.stderr)
 
 
 def test_without_the_extra_of_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets.core.read_only_builder", None)
-    with pytest.raises(UserError, match=r"pip install 'hypersphere-jax\[tfds\]'"):
+    with pytest.raises(UserError, match=r'pip install "\.\[tfds\]"'):
         data.load(DataConfig("cifar10"))
 
 

@@ -130,7 +130,7 @@ def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
         ({"dim": 6}, r"dim=6: the file has 5"),
         ({"name": "small_alexnet"}, r"model=small_alexnet: the file has resnet18"),
     ):
-        with pytest.raises(C.UserError, match=rf"a\.npz: {match}; leave that flag out"):
+        with pytest.raises(C.UserError, match=rf"a\.npz: {match}; leave that option out"):
             import_state(state, 16, flags)
     assert not (tmp_path / "runs").exists()
 

@@ -45,7 +45,7 @@ def _chain(
     for operation, params in steps:
         function = OPERATIONS.get(operation, operation)
         name, form = Custom(function).name, f"(key, image, *, {', '.join(('size', *params))})"
-        check_call(function, f"the operation {name}", form, None, None, size=size, **params)
+        check_call(function, f"{option} operation {name}", form, None, None, size=size, **params)
     if cropped:
         steps = tuple(step for step in steps if step[0] not in CROPS)
 

@@ -116,10 +116,10 @@ def refuse(config: Any, names: Iterable[str], reason: str) -> None:
         require(name not in names, f"{name}={value} {reason}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint at the known name that is nearest to a wrong one; empty where none is near."""
     by_plain = {plain(each): each for each in known}
-    near = difflib.get_close_matches(plain(name), by_plain, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(plain(name), by_plain, n=1, cutoff=cutoff)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 

@@ -191,7 +191,6 @@ def split_features(
     return Extraction(features, pools, missing, time.perf_counter() - began, wait)
 
 
-@sharding.isolated()
 def augmented_features(
     encoder: Encoder,
     source: Source,
@@ -209,6 +208,7 @@ def augmented_features(
     require(not config.model.reads_text, "augment= is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
+    @sharding.isolated()
     def features(epoch: int) -> Features:
         batches = forward(encoder.params, encoder.stats, read(epoch), epoch)
         return feature_cache.write(batches, {layer: None})[layer]

@@ -86,11 +86,13 @@ def train_vmapped(
     load = functools.cache(data.load)
     jobs = [open_job(config, load) for config in configs]
     for group in _groups(jobs):
-        compiled = functools.cache(functools.partial(_compiled, jobs[group[0]]))
-        limit = MEMORY_SHARE * sharding.memory(jobs[group[0]].devices)
-        for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
-            trained = _train([jobs[i] for i in part], command, compiled)
-            outcomes |= dict(zip(part, trained, strict=True))
+        first = jobs[group[0]]
+        compiled = functools.cache(functools.partial(_compiled, first))
+        limit = MEMORY_SHARE * sharding.memory(first.devices)
+        with sharding.kept_compiled(first.config.runtime.cache_dir):
+            for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
+                trained = _train([jobs[i] for i in part], command, compiled)
+                outcomes |= dict(zip(part, trained, strict=True))
     return [outcomes[i] for i in range(len(configs))]
 
 
