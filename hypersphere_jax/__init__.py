@@ -1,8 +1,8 @@
 """Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
 
 The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
-them needs jax and numpy only; what trains, loads and evaluates encoders needs `pip install
-'hypersphere-jax[train]'`. Names are imported when they are first used.
+them needs jax and numpy only; what trains, loads and evaluates encoders needs
+`pip install ".[train]"` in a clone of the repository. Names are imported when they are first used.
 """
 
 TYPE_CHECKING = False  # of `typing`, which takes long to import: no signal is answered before

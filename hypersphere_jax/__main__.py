@@ -31,6 +31,7 @@ def main() -> int:
     # Imports and tracing make objects that stay. By default Python looks through them all the time;
     # at a tenth of this number it still took a twentieth of the time to the first step.
     gc.set_threshold(1_000_000, 50, 50)
+    os.environ["MPLBACKEND"] = "agg"  # pictures go to files
     from hypersphere_jax import signals
     from hypersphere_jax.extras import how_to_install
 

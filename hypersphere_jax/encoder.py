@@ -47,7 +47,20 @@ class Encoder:
         self.step, self.apply, self.origin = step, apply, origin
         self._programs: dict[tuple, Callable] = {}
 
+    def __reduce__(self) -> tuple:
+        """Pickle and copy without compiled programs and `apply`, which the config determines."""
+        return _restored, (self.config, self.params, self.stats, self.step, self.origin)
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        images = f"{model.image_size}x{model.image_size}x{model.channels} images"
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        source = f"step {self.step}" if self.origin is None else f"weights of {self.origin}"
+        what = f"{model.label}, {images}, {count:,} parameters, {source}"
+        return f"Encoder({self.config.name!r}: {what})"
+
     @functools.cached_property
+    @sharding.isolated()
     def layers(self) -> dict[str, tuple[int, ...]]:
         """Names of its layers, in the network's order, and their shapes for one image."""
         return models.layers(self.config.model)
@@ -67,7 +80,7 @@ class Encoder:
         Raises:
           UserError: for a layer that it does not have, or images that do not fit.
         """
-        models.check_layer(self.config.model, layer, "layer")
+        models.check_layer(self.config.model, layer, "layer=")
         if isinstance(images, np.ndarray | jax.Array):
             images = np.asarray(images)
             shape = list(images.shape)
@@ -102,7 +115,7 @@ class Encoder:
           count: how many images there are, or more. None: many.
           devices: to compute on. None: all.
         """
-        models.check_layer(self.config.model, layer, "layer")
+        models.check_layer(self.config.model, layer, "layer=")
         devices = devices or sharding.local_devices()
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
@@ -138,13 +151,15 @@ class Encoder:
         (folder / CARD).write_text(self._card(), encoding="utf-8")
         return folder
 
+    @sharding.isolated()
     def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
         images, cropped = self._array(part)
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
         program = self._program(layer, cropped, images.shape[1:], tuple(devices))
         rows = sharding.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
-        layers = np.asarray(program(*self._on(tuple(devices)), rows))
+        with sharding.kept_compiled(self.config.runtime.cache_dir):
+            layers = np.asarray(program(*self._on(tuple(devices)), rows))
         return layers.reshape(-1, *layers.shape[2:])[: len(images)]
 
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
@@ -239,6 +254,11 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 | --- | --- |
 {layers}
 """
+
+
+def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin: str) -> Encoder:
+    apply, _, _ = models.abstract(config.model)
+    return Encoder(config, params, stats, step, apply, origin)
 
 
 def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which extra of the package brings a module: `pip install 'hypersphere-jax[train]'`."""
+"""Which extra of the package brings a module: `pip install ".[train]"`."""
 
 # Extras of pyproject.toml and the modules that the package imports of them.
 EXTRAS = {
@@ -20,5 +20,5 @@ def how_to_install(module: str | None) -> str | None:
     top = (module or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if top in modules:
-            return f"pip install 'hypersphere-jax[{extra}]'"
+            return f'pip install ".[{extra}]"'
     return None

@@ -35,9 +35,10 @@ logger = logging.getLogger("hypersphere_jax")
 
 FITTING = 0.8  # of the labels, to train on where the others choose the learning rate
 ENOUGH = 100  # held-out images for a choice without a warning
-ADVICE = "choose another --name with lower --learning-rates"
+ADVICE = "choose another name= with lower learning_rates="
 
 
+@sharding.isolated()
 def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
     """Trains, or continues to, and scores the classifier.
 
@@ -66,7 +67,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     if len(rates) > 1:
         valid = held_out(whole, config.fraction, base.data.subset_seed)
         if len(valid) < ENOUGH:
-            logger.warning("--learning-rates: %d held-out images: a noisy choice", len(valid))
+            logger.warning("learning_rates=: %d held-out images: a noisy choice", len(valid))
         valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
     chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
@@ -113,7 +114,7 @@ def recorded(folder: Path) -> FinetuneConfig:
     require(
         run.init_from is not None,
         f"{folder} was made by `pretrain`, which continues it: name the run to fine-tune, and "
-        "another --name",
+        "another name=",
     )
     tried = [float(file.parent.name) for file in folder.glob("learning_rates/*/config.json")]
     return FinetuneConfig(
@@ -143,8 +144,8 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
     rows = rows[np.asarray(dataset.train.labels)[rows] >= 0]
     require(
         len(rows) > 0,
-        f"--fraction {fraction:g}: no class has enough images to hold one out: give one of the "
-        "--learning-rates",
+        f"fraction={fraction:g}: no class has enough images to hold one out: give one of the "
+        "learning_rates=",
     )
     return subsets.Subset(dataset.train, rows, "held out")
 
@@ -154,7 +155,7 @@ def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> flo
     pairs = zip(rates, valid_top1, strict=True)
     scored = [(-top1, rate) for rate, top1 in pairs if top1 is not None]
     tried = " ".join(f"{rate:g}" for rate in rates)
-    require(bool(scored), f"--learning-rates {tried}: training diverged at each; give lower ones")
+    require(bool(scored), f"learning_rates={tried}: training diverged at each; give lower ones")
     return min(scored)[1]
 
 
@@ -230,7 +231,7 @@ def _with_optimizer(
     """The run on a share of the fraction of the labels."""
     fraction = share * config.fraction
     count = _count(whole, fraction, base.data.subset_seed)
-    require(count >= 2, f"--fraction {config.fraction:g}: {count} labelled image, two are needed")
+    require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
     optimizer = OptimizerConfig(
         epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
         batch_size=config.batch_size or 2 ** (min(256, count).bit_length() - 1),
@@ -264,7 +265,7 @@ def _valid_top1(
         except Diverged as error:
             record = run_of_record | {"reason": error.reason}
             write_json(file, record)
-    logger.warning("--learning-rates: %g is left out: %s", rate, record["reason"])
+    logger.warning("learning_rates=: %g is left out: %s", rate, record["reason"])
     return None
 
 

@@ -136,7 +136,7 @@ def wrong_option(flags: list[Flag], arguments: Sequence[str], command: str) -> s
         if flag.choices and value not in (*flag.choices, "None"):
             value = "" if value.startswith("--") else value
             hint = values.get(plain(value), values.get(""))
-            hint = f"; {_advice(hint)}" if hint else did_you_mean(value, flag.choices)
+            hint = f"; {_advice(hint)}" if hint else did_you_mean(value, flag.choices, 0.8)
             return f"no {name} {value}".rstrip() + (hint or f"; it is one of {choices}")
         if flag.kind in (int, float) and value != "None" and not value.startswith("--"):
             try:

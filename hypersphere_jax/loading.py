@@ -12,11 +12,12 @@ from hypersphere_jax.config import DataConfig, PretrainConfig, UserError, from_d
 from hypersphere_jax.encoder import CONFIG, WEIGHTS, Encoder
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import shortened
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_folder, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
 
+@sharding.isolated()
 def load(
     where: str | Path,
     step: int | None = None,

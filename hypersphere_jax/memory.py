@@ -6,7 +6,7 @@ import os
 # Of XLA; and of NVIDIA's libraries where other processes have left them nothing to begin with.
 SIGNS = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "DNN library initialization failed")
 ADVICE = (
-    "give less at a time, such as a lower --batch-size; where other processes hold a GPU's memory, "
+    "give less at a time, such as a lower batch_size=; where other processes hold a GPU's memory, "
     "end them, or start each with its share, such as XLA_PYTHON_CLIENT_MEM_FRACTION=0.4"
 )
 

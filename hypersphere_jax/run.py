@@ -1,11 +1,12 @@
 """Training from Python, with data, a network, augmentation or a loss of one's own."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.augment import Recipe
-from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.config import PretrainConfig, Stopped, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
@@ -40,6 +41,7 @@ class Run:
         """The lines of its log, see docs/runs.md."""
         return read_metrics(self.folder)
 
+    @sharding.isolated()
     def report(self) -> Path:
         """Writes its page, `report.html`, with sheets of its images, and says where that is."""
         from hypersphere_jax import report, sheets
@@ -51,6 +53,18 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
 
+@contextlib.contextmanager
+def _interrupts_as_stopped() -> Iterator[None]:
+    """Raise `Stopped` for Ctrl-C outside the steps too."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except KeyboardInterrupt as error:
+        raise Stopped("stopped; what was saved is kept, and the same call continues") from error
+
+
+@_interrupts_as_stopped()
 def train(
     config: PretrainConfig | None = None,
     *,
@@ -62,11 +76,13 @@ def train(
     augment: Any = None,
     preprocess: Any = None,
     loss: Callable | None = None,
+    overwrite: bool = False,
 ) -> Run:
     """Trains an encoder, or continues the run that is in the folder of its name.
 
     All that is the user's own is given here, each alone or together. It is named in the run's
-    `config.json`, and must be given again to continue.
+    `config.json`, and must be given again to continue. Compiled programs are kept in the config's
+    `cache_dir`, unless `jax_compilation_cache_dir` is set; afterwards JAX's settings are restored.
 
     Args:
       config: of the run; None: the default, on the embedded digits.
@@ -89,6 +105,7 @@ def train(
         `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
         `(query, key, queue) -> scalar`. With an argument `axis_name` it is given one device's
         features and must give the loss of all; without, it is given all devices' features.
+      overwrite: start anew, and remove the run of this name once all arguments are checked.
 
     Returns:
       The run.
@@ -96,8 +113,8 @@ def train(
     Raises:
       UserError: for anything invalid, with what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: after SIGINT or SIGTERM during the steps, once the state is saved; the same call goes
-        on.
+      Stopped: a `KeyboardInterrupt`, after Ctrl-C at any moment, or SIGTERM during the steps. The
+        step under way is saved, and the same call continues.
     """
     config = config or PretrainConfig()
     require(
@@ -132,6 +149,8 @@ def train(
         if test is not None and config.evaluate.eval_split is None:
             own["eval_split"] = "test"
     config = config.replace(**own)
+    if overwrite:
+        config = config.replace(resume="overwrite")
     sharding.prepare(config.runtime.devices, config.runtime.deterministic)
     return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypersphere_jax import data, encoder, loading, models, torch_files
 from hypersphere_jax.config import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
-from hypersphere_jax.config.base import changed, check_output, flag_of
+from hypersphere_jax.config.base import changed, check_output
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
 from hypersphere_jax.training import checkpoint, resolve, run_folder, sharding
@@ -42,7 +42,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     run = PretrainConfig(**fields)
     folder = run_folder.folder_of(run)
     held = checkpoint.steps(folder / "checkpoints")
-    require(not held, f"{folder} holds a run already: choose another --name")
+    require(not held, f"{folder} holds a run already: choose another name=")
     state = torch_files.read_state(file)
     with torch_files.naming(file):
         state, unused = torch_files.encoder_of(state, config.prefix)
@@ -60,7 +60,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         _, params, stats = models.create(model, jax.random.key(run.seed))
         fresh = to_torch(model, params, stats)
         state = state | {name: fresh[name] for name in torch_files.without_head(fresh)[1]}
-        logger.warning("the head is random: probe --layers %s", models.before_head(model.name))
+        logger.warning("the head is random: probe layers=%s", models.before_head(model.name))
     with torch_files.naming(file):
         params, stats = torch_files.converted(state, model)
     if unused:
@@ -136,7 +136,7 @@ def _with_flags(model: ModelConfig, config: ImportConfig) -> ModelConfig:
     else:
         fixed += head
     for name in fixed:
-        flag, shown = flag_of("model" if name == "name" else name), getattr(model, name)
+        option, shown = "model" if name == "name" else name, getattr(model, name)
         given = flags.get(name, shown)
-        require(given == shown, f"{flag} {given}: the file has {shown}; leave that flag out")
+        require(given == shown, f"{option}={given}: the file has {shown}; leave that option out")
     return dataclasses.replace(model, **flags)

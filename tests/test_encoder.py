@@ -1,5 +1,7 @@
 """Encoders as functions: the features that evaluation sees, of images in all forms; saved."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import jax
@@ -141,6 +143,51 @@ def test_steps_and_names(image_run, text_run):
 def test_what_is_no_image(encoder, images, layer, match):
     with pytest.raises(hj.UserError, match=match):
         encoder(images, layer=layer)
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_copies_and_pickles(copied, used, image_run, encoder, rng):
+    """To the bit, before and after the encoder was used."""
+    images = rng.integers(0, 256, (5, 8, 8, 1), np.uint8)
+    original = hj.load(image_run)
+    if used:
+        original(images)
+    again = copied(original)
+    assert again.config == original.config and again.step == original.step
+    assert again.layers == original.layers
+    np.testing.assert_array_equal(again(images), encoder(images))
+
+
+def test_an_encoder_shows_its_network(encoder):
+    shown = repr(encoder)
+    assert "\n" not in shown and "0x" not in shown
+    assert all(part in shown for part in ("Encoder", "images", "small_cnn", f"step {encoder.step}"))
+
+
+def flat(params, x):
+    return x.reshape(len(x), -1) @ params["w"]
+
+
+def ones(key, x):
+    return {"w": jax.numpy.ones((x[0].size, 2))}
+
+
+def test_an_encoder_with_the_users_network_is_pickled(tmp_path):
+    config = hj.PretrainConfig(runs_dir=str(tmp_path), epochs=1, batch_size=8)
+    images = np.arange(8 * 64, dtype=np.uint8).reshape(8, 8, 8, 1)
+    encoder = hj.train(config, images=images, network=(ones, flat), augment=shifted).encoder
+    again = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(again(images), encoder(images))
+    np.testing.assert_array_equal(copy.deepcopy(encoder)(images), encoder(images))
+
+
+def shifted(key, image):
+    return image / 255 + jax.random.normal(key, image.shape)
 
 
 def test_probes_and_measures(encoder):

@@ -156,7 +156,7 @@ def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
 
     def tried(*rates):
         runs_.clear()
-        with pytest.raises(C.UserError, match=r"--learning-rates 5000 6000\b.* diverged at each"):
+        with pytest.raises(C.UserError, match=r"learning_rates=5000 6000\b.* diverged at each"):
             finetune.run_finetune(asked(image_run, tmp_path, learning_rates=rates))
         return [run.optimizer.learning_rate for run in runs_]
 

@@ -57,7 +57,7 @@ def test_extras_name_what_the_package_imports():
     for extra, modules in EXTRAS.items():
         named = {re.split("[><=]", one)[0] for one in PROJECT["optional-dependencies"][extra]}
         assert {of_pip.get(module, module) for module in modules} == named
-    assert how_to_install("orbax.checkpoint") == "pip install 'hypersphere-jax[train]'"
+    assert how_to_install("orbax.checkpoint") == 'pip install ".[train]"'
     assert how_to_install("my_module") is how_to_install(None) is None
 
 
@@ -106,7 +106,7 @@ for name in ("load", "train", "PretrainConfig", "Recipe", "measure"):
         getattr(hj, name)
     except ImportError as error:
         assert str(error).startswith(f"hypersphere_jax.{{name}} needs "), error
-        assert str(error).endswith("pip install 'hypersphere-jax[train]'"), error
+        assert str(error).endswith('pip install ".[train]"'), error
     else:
         raise AssertionError(name)
 sys.argv = ["hypersphere-jax", "pretrain"]
@@ -120,13 +120,13 @@ def test_without_the_extra_of_training():
     missing = {*EXTRAS["train"], *EXTRAS["tfds"]} - {"scipy"}  # which jax needs
     done = processes.python("-c", WITHOUT.format(missing=missing))
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"error: .* pip install 'hypersphere-jax\[train\]'\n", done.stderr)
+    assert re.fullmatch(r'error: .* pip install "\.\[train\]"\n', done.stderr)
 
 
 def test_without_the_extra_of_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets.core.read_only_builder", None)
-    with pytest.raises(UserError, match=r"pip install 'hypersphere-jax\[tfds\]'"):
+    with pytest.raises(UserError, match=r'pip install "\.\[tfds\]"'):
         data.load(DataConfig("cifar10"))
 
 
@@ -241,7 +241,7 @@ def test_files_of_options_that_do_not_fit(tmp_path):
         ("epochs: true", "must be a whole number"),
         ("epochs: null", "must be a whole number"),
         ("learning_rate: [1]", "must be a number"),
-        ("resume: yes", "must be one of auto, never"),
+        ("resume: yes", "must be one of auto, never, overwrite"),
         ("devices: two", "must be a whole number or null"),
         ("adam_betas: [0.5]", "must be a list of 2 values, each a number"),
         ("decay_at: 0.5", "must be a list, each a number"),
@@ -341,8 +341,8 @@ def test_a_run_logs_to_wandb(wandb, tmp_path):
 def test_wandb_missing_or_unable(wandb, monkeypatch, tmp_path):
     config = PretrainConfig(log_to="wandb")
     wandb.fail = "No key\n  configured."
-    with pytest.raises(UserError, match=r"^--log-to wandb: No key configured; or set WANDB_MODE"):
+    with pytest.raises(UserError, match=r"^log_to=wandb: No key configured; or set WANDB_MODE"):
         metrics_log.MetricsWriter(tmp_path, 0, config)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"^--log-to wandb needs wandb.*hypersphere-jax\[wandb\]'$"):
+    with pytest.raises(UserError, match=r"^log_to=wandb needs wandb.*\.\[wandb\]"):
         metrics_log.MetricsWriter(tmp_path, 0, config)

@@ -78,7 +78,7 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
         export = C.ExportConfig(run=str(folder), out=tmp_path / f"back{step}.npz", step=step)
         back = dict(np.load(torch_io.export(export)))
         assert_same(back, {name: factor * array for name, array in state.items()})
-    with pytest.raises(C.UserError, match=r"holds a run already.*--name"):
+    with pytest.raises(C.UserError, match=r"holds a run already.*name="):
         import_state(given, 16)
 
 
@@ -100,7 +100,7 @@ def test_fresh_head(import_state, rng, caplog):
         folder = import_state(
             entries, model.image_size, {"dim": 5}, fresh_head=True, name=name, seed=seed
         )
-        assert f"the head is random: probe --layers {layer}" in caplog.text
+        assert f"the head is random: probe layers={layer}" in caplog.text
         assert run_folder.read_config(folder).seed == seed
         encoder, (body, stats) = run_folder.load_encoder(folder), from_torch(model, state)
         assert_same((encoder.params | {"head": 0}, encoder.stats), (body | {"head": 0}, stats))
@@ -127,10 +127,10 @@ def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
         with pytest.raises(C.UserError, match=pattern):
             import_state(entries, 16, fresh_head=fresh_head)
     for flags, match in (
-        ({"dim": 6}, r"--dim 6: the file has 5"),
-        ({"name": "small_alexnet"}, r"--model small_alexnet: the file has resnet18"),
+        ({"dim": 6}, r"dim=6: the file has 5"),
+        ({"name": "small_alexnet"}, r"model=small_alexnet: the file has resnet18"),
     ):
-        with pytest.raises(C.UserError, match=rf"a\.npz: {match}; leave that flag out"):
+        with pytest.raises(C.UserError, match=rf"a\.npz: {match}; leave that option out"):
             import_state(state, 16, flags)
     assert not (tmp_path / "runs").exists()
 
@@ -192,7 +192,7 @@ def test_without_a_head_nothing_is_lost(import_state, short_resnets, rng):
         encoder = hj.load(folder)
         assert_same((encoder.params, encoder.stats), from_torch(HEADLESS, state))
         assert encoder.layers["output"] == encoder.layers["backbone"] == (64,)
-    with pytest.raises(C.UserError, match="take --dim 64"):
+    with pytest.raises(C.UserError, match="take dim=64"):
         models.abstract(replace(HEADLESS, dim=32))
 
 

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 
 from hypersphere_jax.augment import colour, operations
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, Recipe, Steps, find
+from hypersphere_jax.config.base import Custom, check_call, described, require
 
 CACHE_BYTES = 2**21  # of float32 images at once, on CPU
 CROPS = (*RANDOM_CROPS, "resize", "center_crop")  # what `host_crops` does instead
@@ -26,16 +27,25 @@ OPERATIONS: dict[str, Callable] = {
 
 
 def _chain(
-    steps: Steps, size: int, dtype: DTypeLike, cropped: bool, extra_channels: int
+    steps: Steps,
+    size: int,
+    dtype: DTypeLike,
+    cropped: bool,
+    extra_channels: int,
+    option: str = "augment=",
 ) -> Callable:
     """One function (key, uint8 image) -> image that applies the steps in order."""
     if callable(steps):
-        return _own(steps, size, dtype)
+        return _own(steps, option, size, dtype)
     if len(dict(steps)) < len(steps):
         raise ValueError(f"operations name their random streams, so each may occur once: {steps}")
     unknown = [name for name, _ in steps if isinstance(name, str) and name not in OPERATIONS]
     if unknown:
         raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
+    for operation, params in steps:
+        function = OPERATIONS.get(operation, operation)
+        name, form = Custom(function).name, f"(key, image, *, {', '.join(('size', *params))})"
+        check_call(function, f"{option} operation {name}", form, None, None, size=size, **params)
     if cropped:
         steps = tuple(step for step in steps if step[0] not in CROPS)
 
@@ -59,16 +69,24 @@ def _chain(
     return apply
 
 
-def _own(function: Callable, size: int, dtype: DTypeLike) -> Callable:
-    """A function of the user's own; what it gives as integers is divided by 255."""
+def _own(function: Callable, option: str, size: int, dtype: DTypeLike) -> Callable:
+    """The user's function of (key, image) or, for `preprocess=`, of image; divides integers by 255.
+
+    Raises:
+      UserError: for another signature, or a result that is no image.
+    """
+    name = f"{option}{Custom(function).name}"
+    form = "(key, image)" if option == "augment=" else "(image)"
+    check_call(function, name, form, *form.split(","))
 
     def apply(key, image):
-        view = function(key, image)
-        if view.ndim != 3 or view.shape[:2] != (size, size):
-            raise ValueError(
-                f"{function.__qualname__} gives {list(view.shape)}, and the network takes "
-                f"[{size}, {size}, c]: see --image-size"
-            )
+        view = function(key, image) if option == "augment=" else function(image)
+        is_real = hasattr(view, "dtype") and not jnp.issubdtype(view.dtype, jnp.complexfloating)
+        require(
+            is_real and view.ndim == 3 and view.shape[:2] == (size, size),
+            f"{name} returns {described(view)}: it must return an image [{size}, {size}, c]; "
+            "image_size= sets the side",
+        )
         if jnp.issubdtype(view.dtype, jnp.integer):
             view = view.astype(jnp.float32) / 255.0
         return view.astype(dtype)
@@ -117,8 +135,7 @@ def make_evaluate(
     image uint8 [h, w, c] -> dtype [size, size, c'].
     """
     steps = find(recipe).evaluate
-    steps = (lambda key, image: own(image)) if callable(own := steps) else steps
-    apply = _chain(steps, size, dtype, cropped, extra_channels)
+    apply = _chain(steps, size, dtype, cropped, extra_channels, "preprocess=")
     return lambda image: apply(jax.random.key(0), image)
 
 

@@ -40,7 +40,7 @@ class Diverged(UserError):
         return ": ".join(self.args)
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """A run that was asked to stop and has saved its state; the text says how to continue."""
 
 
@@ -61,23 +61,23 @@ def program() -> str:
 
 
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise UserError, "--flag VALUE: must be …", for a value that is not of its kind."""
+    """Raise UserError, "name=VALUE: must be …", for a value that is not of its kind."""
     for name, value in values.items():
         plain = isinstance(value, int | float | str | None)
         if said := (_wrong_plain if plain else wrong)(value, kinds[name], Option()):
             marks = getattr(kinds[name], "__metadata__", ())
             named = next((mark.name for mark in marks if getattr(mark, "name", None)), name)
-            flag = name.upper() if Positional in marks else flag_of(named)
+            option = f"{name.upper()} " if Positional in marks else f"{named}="
             shown = shlex.join(map(str, value)) if isinstance(value, tuple) else value
             shown = repr(value) if isinstance(value, str) else shown
-            raise UserError(f"{flag} {printable(shown)}: {said.removesuffix(' or null')}")
+            raise UserError(f"{option}{printable(shown)}: {said.removesuffix(' or null')}")
 
 
 # Sweeps have thousands of configs of few values. Typed: 1, 1.0 and True are not the same.
 _wrong_plain = functools.lru_cache(maxsize=10_000, typed=True)(wrong)
 
 
-def check_output(path: Path | None, *endings: str, flag: str = "--out") -> None:
+def check_output(path: Path | None, *endings: str, flag: str = "out=") -> None:
     """Raise UserError unless a file can be written there, of such an ending and in place of none.
 
     What is there may be written anew if it says at its beginning that it is ours (`WRITER`). A file
@@ -85,7 +85,7 @@ def check_output(path: Path | None, *endings: str, flag: str = "--out") -> None:
     """
     if path is None:
         return
-    what = f"{flag} {path}"
+    what = f"{flag}{path}"
     right = path.suffix.lower() in endings
     require(right, f"{what}: must be a file that ends in {' or '.join(endings)}")
     free = not os.path.lexists(path)
@@ -110,16 +110,16 @@ def changed(config: Any) -> list[str]:
 
 
 def refuse(config: Any, names: Iterable[str], reason: str) -> None:
-    """Raise UserError, "--flag REASON", if one of these fields differs from its default."""
+    """Raise UserError, "name= REASON", if one of these fields differs from its default."""
     for name in changed(config):
-        prefix = "no_" if getattr(config, name) is False else ""
-        require(name not in names, f"{flag_of(prefix + name)} {reason}")
+        value = "False" if getattr(config, name) is False else ""
+        require(name not in names, f"{name}={value} {reason}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint at the known name that is nearest to a wrong one; empty where none is near."""
     by_plain = {plain(each): each for each in known}
-    near = difflib.get_close_matches(plain(name), by_plain, n=1)
+    near = difflib.get_close_matches(plain(name), by_plain, n=1, cutoff=cutoff)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 
@@ -145,6 +145,9 @@ class Custom:
     def __hash__(self) -> int:
         return id(self.value)
 
+    def __deepcopy__(self, memo: dict) -> "Custom":
+        return self
+
 
 def _name_of(value: Any) -> str:
     if isinstance(value, functools.partial):
@@ -154,6 +157,24 @@ def _name_of(value: Any) -> str:
         return ", ".join(map(_name_of, value))
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def described(value: Any) -> str:
+    """The type of a value for a message, such as "float32 [3, 4]" or "tuple"."""
+    is_array = hasattr(value, "dtype")
+    return f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__
+
+
+def check_call(function: Any, name: str, form: str, *arguments: Any, **options: Any) -> None:
+    """Raise UserError unless a function can be called with these arguments, described by `form`."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function written in C may have none
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise UserError(f"{name} must be callable as {form}: {error}") from error
 
 
 def hold_custom(config: Any, name: str) -> None:

@@ -73,13 +73,11 @@ class DataConfig:
         for name in ("source", "augment", "preprocess"):
             hold_custom(self, name)
         known = self.channels in (None, 1, 3)
-        require(known, f"--channels {self.channels}: must be 1 (grey) or 3 (RGB)")
-        require(self.fold < self.folds, f"--fold {self.fold}: must be below --folds {self.folds}")
+        require(known, f"channels={self.channels}: must be 1 (grey) or 3 (RGB)")
+        require(self.fold < self.folds, f"fold={self.fold}: must be below folds={self.folds}")
         if self.subset == "all":
-            refuse(self, ["subset_size"], "needs --subset long_tailed or uniform")
-        require(
-            self.name != "random_bits" or self.bits > 0, "--data random_bits needs --bits above 0"
-        )
+            refuse(self, ["subset_size"], "needs subset=long_tailed or uniform")
+        require(self.name != "random_bits" or self.bits > 0, "data=random_bits needs bits= above 0")
 
     @property
     def extra_channels(self) -> int:

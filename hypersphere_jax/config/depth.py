@@ -44,9 +44,9 @@ class DepthConfig:
 
     def __post_init__(self):
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
-        require(self.folds == 0 or self.folds >= 2, f"--folds {self.folds}: must be 0, 2 or more")
+        require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
         one = len(self.runs) == 1
-        require(one or self.folds > 0, "several runs are compared on training images: give --folds")
+        require(one or self.folds > 0, "several runs are compared on training images: give folds=")
         distinct = len(set(self.runs)) == len(self.runs)
         require(distinct, f"a run is named twice: {', '.join(self.runs)}")
 

@@ -85,22 +85,22 @@ class ProbeConfig:
             what = "name at least one run" if name == "runs" else f"--{name}: give at least one"
             require(bool(getattr(self, name)), what)
         one = not self.all_steps or self.step is None
-        require(one, "--step and --all-steps do not go together")
+        require(one, "step= and all_steps= do not go together")
         # Options that no protocol uses are refused.
         if not set(self.protocols) - {"lbfgs", "knn", "quick_thought"}:
-            needed = "needs --protocols stl10, moco, simclr or balanced"
+            needed = "needs protocols=stl10, moco, simclr or balanced"
             refuse(self, ["augment", "as_printed"], needed)
         if "lbfgs" not in self.protocols:
-            refuse(self, ["l2", "standardize"], "needs --protocols lbfgs")
+            refuse(self, ["l2", "standardize"], "needs protocols=lbfgs")
         if "knn" not in self.protocols:
-            refuse(self, ["k", "metric", "vote"], "needs --protocols knn")
+            refuse(self, ["k", "metric", "vote"], "needs protocols=knn")
         if set(self.protocols) == {"knn"}:
-            refuse(self, ["folds"], "needs --protocols with something to choose")
+            refuse(self, ["folds"], "needs protocols= with something to choose")
         if self.vote != "similarity":
-            refuse(self, ["temperature"], "needs --vote similarity")
+            refuse(self, ["temperature"], "needs vote=similarity")
         require(
             "quick_thought" not in self.protocols or bool(self.data),
-            "--protocols quick_thought needs --data: the sentences to classify, such as mr",
+            "protocols=quick_thought needs data=: the sentences to classify, such as mr",
         )
 
 
@@ -207,4 +207,4 @@ class EvaluateConfig:
     refuse `train`. None: `train`; of supervised runs the held-out fold, required without it."""
 
     def __post_init__(self):
-        require(len(self.evaluators) > 0, "--evaluators: name one or more")
+        require(len(self.evaluators) > 0, "evaluators=: name one or more")

@@ -48,6 +48,6 @@ class FinetuneConfig:
     def __post_init__(self):
         rates = self.learning_rates
         distinct = 0 < len(rates) == len(set(rates))
-        require(distinct, f"--learning-rates {rates}: give one or more, each once")
+        require(distinct, f"learning_rates={rates}: give one or more, each once")
         one = len(rates) == 1 or not self.runtime.multi_process
-        require(one, "--learning-rates: several are tried in one process; train with the best one")
+        require(one, "learning_rates=: several are tried in one process; train with the best one")

@@ -75,7 +75,7 @@ class ModelConfig:
             what = ", ".join(sorted(names)).replace("name", "model")
             require(not names, f"{what}: for this package's networks, and network= is your own")
         if self.batch_norm not in (None, "split"):
-            refuse(self, ["bn_groups"], f"is for --batch-norm split, not {self.batch_norm}")
+            refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
         if not self.name.startswith("resnet"):
             names = ["stem", "zero_init_residual"]
             refuse(self, names, f"is for ResNets, and {self.name} is none")
@@ -83,10 +83,10 @@ class ModelConfig:
         network = whose.get(self.init, "")
         require(
             self.name.startswith(network),
-            f"--init {self.init} is of --model {network}, not {self.name}: take torch or he",
+            f"init={self.init} is of model={network}, not {self.name}: take torch or he",
         )
         if self.head in ("linear", "none"):
-            refuse(self, ["head_hidden"], "needs a --head with hidden layers")
+            refuse(self, ["head_hidden"], "needs a head= with hidden layers")
         for_text = {"embedding", "unit_norm", "vocabulary"}
         if self.reads_text:
             names = set(changed(self)) - for_text - {"name", "dim", "dtype"}
@@ -94,7 +94,7 @@ class ModelConfig:
             refuse(self, names, f"is for encoders of images, not {self.name}")
             require(
                 self.dim % 2 == 0,
-                f"--dim {self.dim}: {self.name} has half of it for each direction: take an even "
+                f"dim={self.dim}: {self.name} has half of it for each direction: take an even "
                 "number",
             )
         else:

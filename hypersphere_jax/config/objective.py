@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
-from hypersphere_jax.config.base import changed, config, flag_of, hold_custom, refuse, require
+from hypersphere_jax.config.base import changed, config, hold_custom, refuse, require
 from hypersphere_jax.config.values import NotNegative, Positive, Within
 
 # The terms of the loss "weighted".
@@ -92,7 +92,7 @@ class ObjectiveConfig:
             takers = [loss for loss, names in SETTINGS.items() if name in names]
             require(
                 not takers or self.loss in takers,
-                f"{flag_of(name)} is for --loss {' or '.join(takers)}, not {self.loss}",
+                f"{name}= is for loss={' or '.join(takers)}, not {self.loss}",
             )
 
 
@@ -112,4 +112,4 @@ class MocoConfig:
 
     def __post_init__(self):
         if self.queue_size == 0:
-            refuse(self, changed(self), "needs --queue-size above 0")
+            refuse(self, changed(self), "needs queue_size= above 0")

@@ -50,15 +50,15 @@ class OptimizerConfig:
     def __post_init__(self):
         require(
             self.warmup_epochs < self.epochs,
-            f"--warmup-epochs {self.warmup_epochs}: must be below --epochs {self.epochs}",
+            f"warmup_epochs={self.warmup_epochs}: must be below epochs={self.epochs}",
         )
         require(
             not self.nesterov or (self.optimizer != "adam" and self.momentum > 0),
-            "--nesterov needs --optimizer sgd or lars, and --momentum above 0",
+            "nesterov= needs optimizer=sgd or lars, and momentum= above 0",
         )
         require(
             self.schedule != "step"
             or all(self.warmup_epochs <= share * self.epochs for share in self.decay_at),
-            f"--decay-at {self.decay_at} of --epochs {self.epochs}: the rate decays before "
-            f"--warmup-epochs {self.warmup_epochs} are over; shorten these, or decay later",
+            f"decay_at={self.decay_at} of epochs={self.epochs}: the rate decays before "
+            f"warmup_epochs={self.warmup_epochs} are over; shorten these, or decay later",
         )

@@ -71,20 +71,20 @@ class PretrainConfig:
     def __post_init__(self):
         require(
             not (self.moco.queue_size and self.objective.supervised_weight),
-            "--queue-size and --supervised-weight do not go together: the queue has no labels",
+            "queue_size= and supervised_weight= do not go together: the queue has no labels",
         )
         plain = self.objective.loss == "weighted"
         require(
             plain or not (self.moco.queue_size or self.model.reads_text),
-            f"--loss {self.objective.loss} is of two views in a batch of images, and goes neither "
-            f"with --queue-size nor with --model sentence_gru: take --loss weighted",
+            f"loss={self.objective.loss} is of two views in a batch of images, and goes neither "
+            f"with queue_size= nor with model=sentence_gru: take loss=weighted",
         )
         if self.moco.queue_size == 0:
-            refuse(self.objective, ["uniform_intra_batch"], "needs --queue-size above 0")
+            refuse(self.objective, ["uniform_intra_batch"], "needs queue_size= above 0")
         if self.init_from is None:
-            refuse(self, ["init_step"], "is a checkpoint of --init-from, which is not given")
+            refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
         if not (self.objective.supervised_weight or self.model.num_classes):
-            refuse(self.model, ["classifier_layer"], "needs --supervised-weight above 0")
+            refuse(self.model, ["classifier_layer"], "needs supervised_weight= above 0")
 
 
 PARTS = [part for part in dataclasses.fields(PretrainConfig) if dataclasses.is_dataclass(part.type)]

@@ -30,8 +30,9 @@ class RuntimeConfig:
     """With `--coordinator`: how many processes there are."""
     process_index: Annotated[int | None, arg(aliases=["--host-index"])] = None
     """With `--coordinator`: which one this is, from 0. Process 0 writes the run's folder."""
-    resume: Literal["auto", "never"] = "auto"
-    """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run."""
+    resume: Literal["auto", "never", "overwrite"] = "auto"
+    """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run;
+    `overwrite`: remove that run, once the config and the data are checked, and start anew."""
     extend: bool = False
     """With other `--epochs` than a run has: go on also where its schedule would have been another
     one from the start. The steps that are left follow the new one."""
@@ -67,24 +68,24 @@ class RuntimeConfig:
     RUNS_DIR/NAME/profile."""
     log_to: Literal["none", "wandb"] = "none"
     """`wandb`: send the metrics to Weights & Biases, too, besides metrics.jsonl and TensorBoard's
-    files. Needs `pip install 'hypersphere-jax[wandb]'`."""
+    files. Needs `pip install ".[wandb]"`."""
 
     def __post_init__(self):
         given = [x is not None for x in (self.coordinator, self.num_processes, self.process_index)]
         require(
             all(given) or not any(given),
-            "--coordinator, --num-processes and --process-index are given all or none",
+            "coordinator=, num_processes= and process_index= are given all or none",
         )
         if all(given):
             host, _, port = self.coordinator.rpartition(":")
             require(
                 bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
-                f"--coordinator {self.coordinator}: must be HOST:PORT, such as 10.0.0.1:7000",
+                f"coordinator={self.coordinator}: must be HOST:PORT, such as 10.0.0.1:7000",
             )
-            require(self.processes == "one", "--processes auto: leave --coordinator out")
+            require(self.processes == "one", "processes=auto: leave coordinator= out")
             require(
                 0 <= self.process_index < self.num_processes,
-                f"--process-index {self.process_index} of --num-processes {self.num_processes}: "
+                f"process_index={self.process_index} of num_processes={self.num_processes}: "
                 "counted from 0",
             )
 

@@ -36,11 +36,11 @@ class ImportConfig:
     def __post_init__(self):
         require(
             not (self.fresh_head and self.model.head == "none"),
-            "--fresh-head makes a head, and --head none is without one: give one of them",
+            "fresh_head= makes a head, and head=none is without one: give one of them",
         )
         require(
             self.fresh_head or self.model.init == ModelConfig.init,
-            f"--init {self.model.init} is for a random head, see --fresh-head",
+            f"init={self.model.init} is for a random head, see fresh_head=",
         )
 
 

@@ -120,7 +120,7 @@ def _held_out(what: str, train: Source, test: Source, folds: int, fold: int) -> 
     """A line on what data without splits were taken for, and how to have it otherwise."""
     return (
         f"{what}; no split of its own: {len(train):,} images to train on, {len(test):,} held out "
-        f"(fold {fold} of {folds}, see --folds; for your own split make folders train and test)"
+        f"(fold {fold} of {folds}, see folds=; for your own split make folders train and test)"
     )
 
 
@@ -156,9 +156,9 @@ def text_folder(config: DataConfig) -> Path | None:
     if config.name == "books":
         require(
             where is not None,
-            "--data books needs --data-dir: a folder of .txt or .txt.gz files, or a prepared one",
+            "data=books needs data_dir=: a folder of .txt or .txt.gz files, or a prepared one",
         )
-        require(where.exists(), f"no file or folder {where}: --data-dir of books is text")
+        require(where.exists(), f"no file or folder {where}: data_dir= of books is text")
         return where
     return _path(config.name) if _is_path(config.name) and is_text(_path(config.name)) else None
 
@@ -211,14 +211,14 @@ def _open(
         require(
             not isinstance(config.source, str),
             f"the data are your own {config.source}: give them to hypersphere_jax.train, or name "
-            "others with --data",
+            "others with data=",
         )
         return tuple(config.source.value)
     name, where = config.name, _path(config.data_dir)
     recipe = NAMED.get(name, "nyu_depth" if name.endswith(".mat") else "stl10")
     require(
         where is None or not (name in EMBEDDED or _is_path(name)),
-        f"--data-dir says where a data set with a name lies, and {name} says that itself",
+        f"data_dir= says where a data set with a name lies, and {name} says that itself",
     )
     if name == "digits":
         train, test = arrays.digits()

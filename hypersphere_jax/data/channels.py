@@ -26,7 +26,7 @@ class Channels:
         try:
             return {**sample, "image": as_channels(sample["image"], self.channels)}
         except ValueError as error:
-            raise UserError(f"--channels {self.channels}: image {i} {error}") from error
+            raise UserError(f"channels={self.channels}: image {i} {error}") from error
 
     @property
     def labels(self) -> np.ndarray:
@@ -51,7 +51,7 @@ def with_channels(source: Source, channels: int) -> Source:
         return Channels(source, channels)
     require(
         shape[2] in (1, 3),
-        f"--channels {channels}: the images of {source.origin} have {shape[2]} channels, and only "
+        f"channels={channels}: the images of {source.origin} have {shape[2]} channels, and only "
         "grey and RGB ones are changed",
     )
     return source if shape[2] == channels else Channels(source, channels)

@@ -116,7 +116,7 @@ class ImageFiles:
         for bad, what in ((empty, "classes without an image"), (faults, "unreadable images")):
             if bad:
                 text = f"{self.origin}: {what} ({len(bad)}): {some(bad)}"
-                require(on_bad == "skip", f"{text}; remove them, or pass --bad-images skip")
+                require(on_bad == "skip", f"{text}; remove them, or pass bad_images=skip")
                 logger.warning("%s", text)
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ class BadImages:
         for index, why in reasons.items():
             require(
                 self._on_bad == "skip",
-                f"{why}; repair or remove that image, or leave such images out: --bad-images skip",
+                f"{why}; repair or remove that image, or leave such images out: bad_images=skip",
             )
             if index not in self.reasons:
                 self.reasons[index] = why
@@ -121,7 +121,7 @@ def stream(
     except RuntimeError as error:
         if "Worker process" not in str(error):
             raise
-        message = "a process that reads images was lost, for lack of memory? Take fewer --workers"
+        message = "a process that reads images was lost, for lack of memory? Take fewer workers="
         raise UserError(message) from error
     finally:
         iterator.close()
@@ -147,7 +147,7 @@ def in_memory(
         return source
     require(
         source.image_shape is not None,
-        f"the images of {source.origin} differ in size: take --pipeline streaming",
+        f"the images of {source.origin} differ in size: take pipeline=streaming",
     )
     file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
     if file is not None and (kept := cache_files.read(file)):

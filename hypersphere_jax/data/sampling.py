@@ -10,7 +10,7 @@ class Sampler:
     """Batches of indices, each epoch in its own random order; the short last batch is dropped."""
 
     def __init__(self, n: int, batch_size: int, seed: int):
-        require(batch_size <= n, f"--batch-size {batch_size} is more than the {n} training images")
+        require(batch_size <= n, f"batch_size={batch_size} is more than the {n} training images")
         self.batch_size = batch_size
         self.steps_per_epoch = n // batch_size
         self._n, self._seed = n, seed
@@ -43,7 +43,7 @@ class Consecutive:
         batches = lengths // batch_size
         require(
             bool(batches.sum()),
-            f"--batch-size {batch_size} is more than the sentences of any document "
+            f"batch_size={batch_size} is more than the sentences of any document "
             f"({lengths.max(initial=0):,}); a batch is of consecutive sentences of one document",
         )
         self.batch_size = batch_size

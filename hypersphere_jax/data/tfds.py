@@ -174,7 +174,7 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
         if (root / name.partition("/")[0].partition(":")[0]).is_dir():  # of it something is there
             line = str(error).partition("\n")[0]
             raise NotPrepared(f"{todo} ({line})") from error
-        or_folder = "" if data_dir else ", or name the folder of its images with --data-dir"
+        or_folder = "" if data_dir else ", or name the folder of its images with data_dir="
         raise Unknown(todo + or_folder) from error
     folder, formats = Path(builder.data_path), builder.info.available_file_formats()
     formats = [form.value for form in formats]

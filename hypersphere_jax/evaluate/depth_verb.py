@@ -56,6 +56,7 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
 
 
+@sharding.isolated()
 def run_depth(config: DepthConfig) -> DepthResults:
     """Trains a depth predictor on frozen features of the training images, and tests it.
 
@@ -93,11 +94,11 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     run_folder.require_images(folder, "depth")
     encoder = run_folder.load_encoder(folder, config.step)
     model, recipe = encoder.config.model, augment.recipe_of(encoder.config.data)
-    models.check_layer(model, config.layer, "--layer")
+    models.check_layer(model, config.layer, "layer=")
     shapes = models.layers(model)
     spatial = [layer for layer, shape in shapes.items() if len(shape) == 3]
     usable = config.layer in spatial
-    require(usable, f"--layer {config.layer}: has no [h, w, channels], as {', '.join(spatial)} do")
+    require(usable, f"layer={config.layer}: has no [h, w, channels], as {', '.join(spatial)} do")
     if config.data is None:
         dataset = run_folder.load_data(folder, config.data_dir)
     else:
@@ -131,7 +132,7 @@ def _load(candidate: Candidate, source: Source) -> tuple[Split, list[int]]:
         require(
             "depth" in sample,
             f"the images of {source.origin} have no depth maps: name data that do, such as "
-            "--data nyu_depth_v2 --data-dir nyu_depth_v2_labeled.mat",
+            "data=nyu_depth_v2 data_dir=nyu_depth_v2_labeled.mat",
         )
         image, depth = sample["image"], sample["depth"]
         require(
@@ -151,7 +152,7 @@ def _cross_validate(candidate: Candidate, config: DepthConfig) -> None:
     began = time.monotonic()
     train, _ = _load(candidate, candidate.dataset.train)
     n = len(train.x)
-    require(config.folds <= n, f"--folds {config.folds}: there are {n} training images")
+    require(config.folds <= n, f"folds={config.folds}: there are {n} training images")
     number = np.random.default_rng(config.seed).permutation(n) % config.folds
     scores = []
     for held_out in range(config.folds):
@@ -208,7 +209,7 @@ def fit(
         batch = np.sort(rows[sampler(number)])  # in the order of the file
         x, depths = split.x[batch], split.depths[batch]
         params, stats, state, value = step(params, stats, state, x, depths)
-    require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower --learning-rate")
+    require(bool(jnp.isfinite(value)), "the depth predictor diverged: lower learning_rate=")
     return lambda x: np.asarray(predict(params, stats, x))
 
 

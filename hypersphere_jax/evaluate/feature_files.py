@@ -62,7 +62,7 @@ def load_features(path: str | Path, normalize: bool = False) -> np.ndarray:
     check_matrix(str(path), x)
     if not normalize:
         check_features(str(path), x)
-        check_unit_norm(str(path), x, ": --normalize divides each row by its norm")
+        check_unit_norm(str(path), x, ": normalize= divides each row by its norm")
         return x
     with tempfile.TemporaryFile() as file:
         unit = np.memmap(file, np.float32, "w+", shape=x.shape)

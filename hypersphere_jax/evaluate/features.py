@@ -70,6 +70,7 @@ def make_forward(
       `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`: batch by batch
       the layers of each view and the labels, on the host, of the images that could be read.
     """
+    config = config.replace(source=None)  # other images share compiled programs
     side = None if config.model.reads_text else config.model.image_size
     size = batch_size(source, devices)
     cropped = source.image_shape is None
@@ -152,6 +153,7 @@ def joined(batches: Iterable[Layers]) -> Layers:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
+@sharding.isolated()
 def split_features(
     encoder: Encoder,
     source: Source,
@@ -203,9 +205,10 @@ def augmented_features(
     Arguments and errors are those of `split_features`; sentences have no views.
     """
     pools, config = _pools(encoder, [layer], pool), encoder.config
-    require(not config.model.reads_text, "--augment is for images, not sentences")
+    require(not config.model.reads_text, "augment= is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
+    @sharding.isolated()
     def features(epoch: int) -> Features:
         batches = forward(encoder.params, encoder.stats, read(epoch), epoch)
         return feature_cache.write(batches, {layer: None})[layer]

@@ -80,6 +80,7 @@ class _Split:
                         yield sample["image"]
 
 
+@sharding.isolated()
 def run_features(config: FeaturesConfig) -> Written:
     """Writes a layer of images, as `hypersphere_jax.load` gives it, flattened, in their order.
 
@@ -93,7 +94,7 @@ def run_features(config: FeaturesConfig) -> Written:
     check_output(config.out, ".npy", ".npz")
     check_output(table if alone else None, ".csv")
     network = loading.load(config.run, config.step, runs_dir=config.runs_dir)
-    models.check_layer(network.config.model, config.layer, "--layer")
+    models.check_layer(network.config.model, config.layer, "layer=")
     splits, norms = _splits(config, network), list[float]()
     batches = {split.name: _batches(config, network, split, devices, norms) for split in splits}
     with contextlib.ExitStack() as stack:
@@ -128,7 +129,7 @@ def _splits(config: FeaturesConfig, network: encoder.Encoder) -> list[_Split]:
     sources = {"train": train, "test": test}
     if config.split != "all":
         source = sources[config.split]
-        require(source is not None, f"--split test: {train.origin} has no test split")
+        require(source is not None, f"split=test: {train.origin} has no test split")
         return [_Split("", source, on_bad)]
     if test is None:
         return [_Split("", train, on_bad)]
@@ -154,7 +155,7 @@ def _own(config: FeaturesConfig, network: encoder.Encoder) -> tuple[Source, Sour
         why = "holds weights alone"
     elif isinstance(own.source, str):
         why = f"was trained on your own {own.source}"
-    require(why is None, f"{config.run} {why}: name images with --images")
+    require(why is None, f"{config.run} {why}: name images with images=")
     if (Path(config.run) / encoder.WEIGHTS).is_file():
         dataset = data.load(run_folder.moved(own, config.data_dir))
     else:

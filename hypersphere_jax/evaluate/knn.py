@@ -32,6 +32,7 @@ class Neighbours(NamedTuple):
     similarity: np.ndarray  # [n, k] the cosine, or minus half of the squared Euclidean distance
 
 
+@sharding.isolated()
 def knn_probe(
     train_x: Any,
     train_y: Any,

@@ -7,8 +7,10 @@ import numpy as np
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate import geometry, metrics
 from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
+from hypersphere_jax.training import sharding
 
 
+@sharding.isolated()
 def measure(x: Any, y: Any = None, *, alpha: float = 2.0, t: float = 2.0) -> dict[str, Any]:
     r"""Alignment, uniformity and rank of features, with standard errors.
 

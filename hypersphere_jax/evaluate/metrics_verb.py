@@ -38,6 +38,7 @@ class MetricsInputs(NamedTuple):
     text: tuple[Any, np.ndarray] | None = None  # features of the other encoder; first sentences
 
 
+@sharding.isolated()
 def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """Alignment, uniformity and geometry: of a checkpoint's output over a split, or of a file.
 
@@ -49,7 +50,7 @@ def run_metrics(config: MetricsConfig) -> dict[str, Any]:
         are missing.
     """
     check_output(config.out, ".json")
-    check_output(config.figure, ".png", flag="--figure")
+    check_output(config.figure, ".png", flag="figure=")
     devices = sharding.local_devices(config.devices)
     header, inputs = _file_inputs(config) if config.of_file else _run_inputs(config, devices)
     parts = {}
@@ -193,12 +194,12 @@ def _summary(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dic
 
 
 def _pairs(inputs: MetricsInputs) -> tuple[Any, Any]:
-    require(inputs.pairs is not None, "there are no positive pairs: give --pairs")
+    require(inputs.pairs is not None, "there are no positive pairs: give pairs=")
     return inputs.pairs
 
 
 def _groups(inputs: MetricsInputs) -> dict[int, np.ndarray]:
-    require(inputs.labels is not None, "there are no labels: give --labels")
+    require(inputs.labels is not None, "there are no labels: give labels=")
     return geometry.class_rows(inputs.labels, len(inputs.x), inputs.labels_name)
 
 
@@ -245,7 +246,7 @@ def _views(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[
 def _prototype(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
     """Each row beside another one of its class, augmented alike."""
     mates = geometry.class_mates(_groups(inputs), len(inputs.x), config.seed)
-    require(inputs.views is not None, "--parts prototype: it needs all images; some are unreadable")
+    require(inputs.views is not None, "parts=prototype: it needs all images; some are unreadable")
     rows = np.flatnonzero(mates >= 0)
     draws = list(zip(inputs.views(rows), inputs.views(mates[rows]), strict=True))
     bias = geometry.prototype_bias(draws)

@@ -77,10 +77,10 @@ def make_evaluation(
         supervised run whose own training images would be classified.
     """
     evaluators, layer = config.evaluate.evaluators, config.evaluate.eval_layer
-    models.check_layer(config.model, layer, "--eval-layer")
+    models.check_layer(config.model, layer, "eval_layer=")
     require(
         "classifier" not in evaluators or config.model.num_classes > 0,
-        "--evaluators classifier: the run has none; --supervised-weight makes one",
+        "evaluators=classifier: the run has none; supervised_weight= makes one",
     )
     bank, queries = _parts(config, dataset)
     both = subsets.Concatenated([bank, queries])
@@ -122,19 +122,19 @@ def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
     split = options.eval_split or ("test" if supervised and config.data.folds > 1 else "train")
     require(
         split == "test" or not supervised,
-        "--eval-split: this run trains on the training labels; take --eval-split test, or pretrain "
-        "with --folds, which holds a part of the images out",
+        "eval_split=: this run trains on the training labels; take eval_split=test, or pretrain "
+        "with folds=, which holds a part of the images out",
     )
     require(
         bool(dataset.class_names) or not labelled,
-        f"--evaluators {' '.join(labelled)}: the images of {dataset.origin} have no labels; take "
+        f"evaluators={' '.join(labelled)}: the images of {dataset.origin} have no labels; take "
         "align_uniform alone",
     )
     if split == "train":
         return subsets.fold(_sampled(dataset.train, count), 2, 0, SEED)
     require(
         dataset.test is not None,
-        f"--eval-split test: {dataset.origin} has no test split; --folds makes one",
+        f"eval_split=test: {dataset.origin} has no test split; folds= makes one",
     )
     return _sampled(dataset.train, count // 2), _sampled(dataset.test, count // 2)
 

@@ -26,6 +26,7 @@ Log = Callable[[str], None]
 RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
 
 
+@sharding.isolated()
 def run_probe(
     config: ProbeConfig, log: Log = lambda line: None, log_failure: Log | None = None
 ) -> list[Result]:
@@ -96,7 +97,7 @@ def _probe_run(
 def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
     """What is classified: the run's own data (None), or for text each task, by its last name."""
     if not run_folder.read_config(folder).model.reads_text:
-        require(not config.data, f"--data is for encoders of sentences, and {folder} is of images")
+        require(not config.data, f"data= is for encoders of sentences, and {folder} is of images")
         dataset = run_folder.load_data(folder, config.data_dir)
         labelled = bool(dataset.class_names)
         needed = "have no labels, which a probe needs; `metrics` needs none"
@@ -105,16 +106,16 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
         return {None: dataset}
     require(
         bool(config.data),
-        f"{folder} holds encoders of sentences: say with --data what to classify, such as mr (with "
-        "--data-dir), or START of START.pos and START.neg",
+        f"{folder} holds encoders of sentences: say with data= what to classify, such as mr (with "
+        "data_dir=), or START of START.pos and START.neg",
     )
     vocabulary = run_folder.read_vocabulary(folder)
     where = None if config.data_dir is None else Path(config.data_dir).expanduser()
     tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
-    require(len(tasks) == len(config.data), "--data: two of these have the same name")
+    require(len(tasks) == len(config.data), "data=: two of these have the same name")
     without_test = [task for task, dataset in tasks.items() if dataset.test is None]
     usable = not without_test or set(config.protocols) <= {"quick_thought", "knn"}
-    needed = "no test split; take --protocols quick_thought knn"
+    needed = "no test split; take protocols=quick_thought knn"
     require(usable, f"{', '.join(without_test)}: {needed}")
     return tasks
 

@@ -76,6 +76,7 @@ PROTOCOLS = {
 }
 
 
+@sharding.isolated()
 def fit_grid(
     protocol: Protocol,
     x,

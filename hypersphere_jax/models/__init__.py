@@ -106,7 +106,7 @@ def _local_groups(config: ModelConfig, axis_name: str | None) -> int:
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
     require(
         config.bn_groups % devices == 0,
-        f"--bn-groups {config.bn_groups} does not divide over {devices} devices",
+        f"bn_groups={config.bn_groups} does not divide over {devices} devices",
     )
     return config.bn_groups // devices
 
@@ -136,8 +136,8 @@ def resolved(config: ModelConfig) -> ModelConfig:
     least = MODELS[name].min_image_size
     require(
         size >= least,
-        f"{name} needs images of at least {least} pixels, not {size}: choose another --model, or "
-        "a larger --image-size",
+        f"{name} needs images of at least {least} pixels, not {size}: choose another model=, or "
+        "a larger image_size=",
     )
     if config.stem is None and name.startswith("resnet"):
         return dataclasses.replace(config, stem="cifar" if size < 64 else "imagenet")
@@ -164,18 +164,19 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.reads_text:
         x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     else:
-        x = jax.ShapeDtypeStruct((1, *[config.image_size] * 2, config.channels), jnp.float32)
+        # Two images, as a custom network may confuse one image with its batch.
+        x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
     order = shapes if config.network is not None else MODELS[config.name].layers
     return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 
-def check_layer(config: ModelConfig, layer: str, flag: str = "--layers") -> None:
-    """Raises UserError, which names the option `flag`, unless the model has the layer."""
+def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
+    """Raises UserError, which names the argument `flag`, unless the model has the layer."""
     known = layers(config)
     require(
         layer in known,
-        f"{flag} {layer}: {config.label} has no such layer{did_you_mean(layer, known)}; its layers "
+        f"{flag}{layer}: {config.label} has no such layer{did_you_mean(layer, known)}; its layers "
         f"are {', '.join(known)}",
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import Custom
+from hypersphere_jax.config.base import Custom, described
 from hypersphere_jax.losses import l2_normalize
 
 Tree = dict[str, Any]
@@ -54,8 +54,9 @@ def create(network: Custom, shape: tuple[int, ...]) -> tuple[Callable, Callable]
     functions = _functions(network)
     example = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     trees = jax.eval_shape(functions.init, jax.eval_shape(jax.random.key, 0), example)
-    to_params, from_params = _as_dict(trees[0], f"the parameters of {network.name}")
-    to_stats, from_stats = _as_dict(trees[1], f"the statistics of {network.name}")
+    require(bool(jax.tree.leaves(trees[0])), f"network={network.name} has no parameters to train")
+    to_params, from_params = _as_dict(trees[0], f"network={network.name}: its parameters")
+    to_stats, from_stats = _as_dict(trees[1], f"network={network.name}: its statistics")
 
     def init(key):
         params, stats = functions.init(key, jnp.zeros(example.shape, example.dtype))
@@ -83,12 +84,18 @@ def create(network: Custom, shape: tuple[int, ...]) -> tuple[Callable, Callable]
 
 def _layers(outputs: Any, n: int, name: str) -> dict[str, jax.Array]:
     outputs = dict(outputs) if isinstance(outputs, Mapping) else {"output": outputs}
-    require("output" in outputs, f"the layers of {name} are {', '.join(outputs)}: none is 'output'")
+    known = ", ".join(map(str, outputs))
+    require("output" in outputs, f"network={name} returns the layers {known}: none is 'output'")
+    for layer, x in outputs.items():
+        is_float = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+        fits = is_float and x.shape[:1] == (n,) and (layer != "output" or x.ndim == 2)
+        form = f"[{n}, d]" if layer == "output" else f"[{n}, …]"
+        require(
+            fits,
+            f"network={name} returns {described(x)} as {layer!r} for {n} images: it must be "
+            f"floating point {form}",
+        )
     raw = outputs["output"]
-    require(
-        jnp.ndim(raw) == 2 and len(raw) == n,
-        f"the output of {name} has shape {jnp.shape(raw)} for {n} images: it must be [{n}, d]",
-    )
     layers = {"unnormalized": raw} | outputs | {"output": l2_normalize(raw)}
     return {layer: jnp.asarray(x, jnp.float32) for layer, x in layers.items()}
 
@@ -104,7 +111,7 @@ def _functions(network: Custom) -> Functions:
     if isinstance(value, tuple) and len(value) == 2 and all(map(callable, value)):
         return _pair(*value)
     raise UserError(
-        f"network= is a {network.name}: it must be a module of Flax (NNX or Linen) or Equinox, or "
+        f"network={network.name} must be a module of Flax (NNX or Linen) or Equinox, or "
         "a pair of functions (init, apply)"
     )
 
@@ -201,12 +208,17 @@ def _equinox(module: Any) -> Functions:
 
 def _pair(init: Callable, apply: Callable) -> Functions:
     """`init(key, x)`; `apply(params, x)`, `(params, key, x)` or `(params, stats, x, train)`."""
-    count = len(_positional(apply))
-    stateful, random = count >= 4, count == 3
+    count, wanted = len(_positional(apply)), len(_positional(init))
+    require(
+        count in (2, 3, 4) and wanted in (1, 2),
+        f"network=: init takes {wanted} arguments and apply {count}: they must be init(key, x) and "
+        "apply(params, x), apply(params, key, x) or apply(params, stats, x, train)",
+    )
+    stateful, random = count == 4, count == 3
 
     def initial(key, x):
-        made = init(key, x) if len(_positional(init)) > 1 else init(key)
-        return made if stateful else (made, {})
+        made = init(key, x) if wanted == 2 else init(key)
+        return _two(made, "init", "params, stats") if stateful else (made, {})
 
     def applied(params, stats, x, train, key, axis_name):
         if not stateful:
@@ -214,9 +226,15 @@ def _pair(init: Callable, apply: Callable) -> Functions:
         over = (
             {"axis_name": axis_name} if "axis_name" in inspect.signature(apply).parameters else {}
         )
-        return apply(params, stats, x, train, **over)
+        return _two(apply(params, stats, x, train, **over), "apply", "outputs, stats")
 
     return Functions(initial, applied, random)
+
+
+def _two(value: Any, name: str, form: str) -> Any:
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    require(is_pair, f"network=: {name} returns {described(value)}: it must return ({form})")
+    return value
 
 
 def _positional(function: Callable) -> list[str]:
@@ -246,6 +264,8 @@ def _as_dict(tree: Any, what: str) -> tuple[Callable[[Any], Tree], Callable[[Tre
     ]
 
     def to_dict(tree):
+        same = jax.tree.structure(tree) == structure
+        require(same, f"{what} must have the same structure after training")
         nested: Tree = {}
         for path, leaf in zip(paths, jax.tree.leaves(tree), strict=True):
             place = nested

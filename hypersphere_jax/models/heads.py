@@ -62,7 +62,7 @@ class Head(nnx.Module):
         if config.head == "none":
             require(
                 config.dim == inputs,
-                f"--head none: the output is the layer {layer}: take --dim {inputs}",
+                f"head=none: the output is the layer {layer}: take dim={inputs}",
             )
             self.output: Any = None
         elif form.normed:
@@ -75,7 +75,7 @@ class Head(nnx.Module):
         if self.classified:
             require(
                 self.classified in widths,
-                f"--classifier-layer {self.classified}: with --head {config.head} a classifier of "
+                f"classifier_layer={self.classified}: with head={config.head} a classifier of "
                 f"{config.name} is on {', '.join(widths)}",
             )
             self.classifier = linear(

@@ -4,6 +4,7 @@ Each function returns its matplotlib `Figure`, and saves it as a PNG where a pat
 no pyplot here, so no global state and no display.
 """
 
+from hypersphere_jax.plots import backend  # noqa: F401  imports matplotlib
 from hypersphere_jax.plots.depth import depth_sheet
 from hypersphere_jax.plots.geometry import metrics_figure
 from hypersphere_jax.plots.loss_scaling import loss_scaling

@@ -26,5 +26,5 @@ def saved(figure: Figure, path: str | Path | None) -> Figure:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name, in no font
-            figure.savefig(path, format="png", metadata={"Software": WRITER})
+            figure.savefig(path, format="png", backend="agg", metadata={"Software": WRITER})
     return figure

@@ -129,7 +129,7 @@ def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tre
     require(bool(saved), f"no checkpoint in {folder}: `pretrain` saves one there")
     if step is None:
         step, tree, damaged = newest(folder, like)
-        trained = "what was trained is damaged; restore it, or take the initialization by --step 0"
+        trained = "what was trained is damaged; restore it, or take the initialization by step=0"
         require(bool(step or not damaged), f"{folder}: {trained}")
         return step, tree
     known = ", ".join(map(str, saved))
@@ -161,7 +161,7 @@ def newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
         else:
             return step, tree, damaged
     raise UserError(
-        f"every checkpoint in {folder} is damaged: start anew under another --name, "
+        f"every checkpoint in {folder} is damaged: start anew under another name=, "
         "or restore the files"
     )
 

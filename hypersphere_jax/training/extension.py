@@ -50,7 +50,7 @@ def is_extension(
     epochs, total = new.optimizer.epochs, new.optimizer.epochs * steps_per_epoch
     at = f"{folder} is at epoch {done / steps_per_epoch:.4g}"
     least = -(-done // steps_per_epoch)
-    require(total >= done, f"{at}: give --epochs {least} or more, not {epochs}")
+    require(total >= done, f"{at}: give epochs={least} or more, not {epochs}")
     planned = old.optimizer.epochs * steps_per_epoch
     had, has = (_values(config, steps_per_epoch, planned) for config in (old, new))
     for session in sessions:
@@ -65,11 +65,11 @@ def is_extension(
     name = ("learning rate", "decay of the momentum encoder")[which]
     changes.append(f"{name} of step {step + 1}: {had[which, step]:.3g} -> {has[which, step]:.3g}")
     other = f"{at}: its schedule would have been another one ({'; '.join(changes)})"
-    require(total > done, f"{other}, and no step is left: give more --epochs")
+    require(total > done, f"{other}, and no step is left: give more epochs=")
     require(
         new.runtime.extend,
-        f"{other}: --extend goes on with steps {done + 1} to {total} by the new one, which is not "
-        f"what {epochs} epochs from the start would give; or choose another --name",
+        f"{other}: extend= goes on with steps {done + 1} to {total} by the new one, which is not "
+        f"what {epochs} epochs from the start would give; or choose another name=",
     )
     return True
 

@@ -16,12 +16,12 @@ from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches, image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
+from hypersphere_jax.training import processes, run_folder, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder
-from hypersphere_jax.training.resolve import check_batch_norm, labelled, resolve
+from hypersphere_jax.training.resolve import check_batch_norm, check_custom, labelled, resolve
 from hypersphere_jax.training.step import (
     Momentum,
     TrainState,
@@ -56,6 +56,7 @@ class Run(NamedTuple):
     recorder: Recorder
 
 
+@sharding.isolated()
 def train(
     config: PretrainConfig,
     command: str = "",
@@ -78,7 +79,7 @@ def train(
       Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
     """
     processes.initialize(config.runtime)
-    with processes.exit_on_error():
+    with processes.exit_on_error(), sharding.kept_compiled(config.runtime.cache_dir):
         job = open_job(config)
         if processes.is_first():
             opened(job.config, len(job.dataset.pretrain))
@@ -102,9 +103,10 @@ def train_job(job: Job, command: str) -> Path:
     with recorder.opened(devices, digest, command):
         state = sharding.replicate(recorder.restored(state), devices)
         cropped, at_once = dataset.pretrain.image_shape is None, steps_at_once(job)
-        map_step = _mapped_step.__wrapped__ if holds_custom(config) else _mapped_step
+        program = structure(config).replace(source=None)  # other images share it
+        map_step = _mapped_step.__wrapped__ if holds_custom(program) else _mapped_step
         how = recorder.total, cropped, resident, at_once, tuple(devices)
-        step = map_step(structure(config), *how)
+        step = map_step(program, *how)
         fixed = sharding.replicate((key, scalars_of(config)), devices)
         if at_once == 1:
             steps = range(recorder.start, recorder.total)
@@ -249,6 +251,8 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
     dataset = load(config.data, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
+    if holds_custom(config.replace(source=None)):
+        check_custom(config, dataset.pretrain, devices)
     digest = dataset.digest()
     if config.objective.supervised_weight:
         dataset = labelled(dataset)
@@ -266,7 +270,7 @@ def make_run(job: Job) -> Run:
     recorder = Recorder(config, sampler.steps_per_epoch, vocabulary, job.dataset)
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
     apply, params, stats = models.create(config.model, network_key)
-    fresh = not checkpoint.steps(recorder.folder / "checkpoints")
+    fresh = not run_folder.saved_steps(config)
     if config.init_from is not None and fresh and processes.is_first():
         params, stats = run_folder.initial_encoder(config, params, vocabulary)
     state = init_state(params, stats, optimizer)

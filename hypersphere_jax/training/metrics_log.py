@@ -117,7 +117,7 @@ class WandbRun:
             import wandb
         except ModuleNotFoundError as error:
             how = how_to_install("wandb")
-            raise UserError(f"--log-to wandb needs wandb, which is not installed: {how}") from error
+            raise UserError(f"log_to=wandb needs wandb, which is not installed: {how}") from error
         file = folder / "wandb_id.txt"
         if not file.is_file() or re.fullmatch(rb"\w+\s*", file.read_bytes()) is None:
             with atomic_write(file) as out:
@@ -135,7 +135,7 @@ class WandbRun:
             )
         except wandb.Error as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise UserError(f"--log-to wandb: {reason}; or set WANDB_MODE=offline") from error
+            raise UserError(f"log_to=wandb: {reason}; or set WANDB_MODE=offline") from error
         self._done = self._run.step  # of a continued run wandb has steps that are done again
 
     def write(self, record: dict[str, float]) -> None:

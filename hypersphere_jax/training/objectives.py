@@ -11,6 +11,7 @@ import optax
 
 from hypersphere_jax import losses
 from hypersphere_jax.config import ObjectiveConfig, require
+from hypersphere_jax.config.base import described
 from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.losses import (
     align_loss,
@@ -127,7 +128,7 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
     )
     require(
         count in counts,
-        f"loss= {name} takes {count} arguments: it must be (x, y), or (layers of view 1, layers of "
+        f"loss={name} takes {count} arguments: it must be (x, y), or (layers of view 1, layers of "
         "view 2, labels, key); with a queue (query, key, queue)",
     )
 
@@ -139,7 +140,11 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
             spread = 3 if count == 4 else 2
             gathered = jax.tree.map(lambda a: all_gather(a, axis_name), arguments[:spread])
             value = function(*gathered, *arguments[spread:])
-        require(jnp.shape(value) == (), f"loss= {name} gives {jnp.shape(value)}, not a scalar")
+        is_float = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+        require(
+            is_float and value.shape == (),
+            f"loss={name} returns {described(value)}: it must return a floating-point scalar array",
+        )
         return global_mean(jnp.asarray(value, jnp.float32), axis_name)
 
     return loss, count

@@ -61,9 +61,7 @@ def initialize(runtime: RuntimeConfig) -> None:
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        hint = (
-            "" if named else "; --coordinator, --num-processes and --process-index name a cluster"
-        )
+        hint = "" if named else "; coordinator=, num_processes= and process_index= name a cluster"
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
     finally:

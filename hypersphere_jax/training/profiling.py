@@ -49,7 +49,7 @@ class Profiler:
             self._stop()
         elif self._steps and not self._traced:
             say(
-                f"--profile: nothing is traced, as the steps ended with call {self._calls}, and "
+                f"profile=: nothing is traced, as the steps ended with call {self._calls}, and "
                 f"the first {UNTRACED_CALLS} compile",
                 sys.stderr,
             )

@@ -47,7 +47,7 @@ class Progress:
         self._events: set[str] = set()  # that JAX tells of until the first step is done
         self._listens = False
         if start == total:
-            say(f"{name}: finished already, at step {total} (more: --epochs)", sys.stderr)
+            say(f"{name}: finished already, at step {total} (for more, raise epochs)", sys.stderr)
             return
         if start:
             say(f"{name}: continuing at step {start} of {total}", sys.stderr)

@@ -63,6 +63,8 @@ class Recorder:
         if not processes.is_first():
             yield
             return
+        if self.config.runtime.resume == "overwrite":
+            run_folder.remove(self.folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.lock(self.folder))
             stack.callback(self._abandon)
@@ -222,7 +224,7 @@ class Recorder:
         return Diverged(
             f"the run diverged: {reason}; the checkpoint of step {self.saved} is kept in "
             f"{self.folder}",
-            "choose another --name with a lower --learning-rate or smaller loss weights",
+            "choose another name= with a lower learning_rate= or smaller loss weights",
         )
 
     def _close_log(self, failed: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.training import objectives
+from hypersphere_jax.training import objectives, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -31,8 +32,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     kinds = ("sentences", "images") if is_text else ("images", "sentences")
     require(
         is_text == config.model.reads_text,
-        f"{dataset.origin} holds {kinds[0]}, and --model {config.model.name} is for {kinds[1]}"
-        + (": take --model sentence_gru" if is_text else ""),
+        f"{dataset.origin} holds {kinds[0]}, and model={config.model.name} is for {kinds[1]}"
+        + (": take model=sentence_gru" if is_text else ""),
     )
     if is_text:
         return _resolved_text(config, dataset)
@@ -41,23 +42,23 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     require(
         bool(shape or size),
         f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
-        "enter the network, such as --image-size 224",
+        "enter the network, such as image_size=224",
     )
     size = size or max(shape[:2])
     extra = config.data.extra_channels
-    channels = config.data.channels or 3
-    image = jax.ShapeDtypeStruct(shape or (size, size, channels + extra), np.uint8)
     try:
         whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
-        view = jax.eval_shape(evaluate, image)
+        view = jax.eval_shape(evaluate, _image(config, dataset.pretrain, size))
     except ValueError as error:
-        raise UserError(f"--recipe {recipe}: {error}") from error
+        if config.data.preprocess is not None:  # the user's own error
+            raise
+        raise UserError(f"recipe={recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0
     require(
         bool(dataset.class_names) or not objectives.uses_labels(config.objective),
         f"the loss takes labels, and the images of {dataset.origin} have none: leave "
-        "--supervised-weight out, or take another loss",
+        "supervised_weight= out, or take another loss",
     )
     model = dataclasses.replace(config.model, image_size=size, channels=view.shape[-1])
     if model.network is None:
@@ -65,7 +66,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         classes = len(dataset.class_names) if supervised else 0
         model = dataclasses.replace(model, num_classes=classes, batch_norm=norm)
     else:
-        require(not supervised, "--supervised-weight is for this package's networks: pass a loss=")
+        require(not supervised, "supervised_weight= is for this package's networks: pass a loss=")
         model = dataclasses.replace(model, dim=models.layers(model)["output"][0])
     return dataclasses.replace(
         config,
@@ -75,13 +76,55 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     )
 
 
+def _image(config: PretrainConfig, source: data.Source, size: int) -> jax.ShapeDtypeStruct:
+    """An image of a source, or one of the network's size where images differ in size."""
+    channels = (config.data.channels or 3) + config.data.extra_channels
+    return jax.ShapeDtypeStruct(source.image_shape or (size, size, channels), np.uint8)
+
+
+def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence) -> None:
+    """Trace the user's augmentation, network and loss, before the run's folder is made.
+
+    Raises:
+      UserError: for one that returns something of the wrong kind.
+    """
+    size, extra = config.model.image_size, config.data.extra_channels
+    key = jax.eval_shape(jax.random.key, 0)
+    transform = augment.make_augment(augment.recipe_of(config.data), size, extra_channels=extra)
+    view = jax.eval_shape(transform, key, _image(config, source, size))
+    require(
+        view.shape[-1] == config.model.channels,
+        f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
+        f"{config.model.channels}: change augment= or preprocess=",
+    )
+    rows = config.optimizer.batch_size // len(devices)
+    apply, params, stats = models.abstract(config.model)
+
+    def loss(params, stats, views, labels, queue, key):
+        layers = apply(params, stats, views, True, sharding.AXIS)[0]
+        if not config.moco.queue_size:
+            objective = objectives.make_objective(config.objective)
+            return objective(layers, layers, labels, sharding.AXIS, key)[0]
+        objective = objectives.make_queue_objective(config.objective)
+        return objective(layers["output"], layers["output"], queue, sharding.AXIS)[0]
+
+    views = jax.ShapeDtypeStruct((rows, *view.shape), view.dtype)
+    labels = jax.ShapeDtypeStruct((rows,), np.int32)
+    queue = jax.ShapeDtypeStruct((config.moco.queue_size, config.model.dim), np.float32)
+    each = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((len(sharding.local(devices)), *x.shape), x.dtype),
+        (params, stats, views, labels, queue, key),
+    )
+    jax.eval_shape(sharding.pmap(loss, devices), *each)
+
+
 def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     for unfit, flag in (
-        (config.moco.queue_size > 0, "--queue-size"),
-        (config.objective.supervised_weight > 0, "--supervised-weight"),
-        (config.evaluate.eval_every_epochs is not None, "--eval-every-epochs"),
-        (config.runtime.pipeline != "auto", "--pipeline"),
-        (config.runtime.workers > 0, "--workers"),
+        (config.moco.queue_size > 0, "queue_size="),
+        (config.objective.supervised_weight > 0, "supervised_weight="),
+        (config.evaluate.eval_every_epochs is not None, "eval_every_epochs="),
+        (config.runtime.pipeline != "auto", "pipeline="),
+        (config.runtime.workers > 0, "workers="),
     ):
         require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
     source: Any = dataset.pretrain  # a corpus
@@ -89,7 +132,7 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
     used = size * make_sampler(source, size, config.seed).steps_per_epoch
     if used < MOST_USED * len(source):
         logger.warning(
-            "%.0f%% of the %d sentences are left out: a batch is of --batch-size %d consecutive "
+            "%.0f%% of the %d sentences are left out: a batch is of batch_size=%d consecutive "
             "ones of a document, and many documents have fewer",
             100 * (1 - used / len(source)),
             len(source),
@@ -113,19 +156,19 @@ def check_batch_norm(config: PretrainConfig, devices: int) -> None:
     if norm == "split":
         require(
             groups % devices == 0 and batch_size % groups == 0,
-            f"--bn-groups {groups}: must be a multiple of the {devices} device(s), and divide "
-            f"--batch-size {batch_size}",
+            f"bn_groups={groups}: must be a multiple of the {devices} device(s), and divide "
+            f"batch_size={batch_size}",
         )
     if not config.moco.queue_size:
         return
     require(
         not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
         "keys would have the batch statistics of their queries' images, which give the positives "
-        "away: with a queue on one device take --batch-norm split with several --bn-groups",
+        "away: with a queue on one device take batch_norm=split with several bn_groups=",
     )
     if norm == "sync":
         logger.warning(
-            "--batch-norm sync with a queue: keys have the batch statistics of their queries' "
+            "batch_norm=sync with a queue: keys have the batch statistics of their queries' "
             "images, which give the positives away; split or local keep them apart"
         )
 
@@ -140,7 +183,7 @@ def labelled(dataset: data.Dataset) -> data.Dataset:
     known, classes = np.flatnonzero(labels >= 0), np.unique(labels[labels >= 0])
     require(
         len(classes) > 1,
-        f"--supervised-weight: the labelled images of {dataset.origin} are all of one class, and "
+        f"supervised_weight=: the labelled images of {dataset.origin} are all of one class, and "
         "two are needed",
     )
     train = dataset.train

@@ -3,6 +3,7 @@
 import contextlib
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -91,6 +92,30 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
     raise UserError(_no_run(name, runs_dir))
 
 
+def saved_steps(config: PretrainConfig) -> list[int]:
+    """Steps of the checkpoints that a config's run continues from, in order."""
+    overwrite = config.runtime.resume == "overwrite"
+    return [] if overwrite else checkpoint.steps(folder_of(config) / "checkpoints")
+
+
+def remove(folder: Path) -> None:
+    """Remove a run if it exists: rename its folder, so that no half of it remains, then delete it.
+
+    Raises:
+      UserError: for a folder of anything else, and when another process trains in it.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    other = f"{folder} is not a run, and is not overwritten: choose another name="
+    require((folder / "config.json").is_file(), other)
+    read_record(folder)
+    with (
+        lock(folder),
+        tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent) as aside,
+    ):
+        folder.rename(Path(aside, folder.name))
+
+
 def open_folder(
     config: PretrainConfig,
     devices: Sequence[jax.Device],
@@ -126,7 +151,7 @@ def open_folder(
     else:
         require(
             not saved,
-            f"{folder} holds checkpoints but no config.json: restore it, or choose another --name",
+            f"{folder} holds checkpoints but no config.json: restore it, or choose another name=",
         )
     folder.mkdir(parents=True, exist_ok=True)
     if dataset is not None:
@@ -195,7 +220,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
         config = read_config(folder)
         dataset = data.load(moved(config.data, data_dir), cache_dir=image_cache(config))
     except UserError as error:
-        hint = "; if the data of this run were moved, say where with --data-dir"
+        hint = "; if the data of this run were moved, say where with data_dir="
         raise UserError(f"{error}{hint}") from error
     require(
         dataset.digest() == read_record(folder)["data_digest"],
@@ -239,9 +264,9 @@ def require_images(folder: Path, verb: str) -> None:
 
 def test_split(dataset: data.Dataset) -> data.Source:
     """The images, or sentences, that a result is reported on; UserError when there are none."""
-    how = "add one to the data, or pretrain with --folds, which holds a part of the training images"
+    how = "add one to the data, or pretrain with folds=, which holds a part of the training images"
     if isinstance(dataset.train, data.Corpus):
-        how = "prepare the text with --held-out above 0, which holds a part of the sentences"
+        how = "prepare the text with held_out= above 0, which holds a part of the sentences"
     require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
     return dataset.test
 
@@ -258,7 +283,7 @@ def training_config(config: PretrainConfig) -> dict[str, Any]:
 
 def lock(folder: Path) -> contextlib.AbstractContextManager:
     """Locks a run's folder; UserError when another process has it locked."""
-    message = f"another process is training in {folder}: wait for it, or choose another --name"
+    message = f"another process is training in {folder}: wait for it, or choose another name="
     return locked(folder / ".lock", message)
 
 
@@ -296,7 +321,7 @@ def initial_encoder(
     encoder = read_config(folder).model
     require(
         vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
-        f"--init-from {config.init_from}: it knows other words than {config.data.name}; "
+        f"init_from={config.init_from}: it knows other words than {config.data.name}; "
         "prepare that text as the run's was",
     )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
@@ -326,12 +351,12 @@ def _check_continues(
         values["optimizer"] = {k: v for k, v in values["optimizer"].items() if k not in SCHEDULE}
     first = record["sessions"][0]
     begun, local = first["device"]["count"], config.model.batch_norm == "local"
-    other_name = "choose another --name"
+    other_name = "choose another name="
     for applies, reason in (
-        (config.runtime.resume == "never", f"holds a run, and --resume is 'never': {other_name}"),
+        (config.runtime.resume == "never", f"holds a run, and resume=never: {other_name}"),
         (
             "imported" in first,
-            f"holds an imported encoder: {other_name}, and begin with it by --init-from",
+            f"holds an imported encoder: {other_name}, and begin with it by init_from=",
         ),
         (
             before != now,
@@ -345,7 +370,7 @@ def _check_continues(
         ),
         (
             local and begun != devices,
-            f"was begun with --batch-norm local: give --devices {begun}, or {other_name}",
+            f"was begun with batch_norm=local: give devices={begun}, or {other_name}",
         ),
     ):
         require(not applies, f"{folder} {reason}")
@@ -354,9 +379,11 @@ def _check_continues(
 def require_known(config: PretrainConfig) -> None:
     """Raises UserError for a config that lacks its run, or parts of the user's own that it has."""
     folder = folder_of(config)
+    if config.runtime.resume == "overwrite":
+        return
     if not (folder / "config.json").is_file():
         missing = config.runtime.extend and processes.is_first()
-        require(not missing, f"--extend: {_no_run(config.name, config.runs_dir)}")
+        require(not missing, f"extend=: {_no_run(config.name, config.runs_dir)}")
         return
     parts = _own(read_config(folder), config)  # names alone, as read from a file
     lacking = [name for name, old, new in parts if old and not isinstance(new, Custom)]
@@ -389,7 +416,7 @@ def _no_run(name: str, runs_dir: str | Path) -> str:
     if hint := did_you_mean(Path(name).name, [*here, *near]):
         return f"no run {name!r}{hint}"
     if not here:
-        return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or --runs-dir"
+        return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or runs_dir="
     more = f" and {len(here) - SHOWN} more" if len(here) > SHOWN else ""
     return f"no run {name!r}; the runs in {runs_dir} are {', '.join(here[:SHOWN])}{more}"
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax import xla_flags
@@ -53,20 +54,20 @@ def use_deterministic_kernels() -> None:
     name = xla_flags.DETERMINISTIC
     require(
         not xla_flags.is_file(),
-        f"--deterministic adds {name}=true to XLA_FLAGS, which names a file: list the flags there",
+        f"deterministic=True adds {name}=true to XLA_FLAGS, which names a file: list it there",
     )
     flags = [flag.partition("=") for flag in xla_flags.given().split()]
     values = [value for flag, _, value in flags if flag == name]
     for value in values:
         require(
             value.lower() in ("", "true", "1"),
-            f"--deterministic needs {name}=true, and XLA_FLAGS has {value}: take it out there",
+            f"deterministic=True needs {name}=true, and XLA_FLAGS has {value}: take it out there",
         )
     if not values and not xla_flags.add(f"{name}=true"):
         if jax.default_backend() != "gpu":
             return
         raise UserError(
-            "--deterministic (deterministic=True): JAX is in use already; set the environment "
+            "deterministic=True: JAX is in use already; set the environment "
             f"variable XLA_FLAGS={name}=true before"
         )
     # Else kernels that were the fastest in a run without, and are kept, would be taken over.
@@ -85,6 +86,40 @@ def keep_compiled(folder: str | Path) -> None:
         jax.config.update("jax_compilation_cache_dir", str(where))
         # By default JAX drops what took less than a second: most programs of `probe`.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+@contextlib.contextmanager
+def kept_compiled(folder: str | Path) -> Iterator[None]:
+    """Keep compiled programs as `keep_compiled` does, and restore JAX's settings afterwards."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    keep_compiled(folder)
+    try:
+        yield
+    finally:
+        if before != {name: jax.config.values[name] for name in names}:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()  # JAX reads the folder's name only once
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Leave the mesh of the caller's `jax.set_mesh`, and keep the root logger as it is.
+
+    Orbax and Grain log through absl, which configures a root logger without handlers. This is a
+    decorator of the functions that users call.
+    """
+    handler = logging.lastResort or logging.NullHandler()
+    added = not logging.root.handlers
+    if added:
+        logging.root.addHandler(handler)
+    try:
+        with jax.set_mesh(None):
+            yield
+    finally:
+        if added:
+            logging.root.removeHandler(handler)
 
 
 @contextlib.contextmanager
@@ -144,7 +179,7 @@ def local_devices(count: int | None = None) -> list[jax.Device]:
         raise UserError(f"JAX has no device to run on: {reason[0]}") from error
     require(
         count is None or count <= len(devices),
-        f"--devices {count}: this process has {len(devices)} {devices[0].platform} device(s)",
+        f"devices={count}: this process has {len(devices)} {devices[0].platform} device(s)",
     )
     return devices[:count]
 
@@ -187,7 +222,7 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
     near = max(total, batch_size // total * total)
     require(
         batch_size % total == 0,
-        f"--batch-size {batch_size} does not divide over {total} devices: "
+        f"batch_size={batch_size} does not divide over {total} devices: "
         f"take a multiple of {total}, such as {near}",
     )
 

@@ -18,7 +18,7 @@ from hypersphere_jax import data, memory, models
 from hypersphere_jax.config import Diverged, PretrainConfig, require
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.training import checkpoint, run_folder, sharding
+from hypersphere_jax.training import run_folder, sharding
 from hypersphere_jax.training.loop import (
     Job,
     calls_of,
@@ -50,6 +50,7 @@ from hypersphere_jax.training.step import (
 MEMORY_SHARE = 0.8
 
 
+@sharding.isolated()
 def train_vmapped(
     configs: Sequence[PretrainConfig], command: str = "", at_most: int | None = None
 ) -> list[Path | Diverged]:
@@ -77,7 +78,7 @@ def train_vmapped(
     multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
     require(not multi, "encoders train in one program on one machine: start one on each")
     several = any((config.runtime.steps_per_call or 1) > 1 for config in configs)
-    require(not several, "--steps-per-call: encoders in one program take one step at a time")
+    require(not several, "steps_per_call=: encoders in one program take one step at a time")
     folders = [run_folder.folder_of(config).resolve() for config in configs]
     for folder in folders:
         require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
@@ -85,11 +86,13 @@ def train_vmapped(
     load = functools.cache(data.load)
     jobs = [open_job(config, load) for config in configs]
     for group in _groups(jobs):
-        compiled = functools.cache(functools.partial(_compiled, jobs[group[0]]))
-        limit = MEMORY_SHARE * sharding.memory(jobs[group[0]].devices)
-        for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
-            trained = _train([jobs[i] for i in part], command, compiled)
-            outcomes |= dict(zip(part, trained, strict=True))
+        first = jobs[group[0]]
+        compiled = functools.cache(functools.partial(_compiled, first))
+        limit = MEMORY_SHARE * sharding.memory(first.devices)
+        with sharding.kept_compiled(first.config.runtime.cache_dir):
+            for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
+                trained = _train([jobs[i] for i in part], command, compiled)
+                outcomes |= dict(zip(part, trained, strict=True))
     return [outcomes[i] for i in range(len(configs))]
 
 
@@ -231,7 +234,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for i, (config, dataset, _, _, resident) in enumerate(jobs):
         sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
-        saved = checkpoint.steps(run_folder.folder_of(config) / "checkpoints") or [0]
+        saved = run_folder.saved_steps(config) or [0]
         done = saved[-1] >= config.optimizer.epochs * sampler.steps_per_epoch
         alone = done or not resident or config.moco.queue_size > 0
         groups.setdefault(i if alone else (structure(config), saved[-1]), []).append(i)

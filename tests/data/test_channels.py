@@ -127,7 +127,7 @@ def test_the_option_and_the_networks_field(tmp_path):
     old = {"data": {"name": "digits"}, "model": {"channels": 3}}
     config = from_dict(PretrainConfig, old)
     assert (config.data.channels, config.model.channels) == (None, 3)
-    assert "--channels 2: must be 1 (grey) or 3 (RGB)" in why(lambda: DataConfig(channels=2))
+    assert "channels=2: must be 1 (grey) or 3 (RGB)" in why(lambda: DataConfig(channels=2))
 
 
 def test_inspect_says_that_all_are_grey(mixed, capsys):

@@ -126,10 +126,10 @@ def test_without_replacement_a_bad_image_is_marked():
 def test_bad_images_are_errors_or_at_most_a_tenth():
     one, source, varied = Numbered(bad=(50,)), Numbered(), Numbered(sizes=(4, 5))
     for said in (why(in_memory, one, BadImages(one, "error")), why(batches, one, "error")):
-        assert "image 50 is cut short; " in said and "--bad-images skip" in said
+        assert "image 50 is cut short; " in said and "bad_images=skip" in said
     assert len(in_memory(Numbered(bad=range(6)), BadImages(source, "skip"))) == N
     assert "7 of the 60" in why(in_memory, Numbered(bad=range(10, 17)), BadImages(source, "skip"))
-    assert "--pipeline streaming" in why(in_memory, varied, BadImages(varied, "error"))
+    assert "pipeline=streaming" in why(in_memory, varied, BadImages(varied, "error"))
 
 
 def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -120,7 +120,7 @@ def test_of_files_with_their_names(encoder, image_run, files, tmp_path):
 def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
     files[1].write_bytes(files[0].read_bytes()[:60])
     images, out = str(tmp_path / "images"), tmp_path / "z.npy"
-    with pytest.raises(hj.UserError, match=r"a/01\.png.*--bad-images skip"):
+    with pytest.raises(hj.UserError, match=r"a/01\.png.*bad_images=skip"):
         written(image_run, out, images=images)
     assert not out.exists()
     said, table = written(image_run, out, images=images, bad_images="skip")
@@ -135,7 +135,7 @@ def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
 def test_refused(encoder, image_run, text_run, tmp_path):
     for run, options, said in (
         (text_run, {}, "of sentences, not of images"),
-        (image_run, {"layer": "fc7"}, "--layer fc7: .* its layers are"),
+        (image_run, {"layer": "fc7"}, "layer=fc7: .* its layers are"),
         (image_run, {"images": str(tmp_path / "nowhere.zip")}, "no file or folder"),
         (image_run, {"images": str(tmp_path / "notes.txt")}, "is text"),
         ("nowhere", {}, "no run 'nowhere'"),

@@ -202,7 +202,7 @@ def test_parts_that_the_data_allow(files):
     np.save(files / "inside.npy", np.load(files / "x.npy") * np.linspace(1, 0.5, 120)[:, None])
     with pytest.raises(UserError, match=r"row 119 has 0\.5"):
         found("inside")
-    with pytest.raises(UserError, match="give --pairs"):
+    with pytest.raises(UserError, match="give pairs="):
         found(parts=("views",))
 
 

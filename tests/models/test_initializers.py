@@ -111,14 +111,14 @@ def test_every_layer_asks_for_its_kind(monkeypatch):
 
 def test_a_source_is_for_its_network():
     for name, init, said in (
-        ("small_cnn", "authors", "--init authors is of --model small_alexnet, not small_cnn"),
-        ("small_alexnet", "simclr", "--init simclr is of --model resnet, not small_alexnet"),
-        ("sentence_gru", "torch", "--init is for encoders of images, not sentence_gru"),
-        ("resnet18", "chrono", "--init chrono is of --model sentence_gru, not resnet18"),
+        ("small_cnn", "authors", "init=authors is of model=small_alexnet, not small_cnn"),
+        ("small_alexnet", "simclr", "init=simclr is of model=resnet, not small_alexnet"),
+        ("sentence_gru", "torch", "init= is for encoders of images, not sentence_gru"),
+        ("resnet18", "chrono", "init=chrono is of model=sentence_gru, not resnet18"),
     ):
         with pytest.raises(UserError, match=said):
             ModelConfig(name, init=init)
-    with pytest.raises(UserError, match="--init torch is for a random head, see --fresh-head"):
+    with pytest.raises(UserError, match="init=torch is for a random head, see fresh_head="):
         ImportConfig(Path("a.pth"), "a", model=ModelConfig(init="torch"))
     with pytest.raises(UserError, match="init: for this package's networks"):
         ModelConfig(init="torch", network=object())

@@ -110,7 +110,7 @@ def test_other_numbers_in_sound_files_are_noticed(copy, tmp_path, caplog):
     (copy / "105").rename(copy / "105.orbax-checkpoint-tmp")  # an unfinished save is not seen
     assert checkpoint.steps(copy) == [0, 20, 110] and restore(copy, tree(0))[0] == 20
     (copy / "20" / "contents" / "metadata").unlink()
-    with pytest.raises(C.UserError, match="--step 0"):  # the initialization is not what was trained
+    with pytest.raises(C.UserError, match="step=0"):  # the initialization is not what was trained
         restore(copy, tree(0))
     assert restore(copy, tree(0), 0)[0] == 0 and checkpoint.newest(copy, tree(0))[0] == 0
     (copy / "0" / "contents" / "metadata").unlink()
@@ -286,8 +286,8 @@ def test_folder_with_another_run(short_run, tmp_path):
     folder = shutil.copytree(short_run, tmp_path / "short")
     double = {"objective": C.ObjectiveConfig(align_weight=2)}
     for changes, message in (
-        (double, r"objective.align_weight: 1.0 -> 2.*choose another --name"),
-        ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "--resume is 'never'"),
+        (double, r"objective.align_weight: 1.0 -> 2.*choose another name="),
+        ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "resume=never"),
     ):
         with pytest.raises(C.UserError, match=message):
             loop.train(tiny_runs.short(tmp_path, **changes))
@@ -320,7 +320,7 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_pa
     record["config"]["model"]["batch_norm"] = "local"
     (folder / "config.json").write_text(json.dumps(record))
     local = C.ModelConfig(dim=3, width=0.1, batch_norm="local")
-    with pytest.raises(C.UserError, match="begun with --batch-norm local: give --devices 2"):
+    with pytest.raises(C.UserError, match="begun with batch_norm=local: give devices=2"):
         loop.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
     assert loop.train(tiny_runs.short(tmp_path, model=local)) == folder
 

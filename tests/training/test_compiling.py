@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import processes
 import pytest
 
 from hypersphere_jax import xla_flags
@@ -11,6 +12,53 @@ from hypersphere_jax.training import sharding
 
 def product(x):
     return jnp.sin(x @ x)
+
+
+TRAINED_TWICE = """
+import collections, sys
+import jax, numpy as np
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
+import hypersphere_jax as hj
+folder, *cache = sys.argv[1:]
+if cache:
+    jax.config.update("jax_compilation_cache_dir", cache[0])
+names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+settings = [jax.config.values[name] for name in names]
+config = hj.PretrainConfig(
+    model="small_cnn", width=0.1, dim=3, epochs=1, batch_size=8, cache_dir=f"{folder}/cache",
+    runs_dir=f"{folder}/runs",
+)
+images = np.zeros((8, 8, 8, 1), np.uint8)
+for number in (1, 2):
+    run = hj.train(config, images=images + np.uint8(number), overwrite=True)
+    run.encoder(images)
+    print(events["cache_misses"], [jax.config.values[name] for name in names] == settings)
+jax.jit(lambda x: x + 17)(3.0)
+print(events["cache_misses"])
+"""
+
+
+def test_programs_are_compiled_once_from_python(tmp_path):
+    """In one process and the next; afterwards JAX is set as before, and the user's cache stays."""
+
+    def trained_twice(*arguments):
+        kept = {
+            name: value for name, value in processes.environment().items() if "CACHE" not in name
+        }
+        done = processes.python(
+            "-c", TRAINED_TWICE, str(tmp_path), *arguments, env=kept, check=True
+        )
+        return [line.split() for line in done.stdout.splitlines()]
+
+    first, second, after = trained_twice()
+    assert int(first[0]) > 0 and first == second and first[1] == "True"
+    assert first[0] == after[0]  # the user's own programs stay out of this cache
+    files = {path.name for path in (tmp_path / "cache").rglob("*-cache")}
+    assert files and trained_twice()[1] == ["0", "True"]
+    own = trained_twice(str(tmp_path / "own"))
+    assert own[0][1] == own[1][1] == "True" and any((tmp_path / "own").iterdir())
+    assert {path.name for path in (tmp_path / "cache").rglob("*-cache")} == files
 
 
 def test_products_of_networks_are_eigens():

@@ -117,7 +117,7 @@ def test_which_images(tmp_path, monkeypatch):
     """A supervised run is not evaluated on labels that it trains on; others leave the test be."""
     plain, classify = C.ObjectiveConfig(), ("knn", "linear", "classifier")
     for name, (split, folds) in product(classify, (("train", 1), (None, 1), ("train", 5))):
-        with pytest.raises(C.UserError, match=r"--eval-split: this run .* with --folds"):
+        with pytest.raises(C.UserError, match=r"eval_split=: this run .* with folds="):
             parts(tmp_path, split, (name, "align_uniform"), folds)
     tests = (("test", 1, SUPERVISED), (None, 5, SUPERVISED), ("test", 1, plain), ("test", 5, plain))
     for split, folds, objective in tests:

@@ -91,14 +91,14 @@ def test_goes_on_while_the_schedule_is_the_same(old, new, same, tmp_path):
     assert not is_extension(tmp_path, [], old, old, SPE, 18)
     assert not is_extension(tmp_path, [], old, new, SPE, same)
     if same < min(old.optimizer.epochs, new.optimizer.epochs) * SPE:
-        with pytest.raises(C.UserError, match=f"--extend goes on with steps {same + 2} to "):
+        with pytest.raises(C.UserError, match=f"extend= goes on with steps {same + 2} to "):
             is_extension(tmp_path, [], old, new, SPE, same + 1)
         assert is_extension(tmp_path, [], old, allowed, SPE, same + 1)
 
 
 def test_what_no_epochs_can_continue(tmp_path):
     old = C.PretrainConfig(epochs=6, extend=True)
-    with pytest.raises(C.UserError, match=r"at epoch 2\.5: give --epochs 3 or more, not 2"):
+    with pytest.raises(C.UserError, match=r"at epoch 2\.5: give epochs=3 or more, not 2"):
         is_extension(tmp_path, [], old, old.replace(epochs=2), SPE, 15)
     with pytest.raises(C.UserError, match="no step is left"):
         is_extension(tmp_path, [], old, old.replace(epochs=3), SPE, 18)
@@ -127,7 +127,7 @@ def test_an_extended_run_says_so(killed_run, short_run, tmp_path):
     """From the ninth step on it takes those of `short`, on whose schedule it was not begun."""
     folder = edited(killed_run, tmp_path, decay_at=[0.5])
     before = (folder / "config.json").read_bytes()
-    with pytest.raises(C.UserError, match=r"step 7: 0.0103 -> 0.103\): --extend .* steps 10 to 12"):
+    with pytest.raises(C.UserError, match=r"step 7: 0.0103 -> 0.103\): extend= .* steps 10 to 12"):
         loop.train(tiny_runs.short(tmp_path))
     assert (folder / "config.json").read_bytes() == before
     loop.train(tiny_runs.short(tmp_path, runtime=EXTEND))
@@ -136,7 +136,7 @@ def test_an_extended_run_says_so(killed_run, short_run, tmp_path):
     assert not run_folder.read_config(folder).runtime.extend
     loop.train(parsed(folder))  # without --extend: it is under way
     assert "extended" not in sessions(folder)[-1]
-    with pytest.raises(C.UserError, match="--extend: no run 'shrt'; did you mean 'short'"):
+    with pytest.raises(C.UserError, match="extend=: no run 'shrt'; did you mean 'short'"):
         loop.train(tiny_runs.short(tmp_path, "shrt", runtime=EXTEND))
     assert not (tmp_path / "shrt").exists()
 
@@ -168,7 +168,7 @@ def test_runs_are_found_by_name(short_run, tmp_path, monkeypatch):
     for name, where, said in (
         ("shrot", runs, "no run 'shrot'; did you mean 'short'"),
         ("mine", runs, f"no run 'mine'; the runs in {runs} are short$"),
-        ("mine", "runs", "no run 'mine', nor any other in runs: give its folder, or --runs-dir"),
+        ("mine", "runs", "no run 'mine', nor any other in runs: give its folder, or runs_dir="),
     ):
         with pytest.raises(C.UserError, match=said):
             run_folder.find(name, where)

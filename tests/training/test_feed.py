@@ -149,7 +149,7 @@ def test_sentences_in_order_keep_all_their_words(rng):
 @pytest.mark.slow
 def test_what_ends_reading_loses_no_step(varied_run, images, tmp_path):
     """A run ends before the first bad image with its steps saved, and goes on when told to skip."""
-    with pytest.raises(C.UserError, match=r"class1/05\.png.*--bad-images skip"):
+    with pytest.raises(C.UserError, match=r"class1/05\.png.*bad_images=skip"):
         loop.train(varied(tmp_path, images, "error"))
     # Two batches are on the devices before the step that takes them, and the bad one in the sixth.
     assert checkpoint.steps(tmp_path / "varied" / "checkpoints") == [0, 3]

@@ -259,7 +259,7 @@ def test_mistakes_leave_no_folder(short_run, tmp_path):
     alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
     for changes, message in (
         ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
-        ({"model": local}, r"--bn-groups 1: .* 2 device"),
+        ({"model": local}, r"bn_groups=1: .* 2 device"),
         ({"moco": C.MocoConfig(130), "model": alone, "runtime": one}, "give the positives away"),
         ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),

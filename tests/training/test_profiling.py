@@ -46,7 +46,7 @@ def test_steps_are_traced_to_the_end_of_the_run(
     if count:
         assert traced(tmp_path) == expected and f"traced {count} steps: {tmp_path}/" in said
     else:
-        assert "--profile: nothing is traced" in said and not list(tmp_path.iterdir())
+        assert "profile=: nothing is traced" in said and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

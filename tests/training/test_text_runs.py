@@ -59,7 +59,7 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
     for seed, alike in ((3, True), (4, False)):
         order = make_sampler(source, 8, seed)
         assert ([order(step)[0] for step in range(11)] == first) == alike
-    with pytest.raises(C.UserError, match=r"--batch-size 51 is more than .*document \(50\)"):
+    with pytest.raises(C.UserError, match=r"batch_size=51 is more than .*document \(50\)"):
         Consecutive(documents, 51, seed=0)
 
 

@@ -299,7 +299,7 @@ def test_the_config_says_over_what(rng):
     assert_close(on_devices("split", 2, bn_groups=4), split)
     assert_close(on_devices("local", 4), split)
     assert np.abs(sync[0] - split[0]).max() > 0.01
-    with pytest.raises(C.UserError, match="--bn-groups 4 does not divide over 8 devices"):
+    with pytest.raises(C.UserError, match="bn_groups=4 does not divide over 8 devices"):
         on_devices("split", 8, bn_groups=4)
 
 

@@ -172,7 +172,7 @@ def test_groups(tmp_path, monkeypatch, alone):
     with pytest.raises(C.UserError, match=r"two encoders .*/0$"):
         vmapped.train_vmapped([*configs, configs[0]])
     several = config(tmp_path, "several", runtime=C.RuntimeConfig(steps_per_call=2))
-    with pytest.raises(C.UserError, match="--steps-per-call: encoders in one program"):
+    with pytest.raises(C.UserError, match="steps_per_call=: encoders in one program"):
         vmapped.train_vmapped([*configs, several])
 
 

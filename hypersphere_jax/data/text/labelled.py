@@ -79,7 +79,7 @@ def open_labelled(
     path = Path(name).expanduser()
     if name in NAMED:
         needs = " and ".join(" or ".join(_names(NAMED[name], label)) for label in ("pos", "neg"))
-        require(data_dir is not None, f"{name} needs --data-dir: the folder of {needs}")
+        require(data_dir is not None, f"{name} needs data_dir=: the folder of {needs}")
         path = Path(data_dir).expanduser() / NAMED[name]
     if path.is_dir():
         splits = {" (train)": _read_table(path / "train.tsv")}
@@ -127,7 +127,7 @@ def _read_pair(stem: Path) -> list[tuple[str, str]]:
         require(
             file is not None,
             f"no file {stem.with_name(names[0])} (or {', '.join(names[1:])}){hint}; labelled "
-            f"sentences are {', '.join(NAMED)} in --data-dir, STEM of STEM.pos and STEM.neg, a "
+            f"sentences are {', '.join(NAMED)} in data_dir=, STEM of STEM.pos and STEM.neg, a "
             ".tsv file, or a folder with train.tsv",
         )
         rows += [(label, line.strip()) for line in read_lines(file) if line.strip()]

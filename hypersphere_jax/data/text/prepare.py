@@ -63,7 +63,7 @@ def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
     files = reading.text_files(raw)
     require(
         raw.resolve() not in (out.resolve(), *out.resolve().parents),
-        f"--out {out} lies in {raw}, whose files are read: name another folder",
+        f"out={out} lies in {raw}, whose files are read: name another folder",
     )
     root = raw if raw.is_dir() else raw.parent
     options = {name: getattr(config, name) for name in OPTIONS}
@@ -80,7 +80,7 @@ def prepare_text(config: PrepareTextConfig, track: Track = iter) -> bool:
     about = read_about(out)
     require(
         (about["options"], about["files"]) == (options, sizes),
-        f"{out} holds a corpus of other files or options: name another --out, or remove it",
+        f"{out} holds a corpus of other files or options: name another out=, or remove it",
     )
     return is_new
 
