@@ -180,8 +180,9 @@ def config(cls: type) -> type:
     def check(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
+            if isinstance(value, list | tuple):
+                value = tuple(_as_text(each, field.type) for each in value)
+            object.__setattr__(self, field.name, _as_text(value, field.type))
         check_values(_fields(self), {field.name: field.type for field in dataclasses.fields(self)})
         if check_more is not None:
             check_more(self)
@@ -194,6 +195,12 @@ def config(cls: type) -> type:
             help_text = " ".join(ast.literal_eval(text.value).split())
             made.__dataclass_fields__[ast.unparse(field.target)].metadata = {"help": help_text}
     return made
+
+
+def _as_text(value: Any, kind: Any) -> Any:
+    """Return a path as text where a field has text."""
+    is_path = isinstance(value, os.PathLike) and Path not in (kind, *typing.get_args(kind))
+    return os.fspath(value) if is_path else value
 
 
 @functools.cache  # `inspect.getsource` of a class would parse all of its module each time

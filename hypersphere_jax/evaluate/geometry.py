@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 from scipy import special
+from scipy.spatial.distance import cdist
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate.checks import row_blocks
@@ -138,6 +139,41 @@ def class_rows(labels: np.ndarray, n: int, name: str = "labels") -> dict[int, np
     usable = len(groups) >= 2 and max(map(len, groups.values())) >= 2
     require(usable, f"{name}: two classes are needed, one of them with two points")
     return groups
+
+
+def class_alignment(x: Any, ids: np.ndarray, alpha: float = 2.0) -> Estimate:
+    """The mean of `|x_i - x_j|^alpha` over all pairs of two points of one class.
+
+    The standard error is that of a ratio of U-statistics of independent labelled points, by the
+    delta method.
+
+    Args:
+      x: `[n, d]` features.
+      ids: integers `[n]`, the class of each point; negative for points of no class.
+      alpha: power of the distance.
+    """
+    sums, mates = np.zeros(len(x)), np.zeros(len(x))
+    for label in np.unique(ids[ids >= 0]):
+        rows = np.flatnonzero(ids == label)
+        mates[rows] = len(rows) - 1
+        sums[rows] = _distance_sums(np.asarray(x[rows], np.float64), alpha)
+    require(mates.any(), "labels: alignment needs two points of one class")
+    value = sums.sum() / mates.sum()
+    n = int(np.sum(ids >= 0))
+    influence = 2 * (sums - value * mates) * n / mates.sum()
+    return Estimate(float(value), float(np.sqrt(np.sum(influence**2) / (n * (n - 1)))))
+
+
+def _distance_sums(points: np.ndarray, alpha: float) -> np.ndarray:
+    """The sum of `|x_i - x_j|^alpha` over j for each point i of `[n, d]`."""
+    if alpha == 2:
+        squares = np.sum((points - points.mean(0)) ** 2, axis=1)
+        return len(points) * squares + squares.sum()
+    sums = [
+        (cdist(points[rows], points, "sqeuclidean") ** (alpha / 2)).sum(1)
+        for rows in row_blocks(len(points), len(points), ENTRIES)
+    ]
+    return np.concatenate(sums)
 
 
 def class_mates(groups: dict[int, np.ndarray], n: int, seed: int = 0) -> np.ndarray:
