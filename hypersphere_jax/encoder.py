@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from hypersphere_jax import __version__, augment, models, torch_files
 from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
-from hypersphere_jax.data.channels import as_channels
+from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.inputs import as_image, as_images, is_array
 from hypersphere_jax.files import open_file, write_json
@@ -72,9 +73,8 @@ class Encoder:
         if is_array(images):
             images = as_images(images, "images") if np.shape(images)[:1] != (0,) else images
         else:
-            require(
-                not isinstance(images, str | Path), f"{images} is one path: pass a list of paths"
-            )
+            one_path = isinstance(images, str | os.PathLike)
+            require(not one_path, f"{images} is one path: pass a list of paths")
             many = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
             what = f"images must be an array or a list, not a {type(images).__name__}"
             require(many and not isinstance(images, Mapping), what)
@@ -154,12 +154,7 @@ class Encoder:
         config = self.config
         size: Any = config.model.image_size  # which is known of a trained encoder
         crop = augment.host_crops(augment.recipe_of(config.data), size)[1]
-        channels = {image.shape[-1] for image in images}
-        if len(channels) > 1:  # grey among colour
-            what = " and ".join(map(str, sorted(channels)))
-            require(channels == {1, 3}, f"images of {what} channels: all must have as many")
-            images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
-        return np.stack([crop(image) for image in images]), True
+        return np.stack([crop(image) for image in same_channels(images, "images")]), True
 
     def _recoloured(self, images: np.ndarray) -> np.ndarray:
         """Grey or RGB images as the run had them: grey, if its network takes one channel."""

@@ -180,9 +180,7 @@ def config(cls: type) -> type:
     def check(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, list | tuple):
-                value = tuple(_as_text(each, field.type) for each in value)
-            object.__setattr__(self, field.name, _as_text(value, field.type))
+            object.__setattr__(self, field.name, _plain_value(value, field.type))
         check_values(_fields(self), {field.name: field.type for field in dataclasses.fields(self)})
         if check_more is not None:
             check_more(self)
@@ -197,8 +195,12 @@ def config(cls: type) -> type:
     return made
 
 
-def _as_text(value: Any, kind: Any) -> Any:
-    """Return a path as text where a field has text."""
+def _plain_value(value: Any, kind: Any) -> Any:
+    """Return lists as tuples, and paths as text where a field has text."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, tuple) and any(isinstance(each, os.PathLike) for each in value):
+        return tuple(map(os.fspath, value))
     is_path = isinstance(value, os.PathLike) and Path not in (kind, *typing.get_args(kind))
     return os.fspath(value) if is_path else value
 

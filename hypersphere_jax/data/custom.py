@@ -2,12 +2,13 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import reason
 from hypersphere_jax.data.inputs import as_image, as_labels, is_array, plain_label
 from hypersphere_jax.data.source import Arrays, Sample, Source, UnreadableImage, name_classes
@@ -55,20 +56,20 @@ def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
         as_labels(labels, n, what)  # fails before the images are read
     try:
         read = [_read(data, i, what) for i in range(min(n, FIRST))]
-        channels = _channels([image for image, _ in read], what)
+        channels = same_channels([image for image, _ in read], what)[0].shape[-1]
         if n * max(image.nbytes for image, _ in read) > IN_MEMORY:
             return Items(data, _labels(data, what) if labels is None else labels, channels, what)
         read += [_read(data, i, what) for i in range(len(read), n)]
     except UnreadableImage as error:
         raise UserError(str(error)) from error
-    channels = _channels([image for image, _ in read], what)
+    images = same_channels([image for image, _ in read], what)
     if labels is None:
         labels = [label for _, label in read]
         listed = _listed(data) if all(label is None for label in labels) else None
         labels = labels if listed is None else listed
-    if len({image.shape[:2] for image, _ in read}) > 1:
-        return Items(data, labels, channels, what)
-    return Arrays(np.stack([_coloured(image, channels) for image, _ in read]), labels, (), what)
+    if len({image.shape for image in images}) > 1:
+        return Items(data, labels, images[0].shape[-1], what)
+    return Arrays(np.stack(images), labels, (), what)
 
 
 class Items:
@@ -95,7 +96,9 @@ class Items:
         return len(self._data)
 
     def __getitem__(self, i: int) -> Sample:
-        image = _coloured(_read(self._data, i, self.origin)[0], self._channels)
+        image = _read(self._data, i, self.origin)[0]
+        if image.shape[-1] == 1 and self._channels == 3:
+            image = as_channels(image, 3)
         if image.shape[-1] != self._channels:
             raise UserError(
                 f"item {i} of {self.origin} has {image.shape[-1]} channels, others have "
@@ -168,18 +171,3 @@ def _listed(data: Any) -> np.ndarray | None:
         if labels.shape == (len(data),) and labels.dtype.kind in "biuSU":
             return labels
     return None
-
-
-def _channels(images: Sequence[np.ndarray], what: str) -> int:
-    """Channels of all images, 3 for grey among RGB."""
-    kinds = sorted({image.shape[-1] for image in images})
-    require(
-        len(kinds) == 1 or kinds == [1, 3],
-        f"{what}: images of {' and '.join(map(str, kinds))} channels: all must have as many",
-    )
-    return kinds[-1]
-
-
-def _coloured(image: np.ndarray, channels: int) -> np.ndarray:
-    grey = image.shape[-1] == 1 and channels == 3
-    return np.repeat(image, 3, axis=-1) if grey else image

@@ -17,7 +17,7 @@ class Labels(NamedTuple):
     """Labels of n images or rows, see `as_labels`."""
 
     ids: np.ndarray  # int32 [n]: places in `classes`; -1 for unlabelled rows
-    classes: list  # the distinct labels in ascending order, all of type int or all of type str
+    classes: list  # the distinct labels in ascending order: integers, or strings
 
 
 def is_array(x: Any) -> bool:
@@ -47,48 +47,43 @@ def as_images(images: Any, name: str) -> np.ndarray:
       UserError: for other values, channels-first images, or a single image.
     """
     array = as_numpy(images)
-    shape = array.shape
-    single = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[1] != shape[2]
-    require(
-        not single,
-        f"{name}: expected [n, h, w, c], got {shape}, which is one image; pass images[None] "
-        "(or images[..., None] for a batch of grey images)",
-    )
-    array = array[..., None] if len(shape) == 3 else array
+    if array.ndim == 3:
+        single = array.shape[2] in (1, 3, 4) and array.shape[1] != array.shape[2]
+        require(not single, f"{name}: shape {array.shape} is one image: pass images[None]")
+        array = array[..., None]
     method = "permute" if _is_tensor(images) else "transpose"
     try:
-        _check_layout(array.shape, "[n, h, w, c]", f"images.{method}(0, 2, 3, 1)")
-        return _as_uint8(array)
+        return _as_uint8(array, "[n, h, w, c]", f"images.{method}(0, 2, 3, 1)")
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
 
 
 def as_image(image: Any) -> np.ndarray:
-    """Return one image as uint8 `[h, w, c]`; an item of a list or of a data set.
+    """Return one image, an item of a list or of a data set, as uint8 `[h, w, c]`.
 
-    The rule is that of `as_images`, with one exception: a tensor of PyTorch is `[c, h, w]`, as the
-    data sets of torchvision have it, unless its last axis is clearly the channels.
+    The rule is that of `as_images`, with one exception: a tensor of PyTorch is `[c, h, w]`, as in
+    the data sets of torchvision, unless its last axis is clearly the channels.
 
     Raises:
-      ValueError: for anything else than an array, a tensor or an image of Pillow that fits.
+      ValueError: for anything but an array, a tensor or an image of Pillow that fits.
     """
     pillow = sys.modules.get("PIL.Image")  # no image of Pillow exists before its import
     if pillow is not None and isinstance(image, pillow.Image):
         grey = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
         return pixels(image, "L" if grey else "RGB")
     array = as_numpy(image)
-    array = array[..., None] if array.ndim == 2 else array
-    if _is_tensor(image) and array.ndim == 3 and not _channels_first(array.shape[::-1]):
+    if array.ndim == 2:
+        array = array[..., None]
+    elif array.ndim == 3 and _is_tensor(image) and not _channels_first(array.shape[::-1]):
         array = np.moveaxis(array, 0, -1)
-    _check_layout(array.shape, "[h, w, c]", "image.transpose(1, 2, 0)")
-    return np.ascontiguousarray(_as_uint8(array))
+    return np.ascontiguousarray(_as_uint8(array, "[h, w, c]", "image.transpose(1, 2, 0)"))
 
 
 def as_labels(labels: Any, n: int, name: str) -> Labels:
     """Return n labels as class ids.
 
     Args:
-      labels: integers or booleans of any dtype, whole floats, or strings; an array, a tensor, a
+      labels: integers or booleans of any dtype, whole floats, or strings: an array, a tensor, a
         column of a data frame or a list. -1 and None mark unlabelled rows.
       n: number of labels.
       name: for messages.
@@ -97,23 +92,22 @@ def as_labels(labels: Any, n: int, name: str) -> Labels:
       UserError: for anything else, such as NaN, or integers among strings.
     """
     values = labels if isinstance(labels, list | tuple) else as_numpy(labels)
-    shape = (len(values),) if isinstance(values, list | tuple) else values.shape
-    require(shape == (n,), f"{name}: expected {n} labels, got shape {shape}")
+    shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
+    require(shape == (n,), f"{name}: labels must be {n} integers or strings, not {shape}")
     places = np.arange(n)
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufSU":
-        values, places = np.unique(values, return_inverse=True)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "biufSU":
+            values, places = np.unique(values, return_inverse=True)
+        values = values.tolist()
     plain = []
-    for place, value in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
+    for place, value in enumerate(values):
         try:
             plain.append(plain_label(value))
         except ValueError as error:
-            row = int(np.argmax(places == place))
-            raise UserError(f"{name}: label {error} (row {row})") from error
-    known = {value for value in plain if value not in (None, -1)}
-    classes = _sorted(known, name)
+            raise UserError(f"item {np.argmax(places == place)} of {name}: {error}") from error
+    classes = _sorted({value for value in plain if value not in (None, -1)}, name)
     ids = {label: number for number, label in enumerate(classes)}
-    numbers = np.array([ids.get(value, -1) for value in plain], np.int32)
-    return Labels(numbers[places], classes)
+    return Labels(np.array([ids.get(value, -1) for value in plain], np.int32)[places], classes)
 
 
 def plain_label(label: Any) -> int | str | None:
@@ -122,13 +116,13 @@ def plain_label(label: Any) -> int | str | None:
         label = as_numpy(label).item()
     if isinstance(label, bytes):
         return label.decode(errors="surrogateescape")
+    if label is None or isinstance(label, str):
+        return label
     whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
-    if whole and int(label) >= -1:
+    if whole and label >= -1:
         return int(label)
-    if label is not None and not isinstance(label, str):
-        text = " ".join(repr(label).split())
-        raise ValueError(f"{text:.40} is neither an integer >= 0 (-1: unlabelled) nor a string")
-    return label
+    text = " ".join(repr(label).split())
+    raise ValueError(f"label {text:.40} is no integer from 0 on, or -1 for none, and no string")
 
 
 def joint_classes(labels: Iterable[Labels]) -> list:
@@ -143,8 +137,8 @@ def ids_among(classes: Sequence, labels: Labels) -> np.ndarray:
 
 
 def _sorted(classes: set, name: str) -> list:
-    kinds = {type(label) for label in classes}
-    require(len(kinds) < 2, f"{name}: some are integers and some are strings; use one kind")
+    one_kind = len({type(label) for label in classes}) < 2
+    require(one_kind, f"{name}: some are integers and some are strings; use one kind")
     return sorted(classes)
 
 
@@ -158,28 +152,25 @@ def _channels_first(shape: Sequence[int]) -> bool:
     return c <= 4 < min(h, w) or c < h == w > 3
 
 
-def _check_layout(shape: tuple[int, ...], layout: str, moved: str) -> None:
-    rank = layout.count(",") + 1
-    if len(shape) == rank and _channels_first(shape[-3:]):
-        raise ValueError(f"shape {shape} is channels-first, not {layout}; pass {moved}")
-    if len(shape) != rank or 0 in shape or shape[-1] > shape[-2] * shape[-3]:
-        raise ValueError(f"shape {shape} is not {layout}")
-
-
-def _as_uint8(array: np.ndarray) -> np.ndarray:
+def _as_uint8(array: np.ndarray, layout: str, moved: str) -> np.ndarray:
+    shape = array.shape
+    fits = len(shape) == layout.count(",") + 1 and 0 not in shape
+    if fits and _channels_first(shape[-3:]):
+        raise ValueError(f"has shape {shape}, which is channels-first, not {layout}: pass {moved}")
+    if not fits or shape[-1] > shape[-2] * shape[-3]:
+        raise ValueError(f"has shape {shape}, not {layout}")
     if array.dtype == np.uint8:
         return array
     if array.dtype == bool:
         return array * np.uint8(255)
-    floating = jnp.issubdtype(array.dtype, jnp.floating)
-    if not floating and not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"dtype {array.dtype} is neither uint8 nor floating")
+    top = 1 if jnp.issubdtype(array.dtype, jnp.floating) else 255
+    if top == 255 and not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"has dtype {array.dtype}, not uint8 or floats from 0 to 1")
     if array.dtype.itemsize < 4:
-        array = array.astype(np.float32 if floating else np.int32)
-    top = 1 if floating else 255
+        array = array.astype(np.float32 if top == 1 else np.int32)
     low, high = array.min(), array.max()
-    if not (low >= 0 and high <= top):  # so that NaN fails
-        raise ValueError(f"values go from {low:g} to {high:g}, not from 0 to {top}")
-    if floating:
+    if not (low >= 0 and high <= top):  # refuses NaN, too
+        raise ValueError(f"has values from {low:g} to {high:g}, not 0 to {top}")
+    if top == 1:
         array = np.rint(255 * array)
     return array.astype(np.uint8)

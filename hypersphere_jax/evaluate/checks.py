@@ -40,8 +40,8 @@ def check_splits(
     for name, labels in splits.items():
         require(
             labels.ids.min() >= 0,
-            f"{name} labels: {np.sum(labels.ids < 0)} are -1, unlabelled (first in row "
-            f"{labels.ids.argmin()}); drop these rows: x[labels >= 0], labels[labels >= 0]",
+            f"{name} labels: -1 (row {labels.ids.argmin()}) marks an unlabelled row: drop all such "
+            "rows, x[labels >= 0] and labels[labels >= 0]",
         )
         one = name == "train" and len(labels.classes) == 1
         require(not one, f"train labels: only class {labels.classes[0]}, two are needed")
@@ -63,12 +63,13 @@ def classes_entry(classes: Sequence) -> dict[str, list]:
 
 
 def check_features(name: str, x):
-    """Return features as a NumPy array `[n, d]`; a memory map stays on disk.
+    """Return features `[n, d]` that can be read by rows; a memory map stays on disk.
 
     Raises:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
     """
-    x = as_numpy(x)
+    if hasattr(x, "__array__") or not hasattr(x, "shape"):  # rows of a data frame are not x[rows]
+        x = as_numpy(x)
     check_matrix(name, x)
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
         blocks = row_blocks(*x.shape, BLOCK)

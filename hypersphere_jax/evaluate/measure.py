@@ -3,7 +3,7 @@
 from typing import Any
 
 from hypersphere_jax.config import require
-from hypersphere_jax.data.inputs import as_labels, as_numpy
+from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluate import geometry, metrics
 from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
 
@@ -45,12 +45,11 @@ def measure(
     x, *rest = sides
     require(len(x) > 1, f"x has {len(x)} point: uniformity needs two")
     require(not rest or rest[0].shape == x.shape, f"x is {x.shape}, and y {rest and rest[0].shape}")
+    groups = None if labels is None else geometry.class_rows(labels, len(x))
     rank = geometry.effective_rank(x)
     result = metrics.summary(x, (x, rest[0]) if rest else None, alpha, t)
-    if labels is not None:
-        ids = as_labels(labels, len(x), "labels").ids
-        result |= metrics.entries("align", geometry.class_alignment(x, ids, alpha))
-    return result | {
-        "effective_rank": rank.effective_rank,
-        "participation_ratio": rank.participation_ratio,
-    }
+    if groups is not None:
+        result |= metrics.entries("align", geometry.class_alignment(x, groups, alpha))
+    result["effective_rank"] = rank.effective_rank
+    result["participation_ratio"] = rank.participation_ratio
+    return result
