@@ -99,7 +99,7 @@ class Encoder:
           devices: to compute on. None: all.
         """
         models.check_layer(self.config.model, layer, "layer")
-        devices = sharding.local_devices() if devices is None else devices
+        devices = sharding.local_devices(given=devices)
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
         size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)

@@ -32,7 +32,7 @@ def as_numpy(x: Any) -> np.ndarray:
         x = x.detach().cpu()
         if x.is_floating_point() and x.element_size() < 4:  # NumPy has no bfloat16
             x = x.float()
-    return np.asarray(x)
+    return np.asanyarray(x)
 
 
 def as_images(images: Any, name: str) -> np.ndarray:
@@ -93,7 +93,7 @@ def as_labels(labels: Any, n: int, name: str) -> Labels:
     """
     values = labels if isinstance(labels, list | tuple) else as_numpy(labels)
     shape = values.shape if isinstance(values, np.ndarray) else (len(values),)
-    require(shape == (n,), f"{name}: labels must be {n} integers or strings, not {shape}")
+    require(shape == (n,), f"{name}: expected {n} integers or strings, got shape {shape}")
     places = np.arange(n)
     if isinstance(values, np.ndarray):
         if values.dtype.kind in "biufSU":

@@ -161,7 +161,7 @@ def nearest(
     (m, d), n = bank.shape, queries.shape[0]
     require(isinstance(k, int | np.integer), f"k = {k}: must be an integer")
     require(1 <= k <= m, f"k = {k}: choose 1 to {m}, the size of the bank")
-    devices = sharding.local_devices(1) if devices is None else devices
+    devices = sharding.local_devices(1, devices)
     unit = np.bool_(metric == "cosine")
     centre, scale = _frame(as_float32(bank[:SAMPLE]), unit)
     frame = sharding.replicate((centre, np.float32(scale), unit), devices)

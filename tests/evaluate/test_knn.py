@@ -179,6 +179,8 @@ def test_refusals(rng):
     for wrong in ([], [1, 0], [1, 98], [1, 2.5], "5"):
         with pytest.raises(UserError, match=r"k = |k is empty"):
             knn_probe(*arrays, k=wrong)
+    with pytest.raises(UserError, match="devices is empty"):
+        knn_probe(*arrays, devices=[])
     arrays[0][-1] = 1e30
     with pytest.raises(UserError, match="too unlike"):
         knn_probe(*arrays, num_classes=4, metric="euclidean", k=97)
