@@ -166,8 +166,8 @@ def _as_uint8(array: np.ndarray, layout: str, moved: str) -> np.ndarray:
     top = 1 if jnp.issubdtype(array.dtype, jnp.floating) else 255
     if top == 255 and not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"has dtype {array.dtype}, not uint8 or floats from 0 to 1")
-    if array.dtype.itemsize < 4:
-        array = array.astype(np.float32 if top == 1 else np.int32)
+    if top == 1 and array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
     low, high = array.min(), array.max()
     if not (low >= 0 and high <= top):  # refuses NaN, too
         raise ValueError(f"has values from {low:g} to {high:g}, not 0 to {top}")
