@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from hypersphere_jax import __version__, augment, models, torch_files
 from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
-from hypersphere_jax.data.channels import as_channels
-from hypersphere_jax.data.custom import as_image
+from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
+from hypersphere_jax.data.inputs import as_image, as_images, is_array
 from hypersphere_jax.files import open_file, write_json
 from hypersphere_jax.training import sharding
 
@@ -69,9 +70,10 @@ class Encoder:
         """Features of images, prepared as in the evaluation of its run: resized, and normalized.
 
         Args:
-          images: uint8 `[n, h, w, c]` or `[n, h, w]`, of any size and number; or a list of images
-            (arrays, tensors, or of Pillow, see `data.custom.as_source`) or of paths to files. A
-            network of one channel sees the luma of RGB images.
+          images: an array or tensor `[n, h, w, c]` or `[n, h, w]`, uint8 or floats from 0 to 1,
+            see `data.inputs.as_images`; or a list of images (see `data.inputs.as_image`) or of
+            paths to files. Any size and number. A network of one channel sees the luma of RGB
+            images.
           layer: a name in `layers`. "output" is on the unit hypersphere.
 
         Returns:
@@ -81,17 +83,11 @@ class Encoder:
           UserError: for a layer that it does not have, or images that do not fit.
         """
         models.check_layer(self.config.model, layer, "layer=")
-        if isinstance(images, np.ndarray | jax.Array):
-            images = np.asarray(images)
-            shape = list(images.shape)
-            one = len(shape) == 3 and shape[-1] in (1, 3, 4, self.config.model.channels)
-            require(not one, f"images must be [n, h, w, c], not {shape}: of one pass images[None]")
-            images = images[..., None] if len(shape) == 3 else images
-            require(images.ndim == 4, f"images must be [n, h, w, c], not {shape}")
+        if is_array(images):
+            images = as_images(images, "images") if np.shape(images)[:1] != (0,) else images
         else:
-            require(
-                not isinstance(images, str | Path), f"{images} is one path: pass a list of paths"
-            )
+            one_path = isinstance(images, str | os.PathLike)
+            require(not one_path, f"{images} is one path: pass a list of paths")
             many = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
             what = f"images must be an array or a list, not a {type(images).__name__}"
             require(many and not isinstance(images, Mapping), what)
@@ -102,7 +98,7 @@ class Encoder:
 
     def batches(
         self,
-        images: Iterable,
+        images: Any,
         layer: str = "output",
         count: int | None = None,
         devices: Sequence[jax.Device] | None = None,
@@ -110,18 +106,19 @@ class Encoder:
         """The same features batch by batch, of more images than memory holds.
 
         Args:
-          images: an array, or images one by one, each as in a list.
+          images: an array or tensor, or images one by one, each as in a list.
           layer: a name in `layers`.
           count: how many images there are, or more. None: many.
           devices: to compute on. None: all.
         """
         models.check_layer(self.config.model, layer, "layer=")
-        devices = devices or sharding.local_devices()
+        devices = sharding.local_devices(given=devices)
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
         size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)
-        if isinstance(images, np.ndarray):
-            parts = (images[start : start + size] for start in range(0, len(images), size))
+        if is_array(images):
+            starts = range(0, len(images), size)
+            parts = (as_images(images[start : start + size], "images") for start in starts)
         else:
             left = iter(images)
             parts = iter(lambda: list(itertools.islice(left, size)), [])
@@ -164,7 +161,7 @@ class Encoder:
 
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
         """Images as one uint8 array, and whether they had to be cropped for that."""
-        if isinstance(part, np.ndarray) and part.dtype == np.uint8:
+        if isinstance(part, np.ndarray):
             return self._recoloured(part), False
         images = [self._recoloured(_image(image)) for image in part]
         if len({image.shape for image in images}) == 1:
@@ -172,12 +169,7 @@ class Encoder:
         config = self.config
         size: Any = config.model.image_size  # which is known of a trained encoder
         crop = augment.host_crops(augment.recipe_of(config.data), size)[1]
-        channels = {image.shape[-1] for image in images}
-        if len(channels) > 1:  # grey among colour
-            what = " and ".join(map(str, sorted(channels)))
-            require(channels == {1, 3}, f"images of {what} channels: all must have as many")
-            images = [np.repeat(i, 3, axis=-1) if i.shape[-1] == 1 else i for i in images]
-        return np.stack([crop(image) for image in images]), True
+        return np.stack([crop(image) for image in same_channels(images, "images")]), True
 
     def _recoloured(self, images: np.ndarray) -> np.ndarray:
         """Grey or RGB images as the run had them: grey, if its network takes one channel."""

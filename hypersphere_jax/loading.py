@@ -66,8 +66,9 @@ def load(
     """
     own = {"network": network, "preprocess": preprocess}
     own = {name: value for name, value in own.items() if value is not None}
-    given = {"image_size": image_size, "recipe": recipe, "prefix": prefix, "head=False": not head}
-    of_file = [name for name, value in given.items() if value]
+    given = {"image_size": image_size, "recipe": recipe, "prefix": prefix}
+    given["head=False"] = None if head else False
+    of_file = [name for name, value in given.items() if value is not None]
     file = _file_of_weights(Path(where), runs_dir)
     if file is not None:
         fits = step is None and network is None
@@ -110,7 +111,7 @@ def _load_file(
         params, stats = torch_files.converted(state, model)
     if unused:
         logger.warning("ignored in %s: %s", file, shortened(unused))
-    recipe = recipe or torch_files.recipe_of(model)
+    recipe = torch_files.recipe_of(model) if recipe is None else recipe
     try:
         augment.find(recipe)
     except ValueError as error:

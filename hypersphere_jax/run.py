@@ -10,6 +10,7 @@ from hypersphere_jax.config import PretrainConfig, Stopped, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
+from hypersphere_jax.data.source import name_classes
 from hypersphere_jax.encoder import Encoder
 from hypersphere_jax.loading import load
 from hypersphere_jax.training import loop, run_folder, sharding
@@ -86,9 +87,10 @@ def train(
 
     Args:
       config: of the run; None: the default, on the embedded digits.
-      images: uint8 `[n, h, w, c]`.
-      labels: of images or data, integers `[n]`; -1 for none. They do not train, unless the loss
-        takes them.
+      images: `[n, h, w, c]` or `[n, h, w]`, uint8 or floats from 0 to 1, see
+        `data.inputs.as_images`.
+      labels: of images or data, integers or strings `[n]`; -1 for none. They do not train, unless
+        the loss takes them: integers below 1,000,000 as they are, others by their place among all.
       data: in place of `images`: anything with `__len__` and `__getitem__` whose items are an image
         or (image, label), see `data.custom.as_source`.
       test: likewise, or `(images, labels)`: held out for evaluation, also while training.
@@ -116,7 +118,7 @@ def train(
       Stopped: a `KeyboardInterrupt`, after Ctrl-C at any moment, or SIGTERM during the steps. The
         step under way is saved, and the same call continues.
     """
-    config = config or PretrainConfig()
+    config = PretrainConfig() if config is None else config
     require(
         isinstance(config, PretrainConfig),
         f"config is a {type(config).__name__}: give a PretrainConfig, as PretrainConfig(epochs=10)",
@@ -136,7 +138,7 @@ def train(
         "PretrainConfig(model=…)",
     )
     if isinstance(augment, Recipe):
-        preprocess = preprocess or augment.evaluate
+        preprocess = augment.evaluate if preprocess is None else preprocess
         augment = augment.train
     own = {"network": network, "augment": augment, "preprocess": preprocess, "function": loss}
     own = {name: value for name, value in own.items() if value is not None}
@@ -160,10 +162,10 @@ def _dataset(data: Any, labels: Any, test: Any) -> Custom:
     held_out = None
     if test is not None:
         pair = isinstance(test, tuple | list) and len(test) == 2
-        held_out = as_source(*(test if pair else (test, None)), "the test data")
-        train.class_names = held_out.class_names = max(
-            train.class_names, held_out.class_names, key=len
-        )
+        test, test_labels = test if pair else (test, None)
+        held_out = as_source(test, test_labels, "the test data")
+        if train is not data and held_out is not test:  # other sources name their classes
+            name_classes(train, held_out)
     small = train.image_shape is not None and train.image_shape[-1] == 1
     recipe = "digits" if small else "stl10"
     return Custom(Dataset(train, held_out, train, recipe), Custom(data).name)

@@ -274,13 +274,14 @@ def _resnet(shapes: Mapping[str, tuple[int, ...]], image_size: int | None) -> Mo
     _, channels, *sides = _shape(shapes, "conv1.weight", 4)
     stem = {(3, 3): "cifar", (7, 7): "imagenet"}.get(tuple(sides))
     require(stem is not None, f"its first convolution is {sides}, not 3x3 or 7x7, {plain}")
+    usual_size = 32 if stem == "cifar" else 224
     features = _shape(shapes, f"layer4.0.conv{3 if expansion > 1 else 2}.weight", 4)[0]
     return ModelConfig(
         name=known[expansion, depths],
         width=features / expansion / 512,
         stem=stem,
         channels=channels,
-        image_size=image_size or (32 if stem == "cifar" else 224),
+        image_size=usual_size if image_size is None else image_size,
         **_head(shapes, "fc", features, "backbone"),
     )
 
@@ -291,7 +292,7 @@ def _small_alexnet(shapes: Mapping[str, tuple[int, ...]], image_size: int | None
     flat = _shape(shapes, "blocks.5.1.weight", 2)[1]
     side = math.isqrt(flat // maps)
     least = 8 * side + 7  # three pools, each from s to (s - 1) // 2
-    size = image_size or least + 1
+    size = least + 1 if image_size is None else image_size
     require(
         least <= size < least + 8 and side * side * maps == flat,
         f"image_size={size}: its fc6 has {flat} inputs, those of {least} to {least + 7} pixels",

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -47,6 +48,11 @@ def test_images_in_all_forms(encoder, tmp_path):
     expected = encoder(array[..., None])
     for form in (array, list(array), list(images / 16), [Image.fromarray(a) for a in array]):
         np.testing.assert_allclose(encoder(form), expected, atol=0.02)
+    floats = array / 255
+    for form in (floats, jnp.asarray(floats, jnp.bfloat16), floats.astype(np.float16)[..., None]):
+        np.testing.assert_array_equal(encoder(form), expected)
+        (batch,) = encoder.batches(form, count=4)
+        np.testing.assert_array_equal(batch, expected)
     paths = [tmp_path / "zero.png", str(tmp_path / "zero.png")]
     np.testing.assert_array_equal(encoder([Image.open(paths[0])]), encoder(array[:1]))
     larger = np.kron(array[1], np.ones((2, 2), np.uint8))
@@ -127,9 +133,13 @@ def test_steps_and_names(image_run, text_run):
     [
         (np.zeros((2, 8, 8, 1), np.uint8), "fc7", "no such layer"),
         (np.zeros((2, 8, 8, 4), np.uint8), "output", r"shape \[8, 8, 4\]"),
-        (np.zeros(8, np.uint8), "output", r"not \[8\]"),
-        (np.zeros((8, 8, 3), np.uint8), "output", r"\[8, 8, 3\]: of one pass images\[None\]"),
+        (np.zeros(8, np.uint8), "output", r"\(8,\)"),
+        (np.array(8, np.uint8), "output", r"\(\)"),
+        (np.zeros((8, 8, 3), np.uint8), "output", r"images\[None\]"),
         (np.zeros((8, 8, 1), np.uint8), "output", r"images\[None\]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "output", r"images\.transpose\(0, 2, 3, 1\)"),
+        (jnp.full((2, 8, 8, 1), jnp.nan, jnp.bfloat16), "output", "images: .*nan"),
+        (np.full((2, 8, 8), 255.0), "output", "images: .*255"),
         ("nowhere.png", "output", "nowhere.png is one path: pass a list"),
         (Path("nowhere.png"), "output", "pass a list of paths"),
         (None, "output", "not a NoneType"),

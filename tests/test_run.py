@@ -159,6 +159,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ({"augment": "moco"}, r"PretrainConfig\(recipe=…\)"),
         ({"network": "resnet18"}, r"PretrainConfig\(model=…\)"),
         ({"config": {"epochs": 3}}, "config is a dict"),
+        *[({"config": empty}, "config is a") for empty in ([], {}, 0, "", False)],
         ({"test": Pairs()}, "test goes with"),
         ({"loss": lambda x: x}, "takes 1 arguments"),
         ({"loss": lambda a, b, c: 0.0}, "takes 3 arguments"),
@@ -293,6 +294,22 @@ def test_evaluation_sees_no_label_that_trained(tmp_path):
     run = hj.train(evaluated, images=IMAGES, labels=LABELS, test=[IMAGES, noise], **own)
     assert run.metrics[-1]["eval/knn_top1"] < 40
     assert hj.knn_probe(run.encoder(IMAGES), LABELS, run.encoder(IMAGES), LABELS)["top1"] > 60
+
+
+def test_images_and_labels_of_other_types(tmp_path):
+    """Images in bfloat16 and labels as strings: the run of uint8 images and class ids."""
+    names = np.array([f"class {label}" for label in range(10)])
+    own = {"network": NETWORK, "loss": spread, "augment": half}
+    evaluated = {"epochs": 2, "eval_every_epochs": 2, "evaluators": ("knn",)}
+    logs, tested = [], LABELS > 3  # other classes than in training
+    for name, images, labels in (
+        ("numbers", IMAGES, LABELS),
+        ("names", jnp.asarray(IMAGES / 255, jnp.bfloat16), names[LABELS]),
+    ):
+        own |= {"images": images, "labels": labels, "test": (images[tested], labels[tested])}
+        run = hj.train(config(tmp_path, name, **evaluated), **own)
+        logs.append([(record["loss"], record.get("eval/knn_top1")) for record in run.metrics])
+    assert logs[0] == logs[1] and logs[0][-1][1] > 30
 
 
 def test_a_flat_config():

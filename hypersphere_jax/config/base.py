@@ -201,8 +201,7 @@ def config(cls: type) -> type:
     def check(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
+            object.__setattr__(self, field.name, _plain_value(value, field.type))
         check_values(_fields(self), {field.name: field.type for field in dataclasses.fields(self)})
         if check_more is not None:
             check_more(self)
@@ -215,6 +214,16 @@ def config(cls: type) -> type:
             help_text = " ".join(ast.literal_eval(text.value).split())
             made.__dataclass_fields__[ast.unparse(field.target)].metadata = {"help": help_text}
     return made
+
+
+def _plain_value(value: Any, kind: Any) -> Any:
+    """Return lists as tuples, and paths as text where a field has text."""
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, tuple) and any(isinstance(each, os.PathLike) for each in value):
+        return tuple(map(os.fspath, value))
+    is_path = isinstance(value, os.PathLike) and Path not in (kind, *typing.get_args(kind))
+    return os.fspath(value) if is_path else value
 
 
 @functools.cache  # `inspect.getsource` of a class would parse all of its module each time

@@ -153,7 +153,7 @@ class MetricsConfig:
     pairs: Path | None = None
     """Of a file: the .npy file of its positives, row by row. None: there is no alignment."""
     labels: Path | None = None
-    """Of a file: the .npy file of its rows' integer classes; below zero: unknown."""
+    """Of a file: the .npy file of its rows' integer classes; -1: unknown."""
     normalize: bool = False
     """Of a file: divide the features by their norm first."""
     split: Literal["test", "train"] = "test"

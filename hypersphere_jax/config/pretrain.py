@@ -1,6 +1,7 @@
 """All of a training run."""
 
 import dataclasses
+import os
 import textwrap
 from typing import Any
 
@@ -56,7 +57,7 @@ class PretrainConfig:
     def _set(self, values: dict[str, Any], fields: dict[str, Any]) -> None:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in fields.items():
-            if name in NAMED and isinstance(value, str):
+            if name in NAMED and isinstance(value, str | os.PathLike):
                 changes.setdefault(name, {})[NAMED[name]] = value
             elif name in values:
                 values[name] = value

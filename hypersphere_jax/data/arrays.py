@@ -7,7 +7,7 @@ import numpy as np
 
 from hypersphere_jax.array_files import open_array
 from hypersphere_jax.config import require
-from hypersphere_jax.data.source import Arrays, numbers_as_names
+from hypersphere_jax.data.source import Arrays, name_classes
 
 NAMES = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -47,8 +47,7 @@ def from_npy_folder(folder: Path) -> tuple[Arrays, Arrays]:
 
 def from_npy(path: Path) -> Arrays:
     """Images without labels from an .npy file, which stay on disk."""
-    images = open_array(path)
-    return Arrays(images, np.full(images.shape[:1], -1), (), str(path))
+    return Arrays(open_array(path), None, (), str(path))
 
 
 def _splits(arrays: list[np.ndarray], path: Path) -> tuple[Arrays, Arrays]:
@@ -58,5 +57,5 @@ def _splits(arrays: list[np.ndarray], path: Path) -> tuple[Arrays, Arrays]:
         train.image_shape == test.image_shape,
         f"{path}: train and test images differ in shape: {train.image_shape}, {test.image_shape}",
     )
-    train.class_names = test.class_names = numbers_as_names(train.labels, test.labels)
+    name_classes(train, test)
     return train, test

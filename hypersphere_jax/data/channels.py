@@ -1,6 +1,7 @@
 """Grey images, or RGB ones, of images of either kind."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,6 +56,15 @@ def with_channels(source: Source, channels: int) -> Source:
         "grey and RGB ones are changed",
     )
     return source if shape[2] == channels else Channels(source, channels)
+
+
+def same_channels(images: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
+    """Return images of one number of channels; grey images among RGB ones become RGB."""
+    counts = sorted({image.shape[-1] for image in images})
+    listed = " and ".join(map(str, counts))
+    same = len(counts) == 1 or counts == [1, 3]
+    require(same, f"{name}: images of {listed} channels; pass images with equally many channels")
+    return [as_channels(image, 3) if len(counts) == 2 else image for image in images]
 
 
 def as_channels(images: np.ndarray, channels: int) -> np.ndarray:

@@ -6,9 +6,9 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data.inputs import as_images, as_labels, ids_among, joint_classes
 
-MAX_CLASSES = 1_000_000  # more are surely no class labels
+SMALL_LABEL = 1_000_000  # integer labels below are class ids as they are
 
 
 class Sample(TypedDict):
@@ -54,27 +54,26 @@ class Arrays:
     """A source whose images are in memory (or memory-mapped).
 
     Args:
-      images: uint8 `[n, h, w, c]`.
-      labels: integers `[n]`; -1 marks an image without one.
-      class_names: of label 0, 1, …
+      images: as for `inputs.as_images`; uint8 images are not copied.
+      labels: `[n]`, as for `inputs.as_labels`; None for unlabelled images.
+      class_names: of label 0, 1, …; defaults to the labels themselves, see `name_classes`.
       origin: where they came from, for messages.
 
     Raises:
       UserError: for other arrays.
     """
 
-    def __init__(
-        self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...], origin: str
-    ):
-        require(
-            images.dtype == np.uint8 and images.ndim == 4 and images.size > 0,
-            f"{origin}: images must be uint8 [n, h, w, c], not {images.dtype} {images.shape}",
-        )
-        self.images = images
-        self.labels = as_labels(labels, len(images), origin)
-        self.class_names = tuple(class_names)
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+    def __init__(self, images: Any, labels: Any, class_names: tuple[str, ...], origin: str):
+        self.images = as_images(images, origin)
+        n = len(self.images)
+        self.given = as_labels([None] * n if labels is None else labels, n, origin)
+        name_classes(self)
+        self.class_names = tuple(class_names) or self.class_names
         self.origin = origin
-        self.image_shape = images.shape[1:]
+        self.image_shape = self.images.shape[1:]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -90,22 +89,15 @@ class Arrays:
         return digest.hexdigest()[:16]
 
 
-def as_labels(labels: Any, n: int, origin: str) -> np.ndarray:
-    """Labels of n images as int32 `[n]`; UserError for what cannot be labels."""
-    try:
-        labels = np.asarray(labels)
-    except ValueError as error:  # lists of unequal length
-        raise UserError(f"{origin}: labels must be {n} integers: {error}") from error
-    require(
-        labels.shape == (n,)
-        and np.issubdtype(labels.dtype, np.integer)
-        and -1 <= labels.min() <= labels.max() < MAX_CLASSES,
-        f"{origin}: labels must be {n} integers from 0 to {MAX_CLASSES - 1}, or -1 for none, not "
-        f"{labels.dtype} {labels.shape}",
-    )
-    return labels.astype(np.int32)
+def name_classes(*sources: Any) -> None:
+    """Set `labels` and `class_names` of sources from their `given` labels, numbered together.
 
-
-def numbers_as_names(*labels: np.ndarray) -> tuple[str, ...]:
-    """Names of the classes of labels that have none."""
-    return tuple(map(str, range(1 + max(int(each.max()) for each in labels))))
+    Small integers keep their value, so that a loss sees them as they are. Other labels become
+    their place among all that occur.
+    """
+    classes = joint_classes(source.given for source in sources)
+    if classes and isinstance(classes[-1], int) and classes[-1] < SMALL_LABEL:
+        classes = range(classes[-1] + 1)
+    for source in sources:
+        source.labels = ids_among(classes, source.given)
+        source.class_names = tuple(map(str, classes))

@@ -1,52 +1,75 @@
 """What every probe asks of its features and labels; a refusal is one clear line."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
+from hypersphere_jax.data.inputs import as_labels, as_numpy, ids_among, joint_classes
 
 BLOCK = 2**22  # numbers that are read at a time
 UNIT_TOLERANCE = 0.01  # half precisions keep norms to a few thousandths
 
 
-def number_of_classes(*labels) -> int:
-    """One more than the largest label; `check_labels` refuses those that are not integers."""
-    integers = [x for x in map(np.asarray, labels) if np.issubdtype(x.dtype, np.integer)]
-    return 1 + max((int(np.max(x, initial=-1)) for x in integers), default=0)
+def check_splits(
+    train_x, train_y, test_x, test_y, num_classes: int | None
+) -> tuple[Any, np.ndarray, Any, np.ndarray | None, Sequence]:
+    """Check features and labels of a training split and a test split (or None).
 
-
-def check_splits(train_x, train_y, test_x, test_y, num_classes: int) -> tuple:
-    """Features and labels of a training and a test split (or None), checked.
+    Returns:
+      Features and int32 class ids of both splits, and the classes: the distinct labels of both
+      splits in ascending order, or 0 to `num_classes - 1`.
 
     Raises:
-      UserError: as `check_features` and `check_labels`, for different dimensions, and for a
-        training split of one class only.
+      UserError: see `check_features` and `inputs.as_labels`; for unlabelled rows, labels that are
+        not below `num_classes`, different dimensions, and a training split of one class.
     """
     train_x = check_features("train", train_x)
-    train_y = check_labels("train", train_y, len(train_x), num_classes)
-    require((train_y != train_y[0]).any(), f"train labels: only class {train_y[0]}, two are needed")
+    splits = {"train": as_labels(train_y, len(train_x), "train labels")}
     if test_x is not None:
         test_x = check_features("test", test_x)
-        test_y = check_labels("test", test_y, len(test_x), num_classes)
+        splits["test"] = as_labels(test_y, len(test_x), "test labels")
         require(
             train_x.shape[1] == test_x.shape[1],
             f"train features have {train_x.shape[1]} dimensions, test features {test_x.shape[1]}: "
             "were they taken from the same layer?",
         )
-    return train_x, train_y, test_x, test_y
+    for name, labels in splits.items():
+        require(
+            labels.ids.min() >= 0,
+            f"{name} labels: -1 (row {labels.ids.argmin()}) marks an unlabelled row: drop all such "
+            "rows, x[labels >= 0] and labels[labels >= 0]",
+        )
+        one = name == "train" and len(labels.classes) == 1
+        require(not one, f"train labels: only class {labels.classes[0]}, two are needed")
+    classes: Sequence = joint_classes(splits.values())
+    if num_classes is not None:
+        for name, labels in splits.items():
+            largest = labels.classes[-1]
+            below = isinstance(largest, int) and largest < num_classes
+            require(below, f"{name} labels: {largest!r} is not an integer below {num_classes=}")
+        classes = range(num_classes)
+    ids = {name: ids_among(classes, labels) for name, labels in splits.items()}
+    return train_x, ids["train"], test_x, ids.get("test"), classes
+
+
+def classes_entry(classes: Sequence) -> dict[str, list]:
+    """Return the entry `classes` of a result; none for classes 0, 1, 2, …, n - 1."""
+    classes = list(classes)
+    return {} if classes == list(range(len(classes))) else {"classes": classes}
 
 
 def check_features(name: str, x):
-    """Features `[n, d]` that can be read in slices of rows; a memory map stays on disk.
+    """Return features `[n, d]` that can be read by rows; a memory map stays on disk.
 
     Raises:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
     """
-    if isinstance(x, jax.Array) or not hasattr(x, "shape"):
-        x = np.asarray(x)
+    if hasattr(x, "__array__") or not hasattr(x, "shape"):  # rows of a data frame are not x[rows]
+        x = as_numpy(x)
     check_matrix(name, x)
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
         blocks = row_blocks(*x.shape, BLOCK)
@@ -80,22 +103,6 @@ def check_matrix(name: str, x) -> None:
     dtype = np.asarray(x[:1]).dtype
     real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
     require(real, f"{name} features: expected real numbers, got {dtype}")
-
-
-def check_labels(name: str, y, n: int, num_classes: int) -> np.ndarray:
-    """Labels y as int32 `[n]` on the host.
-
-    Raises:
-      UserError: for another length or dtype, or a label that is not below `num_classes`.
-    """
-    y = np.asarray(y)
-    require(y.shape == (n,), f"{name} labels: expected shape ({n},), got {y.shape}")
-    integers = np.issubdtype(y.dtype, np.integer)
-    require(integers, f"{name} labels: expected integers, got {y.dtype}: save them as integers")
-    outside = (y < 0) | (y >= num_classes)
-    row = int(outside.argmax())
-    require(not outside.any(), f"{name} labels: {y[row]} (row {row}) is not below {num_classes}")
-    return y.astype(np.int32)
 
 
 def as_float32(rows) -> np.ndarray:

@@ -30,7 +30,7 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
     """train_x, train_y, test_x, test_y of an .npz file, or of a folder of .npy files, mapped.
 
     Raises:
-      UserError: when one is missing, or labels are not integers from 0 on.
+      UserError: when one is missing.
     """
     if path.is_dir():
         arrays = [open_array(path / f"{name}.npy") for name in SPLITS]
@@ -38,18 +38,7 @@ def read_splits(path: Path) -> tuple[np.ndarray, ...]:
         needs = f"an .npz file with {', '.join(SPLITS)}, or a folder of such .npy files"
         require(bool(array_names(path)), f"{path}: a probe needs {needs}")
         arrays = [open_array(path, name) for name in SPLITS]
-    for name, y in zip(SPLITS[1::2], arrays[1::2], strict=True):
-        labels = y.ndim == 1 and y.size > 0 and np.issubdtype(y.dtype, np.integer) and y.min() >= 0
-        require(labels, f"{path}: {name} must be integers [n] from 0 on, not {y.dtype} {y.shape}")
     return tuple(arrays)
-
-
-def numbered(train_y, test_y) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels of both splits as int32 places in the sorted ids that occur, and these ids `[c]`."""
-    ids = np.concatenate([np.asarray(y).astype(np.int64) for y in (train_y, test_y)])
-    classes, places = np.unique(ids, return_inverse=True)
-    train, test = np.split(places.astype(np.int32), [len(train_y)])
-    return train, test, classes
 
 
 def load_features(path: str | Path, normalize: bool = False) -> np.ndarray:

@@ -143,7 +143,7 @@ def _named(config: FeaturesConfig) -> tuple[Source, Source | None]:
             image = decode(path.read_bytes())
         except Exception as error:  # of nearly any type, for a damaged file
             raise UserError(f"{path}: {reason(error)}") from error
-        return _File(image[None], np.array([-1]), (), str(path)), None
+        return _File(image[None], None, (), str(path)), None
     options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
     return data.as_they_lie(DataConfig(name=config.images, **options))
 

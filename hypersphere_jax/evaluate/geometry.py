@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 from scipy import special
+from scipy.spatial.distance import cdist
 
 from hypersphere_jax.config import require
+from hypersphere_jax.data.inputs import as_labels
 from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.evaluate.metrics import Estimate, alignment, mean_estimate
 
@@ -123,24 +125,42 @@ def pair_distances(x: Any, y: Any) -> tuple[Estimate, np.ndarray]:
     return alignment(x, y, alpha=1.0), counts
 
 
-def class_rows(labels: np.ndarray, n: int, name: str = "labels") -> dict[int, np.ndarray]:
-    """The rows of each class, by its label; labels below zero are of no class.
+def class_rows(labels: Any, n: int, name: str = "labels") -> dict[Any, np.ndarray]:
+    """The rows of each class, by its label, see `inputs.as_labels`.
 
     Raises:
-      UserError: for labels that do not fit n rows, one class, or no class of two points.
+      UserError: for labels that do not fit n rows, or no class of two points.
     """
-    integers = labels.shape == (n,) and np.issubdtype(labels.dtype, np.integer)
-    require(integers, f"{name}: expected integers [{n}], got {labels.dtype} {labels.shape}")
-    order = np.argsort(labels, kind="stable")
-    known, starts = np.unique(labels[order], return_index=True)
-    groups = dict(zip(known.tolist(), np.split(order, starts[1:]), strict=True))
-    groups = {label: rows for label, rows in groups.items() if label >= 0}
-    usable = len(groups) >= 2 and max(map(len, groups.values())) >= 2
-    require(usable, f"{name}: two classes are needed, one of them with two points")
-    return groups
+    ids, classes = as_labels(labels, n, name)
+    ends = np.cumsum(np.bincount(ids + 1, minlength=len(classes) + 1))
+    parts = np.split(np.argsort(ids, kind="stable"), ends[:-1])[1:]  # the first are unlabelled
+    require(max(map(len, parts), default=0) > 1, f"{name}: no class has two points")
+    return dict(zip(classes, parts, strict=True))
 
 
-def class_mates(groups: dict[int, np.ndarray], n: int, seed: int = 0) -> np.ndarray:
+def class_alignment(x: Any, groups: dict[Any, np.ndarray], alpha: float = 2.0) -> Estimate:
+    """The mean of `|x_i - x_j|^alpha` over all pairs of features `[n, d]` of one class.
+
+    `groups` are those of `class_rows`. The standard error is that of a ratio of U-statistics of
+    independent labelled points, by the delta method.
+    """
+    sums, mates = np.zeros(len(x)), np.full(len(x), -1.0)  # of each point; -1: unlabelled
+    for rows in groups.values():
+        points = np.asarray(x[rows], np.float64)
+        mates[rows] = len(rows) - 1
+        if alpha == 2:
+            squares = np.sum((points - points.mean(0)) ** 2, axis=1)
+            sums[rows] = len(rows) * squares + squares.sum()
+            continue
+        for part in row_blocks(len(rows), len(rows), ENTRIES):
+            powers = cdist(points[part], points, "sqeuclidean") ** (alpha / 2)
+            sums[rows[part]] = powers.sum(axis=1)
+    sums, mates = sums[mates >= 0], mates[mates >= 0]
+    value = sums.sum() / mates.sum()
+    return mean_estimate(value + 2 * (sums - value * mates) / mates.mean())
+
+
+def class_mates(groups: dict[Any, np.ndarray], n: int, seed: int = 0) -> np.ndarray:
     """For each of n rows another one of its class, drawn uniformly, or -1: int64 `[n]`."""
     rng = np.random.default_rng([seed, 1])  # another stream than that of the directions
     mates = np.full(n, -1)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.config import require
-from hypersphere_jax.evaluate.checks import as_float32, check_splits, number_of_classes
+from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_entry
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.evaluate.selection import validation_folds
@@ -40,24 +40,25 @@ def knn_probe(
     test_y: Any = None,
     *,
     num_classes: int | None = None,
-    k: int = 5,
+    k: int | Sequence[int] = 5,
     metric: str = "cosine",
     vote: str = "majority",
     temperature: float = 0.1,
     seed: int = 0,
     folds: int = 10,
     devices: Sequence[jax.Device] | None = None,
-) -> dict[str, Any]:
+) -> Any:
     """k-NN accuracy of frozen features: neighbours in the training split, or in other folds of it.
 
     Args:
-      train_x: `[m, d]` features, an array or a memory map.
-      train_y: `[m]` integers below `num_classes`, of at least two classes.
-      test_x: `[n, d]` features, an array or a memory map. None: the training rows are cut into
-        folds, and the neighbours of each row are among those of the other folds.
-      test_y: `[n]` integers below `num_classes`, or None.
-      num_classes: number of classes, of which either split may lack some; None: as the labels.
-      k: neighbours that vote, 1 to m.
+      train_x: `[m, d]` features: an array, a memory map, a tensor or a data frame.
+      train_y: `[m]` labels, integers or strings, of at least two classes.
+      test_x: `[n, d]` features. None: the training rows are cut into folds, and the neighbours of
+        each row are among those of the other folds.
+      test_y: `[n]` labels, or None.
+      num_classes: number of classes, where labels are integers below it; defaults to the classes
+        that occur in either split.
+      k: neighbours that vote, 1 to m; or several such numbers, for one search.
       metric: "cosine" or "euclidean".
       vote: "majority", or "similarity": votes of exp(similarity / temperature) (Wu et al. 2018,
         Section 3.4) of the cosine, or minus half of the squared distance.
@@ -68,7 +69,9 @@ def knn_probe(
 
     Returns:
       What a JSON file can hold: that of `scores.scores`, and the protocol; `top5` is None up to 5
-      classes, and for k < 5. With folds `n_train` is the smallest training part.
+      classes, and for k < 5. With folds `n_train` is the smallest training part. `classes` lists
+      the labels where they are not 0, 1, 2, …; class numbers are places in it. For several k, a
+      list of such results in the order of k.
 
     Raises:
       UserError: for features, labels or options that do not fit.
@@ -76,41 +79,41 @@ def knn_probe(
     require((test_x is None) == (test_y is None), "test features and test labels: both or neither")
     require(vote in VOTES, f"vote {vote!r}: choose one of {', '.join(VOTES)}")
     require(0 < temperature < math.inf, f"temperature = {temperature}: must be finite and positive")
-    num_classes = number_of_classes(train_y, test_y) if num_classes is None else num_classes
-    train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
+    train_x, train_y, test_x, test_y, classes = check_splits(
+        train_x, train_y, test_x, test_y, num_classes
+    )
     temperature = temperature if vote == "similarity" else None
+    counts: list[Any] = [k] if np.ndim(k) == 0 else list(k)
+    for count in counts:
+        whole = isinstance(count, int | np.integer)
+        require(whole and count >= 1, f"k = {count}: must be an integer, 1 or more")
+    require(len(counts) > 0, "k is empty: give one number of neighbours or more")
 
-    def ranked_among(bank, labels, queries):
-        neighbours = nearest(bank, queries, k, metric=metric, devices=devices)
-        return ranked_classes(neighbours, labels, num_classes, temperature)
-
-    n_train, of_folds = len(train_y), {}
-    if test_x is not None:
-        ranked = ranked_among(train_x, train_y, test_x)
-    else:
+    searches, of_folds = [(train_x, train_y, test_x, slice(None))], {}
+    n_train = len(train_y)
+    if test_x is None:
         outer, test_y = validation_folds(train_y, folds, seed), train_y
-        ranked = np.empty((len(outer), 5), np.int64)
+        searches, of_folds = [], {"folds": folds, "seed": seed}
         for fold in range(folds):
             others, tested = np.flatnonzero(outer != fold), np.flatnonzero(outer == fold)
             bank, queries = (SelectedRows(train_x, rows) for rows in (others, tested))
-            ranked[tested] = ranked_among(bank, train_y[others], queries)
+            searches.append((bank, train_y[others], queries, tested))
         n_train -= int(np.bincount(outer).max())
-        of_folds = {"folds": folds, "seed": seed}
-    result = scores(ranked, test_y, num_classes=num_classes, seed=seed)
-    return {
-        "protocol": "knn",
-        "k": int(k),
-        "metric": metric,
-        "vote": vote,
-        "temperature": temperature,
-        **result,
-        "top5": result["top5"] if k >= 5 else None,
-        "n": len(test_y),
-        "n_train": n_train,
-        "d": int(train_x.shape[1]),
-        "num_classes": num_classes,
-        **of_folds,
-    }
+    ranked = np.empty((len(counts), len(test_y), 5), np.int64)
+    for bank, labels, queries, rows in searches:
+        neighbours = nearest(bank, queries, max(counts), metric=metric, devices=devices)
+        for number, count in enumerate(counts):
+            first = Neighbours(*(part[:, :count] for part in neighbours))
+            ranked[number, rows] = ranked_classes(first, labels, len(classes), temperature)
+    results = []
+    for number, count in enumerate(counts):
+        result = scores(ranked[number], test_y, num_classes=len(classes), seed=seed)
+        result["top5"] = result["top5"] if count >= 5 else None
+        options = {"k": int(count), "metric": metric, "vote": vote, "temperature": temperature}
+        sizes = {"n": len(test_y), "n_train": n_train, "d": int(train_x.shape[1])}
+        result = {"protocol": "knn", **options, **result, **sizes, "num_classes": len(classes)}
+        results.append(result | classes_entry(classes) | of_folds)
+    return results[0] if np.ndim(k) == 0 else results
 
 
 def ranked_classes(
@@ -159,7 +162,7 @@ def nearest(
     (m, d), n = bank.shape, queries.shape[0]
     require(isinstance(k, int | np.integer), f"k = {k}: must be an integer")
     require(1 <= k <= m, f"k = {k}: choose 1 to {m}, the size of the bank")
-    devices = sharding.local_devices(1) if devices is None else devices
+    devices = sharding.local_devices(1, devices)
     unit = np.bool_(metric == "cosine")
     centre, scale = _frame(as_float32(bank[:SAMPLE]), unit)
     frame = sharding.replicate((centre, np.float32(scale), unit), devices)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hypersphere_jax.config import require
 from hypersphere_jax.evaluate import logistic
-from hypersphere_jax.evaluate.checks import as_float32, check_splits, number_of_classes
+from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_entry
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
 from hypersphere_jax.evaluate.selection import (
@@ -64,12 +64,14 @@ def linear_probe(
     The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
 
     Args:
-      train_x: `[n_train, d]` features of any real dtype, an array or a memory map, which is read in
-        blocks of rows; "lbfgs" copies them where they are not float32, and to accelerators.
-      train_y: `[n_train]` integers below `num_classes`, of at least two classes.
+      train_x: `[n_train, d]` features of any real dtype: an array, a tensor, a data frame, or a
+        memory map, which is read in blocks of rows. "lbfgs" copies them where they are not
+        float32, and to accelerators.
+      train_y: `[n_train]` labels, integers or strings, of at least two classes.
       test_x: `[n, d]` features.
-      test_y: `[n]` integers below `num_classes`.
-      num_classes: number of classes; None: as the labels.
+      test_y: `[n]` labels.
+      num_classes: number of classes, where labels are integers below it; defaults to the classes
+        that occur in either split.
       protocol: "lbfgs" or one of `sgd.PROTOCOLS`.
       seed: of what is held out, of batches, and of the bootstrap.
       folds: number of stratified folds of the training split. None: one held-out part.
@@ -83,14 +85,16 @@ def linear_probe(
 
     Returns:
       What a JSON file can hold: that of `scores`, and the protocol and keys that docs/evaluation.md
-      lists. `grid` is of `selection.grid_rows`.
+      lists. `grid` is of `selection.grid_rows`. `classes` lists the labels where they are not 0, 1,
+      2, …; class numbers are places in it.
 
     Raises:
       UserError: for features, labels or options that do not fit, or features too large for "lbfgs".
     """
     clock = Clock()
-    num_classes = number_of_classes(train_y, test_y) if num_classes is None else num_classes
-    train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
+    train_x, train_y, test_x, test_y, labels = check_splits(
+        train_x, train_y, test_x, test_y, num_classes
+    )
     # Only these are fitted; labels are places among them from here on.
     classes, train_y = np.unique(train_y, return_inverse=True)
     if protocol == "lbfgs":
@@ -121,7 +125,7 @@ def linear_probe(
     classifier, prepare, valid_top1, best, report = fitted
     grid = grid_rows(cells, valid_top1)
     ranked = classes[top_classes(classifier, test_x, min(len(classes), 5), prepare)]
-    result = scores(ranked, test_y, num_classes=num_classes, seed=seed)
+    result = scores(ranked, test_y, num_classes=len(labels), seed=seed)
     clock.lap("score")
     return {
         "protocol": protocol,
@@ -129,7 +133,8 @@ def linear_probe(
         "n": len(test_x),
         "n_train": len(train_x),
         "d": train_x.shape[1],
-        "num_classes": num_classes,
+        "num_classes": len(labels),
+        **classes_entry(labels),
         "chosen": cells[best],
         "valid_top1": grid[best]["valid_top1"],
         "grid": grid,

@@ -110,7 +110,7 @@ def place(
     Raises:
       UserError: for features that do not fit into the devices' memory.
     """
-    devices = tuple(jax.local_devices()[:1] if devices is None else devices)
+    devices = tuple(sharding.local_devices(1, devices))
     count, on_host = len(devices), devices[0].platform == "cpu"
     n, d = x.shape
     in_place = on_host and isinstance(x, np.ndarray) and x.dtype == np.float32

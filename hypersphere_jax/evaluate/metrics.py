@@ -94,7 +94,7 @@ def uniformity(
     """
     n = len(x)
     require(n >= 2, f"uniformity needs at least two points, got {n}")
-    devices = tuple(sharding.local_devices(1) if devices is None else devices)
+    devices = tuple(sharding.local_devices(1, devices))
     size = -(-n // -(-n // chunk))
     chunks = row_blocks(n, 1, size)
     size = size if len(chunks) > 1 else _rounded_up(n)

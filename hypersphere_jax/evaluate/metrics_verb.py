@@ -30,7 +30,7 @@ class MetricsInputs(NamedTuple):
 
     x: Any  # unit features [n, d]
     pairs: tuple[Any, Any] | None  # those of the two sides of positive pairs
-    labels: np.ndarray | None = None  # integers [n]
+    labels: np.ndarray | None = None  # [n]
     labels_name: str = "labels"  # in messages
     class_names: Sequence[str] = ()
     # Features of rows under one or several augmentations, which depend on a row's place alone.
@@ -198,7 +198,7 @@ def _pairs(inputs: MetricsInputs) -> tuple[Any, Any]:
     return inputs.pairs
 
 
-def _groups(inputs: MetricsInputs) -> dict[int, np.ndarray]:
+def _groups(inputs: MetricsInputs) -> dict[Any, np.ndarray]:
     require(inputs.labels is not None, "there are no labels: give labels=")
     return geometry.class_rows(inputs.labels, len(inputs.x), inputs.labels_name)
 

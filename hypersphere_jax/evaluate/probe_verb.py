@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from hypersphere_jax import data
 from hypersphere_jax.config import ProbeConfig, UserError, require
@@ -157,24 +156,19 @@ def _probe_encoder(
 def _probe_features(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> Iterator[Result]:
     refused = results_file.suffix(config, RUN_OPTIONS)
     require(not refused, f"{str(path)!r} holds features, and these options are for runs: {refused}")
-    train_x, train_y, test_x, test_y = feature_files.read_splits(path)
-    train_y, test_y, classes = feature_files.numbered(train_y, test_y)
     header = {"features": str(path), "split": "test"}
-    if not np.array_equal(classes, np.arange(len(classes))):
-        header["classes"] = classes.tolist()
-    arrays = (train_x, train_y, test_x, test_y)
-    for _, _, result in _scores(arrays, len(classes), config, devices):
+    for _, _, result in _scores(feature_files.read_splits(path), None, config, devices):
         yield header | result
 
 
 def _scores(
-    arrays: Any, num_classes: int, config: ProbeConfig, devices: list, epoch_features: Any = None
+    arrays: Any, classes: int | None, config: ProbeConfig, devices: list, epoch_features: Any = None
 ) -> Iterator[tuple[str, dict[str, Any], Result]]:
     """Name, options that are not the default, and result of each protocol and k."""
     for protocol in config.protocols:
         for name, options, score in _protocol(protocol, config, epoch_features):
             began = time.perf_counter()
-            result = score(*arrays, num_classes=num_classes, devices=devices)
+            result = score(*arrays, num_classes=classes, devices=devices)
             result["seconds_probe"] = round(time.perf_counter() - began, 3)
             result |= {"augment": True} if "augment" in options else {}
             result |= {"as_printed": True} if "printed" in options else {}

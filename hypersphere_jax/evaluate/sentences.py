@@ -75,7 +75,8 @@ def sentence_probe(
     """
     clock, nested = Clock(), test_x is None
     require(nested == (test_y is None), "test features and test labels: give both or neither")
-    train_x, train_y, test_x, test_y = check_splits(train_x, train_y, test_x, test_y, num_classes)
+    *checked, _ = check_splits(train_x, train_y, test_x, test_y, num_classes)
+    train_x, train_y, test_x, test_y = checked
     strengths = penalties("strengths", strengths)
     # Only these are fitted; labels are places among them from here on.
     classes, y = np.unique(train_y, return_inverse=True)

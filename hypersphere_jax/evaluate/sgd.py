@@ -111,7 +111,7 @@ def fit_grid(
     """
     grid = checked_grid(grid)
     rows, y = np.asarray(rows), np.asarray(y, np.int32)
-    devices = tuple(jax.local_devices()[:1] if devices is None else devices)[: len(grid)]
+    devices = tuple(sharding.local_devices(1, devices))[: len(grid)]
     # Each device has as many cells: the last one is trained again where they do not divide.
     each = -(-len(grid) // len(devices))
     cells = np.float32([*grid, *[grid[-1]] * (each * len(devices) - len(grid))])

@@ -164,12 +164,17 @@ def forget_compiled(share: float = 0.5) -> None:
             gc.collect()
 
 
-def local_devices(count: int | None = None) -> list[jax.Device]:
-    """This process's devices, or the first `count` of them.
+def local_devices(
+    count: int | None = None, given: Sequence[jax.Device] | None = None
+) -> list[jax.Device]:
+    """This process's devices, the first `count` of them, or the `given` ones.
 
     Raises:
       UserError: when there are fewer, or none at all.
     """
+    if given is not None:
+        require(len(given) > 0, "devices is empty: pass one device or more, or leave it out")
+        return list(given)
     try:
         devices = jax.local_devices()
     except (RuntimeError, AssertionError) as error:

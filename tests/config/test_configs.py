@@ -1,6 +1,8 @@
 """Configs: what they refuse, their defaults, and their way to JSON and back."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,21 @@ def test_to_json_and_back():
     found = of.differences(plain, other | {"data": plain["data"] | {"fold": 1}})
     changed = ["data.fold: 2 -> 1", "name: default -> None", "new: None -> 1", "seed: 3 -> 4"]
     assert sorted(found) == changed
+
+
+class Place:
+    """A path of another type."""
+
+    def __fspath__(self):
+        return os.path.join("some", "where")
+
+
+@pytest.mark.parametrize("place", [Path("some/where"), Place()])
+def test_paths_are_text_where_a_field_is(place):
+    names = ("runs_dir", "data_dir", "cache_dir", "init_from", "data", "classes")
+    given, text = (dict.fromkeys(names, value) for value in (place, os.fspath(place)))
+    assert of.PretrainConfig(**given) == of.PretrainConfig(**text)
+    assert of.to_dict(of.PretrainConfig(**given)) == of.to_dict(of.PretrainConfig(**text))
+    probe = of.ProbeConfig(runs=[place, "b"], runs_dir=place)
+    assert probe.runs == (os.fspath(place), "b") and probe.runs_dir == os.fspath(place)
+    assert isinstance(of.ProbeConfig(runs=("a",), out=Path("a.csv")).out, Path)

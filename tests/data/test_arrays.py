@@ -53,10 +53,10 @@ def test_npz_npy_and_a_lone_file(tmp_path):
     assert alone.test is None and alone.train.labels.tolist() == [-1, -1]
     for array in (np.uint8(3), np.zeros((2, 0, 3, 1), np.uint8)):
         np.save(tmp_path / "a.npy", array)
-        assert "must be uint8 [n, h, w, c]" in why(load, DataConfig(str(tmp_path / "a.npy")))
+        assert str(array.shape) in why(load, DataConfig(str(tmp_path / "a.npy")))
     for name, array, message in (
-        ("train_images", np.zeros((4, 5, 5, 3)), "uint8 [n, h, w, c], not float64"),
-        ("test_labels", np.array([0, -2]), "2 integers from 0"),
+        ("train_images", np.full((4, 5, 5, 3), 2.0), "values from 2 to 2"),
+        ("test_labels", np.array([0, -2]), "label -2"),
     ):
         np.savez(file, **whole | {name: array})
         assert message in why(load, DataConfig(str(file)))

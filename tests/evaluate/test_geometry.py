@@ -9,6 +9,7 @@ from oracles import uniformity
 from points import sphere
 from scipy import stats
 
+import hypersphere_jax as hj
 from hypersphere_jax.evaluate import geometry, metrics
 
 
@@ -81,7 +82,7 @@ def test_pair_distances(slices, rng):
 def test_uniformity_by_class_is_that_of_each_class(devices, rng):
     sizes = [2, 3, 70, 64, 65, 1, 120]  # some of one size on the device, one too large, one alone
     names = [0, 5, 6, 7, 9, 11, 12]
-    labels = rng.permutation([*np.repeat(names, sizes), -1, -2])
+    labels = rng.permutation([*np.repeat(names, sizes), -1, -1])
     x = sphere(rng, len(labels), 4) + 0.5
     groups = geometry.class_rows(labels, len(labels))
     assert list(groups) == names and [len(rows) for rows in groups.values()] == sizes
@@ -96,6 +97,45 @@ def test_uniformity_by_class_is_that_of_each_class(devices, rng):
         if size > 100:  # in several chunks above, and in one here
             alone = metrics.uniformity(own, 3.0)
             np.testing.assert_allclose(estimate.standard_error, alone.standard_error, rtol=1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
+def test_alignment_by_class_is_over_pairs_of_one_class(alpha, rng, monkeypatch):
+    monkeypatch.setattr(geometry, "ENTRIES", 64)  # several blocks a class
+    labels = rng.permutation(np.repeat(["a", "b", "c", "d"], [30, 20, 9, 1]))
+    x = sphere(rng, 60, 3) + (labels == "a")[:, None]
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x[labels == "b"] = x[labels == "b"][:1]  # one point: distances of 0
+    distances = np.linalg.norm(np.float64(x)[:, None] - x, axis=-1) ** alpha
+    same = (labels[:, None] == labels) & ~np.eye(60, dtype=bool)
+
+    def mean(rows):
+        return distances[np.ix_(rows, rows)][same[np.ix_(rows, rows)]].mean()
+
+    found = geometry.class_alignment(x, geometry.class_rows(labels, 60), alpha)
+    np.testing.assert_allclose(found.value, mean(np.arange(60)), rtol=1e-6)
+    left_out = np.array([mean(np.delete(np.arange(60), i)) for i in range(60)])
+    jackknife = np.sqrt(59 / 60 * np.sum((left_out - left_out.mean()) ** 2))
+    np.testing.assert_allclose(found.standard_error, jackknife, rtol=0.1)
+    measured = hj.measure(x, labels=labels, alpha=alpha)
+    assert (measured["align"], measured["align_standard_error"]) == found
+    assert measured["uniform"] == hj.measure(x)["uniform"] and hj.measure(x)["align"] is None
+    # Unlabelled points are in no pair.
+    ids = [*np.unique(labels, return_inverse=True)[1], *[-1] * 5]
+    again = hj.measure(np.concatenate([x, x[:5]]), labels=ids, alpha=alpha)
+    assert again["align"] == pytest.approx(found.value, rel=1e-12)
+
+
+def test_what_is_no_alignment_by_class(rng):
+    x = sphere(rng, 4, 3)
+    for given, match in (
+        ({"y": x, "labels": [0, 0, 1, 1]}, "y and labels"),
+        ({"labels": [0, 1, 2, 3]}, "no class has two points"),
+        ({"labels": [-1] * 4}, "no class has two points"),
+        ({"labels": [0, 0, 1]}, "labels: .*4"),
+    ):
+        with pytest.raises(hj.UserError, match=match):
+            hj.measure(x, **given)
 
 
 def test_class_mates():

@@ -160,17 +160,27 @@ def test_probe_carries_its_protocol(rng):
     assert np.trace(result["confusion"]) == right and result["top1"] < result["top5"] < 100
 
 
+@pytest.mark.parametrize("folds", [None, 4])
+def test_several_k_are_as_many_probes(rng, folds):
+    train_x, train_y, test_x, test_y = problem(rng, num_classes=6)
+    arrays = (train_x, train_y) if folds else (train_x, train_y, test_x, test_y)
+    options = {"folds": folds} if folds else {}
+    for several in ([5, 1, 20], (3,), np.array([1, 5]), range(1, 4)):
+        found = knn_probe(*arrays, k=several, **options)
+        assert found == [knn_probe(*arrays, k=int(k), **options) for k in several]
+
+
 def test_refusals(rng):
     arrays = problem(rng)
     with pytest.raises(UserError, match="k = 98: choose 1 to 97, the size of the bank"):
         knn_probe(*arrays, num_classes=4, k=98)
     with pytest.raises(UserError, match=r"k = 2\.5: must be an integer"):
         knn_probe(*arrays, k=2.5)
-    for wrong, split in ((arrays[1].astype(str), "train"), (arrays[1] + 0.5, "train")):
-        with pytest.raises(UserError, match=f"{split} labels: expected integers, got"):
-            knn_probe(arrays[0], wrong, *arrays[2:])
-    with pytest.raises(UserError, match="test labels: expected integers, got <U"):
-        knn_probe(*arrays[:3], arrays[3].astype(str))
+    for wrong in ([], [1, 0], [1, 98], [1, 2.5], "5"):
+        with pytest.raises(UserError, match=r"k = |k is empty"):
+            knn_probe(*arrays, k=wrong)
+    with pytest.raises(UserError, match="devices is empty"):
+        knn_probe(*arrays, devices=[])
     arrays[0][-1] = 1e30
     with pytest.raises(UserError, match="too unlike"):
         knn_probe(*arrays, num_classes=4, metric="euclidean", k=97)

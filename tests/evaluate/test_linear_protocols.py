@@ -218,6 +218,32 @@ def test_a_class_without_training_rows_has_no_part_in_the_fit(rng, fits, protoco
     assert table[np.ix_(names, names)].tolist() == few["confusion"]
 
 
+class Frame:
+    """Columns by name, as a data frame of pandas has them: `frame[rows]` selects columns."""
+
+    def __init__(self, x):
+        self.x, self.shape = x, x.shape
+
+    def __len__(self):
+        return len(self.x)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.x
+
+    def __getitem__(self, name):
+        if isinstance(name, slice):
+            return Frame(self.x[name])
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize("options", [{}, {"folds": 3}, {"protocol": "moco", "grid": GRID[:2]}])
+def test_data_frames_are_arrays(rng, options):
+    train_x, train_y, test_x, test_y = splits(rng, sizes=(60, 40))
+    expected = linear.linear_probe(train_x, train_y, test_x, test_y, **options)
+    found = linear.linear_probe(Frame(train_x), train_y, Frame(test_x), test_y, **options)
+    assert_same(found, expected)
+
+
 def test_mistakes(rng, fits, monkeypatch):
     monkeypatch.setattr(checks, "BLOCK", 20 * D)  # rows are named in every block
     arrays = dict(zip(("train_x", "train_y", "test_x", "test_y"), splits(rng), strict=True))
@@ -225,8 +251,8 @@ def test_mistakes(rng, fits, monkeypatch):
     for change, message in (
         ({"train_x": np.where(bad, 1e39, np.zeros(D))}, r"4 of 300 .* \(rows 4, 27, 100, 299\)"),
         ({"train_y": np.arange(N) % 6 - 1}, r"train labels: -1 \(row 0\)"),
-        ({"train_y": ["cat", "dog"] * (N // 2), "num_classes": None}, "train labels: .* got <U3"),
-        ({"test_y": arrays["test_y"] / 2, "num_classes": None}, "test labels: .* got float64"),
+        ({"train_y": ["cat", "dog"] * (N // 2), "num_classes": None}, "integers.*strings"),
+        ({"test_y": arrays["test_y"] / 2, "num_classes": None}, "test labels: label 0.5|1.5|2.5"),
         ({"protocol": "moco", "grid": [(1e4, 0.0)]}, "diverged at learning rate 10000"),
     ):
         with pytest.raises(UserError, match=message):
