@@ -127,7 +127,9 @@ def run_part(
     """What a process has written to the file when it ends, or is ended; and why it failed."""
     file.unlink(missing_ok=True)
     began = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | dict(environment))
+    # The process waits for the end of its standard input, which comes with the end of this one.
+    options = {"cwd": ROOT, "env": os.environ | dict(environment)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
     late = False
     try:
         process.wait(max(1.0, seconds))

@@ -36,7 +36,7 @@ PARTS: dict[str, Callable[[Settings], Iterator[Record]]] = {
 
 def main(name: str, file: str, settings: str) -> None:
     """One part, from its settings as JSON."""
-    signals.end_with_parent()
+    signals.end_with_parent(sys.stdin.fileno())
     given = Settings(**json.loads(settings))
     sharding.keep_compiled("~/.cache/hypersphere_jax")
     records: list[Record] = []

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from experiments import workers
 from experiments.reproduction import folder_of
 from experiments.sweeps import Planned
-from hypersphere_jax import data
+from hypersphere_jax import data, signals
 from hypersphere_jax.config import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
@@ -89,7 +89,8 @@ class Cost(NamedTuple):
 def machine(apart: bool = False) -> Machine:
     """This machine; `apart`: GPUs are asked in another process, so that they stay free."""
     if apart and workers.nvidia_gpus():
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        start = signals.end_with_parent
+        with ProcessPoolExecutor(1, get_context("spawn"), initializer=start) as pool:
             return pool.submit(machine).result()
     devices = sharding.local_devices()
     memory = sharding.memory(devices[:1])

@@ -1,7 +1,9 @@
 """Trained encoders as functions of images: call, save; `loading` loads them."""
 
+import contextlib
 import functools
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +18,11 @@ from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.inputs import as_image, as_images, is_array
-from hypersphere_jax.files import open_file, write_json
+from hypersphere_jax.files import atomic_write, open_file
 from hypersphere_jax.training import sharding
 
 WEIGHTS, CONFIG, CARD = "weights.safetensors", "encoder.json", "README.md"
+RECORD = "encoder"  # the metadata of WEIGHTS with the content of CONFIG
 LARGEST_BATCH = 256  # images on a device at once
 
 
@@ -126,26 +129,36 @@ class Encoder:
             yield self._features(part, layer, size, devices)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes weights (safetensors), config and a card: what `load` needs, and no run.
+        """Write weights with the config (safetensors), a copy of the config, and a card.
+
+        `load` reads the weights' file only, which is replaced last and at once: an interrupted save
+        leaves the earlier encoder.
 
         Args:
-          folder: new, or one that holds a saved encoder, which is replaced.
+          folder: new, or one that contains a saved encoder, which is replaced.
 
         Raises:
-          UserError: for a file, or a folder that holds anything else.
+          UserError: for a file, or a folder that contains other files.
+          OSError: when the files cannot be written.
         """
         folder = Path(folder)
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CONFIG, CARD)]
+        taken = {path.name for path in folder.glob("[!.]*")} - {WEIGHTS, CONFIG, CARD}
         require(
-            not taken, f"{folder} holds other files, such as {(taken or [''])[0]}: name another"
+            not taken,
+            f"{folder} contains other files, such as {min(taken, default='')}: name another",
         )
-        arrays = named_arrays(self.params, self.stats)
-        (folder / WEIGHTS).write_bytes(torch_files.to_safetensors(arrays, "hypersphere_jax"))
         record = {"version": __version__, "step": self.step, "origin": self.origin}
-        write_json(folder / CONFIG, record | {"config": to_dict(self.config)})
-        (folder / CARD).write_text(self._card(), encoding="utf-8")
+        record_text = json.dumps(record | {"config": to_dict(self.config)}, indent=2)
+        arrays = named_arrays(self.params, self.stats)
+        weights = torch_files.to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
+        texts = {CONFIG: record_text + "\n", CARD: self._card()}
+        with contextlib.ExitStack() as stack:
+            # The stack replaces the files in the opposite order, after all were written.
+            stack.enter_context(atomic_write(folder / WEIGHTS)).write(weights)
+            for name, text in texts.items():
+                stack.enter_context(atomic_write(folder / name)).write(text.encode())
         return folder
 
     @sharding.isolated()

@@ -69,14 +69,24 @@ def read_json(
     """
     try:
         with open_file(file) as stream:
-            text = stream.read(MAX_RECORD).decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_object)
+            text = stream.read(MAX_RECORD)
+    except UserError as error:
+        raise UserError(f"{error}: {advice}") from error
+    return parse_json(text, str(file), schema, advice)
+
+
+def parse_json(
+    text: bytes, where: str, schema: Mapping[str, Any] | None, advice: str
+) -> dict[str, Any]:
+    """The JSON object in a text; see `read_json`. `where` names the text in messages."""
+    try:
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
         check_depth(value)
-        check(value, schema or {}, f"{file}: ")
+        check(value, schema or {}, f"{where}: ")
     except UserError as error:
         raise UserError(f"{error}: {advice}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}): {advice}") from error
+        raise UserError(f"{where} is not JSON ({error}): {advice}") from error
     return value
 
 

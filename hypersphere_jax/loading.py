@@ -9,8 +9,8 @@ import jax
 
 from hypersphere_jax import augment, models, torch_files
 from hypersphere_jax.config import DataConfig, PretrainConfig, UserError, from_dict, require
-from hypersphere_jax.encoder import CONFIG, WEIGHTS, Encoder
-from hypersphere_jax.files import read_json
+from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
+from hypersphere_jax.files import parse_json
 from hypersphere_jax.models.torch_names import shortened
 from hypersphere_jax.training import run_folder, sharding
 
@@ -129,15 +129,15 @@ def _require_preprocess(config: PretrainConfig) -> None:
 
 def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
     schema = {"config": PretrainConfig, "step": int, "origin?": str | None}
-    record = read_json(folder / CONFIG, schema, "save the encoder again")
-    where = f"{folder / CONFIG}: config."
-    config = from_dict(PretrainConfig, record["config"], where).replace(**own)
+    saved, metadata = torch_files.read_safetensors(folder / WEIGHTS)
+    where, text = f"{folder / WEIGHTS}: config", metadata.get(RECORD, "")
+    record = parse_json(text.encode(), where, schema, "save the encoder again")
+    config = from_dict(PretrainConfig, record["config"], f"{where}.").replace(**own)
     _require_preprocess(config)
     apply, params, stats = models.abstract(config.model)
     like = {"params": params, "stats": stats}
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    saved = torch_files.read_safetensors(folder / WEIGHTS)
     require(
         saved.keys() == set(names),
         f"{folder / WEIGHTS} is of another network: missing are "

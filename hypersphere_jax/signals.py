@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,13 +70,16 @@ def _end_others() -> None:
             file.unlink()
 
 
-def end_with_parent() -> None:
-    """Ends this process when the one that began it ends, however that does."""
-    parent = os.getppid()
+def end_with_parent(pipe: int | None = None) -> None:
+    """End this process when its parent ends, or at once if the parent has ended already.
+
+    Args:
+      pipe: descriptor whose other end only the parent holds; defaults to multiprocessing's.
+    """
+    from multiprocessing import connection, parent_process
 
     def watch():
-        while os.getppid() == parent:
-            time.sleep(0.2)
+        connection.wait([parent_process().sentinel if pipe is None else pipe])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

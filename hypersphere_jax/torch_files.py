@@ -66,7 +66,8 @@ def read_state(file: Path) -> State:
     if file.suffix.lower() == ".npz":
         state = {name: open_array(file, name) for name in array_names(file)}
     else:
-        state = (read_safetensors if file.suffix.lower() == ".safetensors" else _read_torch)(file)
+        is_safetensors = file.suffix.lower() == ".safetensors"
+        state = read_safetensors(file)[0] if is_safetensors else _read_torch(file)
     require(bool(state), f"{file} holds no arrays")
     own = any(name.startswith("params/") for name in state)
     require(
@@ -81,8 +82,8 @@ def read_state(file: Path) -> State:
     }
 
 
-def read_safetensors(file: Path) -> State:
-    """The arrays of a safetensors file.
+def read_safetensors(file: Path) -> tuple[State, dict[str, str]]:
+    """The arrays of a safetensors file, and its metadata.
 
     Raises:
       UserError: when it is damaged, or holds anything but real numbers.
@@ -99,19 +100,22 @@ def read_safetensors(file: Path) -> State:
         name: np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
         for name, tensor in tensors.items()
     }
-    said = (header.get("__metadata__") or {}).get(CHECKSUM)
+    metadata = header.get("__metadata__") or {}
+    said = metadata.get(CHECKSUM)
     require(said in (None, _checksum(arrays)), f"{file} cannot be read: its checksum differs")
-    return arrays
+    return arrays, metadata
 
 
-def to_safetensors(arrays: State, names: str) -> bytes:
+def to_safetensors(arrays: State, names: str, **metadata: str) -> bytes:
     """A safetensors file with a checksum, which `read_safetensors` compares.
 
     Args:
       arrays: by name.
       names: whose they are; "pt" is the one that Hugging Face's libraries read.
+      metadata: further texts to store.
     """
-    return save(arrays, {"format": names, "written_by": WRITER, CHECKSUM: _checksum(arrays)})
+    metadata |= {"format": names, "written_by": WRITER, CHECKSUM: _checksum(arrays)}
+    return save(arrays, metadata)
 
 
 def encoder_of(

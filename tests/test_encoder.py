@@ -1,8 +1,12 @@
 """Encoders as functions: the features that evaluation sees, of images in all forms; saved."""
 
+import contextlib
 import copy
+import os
 import pickle
+import resource
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +99,48 @@ def test_saved_and_loaded(encoder, tmp_path):
     (folder / "weights.safetensors").write_bytes(whole[:200])
     with pytest.raises(hj.UserError, match="cannot be read"):
         hj.load(folder)
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """As a full disk: a longer file is an OSError where it is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(OSError):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_an_interrupted_save_leaves_an_encoder(encoder, tmp_path, monkeypatch):
+    """The earlier one on a full disk; one of both, never a mixture, if killed at any rename."""
+    params = jax.tree.map(lambda x: x + 1, encoder.params)
+    config = encoder.config.replace(seed=7)
+    later = hj.Encoder(config, params, encoder.stats, 99, encoder.apply)
+
+    def saved():
+        found = hj.load(folder)
+        expected = later if found.step == 99 else encoder
+        assert found.config.seed == expected.config.seed
+        jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+        return found.step
+
+    folder = encoder.save(tmp_path / "encoder")
+    for size in sorted(file.stat().st_size for file in folder.iterdir()):
+        with files_of_at_most(size // 2):
+            later.save(folder)
+        assert saved() == 56
+    for count in range(3):
+        effects = [*[DEFAULT] * count, KeyboardInterrupt]
+        killed = Mock(wraps=os.replace, side_effect=effects)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "replace", killed)
+            later.save(folder)
+        assert saved() in (56, 99)
+    (folder / ".weights.safetensors.1-ff").write_bytes(b"of a process that was killed")
+    later.save(folder)
+    assert saved() == 99
 
 
 def test_the_card_says_how_to_load(encoder):

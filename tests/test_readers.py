@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from hypersphere_jax import data, encoder, loading, report
+from hypersphere_jax import data, encoder, report
 from hypersphere_jax.array_files import array_names, mapped, open_array
 from hypersphere_jax.config import DataConfig, PrepareTextConfig, PretrainConfig, UserError, to_dict
 from hypersphere_jax.config.from_file import with_file
@@ -76,7 +76,6 @@ def corpus_record():
 # By name of its file: a sound record, and what reads it.
 READERS = {
     "config.json": (run_record, lambda file: run_folder.read_config(file.parent)),
-    "encoder/encoder.json": (run_record, lambda file: loading._load_saved(file.parent, {})),
     "corpus.json": (corpus_record, lambda file: text.corpus.read_about(file.parent)),
     "options.json": (run_record, lambda file: with_file(PretrainConfig(), str(file))),
     "options.yaml": (run_record, lambda file: with_file(PretrainConfig(), str(file))),

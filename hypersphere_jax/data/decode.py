@@ -11,6 +11,7 @@ import numpy as np
 if TYPE_CHECKING:  # Pillow is imported where it is used: arrays need none
     from PIL import Image
 
+MAX_PIXELS = 2**27  # of one image, above cameras of 100 megapixels; decoding takes 11 bytes a pixel
 # By content, not by name. Formats that run other programs are not among them.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "GIF", "TIFF", "WEBP")
 # What Pillow converts without a choice; "CMYK" of Adobe's files is inverted on reading.
@@ -42,6 +43,7 @@ def pixels(image: "Image.Image", mode: str = "RGB") -> np.ndarray:
     """The pixels of an image of Pillow, as those that `decode` gives of its file."""
     from PIL import Image
 
+    _check_size(image)
     if image.mode == mode:
         return np.atleast_3d(np.array(image))
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -58,7 +60,15 @@ def image_size(stream: BinaryIO) -> tuple[int, int]:
 
     _silence_pillow()
     with Image.open(stream, formats=FORMATS) as image:
+        _check_size(image)
         return image.height, image.width
+
+
+def _check_size(image: "Image.Image") -> None:
+    """Raise ValueError for an image that is too large, before its pixels are read."""
+    if image.width * image.height > MAX_PIXELS:
+        size = f"{image.width} x {image.height} pixels"
+        raise ValueError(f"has {size}, more than {MAX_PIXELS:,} in all; scale it down")
 
 
 def reason(error: Exception) -> str:

@@ -33,7 +33,7 @@ from hypersphere_jax.data.listing import (
     zips_alone,
 )
 from hypersphere_jax.data.source import Sample, UnreadableImage
-from hypersphere_jax.data.subsets import check_classes, some
+from hypersphere_jax.data.subsets import check_classes, nfc, some
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.files import open_file
 
@@ -92,14 +92,15 @@ class ImageFiles:
         try:
             listing = list_all(Path(root)) if split is None else list_split(Path(root), split)
             self.class_names = _choose_classes(listing, classes, like)
-            present = set(self.class_names) & set(listing.folders)
-            files = below(listing, present) if listing.folders else listing.loose
+            label_of = {name: label for label, name in enumerate(self.class_names)}
+            folders = [name for name in listing.folders if nfc(name) in label_of]
+            files = below(listing, folders) if listing.folders else listing.loose
         except OSError as error:
             raise UserError(f"{root} cannot be read: {error}") from error
         self.origin, self.layout, self.places = listing.origin, listing.layout, listing.places
         self._cache_dir = cache_dir
         # By folder, then by name: files of inner folders come last.
-        files = sorted(files, key=lambda file: (file.name.rpartition("/"), file.place))
+        files = sorted(files, key=lambda f: (nfc(f.name).rpartition("/"), f.name, f.place))
         images = only_images(files, self.origin)
         require(len(images) > 0, f"{self.origin} has no image ({', '.join(EXTENSIONS)})")
         self._names = [file.name for file in images]
@@ -107,11 +108,11 @@ class ImageFiles:
         self._checksums = np.array([file.checksum for file in images], np.int64)
         self._place_of = np.array([file.place for file in images], np.uint16)
         self._faults = {i: file.fault for i, file in enumerate(images) if file.fault}
-        label_of = {name: label for label, name in enumerate(self.class_names)}
         self.labels = np.full(len(images), -1, np.int32)
         if listing.folders:
-            self.labels[:] = [label_of[name.partition("/")[0]] for name in self._names]
-        empty = sorted(present - {name.partition("/")[0] for name in self._names})
+            self.labels[:] = [label_of[nfc(name.partition("/")[0])] for name in self._names]
+        present = {label_of[nfc(name)] for name in folders}
+        empty = [self.class_names[k] for k in sorted(present - set(self.labels.tolist()))]
         faults = [f"{self._names[i]} {fault}" for i, fault in self._faults.items()]
         for bad, what in ((empty, "classes without an image"), (faults, "unreadable images")):
             if bad:
@@ -168,7 +169,8 @@ class ImageFiles:
     def digest(self) -> str:
         """Of names, sizes and contents; of a large folder, of some contents, evenly spread."""
         digest = hashlib.sha256(repr(self.class_names).encode())
-        for file in zip(self._names, self._sizes.tolist(), self._checksums.tolist(), strict=True):
+        names = map(nfc, self._names)
+        for file in zip(names, self._sizes.tolist(), self._checksums.tolist(), strict=True):
             digest.update("{}\0{}\0{}\0".format(*file).encode(errors="surrogateescape"))
         if self.places[0].archive is None:
             is_large = self._sizes.sum() > DIGEST_BYTES
@@ -256,7 +258,7 @@ def read_classes(path: Path) -> tuple[str, ...]:
     except (UserError, UnicodeDecodeError) as error:
         raise UserError(f"the list of classes {path} cannot be read: {error}") from error
     cells = (line.partition("#")[0].partition(",")[0].strip().strip('"') for line in lines)
-    names = tuple(name for name in cells if name)
+    names = tuple(nfc(name) for name in cells if name)
     require(bool(names), f"the list of classes {path} has no name in it; one is expected a line")
     return names
 
@@ -264,9 +266,11 @@ def read_classes(path: Path) -> tuple[str, ...]:
 def _choose_classes(
     listing: Listing, classes: Sequence[str] | None, like: ImageFiles | None
 ) -> tuple[str, ...]:
+    known = set(map(nfc, listing.folders))
+    wanted = known if classes is None else set(map(nfc, classes))
     if like is None:
-        check_classes(classes or (), listing.folders, listing.origin)
-        return tuple(sorted(listing.folders if classes is None else set(classes)))
+        check_classes(wanted, known, listing.origin)
+        return tuple(sorted(wanted))
     if classes is None:
-        check_classes(listing.folders, like.class_names, f"{like.origin} (unlike {listing.origin})")
+        check_classes(known, like.class_names, f"{like.origin} (unlike {listing.origin})")
     return like.class_names

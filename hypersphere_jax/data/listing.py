@@ -1,6 +1,7 @@
 """What is in folders and zip files of images, and what it is taken for: splits, classes."""
 
 import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.data.subsets import some
+from hypersphere_jax.data.subsets import nfc, some
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.files import open_file
 
@@ -32,6 +33,7 @@ TEST_WORDS = "(seg|img|images?)?(test(ing)?|val(id(ation)?)?|dev)(set|data|image
 HIDDEN = ("__MACOSX", "Thumbs.db", "desktop.ini")  # besides names that start with a dot
 THREADS = 16  # for listing and reading headers: a file server takes its time
 UNSAFE = re.compile(r"^[A-Za-z]:|[\\\0]|(^|/)\.{0,2}(/|$)")  # of names in a zip file
+UTF8_FLAG = 0x800  # of a zip file's member, by the standard
 MAX_BYTES = 2**30  # of one file: more than the largest image has without compression
 
 
@@ -98,13 +100,15 @@ def _list_folder(path: Path) -> Listing:
         with os.scandir(path / name) as entries:
             shown = [entry for entry in entries if not _is_hidden(entry.name)]
         inner = {entry.name: f"{name}/{entry.name}" if name else entry.name for entry in shown}
-        folders = [inner[entry.name] for entry in shown if entry.is_dir()]
-        sizes = {inner[e.name]: e.stat().st_size for e in shown if not e.is_dir()}
-        return folders, [File(name, size, 0, _fault(size)) for name, size in sizes.items()]
+        folders = [inner[entry.name] for entry in shown if _is_dir(entry)]
+        return folders, [_file(inner[entry.name], entry) for entry in shown if not _is_dir(entry)]
 
-    def files(name: str) -> list[File]:
+    def files(name: str, above: tuple[str, ...] = (os.path.realpath(path),)) -> list[File]:
+        real = os.path.realpath(path / name)
+        if any(f"{folder}/".startswith(f"{real}/") for folder in above):  # a loop of links
+            return []
         folders, found = listed(name)
-        return found + [file for folder in folders for file in files(folder)]
+        return found + [file for folder in folders for file in files(folder, (*above, real))]
 
     folders, loose = listed("")
     place = Place(str(path), None, os.path.abspath(path) + "/")
@@ -184,7 +188,7 @@ def list_all(root: Path) -> Listing:
         layout += f" (no class folders: {min(tops - folders)} has no image right in it)"
     else:
         for file in files:
-            by_class.setdefault(file.name.partition("/")[0], []).append(file)
+            by_class.setdefault(nfc(file.name.partition("/")[0]), []).append(file)
         files, layout = [], f"{len(by_class):,} classes, a {of_class} each"
     return Listing(origin, places, list(by_class), by_class.__getitem__, files, layout)
 
@@ -248,7 +252,7 @@ def warn_of_others(root: Path, used: Sequence[Place]) -> None:
     """Logs the folders with images that lie beside those of the splits, and are left out."""
     if root.is_dir():
         with os.scandir(root) as entries:
-            tops = {e.name for e in entries if e.is_dir() and not _is_hidden(e.name)}
+            tops = {e.name for e in entries if _is_dir(e) and not _is_hidden(e.name)}
         tops -= {Path(place.shown).relative_to(root).parts[0] for place in used}
         others = [top for top in tops if _has_image(root / top)]
     else:
@@ -274,7 +278,7 @@ def _check_copies(root: Path, places: list[Place], files: list[File]) -> None:
     copies: dict[tuple[int, int], list[str]] = {}
     for file in files:
         if _is_image(file.name):
-            first = seen.setdefault((file.name, file.size, file.checksum), file.place)
+            first = seen.setdefault((nfc(file.name), file.size, file.checksum), file.place)
             if first != file.place:
                 copies.setdefault((first, file.place), []).append(file.name)
     for pair, names in copies.items():
@@ -289,7 +293,7 @@ def zips_alone(root: Path) -> list[Path]:
     """The zip files of a folder that has neither folders nor images beside them, sorted."""
     with os.scandir(root) as listed:
         entries = [entry for entry in listed if not _is_hidden(entry.name)]
-    if any(entry.is_dir() or _is_image(entry.name) for entry in entries):
+    if any(_is_dir(entry) or _is_image(entry.name) for entry in entries):
         return []
     return sorted(Path(entry.path) for entry in entries if entry.name.lower().endswith(".zip"))
 
@@ -340,10 +344,16 @@ def open_zip(path: str, stamp: int, process: int) -> zipfile.ZipFile:
     """A zip file that stays open for all threads of a process; `stamp` is its time of change."""
     try:
         open_file(path).close()
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except Exception as error:  # a damaged directory brings about many types
         message = f"{path} is no whole zip file ({error}): cut short, or still being copied?"
         raise UserError(message) from error
+    for member in archive.infolist():
+        if not member.flag_bits & UTF8_FLAG:
+            with contextlib.suppress(UnicodeError):  # macOS writes UTF-8 without the flag
+                member.filename = member.filename.encode("cp437").decode("utf-8")
+    archive.NameToInfo = {member.filename: member for member in archive.infolist()}
+    return archive
 
 
 def _choose_split(root: Path, split: str, splits: Sequence[str], names: Sequence[str]) -> str:
@@ -363,6 +373,20 @@ def _is_unsafe(member: zipfile.ZipInfo) -> bool:
     """Whether it is a link or a device, or its name is absolute, of Windows, or has a `..`."""
     is_file = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
     return not is_file or UNSAFE.search(member.orig_filename.removesuffix("/")) is not None
+
+
+def _is_dir(entry: os.DirEntry) -> bool:
+    with contextlib.suppress(OSError):  # a loop of links
+        return entry.is_dir()
+    return False
+
+
+def _file(name: str, entry: os.DirEntry) -> File:
+    try:
+        size = entry.stat().st_size
+    except OSError as error:  # a link to no file
+        return File(name, 0, 0, f"cannot be read ({error.strerror})")
+    return File(name, size, 0, _fault(size))
 
 
 def _fault(size: int) -> str | None:

@@ -7,7 +7,8 @@ import bisect
 import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from hypersphere_jax.data.source import Sample, Source
 
 # Position of the first class in the quantiles of `long_tailed_counts`; fits ImageNet-LT's total.
 FIRST_POSITION = 0.7928
+# Names of classes are compared and sorted in this form: macOS writes another one.
+nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
 class Subset:
@@ -219,13 +222,14 @@ def fraction(source: Source, share: float, seed: int) -> Subset:
 
 def by_class(source: Source, names: Sequence[str]) -> Subset:
     """The images of some classes, which are numbered anew, in the order of their sorted names."""
-    check_classes(names, source.class_names, source.origin)
-    kept = np.array([source.class_names.index(name) for name in sorted(set(names))])
+    names, known = sorted(set(map(nfc, names))), list(map(nfc, source.class_names))
+    check_classes(names, known, source.origin)
+    kept = np.array([known.index(name) for name in names])
     indices = np.flatnonzero(np.isin(source.labels, kept))
     return Subset(source, indices, f"{len(kept)} classes", kept)
 
 
-def check_classes(names: Sequence[str], known: Sequence[str], origin: str) -> None:
+def check_classes(names: Iterable[str], known: Iterable[str], origin: str) -> None:
     """Raises `UserError` for a name that is not known, with the nearest one that is."""
     if unknown := sorted(set(names) - set(known)):
         hint = did_you_mean(unknown[0], known)

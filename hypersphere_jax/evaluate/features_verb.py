@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import functools
+import io
 import itertools
 import os
 import tempfile
@@ -101,7 +102,7 @@ def run_features(config: FeaturesConfig) -> Written:
         stream = stack.enter_context(atomic_write(config.out))
         if alone:
             shapes = {"": _write(stream, itertools.chain(*batches.values())).shape}
-            _write_table(table, splits)
+            _write_table(stack.enter_context(atomic_write(table)), splits)
         else:
             arrays, shapes = {"names": np.array(splits[0].source.class_names, np.str_)}, {}
             for split in splits:
@@ -199,7 +200,7 @@ def _write(stream: BinaryIO, batches: Iterable[np.ndarray]) -> np.ndarray:
     return np.memmap(stream, "<f4", "r", start, (n, width))
 
 
-def _write_table(path: Path, splits: list[_Split]) -> None:
+def _write_table(stream: BinaryIO, splits: list[_Split]) -> None:
     """Split, label (-1: none), class and file of each row."""
     columns: dict[str, list] = {}
     if len(splits) > 1:
@@ -209,8 +210,9 @@ def _write_table(path: Path, splits: list[_Split]) -> None:
         columns["class"] = [names[label] if label >= 0 else "" for label in labels]
     if files := [file for split in splits for file in split.files]:
         columns["file"] = files
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        csv.writer(stream).writerows([columns, *zip(*columns.values(), strict=True)])
+    text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
+    csv.writer(text).writerows([columns, *zip(*columns.values(), strict=True)])
+    text.detach()
 
 
 def _names(source: Any) -> Callable[[int], str] | None:

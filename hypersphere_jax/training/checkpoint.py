@@ -1,10 +1,11 @@
 """Saving and strictly restoring trees of arrays: the only place that knows Orbax.
 
-The process that calls does all by itself: of several processes the first one saves and restores.
+The calling process works alone: of several processes the first one saves and restores.
 
-A checkpoint holds the tree, and a record of the path, dtype, shape and checksum of every array,
-with a checksum of its own. Restoring compares both with what the caller expects, so that neither a
-renamed entry nor a damaged file passes unnoticed, and the one is told from the other.
+A checkpoint contains the tree, and a record of the path, dtype, shape and checksum of every array,
+with a checksum of its own. A save counts after the paths, dtypes and shapes were read back.
+Restoring compares tree and record with the caller's tree, and distinguishes damaged files from
+another structure.
 """
 
 import contextlib
@@ -12,7 +13,9 @@ import errno
 import json
 import logging
 import re
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from hypersphere_jax import signals
 from hypersphere_jax.array_files import checksum, entry
 from hypersphere_jax.config import UserError, require
 
@@ -34,6 +38,7 @@ RECORD = "crc32"  # where the record of the arrays has its own checksum; no arra
 # OSErrors that say nothing of a file: too many that are open, no memory.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax still writes
+PLAIN = r"[\w /.,+=@~-]*"  # paths that Orbax and TensorStore take literally
 
 
 class Damaged(Exception):
@@ -52,6 +57,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep_last: int = 3, keep_every: int | None = None):
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._alias = contextlib.ExitStack()
+        self._plain_folder = self._alias.enter_context(_plain(self.folder))
         self._keep_last, self._keep_every = keep_last, keep_every
         self._writer: ocp.AsyncCheckpointer | None = None
         for left in self.folder.glob(f"*{UNFINISHED}*"):
@@ -68,13 +75,16 @@ class Checkpoints:
         record: dict[str, Any] = {path: entry(leaf) for path, leaf in _flat(tree).items()}
         record[RECORD] = checksum(record)
         state, contents = ocp.args.PyTreeSave(tree), ocp.args.JsonSave(record)
-        self._wait()
+        self.wait()
         if self._writer is None:
-            options = _single_process()
-            self._writer = ocp.AsyncCheckpointer(_handler(), multiprocessing_options=options)
+            self._writer = ocp.AsyncCheckpointer(
+                _handler(),
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._read_back),
+                multiprocessing_options=_single_process(),
+            )
         with _save_errors(self.folder):
             args = ocp.args.Composite(state=state, contents=contents)
-            self._writer.save(self.folder / str(step), args=args)
+            self._writer.save(self._plain_folder / str(step), args=args)
 
     def restore_newest(self, like: Tree) -> tuple[int, Tree] | None:
         """Step and tree of the newest sound checkpoint, or None when there is none at all.
@@ -91,14 +101,15 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until all is written; UserError when a save failed."""
-        try:
-            self._wait()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
+        with self._alias:
+            try:
+                self.wait()
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
 
-    def _wait(self) -> None:
-        """Waits until what is saved is written, and removes what is not kept."""
+    def wait(self) -> None:
+        """Waits for the newest save, then removes older checkpoints; UserError if it failed."""
         with _save_errors(self.folder):
             if self._writer is not None:
                 self._writer.wait_until_finished()
@@ -107,6 +118,18 @@ class Checkpoints:
                     # Half of a checkpoint never has a checkpoint's name.
                     old = self.folder / str(step)
                     shutil.rmtree(old.rename(f"{old}{UNFINISHED}"))
+
+    def _read_back(self) -> None:
+        """Compares a written checkpoint with its record, before Orbax gives it its name."""
+        import orbax.checkpoint as ocp
+
+        (path,) = self._plain_folder.glob(f"*{UNFINISHED}*")
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_single_process())
+        with contextlib.closing(handler):
+            arrays = _flat(handler.metadata(path / "state").tree)
+        written = {key: (of["dtype"], tuple(of["shape"])) for key, of in _record(path).items()}
+        if {key: (str(x.dtype), tuple(x.shape)) for key, x in arrays.items()} != written:
+            raise Damaged("other names or shapes were read back than were written")
 
 
 def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tree]:
@@ -173,17 +196,18 @@ def _read(path: Path, like: Tree) -> Tree:
     try:
         if not all(each.is_file() or each.is_dir() for each in path.rglob("*")):
             raise Damaged("there is something else than files in it")  # reading a pipe may wait
-        record = json.loads((path / "contents" / "metadata").read_text())
-        if not record or record.pop(RECORD, checksum(record)) != checksum(record):
-            raise Damaged("the checksum of contents/metadata differs")
+        record = _record(path)
         # The saved step is read as well, and compared with the folder's name.
         wanted = STEP | like if "step" in record else like
         saved = {key: of for key, of in record.items() if key.split("/")[0] in wanted}
         _compare(path, saved, _flat(wanted))
         restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-        with ocp.Checkpointer(_handler(), multiprocessing_options=_single_process()) as reader:
-            tree = reader.restore(path.resolve(), args=ocp.args.Composite(state=args)).state
+        with (
+            _plain(path.resolve()) as plain,
+            ocp.Checkpointer(_handler(), multiprocessing_options=_single_process()) as reader,
+        ):
+            tree = reader.restore(plain, args=ocp.args.Composite(state=args)).state
         bad = [key for key, leaf in _flat(tree).items() if entry(leaf) != saved[key]]
         if bad:
             raise Damaged(f"checksums differ for {', '.join(bad[:3])}")
@@ -196,6 +220,14 @@ def _read(path: Path, like: Tree) -> Tree:
             raise
         raise Damaged(_line(error)) from error
     return {name: tree[name] for name in like}
+
+
+def _record(path: Path) -> dict[str, dict]:
+    """The dtype, shape and checksum of each array of a checkpoint; Damaged if they were changed."""
+    record = json.loads((path / "contents" / "metadata").read_text())
+    if not record or record.pop(RECORD, checksum(record)) != checksum(record):
+        raise Damaged("the checksum of contents/metadata differs")
+    return record
 
 
 def _handler() -> "ocp.CompositeCheckpointHandler":
@@ -230,6 +262,24 @@ def _compare(path: Path, saved: dict[str, dict], like: dict[str, Any]) -> None:
         not problems,
         f"checkpoint {path} does not fit this model or optimizer; {'; '.join(problems)}",
     )
+
+
+@contextlib.contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """A path to a folder for Orbax, which takes brackets for a pattern and `gs:` for a URL."""
+    if re.fullmatch(PLAIN, str(folder)):
+        yield folder
+        return
+    parent = tempfile.gettempdir()
+    parent = parent if re.fullmatch(PLAIN, parent) else "/tmp"
+    link = Path(parent, f"hypersphere_jax-{secrets.token_hex(8)}")
+    signals.unfinished.add(link)
+    link.symlink_to(folder)
+    try:
+        yield link
+    finally:
+        link.unlink(missing_ok=True)
+        signals.unfinished.discard(link)
 
 
 def _flat(tree: Tree) -> dict[str, Any]:

@@ -196,7 +196,17 @@ def fit(
     ):
         in_flight: deque[tuple[int, Any]] = deque()
 
-        def complete(ahead: int, evaluated: int | None = None) -> None:
+        def is_evaluated(step: int) -> bool:
+            return evaluate is not None and (step % every == 0 or step == total)
+
+        def saved_at(step: int) -> str:
+            return f"saved at step {step} of {total} in {recorder.where}"
+
+        def score(step: int) -> None:
+            with stop.at_once(saved_at(step)):
+                recorder.evaluate(step, state, evaluate)
+
+        def complete(ahead: int) -> None:
             """Waits until no more calls than these are ahead; logs the steps that are completed."""
             while len(in_flight) > ahead:
                 number, waited = in_flight.popleft()
@@ -204,21 +214,22 @@ def fit(
                 signals.set_answer(processes.AFTER_STEP)
                 recorder.completed(number)
                 recorder.save_first()
-                is_logged = number % log_every == 0 or number == total
-                if is_logged and number != evaluated:
+                if number % log_every == 0 or number == total or is_evaluated(number):
                     recorder.log(number)
 
         def save(step: int) -> None:
             complete(0)
             recorder.save(step, state)
 
+        if is_evaluated(recorder.start) and recorder.lacks_scores():
+            score(recorder.start)  # which was interrupted
         signals.set_answer(processes.COMPILING)
         for call in calls:
             done, number, last = call.start, call.stop, call.stop == total
             if processes.should_stop(stop.asked, done - recorder.start):
                 save(done)
                 recorder.close()
-                raise stop.stopped(f"saved at step {done} of {total} in {recorder.where}")
+                raise stop.stopped(saved_at(done))
             try:
                 with recorder.meter:
                     batch = next(batches)
@@ -229,9 +240,10 @@ def fit(
                 state, metrics = step(state, batch)
             recorder.add_metrics(call, metrics)
             in_flight.append((number, metrics))
-            if evaluate is not None and (number % every == 0 or last):
-                complete(0, evaluated=number)
-                recorder.log(number, state, evaluate)
+            if is_evaluated(number):
+                save(number)
+                recorder.wait()
+                score(number)
             # Else a stop would wait for all steps up to the next line of the log.
             complete(0 if done == recorder.start else IN_FLIGHT)
             if last or recorder.is_due(number):

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -68,9 +69,12 @@ class MetricsWriter:
         if step - last >= config.runtime.log_every_steps:
             lost = "%s/metrics.jsonl has no lines of steps %d to %d any more"
             logger.warning(lost, folder, last + 1, step)
+        lines = [f"{json.dumps(record)}\n".encode() for record in kept]
         with atomic_write(folder / "metrics.jsonl") as file:
-            file.writelines((json.dumps(record) + "\n").encode() for record in kept)
-        self._file = open(folder / "metrics.jsonl", "a")  # noqa: SIM115  closed in `close`
+            file.writelines(lines)
+        self.last = kept[-1] if kept else {}
+        self._end = sum(map(len, lines[:-1]))  # of the lines before the last one
+        self._file = open(folder / "metrics.jsonl", "r+b")  # noqa: SIM115  closed in `close`
         suffix = f".{os.getpid()}-{step}"  # two may begin in one second
         self._events = EventsWriter(str(folder / "events"), filename_suffix=suffix)
         self._event, self._summary, self._flushed = Event, Summary, time.monotonic()
@@ -80,10 +84,23 @@ class MetricsWriter:
 
     def write(self, record: dict[str, float]) -> None:
         """Adds a line; it is on disk when this returns, in TensorBoard's files within seconds."""
-        self._file.write(json.dumps(record) + "\n")
+        self._end = self._file.seek(0, os.SEEK_END)
+        self._write(record, record.keys() - {"step"})
+
+    def extend(self, values: dict[str, float]) -> dict[str, float]:
+        """Adds values to the last line, and returns its record."""
+        new = values.keys() - self.last.keys()
+        self._write(self.last | values, new)
+        return self.last
+
+    def _write(self, record: dict[str, float], new: Iterable[str]) -> None:
+        """Writes the last line, in place: a longer one is there before or after, never a part."""
+        self._file.seek(self._end)
+        self._file.write(f"{json.dumps(record)}\n".encode())
         self._file.flush()
+        self.last = record
         summary = self._summary()
-        for name in record.keys() - {"step"}:
+        for name in new:
             summary.value.add(tag=name, simple_value=record[name])
         event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
         self._events.write_event(event)

@@ -126,6 +126,7 @@ class StopSignals:
     def __init__(self, command: str = "", saved: str = "all is saved"):
         self._command, self._saved, self._asked = command or "the same command", saved, False
         self._several = is_multi_process()
+        self._where: str | None = None  # the checkpoint from which a signal may stop at once
 
     @property
     def asked(self) -> bool:
@@ -148,9 +149,30 @@ class StopSignals:
         self._answer = signals.set_answer(AFTER_STEP)
         return self
 
+    @contextlib.contextmanager
+    def at_once(self, where: str) -> Iterator[None]:
+        """Inside, where all is saved, the first signal stops without waiting for this work.
+
+        Several processes stop together, so that they do wait.
+        """
+        if self._several:
+            yield
+            return
+        self._where, answer = where, signals.set_answer(None)
+        try:
+            if self.asked:
+                raise self.stopped(where)
+            yield
+        finally:
+            self._where = None
+            signals.set_answer(answer)
+
     def _stop(self, number, frame):
-        if self._asked and not signals.watched:
-            raise KeyboardInterrupt
+        if not signals.watched:
+            if self._where is not None:
+                raise self.stopped(self._where)
+            if self._asked:
+                raise KeyboardInterrupt
         self._asked = True
 
     def __exit__(self, kind, *_):

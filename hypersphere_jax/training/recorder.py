@@ -125,14 +125,22 @@ class Recorder:
         for number, metrics in read_metrics(self._kept, step):
             self.check(number, metrics)
 
-    def log(self, step: int, state: Any = None, evaluate: Evaluate | None = None) -> None:
-        """Writes a line of metrics, with those of an evaluation of the encoder if there is one."""
+    def log(self, step: int) -> None:
+        """Writes a line of metrics."""
         self.fetch_metrics(step)
-        figures = self.meter.read()
-        if evaluate is not None:
-            figures |= self.evaluate(step, *on_host(encoder_of(state)), evaluate)
-            self.meter.reset()  # its time is not the next steps'
-        self.update_progress(self.write(step, figures))
+        self.update_progress(self.write(step, self.meter.read()))
+
+    def lacks_scores(self) -> bool:
+        """Whether the line of the step that the run resumes from has no scores."""
+        last = {} if self._log is None else self._log.last
+        has_scores = any(name.startswith("eval/") for name in last)
+        return last.get("step") == self.start and not has_scores
+
+    def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
+        """Scores the encoder, and adds the scores to the line of this step, the last one."""
+        self.update_progress(self.add_scores(step, *on_host(encoder_of(state)), evaluate))
+        if step > self.start:
+            self.meter.reset()  # exclude the evaluation from images/s
 
     def save(self, step: int, state: TrainState) -> None:
         """Saves the state, unless that of this step is."""
@@ -148,6 +156,11 @@ class Recorder:
         passed = time.monotonic() - self._saved_at
         late = passed > 60 * runtime.checkpoint_every_minutes and self._checkpoints is not None
         return late or any(every and step % every == 0 for every in multiples)
+
+    def wait(self) -> None:
+        """Waits until the state is saved; UserError if it could not be."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
     def close(self) -> None:
         """Waits until all is written.
@@ -168,15 +181,20 @@ class Recorder:
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
 
-    def evaluate(
+    def add_scores(
         self, step: int, encoder: checkpoint.Tree, finite: np.ndarray, evaluate: Evaluate
     ) -> dict:
-        """The scores of an encoder; raises Diverged for weights or features that are not finite."""
+        """Adds an encoder's scores to the last line, and returns it.
+
+        Raises:
+          Diverged: for weights or features that are not finite.
+        """
         self._check_finite(step, finite)
         try:
-            return evaluate(encoder["params"], encoder["stats"], self.config.objective)
+            scores = evaluate(encoder["params"], encoder["stats"], self.config.objective)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
+        return scores if self._log is None else self._log.extend(scores)
 
     def write(self, step: int, figures: dict[str, float]) -> dict[str, float]:
         """Writes the newest metrics with further figures, as a line of the log, and returns it."""

@@ -145,22 +145,19 @@ class VmappedRecorder:
     def is_due(self, step: int) -> bool:
         return any(run.is_due(step) for _, run in self._going())
 
-    def log(self, step: int, state: Any = None, evaluate: Evaluate | None = None) -> None:
+    def log(self, step: int) -> None:
         self.fetch_metrics(step)
-        figures, records = self.meter.read(), []
-        if evaluate is not None:
-            encoders, finite = on_host(encoder_of(state), runs=True)
+        figures = self.meter.read()
+        self._show(lambda _, run: run.write(step, figures))
 
-        def one(i, run):
-            scores = {}
-            if evaluate is not None:
-                scores = run.evaluate(step, _part(encoders, i), finite[i], evaluate)
-            records.append(run.write(step, figures | scores))
+    def lacks_scores(self) -> bool:
+        return any(run.lacks_scores() for _, run in self._going())
 
-        self._each(one)
-        if evaluate is not None:
-            self.meter.reset()  # its time is not the next steps'
-        self._runs[0].update_progress(records[0])
+    def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
+        encoders, finite = on_host(encoder_of(state), runs=True)
+        self._show(lambda i, run: run.add_scores(step, _part(encoders, i), finite[i], evaluate))
+        if step > self.start:
+            self.meter.reset()  # exclude the evaluation from images/s
 
     def save(self, step: int, state: TrainState) -> None:
         self.fetch_metrics(step)
@@ -169,11 +166,20 @@ class VmappedRecorder:
             trees, finite = on_host(tree_of(state), runs=True)
             self._each(lambda i, run: run.save_tree(step, _part(trees, i), finite[i]))
 
+    def wait(self) -> None:
+        self._each(lambda _, run: run.wait())
+
     def close(self) -> None:
         self._each(lambda _, run: run.close())
 
     def _going(self) -> list[tuple[int, Recorder]]:
         return [(i, run) for i, run in enumerate(self._runs) if i not in self.diverged]
+
+    def _show(self, record_of: Callable[[int, Recorder], dict[str, float]]) -> None:
+        """Shows the record of the first run that continues."""
+        records: list[dict[str, float]] = []
+        self._each(lambda i, run: records.append(record_of(i, run)))
+        self._runs[0].update_progress(records[0])
 
     def _each(self, do: Callable[[int, Recorder], None]) -> None:
         """Does it for each run that goes on; raises Diverged when there is none any more."""

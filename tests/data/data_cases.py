@@ -42,12 +42,25 @@ def write(root, files):
     return root
 
 
-def zipped(path, files, method=zipfile.ZIP_STORED):
+def zipped(path, files, method=zipfile.ZIP_STORED, encoding=None):
+    """A zip file; with an encoding its names are in that one, and no flag declares it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            member = zipfile.ZipInfo(name)
+            member.compress_type = method
+            if encoding is not None:
+                member = WithoutFlag(name)
+                member.encoding = encoding
+            archive.writestr(member, data)
     return path
+
+
+class WithoutFlag(zipfile.ZipInfo):
+    """A member as macOS writes it."""
+
+    def _encodeFilenameFlags(self):
+        return self.filename.encode(self.encoding), self.flag_bits
 
 
 def made(raw, out, **options):

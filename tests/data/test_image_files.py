@@ -5,15 +5,18 @@ import io
 import os
 import pickle
 import shutil
+import unicodedata
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from data_cases import encoded, equal, images, picture, why, write, zipped
-from PIL import Image
+from PIL import Image, ImageFile
 
 from hypersphere_jax import cache_files
 from hypersphere_jax.config import UserError
+from hypersphere_jax.data import decode as decoding
 from hypersphere_jax.data import image_files
 from hypersphere_jax.data.decode import decode, image_size
 from hypersphere_jax.data.image_files import ImageFiles, open_image_files, read_classes
@@ -103,6 +106,69 @@ def test_what_is_no_image_or_cannot_be_read(folder, caplog):
     assert ImageFiles(folder, "train", on_bad="skip")[1]["label"] == 1
 
 
+SCRIPTS = ("zebra", "é", "Ångström", "한국", "だ", "日本語", "Ελλάδα", "й")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_classes_are_those_of_the_folder_whatever_wrote_the_zip(tmp_path, form):
+    """In one Unicode normalization, in which they are sorted, too."""
+    expected = tuple(sorted(unicodedata.normalize("NFC", name) for name in SCRIPTS))
+    tree, junk = {}, {}
+    for i, name in enumerate(SCRIPTS):
+        path = unicodedata.normalize(form, f"{name}/ü{name}.png")
+        tree[path] = encoded(Image.new("L", (2, 2), i))
+        junk |= {f"__MACOSX/._{path}": b"x", f"{path.partition('/')[0]}/.DS_Store": b"x"}
+    values = [SCRIPTS.index(unicodedata.normalize("NFC", name)) for name in expected]
+    for root in (
+        write(tmp_path / "folder", tree | junk),
+        zipped(tmp_path / "flag.zip", tree | junk),
+        zipped(tmp_path / "macos.zip", tree | junk, encoding="utf-8"),
+    ):
+        source = ImageFiles(root, None)
+        assert source.class_names == expected
+        assert source.labels.tolist() == list(range(len(SCRIPTS)))
+        assert [image[0, 0, 0] for image in images(source)] == values
+        kept = ImageFiles(root, None, [unicodedata.normalize("NFD", "é"), "zebra"])
+        assert kept.class_names == ("zebra", "é") and len(kept) == 2
+    assert source.digest == ImageFiles(tmp_path / "flag.zip", None).digest
+
+
+def test_one_name_in_two_normalizations_is_one_class(tmp_path):
+    composed, separate = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    tree = {f"train/{composed}/0.png": b"x", f"train/{separate}/1.png": b"x", "train/z/2.png": b"x"}
+    tree |= {f"test/{separate}/3.png": b"x"}
+    for root in (write(tmp_path / "set", tree), zipped(tmp_path / "set.zip", tree)):
+        train, test = open_image_files(root)
+        assert train.class_names == test.class_names == ("z", "é")
+        assert train.labels.tolist() == [0, 1, 1] and test.labels.tolist() == [1]
+        digests = {ImageFiles(root, "train", on_bad="skip").digest for _ in range(2)}
+        assert len(digests) == 1
+    # The zip standard's own encoding stays.
+    old = zipped(tmp_path / "old.zip", {"é/1.png": b"x", "ü/2.png": b"x"}, encoding="cp437")
+    assert ImageFiles(old, None).class_names == ("é", "ü")
+    assert [ImageFiles(old, None)._read(i) for i in range(2)] == [b"x"] * 2
+
+
+@pytest.mark.parametrize(("loop", "target"), [("up", ".."), ("z/again", "../../cat")])
+def test_links_to_nothing_and_loops_of_links(folder, loop, target):
+    """Unreadable images as others are; what a loop would repeat is taken once."""
+    cat = folder / "train" / "cat"
+    (cat / "gone.png").symlink_to("nowhere.png")
+    (cat / "loop.png").symlink_to("loop.png")
+    (cat / loop).symlink_to(target)
+    said = why(ImageFiles, folder, "train")
+    assert "(2)" in said and "cat/gone.png" in said and "cat/loop.png" in said
+    source = ImageFiles(folder, "train", on_bad="skip")
+    assert len(source) == 6 + 2
+    unreadable = []
+    for i in range(len(source)):
+        try:
+            assert source[i]["image"].shape == (9, 12, 3)
+        except UnreadableImage as error:
+            unreadable.append(str(error).partition(":")[0])
+    assert unreadable == [str(cat / "gone.png"), str(cat / "loop.png")]
+
+
 def test_digest_is_of_contents_names_and_classes(tmp_path, folder, tree, monkeypatch):
     digest = lambda root, split="train": ImageFiles(root, split).digest  # noqa: E731
     digests = [digest(folder), digest(folder, "test")]
@@ -180,6 +246,22 @@ def test_16_bit_grey_is_scaled():
     for kind, order in (("PNG", "<u2"), ("PPM", "<u2"), ("TIFF", ">u2")):
         found = decode(encoded(Image.fromarray(values.astype(order)), kind))
         equal(found, np.stack([np.round(values / 257)] * 3, axis=2), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(rng, monkeypatch, kind):
+    """Cameras have 100 megapixels; what Pillow would still decode has 179."""
+    assert 11648 * 8736 < decoding.MAX_PIXELS < 13_000**2
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 9 * 11)
+    assert decode(encoded(picture(rng, 9, 11), kind)).shape == (9, 11, 3)
+    large = encoded(picture(rng, 9, 12), kind)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it is decoded"))
+    for read in (decode, lambda data: image_size(io.BytesIO(data)), opened):
+        assert "12 x 9 pixels" in why(read, large, error=ValueError)
+
+
+def opened(data):
+    return decoding.pixels(Image.open(io.BytesIO(data)))
 
 
 def test_damaged_images_are_refused(folder, rng):

@@ -1,6 +1,7 @@
 """The verb `features`: the files that it writes hold what `hypersphere_jax.load` gives."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,28 @@ def test_of_files_with_their_names(encoder, image_run, files, tmp_path):
         assert found["files"].tolist() == list(map(str, files))
         assert found["labels"].tolist() == [0] * 10 + [1, 1]
         assert found["names"].tolist() == ["a", "b"]
+
+
+def test_killed_while_the_table_is_written(one_encoder, image_run, files, tmp_path, monkeypatch):
+    """The same command then works."""
+    out, folder = tmp_path / "z.npy", str(files[0].parents[1])
+
+    class Killed:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def writerows(self, rows):
+            self.stream.write("label,")
+            self.stream.flush()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(features_verb.csv, "writer", Killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        written(image_run, out, images=folder)
+    assert not out.exists()
+    table = written(image_run, out, images=folder)[1]
+    assert [row["file"] for row in table] == [str(file) for file in files]
 
 
 def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):

@@ -2,11 +2,13 @@
 
 import errno
 import functools
+import gc
 import json
 import os
 import re
 import shutil
 import signal
+import tempfile
 
 import jax
 import numpy as np
@@ -72,6 +74,56 @@ def test_round_trip_and_what_is_kept(saved, tmp_path):
     with pytest.raises(C.UserError, match=r"step 7 .*0, 20, 105, 110"):
         restore(saved, tree(0), 7)
     assert Checkpoints(tmp_path / "new").restore_newest(tree(0)) is None
+
+
+NAMES = ("[x]", "[!a]", "a[b", "*?", "a b.", "gs:", "a\\b", "a\nb", "ünï한", "\udcff", "x" * 200)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folders_of_any_name(name, tmp_path, monkeypatch):
+    links = tmp_path / "temporary"
+    links.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(links))
+    folder = tmp_path / name / "checkpoints"
+    save(folder, tree(0), tree(5), tree(7), keep_last=1)
+    assert checkpoint.steps(folder) == [0, 7]
+    step, found = Checkpoints(folder).restore_newest(tree(0))
+    assert step == 7
+    assert_equal(found, tree(7))
+    gc.collect()
+    assert not list(links.iterdir())
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "missing", "shape", "dtype", "record"])
+def test_a_save_that_cannot_be_read_back_does_not_count(fault, tmp_path, monkeypatch):
+    """It is an error, and the checkpoints before it stay."""
+    folder, handler = tmp_path / "checkpoints", ocp.PyTreeCheckpointHandler
+    save(folder, tree(0), tree(5), keep_last=1)
+    metadata = handler.metadata
+
+    def read(self, path):
+        found = metadata(self, path)
+        kernel = found.tree["params"]["conv"]["kernel"]
+        if fault == "unreadable":
+            raise ValueError("NOT_FOUND")
+        if fault == "missing":
+            del found.tree["params"]["conv"]["kernel"]
+        if fault == "record":
+            (path.parent / "contents" / "metadata").write_text("{}")
+        changes = {"shape": {"shape": (30, 40)}, "dtype": {"dtype": np.dtype(np.float64)}}
+        for name, value in changes.get(fault, {}).items():
+            object.__setattr__(kernel, name, value)
+        return found
+
+    monkeypatch.setattr(handler, "metadata", read)
+    checkpoints = Checkpoints(folder, keep_last=1)
+    checkpoints.save(7, tree(7))
+    with pytest.raises(C.UserError, match="could not save"):
+        checkpoints.close()
+    assert checkpoint.steps(folder) == [0, 5]
+    monkeypatch.undo()
+    save(folder, tree(7), keep_last=1)
+    assert checkpoint.steps(folder) == [0, 7]
 
 
 def test_structure_must_fit(saved):

@@ -1,6 +1,9 @@
 """Evaluation while a run trains: its numbers, of which images, and that it changes no other."""
 
+import json
+import os
 import shutil
+import signal
 from itertools import product
 
 import jax
@@ -8,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs
-from run_states import state_of, timeless
+from run_states import assert_same_run, state_of, timeless
 from scipy.spatial.distance import pdist
 
 from hypersphere_jax import augment, data, models
@@ -16,7 +19,7 @@ from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluate import features, knn, linear, online
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import checkpoint, loop, run_folder
 
 SUPERVISED = C.ObjectiveConfig(supervised_weight=1)
 
@@ -101,6 +104,44 @@ def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkey
     params = jax.tree.map(lambda x: np.full_like(x, np.nan), state["params"])
     with pytest.raises(FloatingPointError, match="not finite"):
         made[0](params, state["stats"])
+
+
+@pytest.mark.parametrize("step", [6, 12])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "killed"])
+def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeypatch):
+    """The state is saved before, a signal does not wait, and the numbers stay the same."""
+    evaluate = C.EvaluateConfig(1, ("align_uniform",), 200)
+    runtime = C.RuntimeConfig(devices=2, log_every_steps=5, checkpoint_every_steps=100)
+    config = tiny_runs.short(tmp_path, evaluate=evaluate, runtime=runtime)
+    whole = once("aligned", lambda to: loop.train(config.replace(runs_dir=str(to)))) / "short"
+    name, calls = "align_uniform", []
+    original = online.EVALUATORS[name]
+
+    def interrupted(inputs):
+        calls.append(inputs)
+        if len(calls) < step // 6:
+            return original(inputs)
+        if how == "killed":
+            raise Killed
+        os.kill(os.getpid(), getattr(signal, how))
+        pytest.fail("the evaluation goes on")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises((C.Stopped, Killed), match=f"{step} of 12|^$"),
+    ):
+        patch.setitem(online.EVALUATORS, name, interrupted)
+        loop.train(config)
+    folder = tmp_path / "short"
+    assert checkpoint.steps(folder / "checkpoints")[-1] == step
+    loop.train(config)
+    assert_same_run(folder, whole)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 6, 10, 12]
+
+
+class Killed(BaseException):
+    """No code handles it."""
 
 
 def parts(tmp_path, split, evaluators=("knn",), folds=1, objective=SUPERVISED):

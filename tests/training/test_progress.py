@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 from jax._src import monitoring
-from processes import begun
+from processes import ROOT, begun
 from rich.console import Console
 
 from hypersphere_jax import signals
@@ -182,6 +182,32 @@ def test_one_signal_at_any_moment_ends_with_one_line(short_run, tmp_path):
         assert killed or told or done, (wait, process.returncode, out, said)
         told_at += [wait] if told else []
     assert told_at
+
+
+# The parent dies before its child asks for it; the child would go on for a minute.
+ORPHAN = """
+import multiprocessing, os, signal, sys, time
+from hypersphere_jax import signals
+
+def child(parent):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    print("orphan", flush=True)
+    signals.end_with_parent()
+    time.sleep(60)
+    print("outlived", flush=True)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=child, args=(os.getpid(),)).start()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_child_ends_whose_parent_died_while_it_started(tmp_path):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    with begun(str(tmp_path / "orphan.py"), PYTHONPATH=str(ROOT)) as process:
+        assert process.communicate()[0] == "orphan\n"
 
 
 SAVED = r"stopped: saved at step (\d+) of 12"

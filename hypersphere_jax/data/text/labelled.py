@@ -14,6 +14,7 @@ import numpy as np
 
 from hypersphere_jax.config import require
 from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.data.subsets import nfc
 from hypersphere_jax.data.text.reading import read_lines
 from hypersphere_jax.data.text.rules import words
 from hypersphere_jax.packing import END, UNKNOWN
@@ -163,4 +164,4 @@ def _read_table(file: Path) -> list[tuple[str, str]]:
         sizes = [(len(set(column)), sum(map(len, column))) for column in columns]
         label = sizes.index(min(sizes))
         text = 1 - label
-    return [(cells[label], cells[text]) for _, cells in rows if cells[text]]
+    return [(nfc(cells[label]), cells[text]) for _, cells in rows if cells[text]]
