@@ -18,11 +18,7 @@ class _Unfailing(io.FileIO):
 
 
 def main() -> int:
-    """Carries out the command; returns its exit status.
-
-    Where an extra of the package is missing, that is one line and status 2; an error that nobody
-    foresaw is one line that names the file with its trace, and status 1.
-    """
+    """Run the command and return its exit status, 2 if an extra of the package is missing."""
     if sys.platform == "win32":  # files are locked by `fcntl`
         print("error: this runs on Linux and macOS; on Windows in WSL", file=sys.stderr)
         return 2
@@ -54,36 +50,17 @@ def main() -> int:
             if not processes.is_multi_process():
                 signals.end(status)
         return status
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (how := how_to_install(error.name)):
-            print(f"error: this needs {error.name}, which is not installed: {how}", file=sys.stderr)
-            return 2
-        _say_unforeseen(error)
-        return 1
+    except ModuleNotFoundError as error:
+        how = how_to_install(error.name)
+        if how is None:
+            raise
+        print(f"error: this needs {error.name}, which is not installed: {how}", file=sys.stderr)
+        return 2
 
 
 def _end_early(*_: object) -> None:
     os.write(2, b"stopped before anything began\n")
     os._exit(0)
-
-
-def _say_unforeseen(error: Exception) -> None:
-    """One line; what is behind it is in a file."""
-    import tempfile
-    import traceback
-
-    from hypersphere_jax.terminal import printable, say
-
-    trace = "".join(traceback.format_exception(error))
-    try:
-        number, name = tempfile.mkstemp(".txt", "hypersphere-jax-error-")
-        with open(number, "w", errors="backslashreplace") as file:
-            file.write(f"{sys.argv}\n{trace}")
-        where = f"please report it with its trace, {name}"
-    except OSError as reason:
-        where = f"its trace could not be written ({reason.strerror}): {trace.splitlines()[-3:]}"
-    what = printable(f"{type(error).__name__}: {error}".rstrip(": "))
-    say(f"error: an unexpected {what}; what was saved is kept; {where}", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import platform
-import re
 import sys
 import typing
 from importlib import metadata
@@ -16,9 +15,9 @@ from typing import Any
 
 import tyro
 
-from hypersphere_jax import __version__, hints, memory, usage
+from hypersphere_jax import __version__, memory
 from hypersphere_jax import config as C
-from hypersphere_jax.config.base import check_values, did_you_mean, flag_of, program
+from hypersphere_jax.config.base import check_values, did_you_mean, program
 from hypersphere_jax.terminal import LONGEST, printable, say
 from hypersphere_jax.verbs import VERBS, Part, experiments_for, in_repository
 
@@ -32,29 +31,15 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         begins = "warning: " if record.levelno >= logging.WARNING else ""
-        message = _with_flags(record.getMessage())
-        line = begins + message.replace(f"{os.getcwd()}/", "")  # as runs name data
+        line = begins + record.getMessage().replace(f"{os.getcwd()}/", "")  # as runs name data
         if line not in self._said:
             self._said.add(line)
             say(printable(line, LONGEST), sys.stderr)
 
 
-HELP = ("--help", "-h", "--help-all")
-# An option in a message, such as `epochs=3`, `epochs=` or `extend=True`; not in a path or a call.
-_OPTION = re.compile(r"(?<![\w./'\"=-])([a-z]\w*)=(?!…)(True\b|False\b|(?=[^\s,;:).]|\.\S))?")
+HELP = ("--help", "-h")
 # Those that train; of `reproduce` the settings are the papers'.
 WITH_FILE = ("pretrain", "finetune", "quickstart")
-
-
-def _with_flags(message: str) -> str:
-    """A message with options as flags: `--epochs 3` for `epochs=3`."""
-
-    def flag(match: re.Match) -> str:
-        name, value = match.groups()
-        flag = flag_of(f"no_{name}" if value == "False" else name)
-        return f"{flag} " if value == "" else flag
-
-    return _OPTION.sub(flag, message)
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +48,7 @@ def main(arguments: list[str]) -> int:
         arguments = [*arguments[1:], "--help"]
     name = arguments[0] if arguments else "--help"
     if name not in (*HELP, "--version", *VERBS):
-        hint = hints.verb(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
+        hint = did_you_mean(name, VERBS) or f"; the verbs are {', '.join(VERBS)}"
         say(f"error: no verb {name!r}{hint}", sys.stderr)
         return 2
 
@@ -84,7 +69,7 @@ def main(arguments: list[str]) -> int:
     except C.Stopped as stopped:
         say(str(stopped), sys.stderr)
     except C.UserError as error:
-        say(printable(f"error: {_with_flags(str(error))}", LONGEST), sys.stderr)
+        say(printable(f"error: {error}", LONGEST), sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -148,7 +133,6 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
     an experiment that is named by the first argument; without these, what the run that `--name`
     names was made with. Flags replace all of them. What the options ask of JAX's devices is set up.
     """
-    about = _about(verb)
     if isinstance(target, dict):
         if set(HELP) & set(arguments[:1]):
             say(_overview_of(verb, target))
@@ -157,7 +141,6 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
         hint = did_you_mean(part, target) or f"; name one of {', '.join(target)}"
         wrong = f"{verb}: no {part!r}{hint}" if part else f"{verb}: {hint.strip('; ')}"
         C.require(part in target, wrong)
-        about = target[part].about
         target, verb = target[part].load(), f"{verb} {part}"
     # Here, as of an empty one `Path` makes the folder that we are in.
     for before, argument in itertools.pairwise([verb, *arguments]):
@@ -179,14 +162,8 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
         elif default is None and verb != "quickstart":
             default = _recorded(verb, arguments)
         options |= {} if default is None else {"default": default}
-    if verb in usage.PAGES and not {"--help", "-h"}.isdisjoint(arguments):
-        default = options.get("default")
-        print(usage.short_help(program(), verb, about, target, default, in_repository()))
-        raise SystemExit(0)
-    arguments = ["--help" if argument in HELP else argument for argument in arguments]
     options["config"] = (tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed)
-    with hints.one_line(verb, target, arguments):
-        result = tyro.cli(_later(target), args=arguments, prog=prog, **options)
+    result = tyro.cli(_later(target), args=arguments, prog=prog, **options)
     result = result() if isinstance(result, functools.partial) else result
     runtime = getattr(result, "runtime", result)
     devices, deterministic = (getattr(runtime, n, None) for n in ("devices", "deterministic"))

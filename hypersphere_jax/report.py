@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.config.base import WRITER, flag_of, program
-from hypersphere_jax.config.flags import flags_of
 from hypersphere_jax.config.pretrain import NAMED
 from hypersphere_jax.config.values import Count, NotNegative, Within
 from hypersphere_jax.evaluate.results_file import flattened
@@ -285,13 +284,9 @@ def settings_of(config: Mapping) -> dict[str, str]:
 
 
 def option_of(key: str) -> str:
-    """The command line's option of a key as "optimizer.epochs"; of what is none, its words."""
+    """The command line's option of a key as "optimizer.epochs"."""
     part, _, field = key.rpartition(".")
-    flag = flag_of(part if NAMED.get(part) == field else field)
-    config: Any = PretrainConfig()
-    of_part = getattr(config, part, None) if part else config
-    known = of_part is not None and flag in {each.flag for each in flags_of(type(of_part))}
-    return flag if known else key.replace(".", " ").replace("_", " ")
+    return flag_of(part if NAMED.get(part) == field else field)
 
 
 @functools.cache

@@ -27,7 +27,6 @@ DEVICES = {
         "test_run.py::test_devices_change_nothing",
         "test_torch_io.py::test_features_of_a_run_are_those_of_the_weights",
         "training/test_checkpoint.py::test_folder_with_another_run",
-        "training/test_extension.py::test_an_extended_run_says_so",
         "training/test_feed.py::test_images_in_order",
         "training/test_feed.py::test_resident_and_streamed_images_are_the_samplers",
         "training/test_feed.py::test_the_host_crops_images_of_many_sizes",

@@ -3,7 +3,6 @@
 import logging
 import os
 import pickle
-import re
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,12 +12,9 @@ from jax.errors import JaxRuntimeError
 
 import experiments
 import hypersphere_jax
-from experiments.options import QuickstartConfig, ReproduceConfig
-from hypersphere_jax import cli, hints, tables, usage, verbs
+from hypersphere_jax import cli, tables, verbs
 from hypersphere_jax.config import (
     Diverged,
-    FinetuneConfig,
-    ImportConfig,
     PretrainConfig,
     ProbeConfig,
     RuntimeConfig,
@@ -26,14 +22,11 @@ from hypersphere_jax.config import (
     UserError,
     to_dict,
 )
-from hypersphere_jax.config.flags import flags_of
-from hypersphere_jax.data import data_verb
 from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.training import loop, sharding
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
-MOCO = "moco_cifar10/align_uniform"
 PARTS = {
     "data": "list prepare prepare-text inspect show",
     "bench": "accelerator step loop text vmapped convolution augment data losses knn scaling probe",
@@ -61,106 +54,34 @@ def test_help_is_complete_and_readable(capsys):
         assert all(part in text for part in PARTS.get(" ".join(words), "").split()), words
 
 
-def test_the_short_help_and_all_of_it(capsys, monkeypatch):
-    configs = (PretrainConfig, FinetuneConfig, ProbeConfig, ImportConfig)
-    configs += (QuickstartConfig, ReproduceConfig, data_verb.inspect, data_verb.show)
-    for (verb, page), config in zip(usage.PAGES.items(), configs, strict=True):
-        for width in (60, 80, 100):
-            monkeypatch.setenv("COLUMNS", str(width))
-            with pytest.raises(SystemExit):
-                cli.main(["help", *verb.split()])
-            lines = capsys.readouterr().out.splitlines()
-            assert max(map(len, lines)) <= width and (len(lines) <= 50 or width == 60), verb
-        with pytest.raises(SystemExit):
-            cli.main([*verb.split(), "--help-all"])
-        everything = re.findall(r"(--[a-z0-9-]+)", capsys.readouterr().out)
-        flags = {flag.flag for flag in flags_of(config) if not flag.positional} | {"--help"}
-        trained = {"--config"} if verb in cli.WITH_FILE else set()
-        assert flags <= set(everything)
-        shown = {f"--{name}" for options in page.options.values() for name in options}
-        assert shown <= flags | trained and len(shown) >= 5
-        count = len(flags_of(config)) + len(trained)
-        assert f"--help-all` shows all {count} options" in " ".join(lines)
-        for example in page.examples if isinstance(config, type) else ():  # that go together
-            cli._parse(config, verb, example.split()[1:])
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("train", "pretrain"),
+        ("pretrain --aling-weight 2", "--align-weight"),
+        ("pretrain --loss supervised_contrastive", "supervised_contrastive"),
+        ("pretrain --epochs many", "many"),
+        ("pretrain --data a.zip b.zip", "b.zip"),
+        ("export NAME", "--out"),
+        ("finetune", "RUN"),
+        ("data", "inspect"),
+        ("data insp", "inspect"),
+        ("data show --siez 3", "--siez"),
+    ],
+)
+def test_wrong_options_exit_with_status_2_and_a_name(line, named, capsys):
+    try:
+        status = cli.main(line.split())
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert named in capsys.readouterr().err
 
 
-def test_flags_are_those_that_the_command_line_has():
-    """With their aliases, defaults and choices, of classes and functions."""
-    flags = {flag.flag: flag for flag in flags_of(RuntimeConfig)}
-    assert flags["--processes"].aliases == ("--hosts",) and flags["--devices"].kind is int
-    assert "never" in flags["--resume"].choices and flags["--workers"].default == 0
-    flags = {flag.flag: flag for flag in flags_of(PretrainConfig, experiments.find(MOCO))}
-    assert flags["--epochs"].default == 200 and flags["--data"].default == "cifar10"
-    assert "--source" not in flags and flags["--decay-at"].kind is float
-    assert [flag.flag for flag in flags_of(data_verb.show)][-5:] == [
-        *("--image-size", "--count", "--seed", "--out", "--runs-dir")
-    ]
-
-
-def test_what_people_type_first():
-    flags = flags_of(PretrainConfig)
-    for line, said in (
-        ("--temperature 0.1", "take --contrastive-tau, or --loss-tau"),
-        ("--tau 0.1", "take --contrastive-tau, or --loss-tau"),
-        ("--batch 2", "take --batch-size"),
-        ("--bs 2", "take --batch-size"),
-        ("--wd 2", "take --weight-decay"),
-        ("--arch resnet18", "take --model"),
-        ("--backbone resnet18", "take --model"),
-        ("--dataset cifar10", "take --data"),
-        ("--feature_dim 3", "no option --feature_dim; take --dim"),
-        ("--gpus 1", "take --devices"),
-        ("--num-workers 1", "take --workers"),
-        ("--output-dir x", "take --runs-dir"),
-        ("--resume", "the same command continues a run"),
-        ("--resume runs/a", "the same command continues a run"),
-        ("--loss infonce", "--contrastive-weight 1 --align-weight 0"),
-        ("--loss align_uniform", "leave it out: --align-weight and --uniform-weight"),
-        ("--loss ntxnt", "did you mean 'nt_xent'?"),
-        ("--loss=nonsense", "it is one of weighted, nt_xent,"),
-        ("--loss supervised_contrastive", "it is one of weighted, nt_xent,"),
-        ("--loss supcon", "it is one of weighted, nt_xent,"),
-        ("--model resnet-18", "did you mean 'resnet18'?"),
-        ("--model ResNet18", "did you mean 'resnet18'?"),
-        ("--optimizer adamw", "take adam,"),
-        ("--aling-weight 2", "did you mean --align-weight"),
-    ):
-        assert said in hints.wrong_option(flags, line.split(), "pretrain"), line
-    right = ["--epochs", "3", "--no-nesterov", "--stem", "None", "--loss=dcl"]
-    assert hints.wrong_option(flags, right, "pretrain") is None
-
-
-def test_wrong_options_are_told_in_one_line(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # where tyro writes in colours
-    monkeypatch.setenv("TERM", "xterm")
-    for line, said in (
-        ("train", "no verb 'train'; did you mean 'pretrain'?"),
-        ("eval NAME", "did you mean 'probe'?"),
-        ("linear NAME", "did you mean 'probe'?"),
-        ("knn NAME", "did you mean 'probe'?"),
-        ("pretrain --lr 0.1", "pretrain: no option --lr; take --learning-rate"),
-        ("finetune NAME --lr=0.1", "no option --lr; take --learning-rates"),
-        ("pretrain --loss simclr", "pretrain: no --loss simclr; take nt_xent"),
-        ("pretrain --data CIFAR10", "did you mean 'cifar10'?"),
-        ("pretrain --epochs many", "pretrain: --epochs many: must be a whole number"),
-        ("pretrain --learning-rate x", "--learning-rate x: must be a number"),
-        ("pretrain --devices cpu", "must be a whole number; the kind of device is JAX's"),
-        ("pretrain --data a.zip b.zip c.zip", "one path: put a.zip and b.zip into one folder"),
-        ("features NAME --out x.npy --images a.jpg b.jpg", "put a.jpg and b.jpg into one folder"),
-        ("reproduce --list", "leave it out: `reproduce` alone lists"),
-        ("list", "did you mean 'data list'?"),
-        ("chen/figureB1", "did you mean 'reproduce chen/figureB1'?"),
-        ("pretrain --nesterov 3", "Unrecognized options: 3; options: pretrain --help-all"),
-        ("export NAME", "export: --out is missing: the file to write"),
-        ("data", "name one of list, prepare"),
-        ("data insp", "data: no 'insp'; did you mean 'inspect'?"),
-        ("data show --size 3", "data show: no option --size; take --image-size"),
-        ("features NAME", "--out is missing"),
-        ("export --out x.npz", "export: RUN is missing: the run: its folder"),
-        ("finetune", "finetune: RUN is missing: the run that gives the encoder"),
-    ):
-        assert said in fails(capsys, *line.split()), line
+def test_synonyms_of_flags():
+    config = cli._parse(PretrainConfig, "pretrain", ["--lr", "0.1", "--bs", "8", "--wd", "0"])
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.batch_size, optimizer.weight_decay) == (0.1, 8, 0)
 
 
 def test_a_new_run_is_told_with_the_name_that_may_be_meant(tmp_path, capsys):
@@ -228,19 +149,18 @@ def test_invalid_input(capsys):
         ("pretrain --loss nt_xent --loss-lam 1", "not nt_xent"),
         ("pretrain --data digts", "did you mean 'digits'"),
         ("pretrain moco_imagenet100/align_unifrom", "mean 'moco_imagenet100/align_uniform'"),
-        ("pretrain moco_cifar10/contrastive --epochs 0", "--epochs 0"),
+        ("pretrain moco_cifar10/contrastive --epochs 0", "epochs=0"),
         ("probe nowhere", "no run 'nowhere'"),
         ("reproduce wang-isola/figure77", "did you mean 'wang-isola/figure7'"),
         ("reproduce wang-isola/table3 --scale laptop", "no wang-isola/table3 at --scale laptop"),
-        ("bench losses --sizes 1", "--sizes"),
-        ("data show --count 0", "--count 0: must be in [1, inf)"),
-        ("pretrain --batch-size 1", "--batch-size 1: must be in [2, inf)"),
-        ("pretrain --seed -1", "--seed -1: must be in [0, 2^32)"),
-        ("pretrain --decay-at 0.5 nan", "--decay-at 0.5 nan: must be in (0, 1]"),
+        ("bench losses --sizes 1", "sizes"),
+        ("data show --count 0", "count=0"),
+        ("pretrain --batch-size 1", "batch_size=1"),
+        ("pretrain --seed -1", "seed=-1"),
+        ("pretrain --decay-at 0.5 nan", "decay_at=0.5 nan"),
         ("pretrain --dim " + "1" * 60, "1: must be in [2, 1e6]"),
-        ("pretrain --seed " + "1" * 5000, "1: must be a whole number"),
-        ("pretrain --classifier-layer fc7", "needs --supervised-weight above 0"),
-        ("import-torch FILE --name a/../b", "--name 'a/../b': must be a plain folder name"),
+        ("pretrain --classifier-layer fc7", "supervised_weight="),
+        ("import-torch FILE --name a/../b", "name='a/../b'"),
         ("probe nowhere\x1b[2J\udcff", r"no run 'nowhere\x1b[2J\udcff'"),
         ("probe \u2029nowhere", r"no run '\u2029nowhere'"),
         ("nowhere\x1b[2J" + "x" * 5000, r"error: no verb 'nowhere\x1b[2Jx"),

@@ -15,12 +15,12 @@ FLOORS = (
     "config extras files memory signals tables terminal xla_flags",
     "array_files cache_files losses moco packing theory torch_format training.processes",
     "augment data models training.profiling training.progress training.sharding",
-    "data.batches training.checkpoint training.extension training.metrics_log training.objectives"
+    "data.batches training.checkpoint training.metrics_log training.objectives"
     " training.optimizers training.recorder training.resolve training.run_folder training.step"
     " torch_files",
     "encoder evaluate finetune loading torch_io training.loop training.vmapped",
     "data.data_verb plots report run runs_page sheets",
-    "cli hints usage verbs __main__",
+    "cli verbs __main__",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FLOOR_OF |= {"__init__": 1, "training.__init__": 0}  # the package itself re-exports floor 1

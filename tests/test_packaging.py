@@ -5,18 +5,16 @@ import inspect
 import json
 import re
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import Mock
 
 import processes
 import pytest
 import tiny_runs
 
 import hypersphere_jax
-from hypersphere_jax import __main__, cli, data, moco, signals, theory, verbs
+from hypersphere_jax import __main__, cli, data, moco, theory, verbs
 from hypersphere_jax.config import (
     DataConfig,
     FinetuneConfig,
@@ -128,32 +126,6 @@ def test_without_the_extra_of_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets.core.read_only_builder", None)
     with pytest.raises(UserError, match=r'pip install "\.\[tfds\]"'):
         data.load(DataConfig("cifar10"))
-
-
-def test_an_error_that_nobody_foresaw_is_one_line_and_a_file(monkeypatch, capfd):
-    def line_of(error):
-        monkeypatch.setattr(cli, "main", Mock(side_effect=error))
-        assert __main__.main() == 1
-        (line,) = capfd.readouterr().err.splitlines()
-        return line
-
-    monkeypatch.setattr(signals, "answer_signals", lambda: None)  # they are this process's
-    monkeypatch.setattr(__main__, "_signal", Mock())
-    monkeypatch.setattr(sys, "stderr", sys.stderr)  # is given back
-    for error, said in (
-        (ModuleNotFoundError("No module named 'mine'", name="mine"), "No module named 'mine'"),
-        (RecursionError("too\ndeep"), r"RecursionError: too\ndeep; "),
-        (BufferError(), "an unexpected BufferError; "),
-        (KeyError("\x1b[31m\udcff" * 500), r"\x1b[31m"),
-    ):
-        line = line_of(error)
-        assert said in line and len(line) < 500 and "\x1b" not in line
-        file = Path(re.search(r"\S+/hypersphere-jax-error-\S+\.txt$", line)[0])
-        assert f"\n{type(error).__name__}" in file.read_text()
-        file.unlink()
-    full = Mock(side_effect=OSError(28, "No space left"))
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-    assert "(No space left): " in line_of(ZeroDivisionError("by 0"))
 
 
 def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tmp_path):

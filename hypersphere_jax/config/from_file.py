@@ -9,7 +9,6 @@ import yaml
 from hypersphere_jax.config.base import UserError, did_you_mean, require
 from hypersphere_jax.config.kinds import check
 from hypersphere_jax.config.pretrain import NAMED
-from hypersphere_jax.config.runtime import RENAMED
 from hypersphere_jax.files import MAX_RECORD, check_depth, open_file, read_json
 
 
@@ -95,8 +94,6 @@ def _with(config: Any, values: dict[str, Any], file: str, prefix: str = "") -> A
     made, of_parts = dict(vars(config)), dict[str, dict[str, Any]]()
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if prefix == "runtime.":
-            name = RENAMED.get(name, name)
         if name in parts and isinstance(value, dict):
             of_parts[name] = of_parts.get(name, {}) | value
         elif name in NAMED and name in parts and isinstance(value, str):

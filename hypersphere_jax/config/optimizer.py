@@ -2,6 +2,8 @@
 
 from typing import Annotated, Literal
 
+from tyro.conf import arg
+
 from hypersphere_jax.config.base import config, require
 from hypersphere_jax.config.values import Count, NotNegative, Positive, Share, Within
 
@@ -12,11 +14,11 @@ class OptimizerConfig:
 
     epochs: Count = 200
     """Passes over the training images."""
-    batch_size: Annotated[int, Within("[2, inf)")] = 256
+    batch_size: Annotated[int, Within("[2, inf)"), arg(aliases=["--bs"])] = 256
     """Positive pairs in the global batch."""
     optimizer: Literal["sgd", "lars", "adam"] = "sgd"
     """`sgd` with momentum; `lars` (You et al., as in SimCLR); `adam`."""
-    learning_rate: NotNegative = 0.12
+    learning_rate: Annotated[NotNegative, arg(aliases=["--lr"])] = 0.12
     """Learning rate for 256 pairs."""
     scaling: Literal["linear", "sqrt", "none"] = "linear"
     """Its growth with the batch: times `batch_size / 256`, times the square root of that (SimCLR's
@@ -34,7 +36,7 @@ class OptimizerConfig:
     """Momentum of SGD and LARS."""
     nesterov: bool = False
     """Nesterov's form of that momentum."""
-    weight_decay: NotNegative = 1e-4
+    weight_decay: Annotated[NotNegative, arg(aliases=["--wd"])] = 1e-4
     """L2 decay; enters the gradient right after clipping, as in PyTorch's optimizers."""
     exclude_norm_and_bias: bool = False
     """No weight decay of biases and normalization. LARS never decays or adapts them."""

@@ -2,13 +2,8 @@
 
 from typing import Annotated, Literal
 
-from tyro.conf import arg
-
 from hypersphere_jax.config.base import config, require
 from hypersphere_jax.config.values import Count, Positive, Within
-
-# Fields in the files of earlier versions.
-RENAMED = {"hosts": "processes", "num_hosts": "num_processes", "host_index": "process_index"}
 
 
 @config
@@ -21,21 +16,21 @@ class RuntimeConfig:
 
     devices: Count | None = None
     """Devices of this process to use; None: all. On CPU this many virtual devices are made."""
-    processes: Annotated[Literal["one", "auto"], arg(aliases=["--hosts"])] = "one"
+    processes: Literal["one", "auto"] = "one"
     """`auto`: this process is one of several that JAX detects by itself (TPU pod, Slurm, Open MPI,
     Kubernetes). Each reads its part of every batch; `--devices` counts those of each."""
     coordinator: str | None = None
     """Where JAX detects no cluster: HOST:PORT of process 0, for all of them."""
-    num_processes: Annotated[int | None, arg(aliases=["--num-hosts"])] = None
+    num_processes: int | None = None
     """With `--coordinator`: how many processes there are."""
-    process_index: Annotated[int | None, arg(aliases=["--host-index"])] = None
+    process_index: int | None = None
     """With `--coordinator`: which one this is, from 0. Process 0 writes the run's folder."""
     resume: Literal["auto", "never", "overwrite"] = "auto"
     """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run;
     `overwrite`: remove that run, once the config and the data are checked, and start anew."""
     extend: bool = False
-    """With other `--epochs` than a run has: go on also where its schedule would have been another
-    one from the start. The steps that are left follow the new one."""
+    """Resume a run with other `--epochs` or `--decay-at`. The remaining steps follow the new
+    schedule."""
     pipeline: Literal["auto", "resident", "streaming"] = "auto"
     """Where the training images are: `resident` decodes all of them once and keeps them on the
     devices; `streaming` reads them from batch to batch. `auto`: resident if they fit."""

@@ -1,8 +1,8 @@
 """A run's folder: its config, its data, its encoder. docs/runs.md has the layout."""
 
 import contextlib
+import math
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,9 @@ from hypersphere_jax.config import (
     to_dict,
 )
 from hypersphere_jax.config.base import Custom, did_you_mean
-from hypersphere_jax.config.runtime import RENAMED
 from hypersphere_jax.data.batches import image_cache
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoint, processes
-from hypersphere_jax.training.extension import SCHEDULE, is_extension, schedule_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 SHOWN = 8  # names of runs in a message
@@ -38,10 +36,10 @@ VOCABULARY = "vocabulary.txt"
 NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
 # Of the runtime: of one session alone, and not kept as options of the run.
 PROCESSES = ("processes", "coordinator", "num_processes", "process_index")
+SCHEDULE = ("epochs", "decay_at")  # options of the optimizer that may change with extend=True
 OF_SESSION = ("resume", "extend", "profile", *PROCESSES)
 # Of config.json, what is read.
 SESSION = {"command?": str, "device": {"count": int}, "from_step?": int}
-SESSION |= {"schedule?": {"epochs": int, "decay_at": list[float]}}
 RECORD = {"config": PretrainConfig, "data_digest": str, "sessions": [SESSION]}
 RECORD |= {"data?": {"labels?": bool, "test_split?": bool}}
 
@@ -147,7 +145,7 @@ def open_folder(
         record, old = read_record(folder), read_config(folder)
         _check_continues(folder, record, old, config, len(devices), digest)
         done = checkpoint.newest(folder / "checkpoints", checkpoint.STEP)[0] if saved else 0
-        extended = is_extension(folder, record["sessions"], old, config, steps_per_epoch, done)
+        extended = _has_other_schedule(folder, old, config, done / steps_per_epoch)
     else:
         require(
             not saved,
@@ -183,10 +181,9 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def record_start(folder: Path, step: int) -> None:
-    """Adds to the record of a session the step that it goes on from, and its schedule."""
+    """Record the step that a session starts from."""
     record = read_record(folder)
-    schedule = schedule_of(read_config(folder))
-    record["sessions"][-1] |= {"from_step": step, "schedule": schedule}
+    record["sessions"][-1]["from_step"] = step
     write_json(folder / "config.json", record)
 
 
@@ -198,12 +195,8 @@ def of_all_sessions(runtime: RuntimeConfig) -> RuntimeConfig:
 def read_config(folder: Path) -> PretrainConfig:
     """The config of the run in a folder."""
     values = read_record(folder)["config"]
-    runtime = {RENAMED.get(name, name): value for name, value in values.get("runtime", {}).items()}
-    images = dict(values.get("data", {}))
-    if images.get("recipe") and "init" not in values.get("model", {}):  # a run of before both
-        images["recipe"] = re.sub(r"^(simclr_[a-z]+)\b", r"\1_torchvision", images["recipe"])
     where = f"{folder / 'config.json'}: config."
-    return from_dict(PretrainConfig, values | {"runtime": runtime, "data": images}, where)
+    return from_dict(PretrainConfig, values, where)
 
 
 def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
@@ -341,10 +334,7 @@ def _check_continues(
     devices: int,
     digest: str,
 ) -> None:
-    """Raises UserError unless the run in a folder may be continued with a config.
-
-    Its schedule is another question: see `is_extension`.
-    """
+    """Raise UserError unless a config may resume the run in a folder, whatever its schedule."""
     before, now = training_config(old), training_config(config)
     changed = differences(before, now)
     for values in (before, now):
@@ -374,6 +364,27 @@ def _check_continues(
         ),
     ):
         require(not applies, f"{folder} {reason}")
+
+
+def _has_other_schedule(
+    folder: Path, old: PretrainConfig, new: PretrainConfig, epochs_done: float
+) -> bool:
+    """Whether a resumed run follows another schedule, which `extend=True` allows."""
+    before, now = ({k: getattr(c.optimizer, k) for k in SCHEDULE} for c in (old, new))
+    changes = "; ".join(differences(before, now))
+    if not changes:
+        return False
+    least = math.ceil(epochs_done)
+    require(
+        new.optimizer.epochs >= least,
+        f"{folder} is at epoch {epochs_done:.4g}: give epochs={least} or more",
+    )
+    require(
+        new.runtime.extend,
+        f"{folder} has another schedule ({changes}): resume it by the new one with extend=True, or "
+        "choose another name=",
+    )
+    return True
 
 
 def require_known(config: PretrainConfig) -> None:

@@ -142,8 +142,8 @@ class Place:
         for line in (*lines, *outcome.out.split("\n")):
             hidden = [c for c in line if unicodedata.category(c) in HIDDEN]
             assert not hidden, f"{hidden} in {line!r}: {what}"
-        if outcome.status == 2:
-            assert any(line.startswith(("error: ", "choose ")) for line in lines), what
+        if outcome.status == 2:  # tyro prints a box
+            assert any(line.startswith(("error: ", "choose ", "╭─")) for line in lines), what
         return outcome
 
     def exported(self, *more, good=False):

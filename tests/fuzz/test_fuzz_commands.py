@@ -1,6 +1,9 @@
 """Command lines of all verbs, of options with good and bad values."""
 
 import contextlib
+import functools
+import io
+import re
 
 import numpy as np
 import pytest
@@ -9,52 +12,63 @@ from hypothesis import strategies as st
 from junk import NUMBERS, PLACES, values
 
 from experiments import quickstart
-from hypersphere_jax import config as C
-from hypersphere_jax.config.flags import flags_of
-from hypersphere_jax.data import data_verb
+from hypersphere_jax import cli
 from hypersphere_jax.training import loop, processes
 
-# What is before the options that are drawn, and what has them.
-VERBS = {
-    "pretrain": C.PretrainConfig,
-    "pretrain --name images": C.PretrainConfig,
-    "pretrain moco_cifar10/contrastive": C.PretrainConfig,
-    "finetune images": C.FinetuneConfig,
-    "probe f.npz --protocols knn": C.ProbeConfig,
-    "probe images --protocols knn": C.ProbeConfig,
-    "metrics f.npy": C.MetricsConfig,
-    "features images --out o.npy": C.FeaturesConfig,
-    "depth images": C.DepthConfig,
-    "import-torch f.npz --name x": C.ImportConfig,
-    "export images --out o.npz": C.ExportConfig,
-    "data inspect d.npz": data_verb.inspect,
-    "data show i.npy": data_verb.show,
-    "data prepare-text a.txt --out corpus": C.PrepareTextConfig,
-    "data list": data_verb.list_names,
-    **dict.fromkeys(("report images", "bench", "quickstart --seeds", "")),
-    "reproduce chen/figureB1 --dry-run --scale laptop": None,
-}
-# Their good values reach a cluster, or the network.
-LEFT_OUT = ("--processes", "--coordinator", "--num-processes", "--process-index", "--log-to")
-WORDS = "--runs-dir --out --help --help-all --config --version --nme -x help pretrian list nt_xent"
+# Commands to which drawn options are added.
+COMMANDS = (
+    "pretrain",
+    "pretrain --name images",
+    "pretrain moco_cifar10/contrastive",
+    "finetune images",
+    "probe f.npz --protocols knn",
+    "probe images --protocols knn",
+    "metrics f.npy",
+    "features images --out o.npy",
+    "depth images",
+    "import-torch f.npz --name x",
+    "export images --out o.npz",
+    "data inspect d.npz",
+    "data show i.npy",
+    "data prepare-text a.txt --out corpus",
+    "data list",
+    "report images",
+    "bench",
+    "quickstart --seeds",
+    "reproduce chen/figureB1 --dry-run --scale laptop",
+    "",
+)
+# Options whose valid values reach a cluster or the network.
+LEFT_OUT = {"--processes", "--coordinator", "--num-processes", "--process-index", "--log-to"}
+WORDS = "--runs-dir --out --help --config --version --nme -x help pretrian list nt_xent".split()
 
 
-@st.composite
-def lines(draw):
-    verb = draw(st.sampled_from(list(VERBS)))
-    flags = flags_of(VERBS[verb]) if VERBS[verb] else []
-    flags = [flag for flag in flags if flag.flag not in LEFT_OUT]
-    line = verb.split()
-    if draw(st.integers(0, 9)) == 0:
-        line = line[: draw(st.integers(0, len(line)))]
-    for _ in range(draw(st.integers(0, 3))):
-        if not flags or draw(st.integers(0, 9)) == 0:
-            line.append(draw(st.sampled_from(WORDS.split()) | values))
-            continue
-        flag = draw(st.sampled_from(flags))
-        good = flag.choices or (NUMBERS if flag.kind in (int, float) else PLACES)
-        value = draw(st.sampled_from(good) if draw(st.booleans()) else values)
-        line += [f"{flag.flag}={value}"] if draw(st.integers(0, 9)) == 0 else [flag.flag, value]
+@functools.cache
+def flags_of(command):
+    """The flags that the help of a command lists."""
+    verb = command.split()[: 2 if command.startswith("data") else 1]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        cli.main([*verb, "--help"])
+    return sorted(set(re.findall(r"(?<=\s)--[a-z][a-z0-9-]*", out.getvalue())) - LEFT_OUT)
+
+
+# An option: which flag, its value, and whether "=" joins them.
+options = st.tuples(
+    st.integers(0, 99), st.sampled_from([*NUMBERS, *PLACES, *WORDS]) | values, st.integers(0, 9)
+)
+
+
+def with_options(command, drawn):
+    """A command line with options whose flags the command's help lists."""
+    line, flags = command.split(), flags_of(command)
+    for which, value, joined in drawn:
+        if not flags or which >= 90:
+            line.append(value)
+        elif joined == 0:
+            line.append(f"{flags[which % len(flags)]}={value}")
+        else:
+            line += [flags[which % len(flags)], value]
     return line
 
 
@@ -66,8 +80,9 @@ def accept(*_, **__):
     raise Accepted
 
 
-@fuzz(45, line=lines())
-def test_command_lines(place, line):
+@fuzz(45, command=st.sampled_from(COMMANDS), drawn=st.lists(options, max_size=3))
+def test_command_lines(place, command, drawn):
+    line = with_options(command, drawn)
     rng = np.random.default_rng(0)
     x, y = np.eye(3, dtype=np.float32)[np.arange(24) % 3], np.arange(24) % 3
     images = rng.integers(0, 256, (24, 8, 8, 3), np.uint8)

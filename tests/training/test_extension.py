@@ -10,10 +10,8 @@ from run_states import assert_same_run, killed_after_checkpoint
 from hypersphere_jax import cli
 from hypersphere_jax import config as C
 from hypersphere_jax.training import loop, run_folder
-from hypersphere_jax.training.extension import is_extension, schedule_of
 from hypersphere_jax.training.metrics_log import read_metrics
 
-SPE = 6  # steps per epoch, as of `tiny_runs.short`
 EXTEND = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, extend=True)
 
 
@@ -27,7 +25,6 @@ def edited(run, to, **changes):
     folder = shutil.copytree(run, to / run.name)
     record = json.loads((folder / "config.json").read_text())
     record["config"]["optimizer"] |= changes
-    record["sessions"][0]["schedule"] |= changes
     (folder / "config.json").write_text(json.dumps(record))
     return folder
 
@@ -66,99 +63,24 @@ def test_options_of_one_session_are_not_kept(short_run, tmp_path):
     assert run_folder.folder_of(config) == folder
 
 
-@pytest.mark.parametrize(
-    "old, new, same",  # up to how many steps
-    [
-        ({"epochs": 3, "decay_at": ()}, {"epochs": 6}, 18),
-        ({"epochs": 3}, {"epochs": 6}, 14),  # the first decay: after 0.775 of 18 steps
-        ({"epochs": 6}, {"epochs": 3}, 14),
-        ({"epochs": 4, "decay_at": (0.5,)}, {"epochs": 8, "decay_at": (0.25,)}, 24),
-        ({"epochs": 4, "decay_at": (0.5,)}, {"epochs": 8}, 12),
-        ({"epochs": 4, "schedule": "cosine"}, {"epochs": 8}, 1),
-        # The cosine begins with the peak, after the warm-up.
-        ({"epochs": 4, "schedule": "cosine", "warmup_epochs": 2}, {"epochs": 8}, 13),
-        ({"epochs": 3, "decay_at": (), "queue_size": 9}, {"epochs": 6}, 18),
-        (
-            {"epochs": 3, "decay_at": (), "queue_size": 9, "ema_schedule": "cosine"},
-            {"epochs": 6},
-            1,
-        ),
-    ],
-)
-def test_goes_on_while_the_schedule_is_the_same(old, new, same, tmp_path):
-    old = C.PretrainConfig(**old)
-    new, allowed = old.replace(**new), old.replace(**new, extend=True)
-    assert not is_extension(tmp_path, [], old, old, SPE, 18)
-    assert not is_extension(tmp_path, [], old, new, SPE, same)
-    if same < min(old.optimizer.epochs, new.optimizer.epochs) * SPE:
-        with pytest.raises(C.UserError, match=f"extend= goes on with steps {same + 2} to "):
-            is_extension(tmp_path, [], old, new, SPE, same + 1)
-        assert is_extension(tmp_path, [], old, allowed, SPE, same + 1)
-
-
-def test_what_no_epochs_can_continue(tmp_path):
-    old = C.PretrainConfig(epochs=6, extend=True)
-    with pytest.raises(C.UserError, match=r"at epoch 2\.5: give epochs=3 or more, not 2"):
-        is_extension(tmp_path, [], old, old.replace(epochs=2), SPE, 15)
-    with pytest.raises(C.UserError, match="no step is left"):
-        is_extension(tmp_path, [], old, old.replace(epochs=3), SPE, 18)
-    # The steps of an extended run had several schedules: here three epochs, then six.
-    had = [
-        {"from_step": start, "schedule": schedule_of(C.PretrainConfig(epochs=epochs))}
-        for start, epochs in ((0, 3), (18, 6))
-    ]
-    more = old.replace(epochs=9, extend=False)
-    assert not is_extension(tmp_path, [], old, more, SPE, 20)
-    with pytest.raises(C.UserError, match=r"step 18: 0\.00012 -> 0\.12"):
-        is_extension(tmp_path, had, old, more, SPE, 20)
-
-
-def test_a_run_goes_on_with_other_epochs(killed_run, short_run, tmp_path):
-    """Begun with four: the first nine steps of two have the same rates."""
+def test_another_schedule_needs_extend_and_is_recorded(killed_run, short_run, tmp_path):
+    """The remaining steps follow the new schedule."""
     folder = edited(killed_run, tmp_path, epochs=4)
-    loop.train(tiny_runs.short(tmp_path))
-    assert_same_run(folder, short_run)
-    first, last = sessions(folder)
-    assert first["schedule"]["epochs"] == 4 and "extended" not in last
-    assert (last["from_step"], last["schedule"]["epochs"]) == (9, 2)
-
-
-def test_an_extended_run_says_so(killed_run, short_run, tmp_path):
-    """From the ninth step on it takes those of `short`, on whose schedule it was not begun."""
-    folder = edited(killed_run, tmp_path, decay_at=[0.5])
     before = (folder / "config.json").read_bytes()
-    with pytest.raises(C.UserError, match=r"step 7: 0.0103 -> 0.103\): extend= .* steps 10 to 12"):
+    with pytest.raises(C.UserError, match="epochs: 4 -> 2"):
         loop.train(tiny_runs.short(tmp_path))
+    with pytest.raises(C.UserError, match="epochs=2"):  # step 9 of 6 per epoch
+        loop.train(tiny_runs.short(tmp_path, runtime=EXTEND).replace(epochs=1, decay_at=()))
     assert (folder / "config.json").read_bytes() == before
     loop.train(tiny_runs.short(tmp_path, runtime=EXTEND))
-    assert_same_run(folder, short_run)
+    assert_same_run(folder, short_run)  # whose first nine steps have the same rates
     assert sessions(folder)[-1]["extended"] and sessions(folder)[-1]["from_step"] == 9
     assert not run_folder.read_config(folder).runtime.extend
-    loop.train(parsed(folder))  # without --extend: it is under way
+    loop.train(parsed(folder))
     assert "extended" not in sessions(folder)[-1]
-    with pytest.raises(C.UserError, match="extend=: no run 'shrt'; did you mean 'short'"):
+    with pytest.raises(C.UserError, match="shrt"):
         loop.train(tiny_runs.short(tmp_path, "shrt", runtime=EXTEND))
     assert not (tmp_path / "shrt").exists()
-
-
-def test_a_run_of_before_init_keeps_its_network_and_its_crops(short_run, tmp_path):
-    """`simclr_*` had torchvision's crops when configs had no `init`; what is recorded now stays."""
-    file = shutil.copytree(short_run, tmp_path / "old") / "config.json"
-    record = json.loads(file.read_text())
-    for recipe, then in (
-        ("simclr_cifar", "simclr_cifar_torchvision"),
-        ("simclr_imagenet:crop_flip", "simclr_imagenet_torchvision:crop_flip"),
-        ("simclr_cifar_torchvision", "simclr_cifar_torchvision"),
-        ("moco_v2", "moco_v2"),
-        (None, None),
-    ):
-        record["config"]["data"]["recipe"] = recipe
-        for init, expected in (("torch", (recipe, "torch")), (None, (then, "he"))):
-            record["config"]["model"].pop("init", None)
-            record["config"]["model"] |= {"init": init} if init else {}
-            file.write_text(json.dumps(record))
-            config = run_folder.read_config(file.parent)
-            assert (config.data.recipe, config.model.init) == expected
 
 
 def test_runs_are_found_by_name(short_run, tmp_path, monkeypatch):
@@ -185,7 +107,7 @@ def test_three_epochs_and_three_are_six(tmp_path):
     tiny += ["--checkpoint-every-steps", "5"]
     queue = [*tiny, "--queue-size", "130", "--contrastive-weight", "1", "--decay-at"]
     train("parts", *queue, "--epochs", "3", "--log-every-steps", "6")
-    parts = train("parts", "--epochs", "6")
+    parts = train("parts", "--epochs", "6", "--extend")
     assert_same_run(parts, train("whole", *queue, "--epochs", "6", "--log-every-steps", "6"))
 
     cosine = [*tiny, "--schedule", "cosine"]
