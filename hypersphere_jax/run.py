@@ -107,7 +107,8 @@ def train(
         `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
         `(query, key, queue) -> scalar`. With an argument `axis_name` it is given one device's
         features and must give the loss of all; without, it is given all devices' features.
-      overwrite: start anew, and remove the run of this name once all arguments are checked.
+      overwrite: start anew, and remove the run of this name once all arguments are checked. Call
+        without it to continue.
 
     Returns:
       The run.
