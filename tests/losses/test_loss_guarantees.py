@@ -81,7 +81,7 @@ def test_far_points(name, rng):
         towards = [rng.standard_normal(a.shape) for a in arrays]
         expected = oracles.numeric_slopes(exact, arrays, towards)
         along = [np.vdot(*pair) for pair in zip(slopes, towards, strict=True)]
-        np.testing.assert_allclose(along, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(along, expected, rtol=1e-3, atol=1e-5)
         ends = (CASES[name].oracle(*arrays, **{option: number + h}) for h in (1e-6, -1e-6))
         np.testing.assert_allclose(by_number[option], np.subtract(*ends) / 2e-6, rtol=1e-3)
 
@@ -119,7 +119,7 @@ def test_far_points_on_devices_and_in_blocks(name, ring, rng):
     np.testing.assert_allclose(found, exact(*arrays), rtol=1e-5)
     towards = rng.standard_normal(arrays[0].shape)
     expected = oracles.numeric_slope(lambda x: exact(x, *arrays[1:]), arrays[:1], [towards])
-    np.testing.assert_allclose(np.vdot(slope, towards), expected, rtol=1e-4)
+    np.testing.assert_allclose(np.vdot(slope, towards), expected, rtol=1e-3)
     if not ring:
         alone = lambda x: loss(x, *arrays[1:], **number, block_size=5)  # noqa: E731
         arrays[0][5] /= 20  # of logits near 1e8 float32 has no last digits, which slopes need

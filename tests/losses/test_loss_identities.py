@@ -36,7 +36,7 @@ def test_closed_forms():
         ("quick_thought_contrastive", (same, same), {"tau": 0.1}, math.log(N)),
     ):
         found = value(name, *arrays, **numbers)
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
     # Two antipodal points: the only pair has potential exp(-4t), and exp(0) with itself.
     both = np.float32([[1, 0], [-1, 0]])
     for t in (5.0, 14.9, 15.1, 22.0, 50.0):
@@ -59,7 +59,7 @@ def test_supervised_of_the_images_numbers_is_nt_xent(rng):
     # Of one class and one point it is closed; without any positive it is zero.
     same = np.eye(5, dtype=np.float32)[:1].repeat(2 * N, 0)
     found = loss(same, np.zeros(2 * N, int), 0.2)
-    np.testing.assert_allclose(found, math.log(2 * N - 1), rtol=5e-6)
+    np.testing.assert_allclose(found, math.log(2 * N - 1), rtol=2e-5)
     assert loss(np.concatenate(views), np.arange(2 * N), 0.2) == 0
 
 
@@ -140,7 +140,7 @@ def test_dcl_is_contrastive_without_the_positive(rng):
     # exp(contrastive) - exp(dcl) = 1 for each anchor alone, here with one anchor in each direction.
     sides = [np.repeat(z, N, 0) for z in inputs(rng, "nn", n=1)]
     with_it, without = (value(name, *sides, tau=0.5) for name in ("contrastive", "dcl"))
-    np.testing.assert_allclose(np.exp(with_it) - np.exp(without), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(with_it) - np.exp(without), 1.0, rtol=1e-4)
 
 
 def test_estimators_8_and_9_are_related(rng):
