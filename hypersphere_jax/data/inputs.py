@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
@@ -157,12 +156,14 @@ def _as_uint8(array: np.ndarray, layout: str, moved: str) -> np.ndarray:
     fits = len(shape) == layout.count(",") + 1 and 0 not in shape
     if fits and _channels_first(shape[-3:]):
         raise ValueError(f"has shape {shape}, which is channels-first, not {layout}: pass {moved}")
-    if not fits or shape[-1] > shape[-2] * shape[-3]:
+    if not fits or shape[-1] > max(4, shape[-2] * shape[-3]):
         raise ValueError(f"has shape {shape}, not {layout}")
     if array.dtype == np.uint8:
         return array
     if array.dtype == bool:
         return array * np.uint8(255)
+    import jax.numpy as jnp  # not at the top: `data list` needs no JAX
+
     top = 1 if jnp.issubdtype(array.dtype, jnp.floating) else 255
     if top == 255 and not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"has dtype {array.dtype}, not uint8 or floats from 0 to 1")
