@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import platform
+import re
 import sys
 import typing
 from importlib import metadata
@@ -17,7 +18,7 @@ import tyro
 
 from hypersphere_jax import __version__, memory
 from hypersphere_jax import config as C
-from hypersphere_jax.config.base import check_values, did_you_mean, program
+from hypersphere_jax.config.base import check_values, did_you_mean, flag_of, program
 from hypersphere_jax.terminal import LONGEST, printable, say
 from hypersphere_jax.verbs import VERBS, Part, experiments_for, in_repository
 
@@ -31,15 +32,29 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         begins = "warning: " if record.levelno >= logging.WARNING else ""
-        line = begins + record.getMessage().replace(f"{os.getcwd()}/", "")  # as runs name data
+        message = _with_flags(record.getMessage())
+        line = begins + message.replace(f"{os.getcwd()}/", "")  # as runs name data
         if line not in self._said:
             self._said.add(line)
             say(printable(line, LONGEST), sys.stderr)
 
 
 HELP = ("--help", "-h")
+# An option in a message, such as `epochs=3`, `epochs=` or `extend=True`; not in a path or a call.
+_OPTION = re.compile(r"(?<![\w./'\"=-])([a-z]\w*)=(?!…)(True\b|False\b|(?=[^\s,;:).]|\.\S))?")
 # Those that train; of `reproduce` the settings are the papers'.
 WITH_FILE = ("pretrain", "finetune", "quickstart")
+
+
+def _with_flags(message: str) -> str:
+    """A message with options as flags: `--epochs 3` for `epochs=3`."""
+
+    def flag(match: re.Match) -> str:
+        name, value = match.groups()
+        flag = flag_of(f"no_{name}" if value == "False" else name)
+        return f"{flag} " if value == "" else flag
+
+    return _OPTION.sub(flag, message)
 
 
 def main(arguments: list[str]) -> int:
@@ -69,7 +84,7 @@ def main(arguments: list[str]) -> int:
     except C.Stopped as stopped:
         say(str(stopped), sys.stderr)
     except C.UserError as error:
-        say(printable(f"error: {error}", LONGEST), sys.stderr)
+        say(printable(f"error: {_with_flags(str(error))}", LONGEST), sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

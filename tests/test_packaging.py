@@ -169,8 +169,6 @@ def test_a_runs_record_is_a_file_of_options(short_run, tmp_path):
     changes = {"data": recorded["data"] | {"name": "cifar10"}}
     changes["optimizer"] = recorded["optimizer"] | {"epochs": 7}
     assert to_dict(again) == recorded | changes
-    earlier = json.dumps({"config": {"runtime": {"hosts": "auto"}}})
-    assert parsed(tmp_path, earlier).runtime.processes == "auto"
 
 
 def test_options_in_yaml_as_flags_are_named(tmp_path):

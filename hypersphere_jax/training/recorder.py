@@ -106,8 +106,7 @@ class Recorder:
             return
         self._progress = Progress(self.title, self.start, self.total)
         try:
-            with sharding.without_alarms():
-                yield
+            yield
         finally:
             self._progress.close()
 

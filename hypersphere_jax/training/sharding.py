@@ -122,33 +122,6 @@ def isolated() -> Iterator[None]:
             logging.root.removeHandler(handler)
 
 
-@contextlib.contextmanager
-def without_alarms() -> Iterator[None]:
-    """On CPU: keeps XLA from logging, as an error, that a program takes it minutes to compile.
-
-    Errors are raised there; on other devices XLA's log says more than they do.
-    """
-    before = jax.config.values["jax_logging_level"]
-    chosen = before not in (None, "NOTSET") or os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "1"
-    if chosen or jax.default_backend() != "cpu":
-        yield
-        return
-    loggers = [logging.getLogger(name) for name in ("jax", "jaxlib")]
-    levels = [logger.level for logger in loggers]
-
-    def set_level(*of_xla: str | None) -> None:
-        for level in of_xla:
-            jax.config.update("jax_logging_level", level)
-        for logger, level in zip(loggers, levels, strict=True):  # of Python's they stay
-            logger.setLevel(level)
-
-    set_level("CRITICAL")
-    try:
-        yield
-    finally:
-        set_level("WARNING", before)
-
-
 def forget_compiled(share: float = 0.5) -> None:
     """Frees the compiled programs of this process when they take this share of its memory maps.
 

@@ -40,7 +40,7 @@ COMMANDS = (
 )
 # Options whose valid values reach a cluster or the network.
 LEFT_OUT = {"--processes", "--coordinator", "--num-processes", "--process-index", "--log-to"}
-WORDS = "--runs-dir --out --help --config --version --nme -x help pretrian list nt_xent".split()
+WORDS = ["--runs-dir", "--out", "--help", "--config", "--nme", "-x", "help", "nt_xent"]
 
 
 @functools.cache
@@ -80,9 +80,9 @@ def accept(*_, **__):
     raise Accepted
 
 
-@fuzz(45, command=st.sampled_from(COMMANDS), drawn=st.lists(options, max_size=3))
-def test_command_lines(place, command, drawn):
-    line = with_options(command, drawn)
+@fuzz(45, command=st.sampled_from(COMMANDS), chosen=st.lists(options, max_size=3))
+def test_command_lines(place, command, chosen):
+    line = with_options(command, chosen)
     rng = np.random.default_rng(0)
     x, y = np.eye(3, dtype=np.float32)[np.arange(24) % 3], np.arange(24) % 3
     images = rng.integers(0, 256, (24, 8, 8, 3), np.uint8)

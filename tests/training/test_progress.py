@@ -1,7 +1,6 @@
 """What the terminal shows of long work, and the answers to Ctrl-C."""
 
 import io
-import logging
 import re
 import shutil
 import signal
@@ -19,7 +18,7 @@ from rich.console import Console
 from hypersphere_jax import signals
 from hypersphere_jax.config import Stopped
 from hypersphere_jax.data.threads import thread_pool
-from hypersphere_jax.training import checkpoint, progress, sharding
+from hypersphere_jax.training import checkpoint, progress
 from hypersphere_jax.training.processes import StopSignals
 
 NAME = "align_uniform_seed0"
@@ -107,14 +106,6 @@ def test_what_has_not_begun_is_dropped_at_an_error():
         waiting.add_done_callback(lambda _: release.set())
         raise KeyboardInterrupt
     assert waiting.cancelled() and not begun
-
-
-def test_alarms_of_xla_alone_are_kept_back():
-    level, python = jax.config.jax_logging_level, logging.getLogger("jax").level
-    with sharding.without_alarms():
-        assert jax.config.jax_logging_level == "CRITICAL"
-        assert logging.getLogger("jax").level == python
-    assert jax.config.jax_logging_level == level and logging.getLogger("jax").level == python
 
 
 def test_the_answer_says_what_a_signal_brings_about():
