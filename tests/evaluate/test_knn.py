@@ -27,7 +27,10 @@ def assert_nearest(found, bank, queries, metric):
     """They are the nearest, in their order and with their similarity, up to float32's rounding."""
     every = distances(bank, queries, metric)
     expected = np.sort(every, axis=1)[:, : found.positions.shape[1]]
-    rounding = {"rtol": 0, "atol": 1e-5 * max(1, np.abs(expected).max())}
+    # Sums of d products in any order, of vectors of these lengths, and a few operations more.
+    lengths = [np.linalg.norm(np.float64(x), axis=1).max() for x in (queries, bank)]
+    size = 2 if metric == "cosine" else sum(lengths) ** 2
+    rounding = {"rtol": 0, "atol": 2.0**-24 * (bank.shape[1] + 8) * size}
     there = np.take_along_axis(every, found.positions, axis=1)
     np.testing.assert_allclose(there, expected, **rounding)
     similarity = 1 - expected if metric == "cosine" else -expected
