@@ -129,7 +129,19 @@ def run_part(
     began = time.monotonic()
     # The process waits for the end of its standard input, which comes with the end of this one.
     options = {"cwd": ROOT, "env": os.environ | dict(environment)}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **options) as process:
+        code, late = _ended(process, seconds)
+    result = json.loads(file.read_text()) if file.is_file() else {"records": []}
+    result.setdefault("seconds", time.monotonic() - began)
+    if code and "failure" not in result:
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        why = f"stopped: more than its {seconds:.0f} s" if late else f"its process ended: {how}"
+        result["failure"] = why
+    return result
+
+
+def _ended(process: subprocess.Popen, seconds: float) -> tuple[int, bool]:
+    """Wait for a process; return its exit status, and whether it took too long."""
     late = False
     try:
         process.wait(max(1.0, seconds))
@@ -143,14 +155,8 @@ def run_part(
     finally:
         if process.poll() is None and not late:  # Ctrl-C
             process.kill()
-        code = process.wait()
-    result = json.loads(file.read_text()) if file.is_file() else {"records": []}
-    result.setdefault("seconds", time.monotonic() - began)
-    if code and "failure" not in result:
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        why = f"stopped: more than its {seconds:.0f} s" if late else f"its process ended: {how}"
-        result["failure"] = why
-    return result
+        process.wait()
+    return process.returncode, late
 
 
 def _environment(name: str, toy: bool) -> dict[str, str]:
