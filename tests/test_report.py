@@ -106,7 +106,7 @@ def test_page_holds_its_blocks_and_nothing_from_outside(tmp_path):
     assert "http" not in path.read_text() and "url(" not in path.read_text()
     assert not tags & {"script", "b", "i", "link"}
     said = {"Run <b>1</b>", blocks[1][1], "<script>alert(1)</script>", "97.25"}
-    assert said | {"model layers", "[1, 2]", "<i>", blocks[5][1]} <= set(text)
+    assert said | {"--layers", "[1, 2]", "--<i>", blocks[5][1]} <= set(text)
     # Of options what is no default stands open, the rest is folded.
     assert text.index("--dim") < text.index("Defaults") < text.index("--epochs")
     # It is replaced whole or not at all.
@@ -123,7 +123,7 @@ def test_run_report_shows_the_run(tmp_path, curves, caplog):
     _, text, pictures = parsed(report.run_report(run))
     assert pictures == [b"curves", b"augmented_views", b"nearest_neighbours", b"another"]
     assert [record["step"] for record in curves[0][run.name]] == [0, 10, 20, 30, 40]
-    assert {run.name, "97.25", "-3.875", "model init from", "day 0"} <= set(text)
+    assert {run.name, "97.25", "-3.875", "--init-from", "day 0"} <= set(text)
     # What is no score stands above the table.
     assert "file lbfgs, split test, n 397, chosen C=0.0001" in text
     assert any("step 40, loss 0.2" in said for said in text)
