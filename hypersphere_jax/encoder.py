@@ -53,7 +53,8 @@ class Encoder:
 
     def __reduce__(self) -> tuple:
         """Pickle and copy without compiled programs and `apply`, which the config determines."""
-        return _restored, (self.config, self.params, self.stats, self.step, self.origin)
+        config = self.config.replace(source=None)  # which may be the user's images
+        return _restored, (config, self.params, self.stats, self.step, self.origin)
 
     def __repr__(self) -> str:
         model = self.config.model

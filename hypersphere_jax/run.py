@@ -152,6 +152,7 @@ def train(
         if test is not None and config.evaluate.eval_split is None:
             own["eval_split"] = "test"
     config = config.replace(**own)
+    require(isinstance(overwrite, bool), f"overwrite={overwrite!r}: must be True or False")
     if overwrite:
         config = config.replace(resume="overwrite")
     sharding.prepare(config.runtime.devices, config.runtime.deterministic)

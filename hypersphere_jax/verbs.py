@@ -175,11 +175,6 @@ def export(parse: Callable) -> None:
     say(str(torch_io.export(config)))
 
 
-def export_npz(parse: Callable) -> None:
-    """The name that `export` had before."""
-    export(parse)
-
-
 def reproduce(parse: Callable) -> None:
     """A table or figure of a paper: its numbers and ours, at its scale or at a laptop's."""
     _need_repository("reproduce")
@@ -249,7 +244,7 @@ VERBS = {
     verb.__name__.replace("_", "-"): verb
     for verb in (
         *(quickstart, pretrain, finetune, probe, metrics, features, depth, reproduce, data),
-        *(report, bench, import_torch, export, export_npz),
+        *(report, bench, import_torch, export),
     )
 }
 

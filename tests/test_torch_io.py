@@ -164,7 +164,7 @@ def test_export_of_runs_and_saved_encoders(image_run, tmp_path, rng, capsys):
         again.origin == "a.safetensors" and "`a.safetensors`" in (folder / "README.md").read_text()
     )
     assert_same((again.params, again.stats), from_torch(ALEXNET, state))
-    assert cli.main(["export-npz", str(folder), "--out", str(tmp_path / "back.npz")]) == 0
+    assert cli.main(["export", str(folder), "--out", str(tmp_path / "back.npz")]) == 0
     assert_same(dict(np.load(tmp_path / "back.npz")), state)
     export = C.ExportConfig(run=str(folder), out=out)
     assert_same(load_file(torch_io.export(export)), state)

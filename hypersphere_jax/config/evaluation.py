@@ -82,7 +82,7 @@ class ProbeConfig:
 
     def __post_init__(self):
         for name in ("runs", "layers", "protocols", "k"):
-            what = "name at least one run" if name == "runs" else f"--{name}: give at least one"
+            what = "name at least one run" if name == "runs" else f"{name}=: give at least one"
             require(bool(getattr(self, name)), what)
         one = not self.all_steps or self.step is None
         require(one, "step= and all_steps= do not go together")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.config import UserError, require
-from hypersphere_jax.data.inputs import as_labels, as_numpy, ids_among, joint_classes
+from hypersphere_jax.data.inputs import as_labels, as_numpy, ids_among, is_array, joint_classes
 
 BLOCK = 2**22  # numbers that are read at a time
 UNIT_TOLERANCE = 0.01  # half precisions keep norms to a few thousandths
@@ -47,6 +47,8 @@ def check_splits(
         require(not one, f"train labels: only class {labels.classes[0]}, two are needed")
     classes: Sequence = joint_classes(splits.values())
     if num_classes is not None:
+        whole = isinstance(num_classes, int | np.integer) and num_classes > 1
+        require(whole, f"{num_classes=}: must be an integer, 2 or more")
         for name, labels in splits.items():
             largest = labels.classes[-1]
             below = isinstance(largest, int) and largest < num_classes
@@ -58,8 +60,9 @@ def check_splits(
 
 def classes_entry(classes: Sequence) -> dict[str, list]:
     """Return the entry `classes` of a result; none for classes 0, 1, 2, …, n - 1."""
-    classes = list(classes)
-    return {} if classes == list(range(len(classes))) else {"classes": classes}
+    count = len(classes)
+    numbered = isinstance(classes, range) or list(classes) == list(range(count))
+    return {} if numbered else {"classes": list(classes)}
 
 
 def check_features(name: str, x):
@@ -68,7 +71,8 @@ def check_features(name: str, x):
     Raises:
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
     """
-    if hasattr(x, "__array__") or not hasattr(x, "shape"):  # rows of a data frame are not x[rows]
+    # Rows of a data frame are not x[rows]; arrays of h5py and zarr are read in slices of rows.
+    if is_array(x) or hasattr(x, "iloc") or not hasattr(x, "shape"):
         x = as_numpy(x)
     check_matrix(name, x)
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite

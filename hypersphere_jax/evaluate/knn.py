@@ -83,11 +83,9 @@ def knn_probe(
         train_x, train_y, test_x, test_y, num_classes
     )
     temperature = temperature if vote == "similarity" else None
-    counts: list[Any] = [k] if np.ndim(k) == 0 else list(k)
-    for count in counts:
-        whole = isinstance(count, int | np.integer)
-        require(whole and count >= 1, f"k = {count}: must be an integer, 1 or more")
-    require(len(counts) > 0, "k is empty: give one number of neighbours or more")
+    counts = np.atleast_1d(k)
+    whole = counts.ndim == 1 and counts.size > 0 and counts.dtype.kind in "iu"
+    require(whole and counts.min() > 0, f"k={k}: must be an integer of 1 or more, or several")
 
     searches, of_folds = [(train_x, train_y, test_x, slice(None))], {}
     n_train = len(train_y)
@@ -101,7 +99,7 @@ def knn_probe(
         n_train -= int(np.bincount(outer).max())
     ranked = np.empty((len(counts), len(test_y), 5), np.int64)
     for bank, labels, queries, rows in searches:
-        neighbours = nearest(bank, queries, max(counts), metric=metric, devices=devices)
+        neighbours = nearest(bank, queries, int(counts.max()), metric=metric, devices=devices)
         for number, count in enumerate(counts):
             first = Neighbours(*(part[:, :count] for part in neighbours))
             ranked[number, rows] = ranked_classes(first, labels, len(classes), temperature)

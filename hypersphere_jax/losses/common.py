@@ -16,8 +16,9 @@ def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
     """Scale vectors to unit Euclidean norm, `x / max(|x|, eps)`.
 
     A vector of norm `eps` or less is divided by `eps` and has gradient zero, so a vector of zeros
-    stays zero and no gradient overflows. Vectors whose squared norm overflows are normalized
-    correctly. A vector that contains NaN or infinity becomes NaN.
+    stays zero. The gradient is also zero where one over the norm overflows the dtype, in float16
+    at norms up to 1.5e-5. Vectors whose squared norm overflows are normalized correctly. A vector
+    that contains NaN or infinity becomes NaN.
 
     Args:
       x: `[..., d]`, any floating type. Half precisions are computed in float32.
@@ -39,10 +40,11 @@ def l2_normalize(x: jax.Array, axis: int = -1, eps: float = 1e-12) -> jax.Array:
     scale = lax.stop_gradient(jnp.clip(largest, eps, jnp.finfo(wide.dtype).max / 256))
     wide = wide / scale
     squares = jnp.sum(jnp.square(wide), axis=axis, keepdims=True)
-    short = scale * jnp.sqrt(lax.stop_gradient(squares)) <= eps  # then scale is eps
-    wide = jnp.where(short, lax.stop_gradient(wide), wide)
-    unit = wide / jnp.sqrt(jnp.where(short, 1.0, squares))
-    return unit.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else wide.dtype)
+    norms = scale * jnp.sqrt(lax.stop_gradient(squares))
+    unit = wide / jnp.sqrt(jnp.where(norms <= eps, 1.0, squares))  # scale is eps there
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else wide.dtype
+    steep = norms <= max(eps, 1 / float(jnp.finfo(dtype).max))
+    return jnp.where(steep, lax.stop_gradient(unit), unit).astype(dtype)
 
 
 def computed_in(*arrays: jax.Array) -> Any:
@@ -99,14 +101,14 @@ def number(name: str, value: Any, dtype: Any) -> jax.Array:
     return jnp.reshape(array, ()).astype(dtype)
 
 
-def as_array(name: str, value: Any) -> jax.Array:
+def as_array(name: str, value: Any, labels: bool = False) -> jax.Array:
     """Convert an argument of a loss to an array, or raise TypeError.
 
-    JAX wraps integers beyond its default type. They are labels, which are only compared, so their
-    ranks replace them.
+    JAX wraps integers beyond its default type. Labels are only compared, so their ranks replace
+    such labels.
     """
     try:
-        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+        if labels and _is_on_host(value):
             array = np.asarray(value)
             if array.dtype.kind in "iu" and array.size:
                 limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
@@ -115,6 +117,31 @@ def as_array(name: str, value: Any) -> jax.Array:
         return jnp.asarray(value)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be an array of numbers, got {_shown(value)}") from None
+
+
+def as_weights(value: Any, mask: Any = True) -> jax.Array:
+    """Convert weights to an array; those on the host are divided by the largest in float64.
+
+    Raises:
+      ValueError: for concrete unmasked weights that are negative or not finite.
+    """
+    on_host = _is_on_host((value, mask)) and np.asarray(value).dtype.kind in "biuf"
+    weights = np.asarray(value) if on_host else as_array("weights", value)
+    if isinstance(weights, jax.core.Tracer) or np.shape(mask) not in ((), weights.shape):
+        return jnp.asarray(weights)
+    numpy: Any = np if on_host else jnp
+    unmasked = numpy.where(mask, weights, 0)
+    largest = numpy.max(unmasked, initial=0)
+    for extreme in (numpy.min(unmasked, initial=0), largest):
+        if not isinstance(extreme, jax.core.Tracer) and not 0 <= extreme < math.inf:
+            raise ValueError(f"weights must be finite, zero or positive, got {float(extreme)}")
+    if on_host and largest > 0:
+        weights = unmasked / np.float64(largest)
+    return jnp.asarray(weights)
+
+
+def _is_on_host(value: Any) -> bool:
+    return not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
 
 
 def _shown(value: Any) -> str:
@@ -156,16 +183,6 @@ def masked(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
         weights = jnp.where(mask, weights, 0.0)
         arrays = tuple(jnp.where(mask[:, None], array, 0.0) for array in arrays)
     return mask, weights, *arrays
-
-
-def check_weights(weights: Any, mask: Any = True) -> None:
-    """Raise ValueError for concrete unmasked weights that are negative or not finite."""
-    if jnp.shape(mask) not in ((), jnp.shape(weights)) or isinstance(weights, jax.core.Tracer):
-        return
-    unmasked = jnp.where(mask, weights, 0)
-    for extreme in (jnp.min(unmasked, initial=0), jnp.max(unmasked, initial=0)):
-        if not isinstance(extreme, jax.core.Tracer) and not 0 <= extreme < math.inf:
-            raise ValueError(f"weights must be finite, zero or positive, got {float(extreme)}")
 
 
 def shares_of(weights: jax.Array | None, axis_name: AxisName) -> jax.Array | None:

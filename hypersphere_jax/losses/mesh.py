@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from hypersphere_jax.losses.common import as_array, check_weights, computed_in, number
+from hypersphere_jax.losses.common import as_array, as_weights, computed_in, number
 from hypersphere_jax.losses.devices import AxisName
 
 Loss = TypeVar("Loss", bound=Callable[..., Any])
 
 
-def on_mesh(*sharded: str) -> Callable[[Loss], Loss]:
+def on_mesh(*sharded: str, labels: str = "") -> Callable[[Loss], Loss]:
     """Lets a loss with arguments `axis_name` and `mesh_axis` take global arrays of a mesh.
 
     Arguments that are annotated as arrays are made such, floats become scalars (see `number`); the
@@ -31,6 +31,7 @@ def on_mesh(*sharded: str) -> Callable[[Loss], Loss]:
     Args:
       *sharded: names of its arguments `[n, ...]` that are spread over devices; every device has
         the same of the others.
+      labels: name of its argument of class labels.
     """
 
     def decorate(loss):
@@ -46,13 +47,14 @@ def on_mesh(*sharded: str) -> Callable[[Loss], Loss]:
             bound.apply_defaults()
             options = bound.arguments
             mesh_axis, axis_name = options.pop("mesh_axis"), options.pop("axis_name")
+            if options.get("weights") is not None:
+                mask = True if options["mask"] is None else options["mask"]
+                options["weights"] = as_weights(options["weights"], mask)
             given = {
-                name: as_array(name, options.pop(name))
+                name: as_array(name, options.pop(name), labels=name == labels)
                 for name, kind in kinds.items()
                 if kind is jax.Array or (kind == jax.Array | None and options[name] is not None)
             }
-            if "weights" in given:
-                check_weights(given["weights"], given.get("mask", True))
             dtype, numbers = computed_in(*given.values()), [n for n in kinds if kinds[n] is float]
             given |= {name: number(name, options.pop(name), dtype) for name in numbers}
             if None not in (axis_name, mesh_axis):

@@ -17,7 +17,7 @@ from hypersphere_jax.losses.pairs import mean_log_sum, plain_points, real_points
 from hypersphere_jax.losses.products import Precision
 
 
-@on_mesh("z", "labels", "mask", "weights")
+@on_mesh("z", "labels", "mask", "weights", labels="labels")
 def supervised_contrastive_loss(
     z: jax.Array,
     labels: jax.Array,

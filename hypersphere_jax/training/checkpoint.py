@@ -61,6 +61,10 @@ class Checkpoints:
         self._plain_folder = self._alias.enter_context(_plain(self.folder))
         self._keep_last, self._keep_every = keep_last, keep_every
         self._writer: ocp.AsyncCheckpointer | None = None
+        self._saving = 0
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
         for left in self.folder.glob(f"*{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -76,6 +80,8 @@ class Checkpoints:
         record[RECORD] = checksum(record)
         state, contents = ocp.args.PyTreeSave(tree), ocp.args.JsonSave(record)
         self.wait()
+        self._remove_unfinished()
+        self._saving = step
         if self._writer is None:
             self._writer = ocp.AsyncCheckpointer(
                 _handler(),
@@ -123,7 +129,7 @@ class Checkpoints:
         """Compares a written checkpoint with its record, before Orbax gives it its name."""
         import orbax.checkpoint as ocp
 
-        (path,) = self._plain_folder.glob(f"*{UNFINISHED}*")
+        (path,) = self._plain_folder.glob(f"{self._saving}{UNFINISHED}*")
         handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_single_process())
         with contextlib.closing(handler):
             arrays = _flat(handler.metadata(path / "state").tree)

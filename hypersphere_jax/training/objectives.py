@@ -121,15 +121,14 @@ def _custom(config: ObjectiveConfig) -> Objective:
 def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callable, int]:
     """The global loss over an axis, and how many arguments it takes beside its options."""
     name, function = config.function.name, config.function.value
-    parameters = inspect.signature(function).parameters
-    count = sum(
-        p.default is p.empty and p.kind < p.VAR_POSITIONAL and p.name != "axis_name"
-        for p in parameters.values()
-    )
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    options = {"axis_name": None} if "axis_name" in parameters else {}
+    count = next((n for n in counts if _accepts(signature, n, options)), 0)
     require(
-        count in counts,
-        f"loss={name} takes {count} arguments: it must be (x, y), or (layers of view 1, layers of "
-        "view 2, labels, key); with a queue (query, key, queue)",
+        count > 0,
+        f"loss={name} takes {signature}: it must take (x, y), or (layers of view 1, layers of view "
+        "2, labels, key); with a queue (query, key, queue)",
     )
 
     def loss(*arguments, axis_name):
@@ -143,11 +142,20 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
         is_float = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
         require(
             is_float and value.shape == (),
-            f"loss={name} returns {described(value)}: it must return a floating-point scalar array",
+            f"loss={name} returns {described(value)}: it must return a JAX float scalar",
         )
         return global_mean(jnp.asarray(value, jnp.float32), axis_name)
 
     return loss, count
+
+
+def _accepts(signature: inspect.Signature, count: int, options: Mapping[str, Any]) -> bool:
+    """Return whether a function can be called with this number of arguments and these options."""
+    try:
+        signature.bind(*[None] * count, **options)
+    except TypeError:
+        return False
+    return True
 
 
 def uses_labels(config: ObjectiveConfig) -> bool:

@@ -394,7 +394,7 @@ def require_known(config: PretrainConfig) -> None:
         return
     if not (folder / "config.json").is_file():
         missing = config.runtime.extend and processes.is_first()
-        require(not missing, f"extend=: {_no_run(config.name, config.runs_dir)}")
+        require(not missing, f"extend=True: {_no_run(config.name, config.runs_dir)}")
         return
     parts = _own(read_config(folder), config)  # names alone, as read from a file
     lacking = [name for name, old, new in parts if old and not isinstance(new, Custom)]

@@ -94,13 +94,16 @@ def kept_compiled(folder: str | Path) -> Iterator[None]:
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: jax.config.values[name] for name in names}
     keep_compiled(folder)
+    is_changed = before != {name: jax.config.values[name] for name in names}
+    if is_changed:
+        compilation_cache.reset_cache()  # JAX reads the folder's name only once
     try:
         yield
     finally:
-        if before != {name: jax.config.values[name] for name in names}:
+        if is_changed:
             for name, value in before.items():
                 jax.config.update(name, value)
-            compilation_cache.reset_cache()  # JAX reads the folder's name only once
+            compilation_cache.reset_cache()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import oracles
-import processes
 import pytest
 
 from benchmarks import accelerator, float64, pair_sums, timing
@@ -171,25 +170,3 @@ def test_parts_that_fail_do_not_end_the_others(tmp_path, monkeypatch):
     page = (tmp_path / "accelerator.html").read_text()
     for text in ("a chip", "It did not end: no", "tf32 product", "&lt;none&gt;", "511"):
         assert text in page
-
-
-@pytest.mark.slow
-def test_every_part_at_toy_size(tmp_path):
-    done = processes.python("run.py", "bench", "accelerator", "--toy", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    parts = json.loads((tmp_path / "accelerator.json").read_text())["parts"]
-    assert list(parts) == list(accelerator.PARTS)
-    assert {name: part.get("failure") for name, part in parts.items() if "failure" in part} == {}
-    records = {name: part["records"] for name, part in parts.items()}
-    for name, of in records.items():
-        assert of and not any("failure" in r or "skipped" in r for r in of), (name, of)
-    cases = float64.cases(0.005, 8)
-    assert {r["loss"] for r in records["losses"]} == set(cases)
-    assert all(r["float32"] for r in records["losses"] if r["precision"] == "highest")
-    assert {(r["loss"], r["n"]) for r in records["scaling"]} == {
-        (loss, n) for loss in ("uniform", "contrastive") for n in (64, 96)
-    }
-    assert records["resumption"][0]["to_the_bit"] and records["resumption"][0]["arrays"] > 9
-    trained, evaluated = records["cifar10"]
-    assert trained["stopped"] is None and evaluated["knn5_top1"] > 90  # of brightness
-    assert (tmp_path / "accelerator.html").is_file()

@@ -1,6 +1,5 @@
 """`reproduce`: its list, its costs, and that kept results still follow; the quickstart."""
 
-import dataclasses
 import math
 import re
 import statistics
@@ -23,7 +22,6 @@ from experiments import (
     step_costs,
     sweeps,
     tables,
-    workers,
 )
 from experiments.costs import Machine
 from experiments.reproduce import PREDICTIONS, REPRODUCTIONS, ReproduceConfig
@@ -247,17 +245,6 @@ def test_a_dry_run_counts_many_runs(sweep, capsys, tmp_path):
     names = set(re.findall(r"^(?:figure7|wang_isola)_\S+", capsys.readouterr().out, re.MULTILINE))
     assert len(names) == 80 and sum(name in few for name in names) < 5
     assert re.search(r"^\S+ +65 ", few, re.MULTILINE) and "--only '*'" in few
-
-
-@pytest.mark.slow
-def test_the_process_of_a_measured_step(monkeypatch):
-    monkeypatch.setattr(workers, "nvidia_gpus", lambda: ["0"])
-    assert costs.machine(apart=True) == costs.machine()
-    config = step_costs.with_pairs(costs.plain(PretrainConfig()), 4)
-    assert measured_steps.measured(config, 1e8) == "needs more than 0.1 GB"
-    assert 0 < measured_steps.measured(config, 1e11) < 60
-    broken = dataclasses.replace(config, data=DataConfig(recipe="unknown"))
-    assert "unknown" in measured_steps.measured(broken, 1e11)
 
 
 def test_flop_and_elements_of_a_program():

@@ -23,12 +23,7 @@ LABELS = np.array([0, 7, -3, 0, 7, 7, 5, 0, 7, 5, 0, 9])
 SUPERVISED = hj.supervised_contrastive_loss, oracles.supervised_contrastive_oracle
 FAST = ["align", "uniform", "contrastive", "nt_xent", "supervised"]
 SLOW = ["uniform (8)", "contrastive rows", "nt_xent neg_euclidean"]
-FORMS = {
-    "one device": {},
-    "blocks": {"block_size": 3},
-    "pmap": {"axis_name": "data"},
-    "ring": {"axis_name": "data", "ring": True},
-}
+FORMS = {"blocks": {"block_size": 3}, "ring": {"axis_name": "data", "ring": True}}
 each_loss = pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
@@ -155,6 +150,27 @@ def test_weights_over_many_decades(name, rng):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(loss(*arrays, weights=scaled, **labels), found, rtol=1e-6)
             assert np.isfinite(slopes).all()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        np.full(N, 1e-300),
+        1e300 + 1e299 * np.arange(N),
+        2**40 + np.arange(N),
+        np.arange(N, dtype=np.uint8),
+    ],
+    ids=str,
+)
+def test_weights_of_any_host_dtype(weights, rng):
+    _, oracle, (x, y), _ = arguments("align", rng)
+    expected = oracle(x, y, weights=weights / weights.max())
+    np.testing.assert_allclose(hj.align_loss(x, y, weights=weights), expected, rtol=1e-5)
+    unmasked = np.arange(N) > 3
+    padded = np.where(unmasked, weights, np.inf)
+    expected = oracle(x[unmasked], y[unmasked], weights=(weights / weights.max())[unmasked])
+    found = hj.align_loss(x, y, weights=padded, mask=unmasked)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def on_devices(mesh, shapes, arrays):
     [
         *((name, 4) for name in FAST),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ONE_FORM if name not in FAST),
-        *(pytest.param("contrastive", n, marks=pytest.mark.slow) for n in (1, 2, 8)),
+        *(pytest.param("contrastive", n, marks=pytest.mark.slow) for n in (1, 8)),
     ],
 )
 def test_on_a_mesh_as_under_pmap(name, devices, rng):

@@ -94,6 +94,16 @@ def test_folders_of_any_name(name, tmp_path, monkeypatch):
     assert not list(links.iterdir())
 
 
+def test_a_leftover_of_a_failed_save_does_not_stop_later_saves(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, tree(1))
+    checkpoints.wait()
+    (tmp_path / f"2{checkpoint.UNFINISHED}-1").mkdir()
+    checkpoints.save(3, tree(3))
+    checkpoints.close()
+    assert checkpoint.steps(tmp_path) == [1, 3]
+
+
 @pytest.mark.parametrize("fault", ["unreadable", "missing", "shape", "dtype", "record"])
 def test_a_save_that_cannot_be_read_back_does_not_count(fault, tmp_path, monkeypatch):
     """It is an error, and the checkpoints before it stay."""

@@ -5,12 +5,11 @@ import shutil
 
 import pytest
 import tiny_runs
-from run_states import assert_same_run, killed_after_checkpoint
+from run_states import assert_same_run
 
 from hypersphere_jax import cli
 from hypersphere_jax import config as C
 from hypersphere_jax.training import loop, run_folder
-from hypersphere_jax.training.metrics_log import read_metrics
 
 EXTEND = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, extend=True)
 
@@ -94,34 +93,3 @@ def test_runs_are_found_by_name(short_run, tmp_path, monkeypatch):
     ):
         with pytest.raises(C.UserError, match=said):
             run_folder.find(name, where)
-
-
-@pytest.mark.slow
-def test_three_epochs_and_three_are_six(tmp_path):
-    """With a queue, on two devices; and what `--extend` does is the same after a kill."""
-
-    def train(name, *flags):
-        return loop.train(parsed(tmp_path / name, *flags))
-
-    tiny = ["--width", "0.1", "--dim", "3", "--batch-size", "208", "--devices", "2"]
-    tiny += ["--checkpoint-every-steps", "5"]
-    queue = [*tiny, "--queue-size", "130", "--contrastive-weight", "1", "--decay-at"]
-    train("parts", *queue, "--epochs", "3", "--log-every-steps", "6")
-    parts = train("parts", "--epochs", "6", "--extend")
-    assert_same_run(parts, train("whole", *queue, "--epochs", "6", "--log-every-steps", "6"))
-
-    cosine = [*tiny, "--schedule", "cosine"]
-    train("extended", *cosine, "--epochs", "2")
-    shutil.copytree(tmp_path / "extended", tmp_path / "killed")
-    extended = train("extended", "--epochs", "4", "--extend")
-    with killed_after_checkpoint(15):
-        train("killed", "--epochs", "4", "--extend")
-    assert_same_run(train("killed"), extended)
-    assert ["extended" in session for session in sessions(extended)] == [False, True]
-    rates = [record["lr"] for record in read_metrics(extended)]
-    assert (
-        rates[1]
-        < 0.01
-        < rates[2]
-        == read_metrics(train("start", *cosine, "--epochs", "4"))[1]["lr"]
-    )

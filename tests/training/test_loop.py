@@ -118,7 +118,7 @@ def test_runs_of_one_structure_share_a_program(tmp_path, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [4])
 def test_several_steps_in_one_program(devices, tmp_path):
     """They give the numbers of single steps; a run that is killed and resumes is the same one."""
 
