@@ -90,7 +90,7 @@ def train(
       images: `[n, h, w, c]` or `[n, h, w]`, uint8 or floats from 0 to 1, see
         `data.inputs.as_images`.
       labels: of images or data, integers or strings `[n]`; -1 for none. They do not train, unless
-        the loss takes them: as class ids, 0 to C - 1 for the C labels that occur in ascending order.
+        the loss takes them: as class ids, 0 to C - 1 for the C labels in ascending order.
       data: in place of `images`: anything with `__len__` and `__getitem__` whose items are an image
         or (image, label), see `data.custom.as_source`.
       test: likewise, or `(images, labels)`: held out for evaluation, also while training.

@@ -95,4 +95,4 @@ def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:
     classes = range(len(names)) or joint_classes(source.given for source in sources)
     for source in sources:
         source.labels = ids_among(classes, source.given)
-        source.class_names = names or tuple(map(str, classes))
+        source.class_names = tuple(map(str, names or classes))
