@@ -90,7 +90,7 @@ def train(
       images: `[n, h, w, c]` or `[n, h, w]`, uint8 or floats from 0 to 1, see
         `data.inputs.as_images`.
       labels: of images or data, integers or strings `[n]`; -1 for none. They do not train, unless
-        the loss takes them: integers below 1,000,000 as they are, others by their place among all.
+        the loss takes them: as class ids, 0 to C - 1 for the C labels in ascending order.
       data: in place of `images`: anything with `__len__` and `__getitem__` whose items are an image
         or (image, label), see `data.custom.as_source`.
       test: likewise, or `(images, labels)`: held out for evaluation, also while training.
@@ -166,8 +166,9 @@ def _dataset(data: Any, labels: Any, test: Any) -> Custom:
         pair = isinstance(test, tuple | list) and len(test) == 2
         test, test_labels = test if pair else (test, None)
         held_out = as_source(test, test_labels, "the test data")
-        if train is not data and held_out is not test:  # other sources name their classes
-            name_classes(train, held_out)
+        splits = ((train, data), (held_out, test))
+        names = next((split.class_names for split, given in splits if split is given), ())
+        name_classes(*(split for split, given in splits if split is not given), names=names)
     small = train.image_shape is not None and train.image_shape[-1] == 1
     recipe = "digits" if small else "stl10"
     return Custom(Dataset(train, held_out, train, recipe), Custom(data).name)

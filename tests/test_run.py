@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 import hypersphere_jax as hj
 import hypersphere_jax.config
 from hypersphere_jax import augment, cli, sheets
+from hypersphere_jax.data import Arrays
 
 DIGITS = load_digits()
 IMAGES, LABELS = np.round(DIGITS.images[:48] * 15).astype(np.uint8)[..., None], DIGITS.target[:48]
@@ -297,19 +298,42 @@ def test_evaluation_sees_no_label_that_trained(tmp_path):
 
 
 def test_images_and_labels_of_other_types(tmp_path):
-    """Images in bfloat16 and labels as strings: the run of uint8 images and class ids."""
+    """Images in bfloat16, labels as strings or with gaps: the run of uint8 images and class ids."""
+
+    def labelled(view1, view2, labels, key):
+        return spread(view1["output"], view2["output"]) + jnp.mean(labels)
+
     names = np.array([f"class {label}" for label in range(10)])
-    own = {"network": NETWORK, "loss": spread, "augment": half}
+    own = {"network": NETWORK, "loss": labelled, "augment": half}
     evaluated = {"epochs": 2, "eval_every_epochs": 2, "evaluators": ("knn",)}
     logs, tested = [], LABELS > 3  # other classes than in training
     for name, images, labels in (
         ("numbers", IMAGES, LABELS),
         ("names", jnp.asarray(IMAGES / 255, jnp.bfloat16), names[LABELS]),
+        ("gaps", IMAGES, LABELS * 100_000 + 1),
     ):
         own |= {"images": images, "labels": labels, "test": (images[tested], labels[tested])}
         run = hj.train(config(tmp_path, name, **evaluated), **own)
         logs.append([(record["loss"], record.get("eval/knn_top1")) for record in run.metrics])
-    assert logs[0] == logs[1] and logs[0][-1][1] > 30
+    assert logs[0] == logs[1] == logs[2] and logs[0][-1][1] > 30
+
+
+def test_labels_of_test_images_are_class_ids_of_a_named_source(tmp_path):
+    """Also where the test images lack a class; a label that is no class id is refused."""
+    own = {"network": NETWORK, "loss": spread, "augment": half}
+    evaluated = config(tmp_path, epochs=1, eval_every_epochs=1, evaluators=("knn",))
+    named, tested = Arrays(IMAGES, LABELS, tuple("abcdefghij"), "made here"), LABELS > 3
+    scores = []
+    for name, test in (
+        ("ids", (IMAGES[tested], LABELS[tested])),
+        ("named", Arrays(IMAGES[tested], LABELS[tested], named.class_names, "made here")),
+    ):
+        run = hj.train(evaluated.replace(name=name), data=named, test=test, **own)
+        scores.append(run.metrics[-1]["eval/knn_top1"])
+    assert scores[0] == scores[1] > 30
+    for wrong in (LABELS + 1, LABELS.astype(str)):
+        with pytest.raises(hj.UserError, match="labels"):
+            hj.train(evaluated, data=named, test=(IMAGES, wrong), **own)
 
 
 def test_a_flat_config():

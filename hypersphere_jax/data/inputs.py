@@ -137,6 +137,8 @@ def joint_classes(labels: Iterable[Labels]) -> list:
 def ids_among(classes: Sequence, labels: Labels) -> np.ndarray:
     """Return labels as int32 places in a sequence of classes that contains theirs."""
     ids = {label: number for number, label in enumerate(classes)}
+    unknown = [label for label in labels.classes if label not in ids]
+    require(not unknown, f"labels {unknown[:3]} are not class ids: expected 0 to {len(ids) - 1}")
     return np.array([*(ids[label] for label in labels.classes), -1], np.int32)[labels.ids]
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from hypersphere_jax.data.inputs import as_images, as_labels, ids_among, joint_classes
 
-SMALL_LABEL = 1_000_000  # integer labels below are class ids as they are
-
 
 class Sample(TypedDict):
     """One image with its label."""
@@ -56,7 +54,7 @@ class Arrays:
     Args:
       images: as for `inputs.as_images`; uint8 images are not copied.
       labels: `[n]`, as for `inputs.as_labels`; None for unlabelled images.
-      class_names: of label 0, 1, …; defaults to the labels themselves, see `name_classes`.
+      class_names: of label 0, 1, …; empty: the labels that occur, see `name_classes`.
       origin: where they came from, for messages.
 
     Raises:
@@ -70,8 +68,7 @@ class Arrays:
         self.images = as_images(images, origin)
         n = len(self.images)
         self.given = as_labels([None] * n if labels is None else labels, n, origin)
-        name_classes(self)
-        self.class_names = tuple(class_names) or self.class_names
+        name_classes(self, names=class_names)
         self.origin = origin
         self.image_shape = self.images.shape[1:]
 
@@ -89,15 +86,13 @@ class Arrays:
         return digest.hexdigest()[:16]
 
 
-def name_classes(*sources: Any) -> None:
-    """Set `labels` and `class_names` of sources from their `given` labels, numbered together.
+def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:
+    """Set `labels` and `class_names` of sources from their `given` labels.
 
-    Small integers keep their value, so that a loss sees them as they are. Other labels become
-    their place among all that occur.
+    Given labels are class ids where `names` has the class names. Otherwise the classes are the
+    labels that occur in any source, numbered from 0 in ascending order.
     """
-    classes = joint_classes(source.given for source in sources)
-    if classes and isinstance(classes[-1], int) and classes[-1] < SMALL_LABEL:
-        classes = range(classes[-1] + 1)
+    classes = range(len(names)) or joint_classes(source.given for source in sources)
     for source in sources:
         source.labels = ids_among(classes, source.given)
-        source.class_names = tuple(map(str, classes))
+        source.class_names = tuple(map(str, names or classes))

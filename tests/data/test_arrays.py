@@ -49,6 +49,16 @@ def test_npz_npy_and_a_lone_file(tmp_path):
             assert source.image_shape == (5, 5, 3) and source.origin == str(place)
         assert found.class_names == ("0", "1", "2") and found.pretrain is found.train
     assert load(DataConfig(str(file))).digest() == found.digest()
+    # Both splits and all folds have one numbering, of the classes that occur in either split.
+    labels = {"train_labels": whole["train_labels"] * 0 + 5, "test_labels": np.array([-1, 999_999])}
+    labels["train_labels"][0] = 1
+    np.savez(tmp_path / "gaps.npz", **whole | labels)
+    gaps = load(DataConfig(str(tmp_path / "gaps.npz")))
+    assert gaps.class_names == gaps.test.class_names == ("1", "5", "999999")
+    assert gaps.train.labels.tolist() == [0, *[1] * (len(gaps.train) - 1)]
+    assert gaps.test.labels.tolist() == [-1, 2]
+    part = load(DataConfig(str(tmp_path / "gaps.npz"), folds=2))
+    assert part.class_names == gaps.class_names
     alone = load(DataConfig(str(folder / "test_images.npy")))
     assert alone.test is None and alone.train.labels.tolist() == [-1, -1]
     for array in (np.uint8(3), np.zeros((2, 0, 3, 1), np.uint8)):

@@ -8,9 +8,11 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 from sklearn.neighbors import KNeighborsClassifier
 
 from hypersphere_jax import cli as command_line
+from hypersphere_jax import config as C
 from hypersphere_jax.config import ProbeConfig, UserError
 from hypersphere_jax.config.base import check_output
 from hypersphere_jax.data import Arrays
@@ -19,7 +21,7 @@ from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 from hypersphere_jax.files import read_json
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import loop, run_folder
 
 
 def asked(*names, **options):
@@ -142,6 +144,32 @@ def test_images_without_labels_are_left_out(run, quick, monkeypatch):
     monkeypatch.setattr(run_folder, "load_data", lambda *_: dataset._replace(train=some, test=some))
     (result,) = probe_verb.run_probe(asked(run, protocols=("knn",), k=(1,)))
     assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
+
+
+def test_a_run_has_the_classes_that_occur(tmp_path):
+    """Training, evaluation, classifier and probes are those of labels 0 to 4."""
+    found = []
+    for name, classes in (("0", np.arange(5)), ("1", np.array([1, 2, 3, 4, 999_999]))):
+        images = {}
+        for part, source, n in zip(("train", "test"), digits(), (220, 99), strict=True):
+            rows = np.flatnonzero(source.labels < 5)[:n]
+            images[f"{part}_images"] = source.images[rows]
+            images[f"{part}_labels"] = classes[source.labels[rows]]
+        np.savez(tmp_path / f"{name}.npz", **images)
+        options = {
+            "data": C.DataConfig(str(tmp_path / f"{name}.npz"), recipe="digits"),
+            "objective": C.ObjectiveConfig(supervised_weight=0.5),
+            "evaluate": C.EvaluateConfig(2, ("knn", "classifier"), eval_split="test"),
+        }
+        loop.train(tiny_runs.short(tmp_path, name, **options))
+        assert run_folder.read_config(tmp_path / name).model.num_classes == 5
+        last = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        results = probe_verb.run_probe(asked(tmp_path / name, k=(5,), l2=(0.1,)))
+        assert all(result["num_classes"] == 5 and result["top5"] is None for result in results)
+        same = ("top1", "targets", "predicted", "confusion", "per_class")
+        found.append([last["loss"], last["eval/knn_top1"], last["eval/classifier_top1"]])
+        found[-1] += [result[key] for result in results for key in same]
+    assert found[0] == found[1]
 
 
 @pytest.fixture
