@@ -88,6 +88,12 @@ class Encoder:
         """
         models.check_layer(self.config.model, layer, "layer=")
         if is_array(images):
+            shape = np.shape(images)
+            require(
+                len(shape) != 3 or not shape[0] == 3 == self.config.model.channels,
+                f"images: shape {shape} may be one channels-first image: pass "
+                "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
+            )
             images = as_images(images, "images") if np.shape(images)[:1] != (0,) else images
         else:
             one_path = isinstance(images, str | os.PathLike)

@@ -1,27 +1,8 @@
 """Lines on the terminal."""
 
-from unittest.mock import Mock
-
 import numpy as np
 
 from hypersphere_jax import plots, report, tables, terminal
-
-
-def test_lines_break_at_words():
-    """Not within a path, nor within a command that fits into one line; units stay."""
-    path = "runs/reproduce/chen/figureB1/laptop/figure.png"
-    assert terminal.wrapped(f"written: {path}", 40) == f"written:\n{path}"
-    command = "python run.py reproduce chen/figureB1 --scale laptop"
-    assert terminal.wrapped(f"to begin: {command}", 60) == f"to begin:\n{command}"
-    assert terminal.wrapped(f"to begin: {command}", 40).splitlines() == [
-        "to begin:",
-        "python run.py reproduce \\",
-        "  chen/figureB1 --scale laptop",
-    ]
-    assert terminal.wrapped("  on one GPU\n\nabout 24 h", 9) == "  on one\n  GPU\n\nabout\n24 h"
-    assert terminal.wrapped("  a  one two", 10) == "  a  one\n     two"
-    assert terminal.wrapped("take `--yes now` of all", 12) == "take\n`--yes now`\nof all"
-
 
 NASTY = (
     "\x1b[2J\x9b",
@@ -67,13 +48,3 @@ def test_names_in_pictures_are_drawn_as_they_are(tmp_path):
     plots.training_curves(runs, tmp_path / "training.png")
     page = report.write_page(tmp_path / "page.html", title, [("text", name) for name in NASTY])
     assert r"\udcff" in page.read_text(encoding="utf-8")
-
-
-def test_a_pipe_has_no_width(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "20")
-    text = "a line that is longer than these columns"
-    for is_terminal, lines in ((False, 1), (True, 3)):
-        file = Mock(isatty=lambda is_terminal=is_terminal: is_terminal)
-        terminal.say(text, file)
-        said = "".join(call.args[0] for call in file.write.call_args_list)
-        assert len(said.splitlines()) == lines and said.split() == text.split()

@@ -49,11 +49,6 @@ def as_images(images: Any, name: str) -> np.ndarray:
     if array.ndim == 3:
         single = array.shape[2] in (1, 3, 4) and array.shape[1] != array.shape[2]
         require(not single, f"{name}: shape {array.shape} is one image: pass images[None]")
-        require(
-            array.shape[0] != 3,
-            f"{name}: shape {array.shape} may be one channels-first image: pass "
-            "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
-        )
         array = array[..., None]
     method = "permute" if _is_tensor(images) else "transpose"
     try:
