@@ -103,7 +103,7 @@ def test_saved_and_loaded(encoder, tmp_path):
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """As a full disk: a longer file is an OSError where it is written."""
+    """Simulate a full disk: writing a longer file raises OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -208,7 +208,7 @@ def pickled(value):
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_copies_and_pickles(copied, used, image_run, encoder, rng):
-    """To the bit, before and after the encoder was used."""
+    """Copies are bit-identical, before and after the encoder was used."""
     images = rng.integers(0, 256, (5, 8, 8, 1), np.uint8)
     original = hj.load(image_run)
     if used:

@@ -1,4 +1,4 @@
-"""What callers have set is neither used nor changed: meshes, logging, matplotlib's backend."""
+"""Independence of the caller's settings: meshes, logging, matplotlib's backend."""
 
 import json
 
@@ -42,7 +42,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
 @pytest.mark.parametrize(("devices", "axis"), [(1, "data"), (2, "data"), (0, "data"), (2, "model")])
 def test_the_callers_mesh_changes_nothing(kind, devices, axis, tmp_path, expected):
-    """Of all devices (0) and of some, of any axis; also for arrays that lie on it."""
+    """Meshes of some or all (0) devices, with host arrays and with sharded arrays."""
     some = jax.devices()[: devices or None]
     if len(some) < devices or 32 % len(some):
         pytest.skip("too few devices")
@@ -82,7 +82,7 @@ print(json.dumps([before, state()]))
 @pytest.mark.parametrize("configured", ["configured", "bare"])
 @pytest.mark.parametrize("pipeline", ["resident", "streaming"])
 def test_the_users_logging_stays_as_it_is(configured, pipeline, tmp_path):
-    """With Orbax and, for streaming, Grain."""
+    """Resident images import Orbax, streamed images Grain as well."""
     done = processes.python("-c", LOGGED, configured, str(tmp_path), pipeline, check=True)
     before, after = json.loads(done.stdout.splitlines()[-1])
     assert before == after

@@ -154,7 +154,7 @@ def log_count(n: int) -> Any:
 
 
 def masked(mask: Any, weights: Any, *arrays: jax.Array) -> tuple[Any, ...]:
-    """What is real, how much it counts, and arrays `[n, d]` with zeros in place of the rest.
+    """Apply mask and weights; masked rows become zero.
 
     Args:
       mask: bool `[n]`, or None where all are real.

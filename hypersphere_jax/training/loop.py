@@ -222,7 +222,7 @@ def fit(
             recorder.save(step, state)
 
         if is_evaluated(recorder.start) and recorder.lacks_scores():
-            score(recorder.start)  # which was interrupted
+            score(recorder.start)  # the evaluation was interrupted
         signals.set_answer(processes.COMPILING)
         for call in calls:
             done, number, last = call.start, call.stop, call.stop == total

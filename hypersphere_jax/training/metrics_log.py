@@ -73,7 +73,7 @@ class MetricsWriter:
         with atomic_write(folder / "metrics.jsonl") as file:
             file.writelines(lines)
         self.last = kept[-1] if kept else {}
-        self._end = sum(map(len, lines[:-1]))  # of the lines before the last one
+        self._end = sum(map(len, lines[:-1]))  # end of the line before the last one
         self._file = open(folder / "metrics.jsonl", "r+b")  # noqa: SIM115  closed in `close`
         suffix = f".{os.getpid()}-{step}"  # two may begin in one second
         self._events = EventsWriter(str(folder / "events"), filename_suffix=suffix)

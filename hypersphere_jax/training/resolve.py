@@ -51,7 +51,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
         view = jax.eval_shape(evaluate, _image(config, dataset.pretrain, size))
     except ValueError as error:
-        if config.data.preprocess is not None:  # the user's own error
+        if config.data.preprocess is not None:  # an error in the user's code
             raise
         raise UserError(f"recipe={recipe}: {error}") from error
     supervised = config.objective.supervised_weight > 0

@@ -111,7 +111,7 @@ SCRIPTS = ("zebra", "é", "Ångström", "한국", "だ", "日本語", "Ελλά�
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_classes_are_those_of_the_folder_whatever_wrote_the_zip(tmp_path, form):
-    """In one Unicode normalization, in which they are sorted, too."""
+    """Class names are compared and sorted in one Unicode normalization."""
     expected = tuple(sorted(unicodedata.normalize("NFC", name) for name in SCRIPTS))
     tree, junk = {}, {}
     for i, name in enumerate(SCRIPTS):
@@ -151,7 +151,7 @@ def test_one_name_in_two_normalizations_is_one_class(tmp_path):
 
 @pytest.mark.parametrize(("loop", "target"), [("up", ".."), ("z/again", "../../cat")])
 def test_links_to_nothing_and_loops_of_links(folder, loop, target):
-    """Unreadable images as others are; what a loop would repeat is taken once."""
+    """Dangling links count as unreadable images, and loops of links are read once."""
     cat = folder / "train" / "cat"
     (cat / "gone.png").symlink_to("nowhere.png")
     (cat / "loop.png").symlink_to("loop.png")

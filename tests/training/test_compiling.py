@@ -40,7 +40,7 @@ print(events["cache_misses"])
 
 
 def test_programs_are_compiled_once_from_python(tmp_path):
-    """In one process and the next; afterwards JAX is set as before, and the user's cache stays."""
+    """Programs are reused in the same process and the next, and JAX's settings are restored."""
 
     def trained_twice(*arguments):
         kept = {
