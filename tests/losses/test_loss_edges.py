@@ -134,6 +134,8 @@ NORMALIZING = {
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", NORMALIZING)
 def test_rows_shorter_than_eps_have_gradient_zero(name, dtype, rng):
+    if dtype == "float16" and not has_float16():
+        pytest.skip("XLA has no float16 on this processor")
     z1, z2 = (jnp.asarray(z, dtype) for z in inputs(rng, "nn"))
     z1 = z1.at[2].set(0).at[5].set(1e-20)  # float16 rounds this to zero
     slopes = jax.grad(NORMALIZING[name])(z1, z2)
