@@ -72,7 +72,7 @@ def check_features(name: str, x):
       UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
     """
     # Rows of a data frame are not x[rows]; arrays of h5py and zarr are read in slices of rows.
-    if is_array(x) or hasattr(x, "iloc") or not hasattr(x, "shape"):
+    if is_array(x) or not hasattr(x, "dtype") or not hasattr(x, "shape"):
         x = as_numpy(x)
     check_matrix(name, x)
     with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
