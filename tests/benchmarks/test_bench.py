@@ -70,6 +70,7 @@ def test_every_option_arrives(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_layers_are_those_of_the_step(monkeypatch):
     """With the arithmetic of each, and no gradient of images; views pass at once or in turn."""
     config = ModelConfig("small_cnn", dim=16, image_size=8, channels=1, width=0.5)
@@ -93,6 +94,7 @@ def test_layers_are_those_of_the_step(monkeypatch):
     assert 0.7 < count / sum(3 * part.flops for part in found) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_parts_compute_what_the_layers_do(rng):
     """Each on what the step would give it; the limit of one by hand."""

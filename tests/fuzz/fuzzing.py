@@ -34,7 +34,7 @@ from hypersphere_jax import cli
 providers._get_local_constants = providers.Constants
 
 TOTAL = 300  # of which `share` is a part
-TIERS = {"fast": (100, 0), "slow": (250, 1)}  # cases and seed
+TIERS = {"fast": (50, 0), "slow": (120, 1)}  # cases and seed
 LINES, LENGTH = 14, 4000  # of stderr at most; a run that goes on tells its steps
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # characters that steer a terminal, or cannot be written
 HANGS = 1800  # seconds after which a case counts as hung

@@ -39,6 +39,7 @@ print(events["cache_misses"])
 """
 
 
+@pytest.mark.slow
 def test_programs_are_compiled_once_from_python(tmp_path):
     """Programs are reused in the same process and the next, and JAX's settings are restored."""
 

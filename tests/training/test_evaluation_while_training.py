@@ -106,8 +106,13 @@ def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkey
         made[0](params, state["stats"])
 
 
-@pytest.mark.parametrize("step", [6, 12])
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "killed"])
+@pytest.mark.parametrize(
+    ("how", "step"),
+    [
+        ("SIGTERM", 6),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGINT", 12), ("killed", 6))),
+    ],
+)
 def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeypatch):
     """The state is saved before, a signal does not wait, and the numbers stay the same."""
     evaluate = C.EvaluateConfig(1, ("align_uniform",), 200)
