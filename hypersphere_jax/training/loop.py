@@ -221,8 +221,10 @@ def fit(
             complete(0)
             recorder.save(step, state)
 
-        if is_evaluated(recorder.start) and recorder.lacks_scores():
-            score(recorder.start)  # the evaluation was interrupted
+        # The first process alone reads the log.
+        was_interrupted = sharding.from_first_process(np.asarray(recorder.lacks_scores()))
+        if was_interrupted and is_evaluated(recorder.start):
+            score(recorder.start)
         signals.set_answer(processes.COMPILING)
         for call in calls:
             done, number, last = call.start, call.stop, call.stop == total
