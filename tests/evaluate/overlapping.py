@@ -24,7 +24,10 @@ class Watched:
     """Features that know how many rows were read at a time."""
 
     def __init__(self, x):
-        self.x, self.shape, self.reads = x, x.shape, []
+        self.x = x
+        self.shape = x.shape
+        self.dtype = x.dtype
+        self.reads = []
 
     def __len__(self):
         return len(self.x)
