@@ -2,7 +2,6 @@
 
 # Part of `bench`, a function of `options.py`: what it measures.
 PARTS = {
-    "accelerator": "Everything that a GPU is asked, in 25 minutes.",
     "start": "What one waits for before the first step of a run.",
     "step": "The align+uniform step of a network, beside its roofline.",
     "layers": "Where the time of a step goes, layer by layer, each beside its limit.",

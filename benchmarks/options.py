@@ -1,48 +1,12 @@
 """The options of `bench`, a function for each part: their help needs nothing else."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from hypersphere_jax.config import DataConfig
-from hypersphere_jax.config.values import Positive
 
-AcceleratorPart = Literal[
-    "versions",
-    "peaks",
-    "losses",
-    "precision",
-    "scaling",
-    "steps",
-    "encoders",
-    "resumption",
-    "cifar10",
-]
 Model = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
 LOSSES = ("uniform", "contrastive", "dcl", "nt_xent", "balanced", "info_nce", "sliced_wasserstein")
-
-
-def accelerator(
-    parts: tuple[AcceleratorPart, ...] = get_args(AcceleratorPart),
-    minutes: Positive = 25.0,
-    data_dir: str | None = None,
-    toy: bool = False,
-    out: Path = Path("runs/bench/accelerator"),
-) -> None:
-    """Measure all that is asked of an accelerator, in one command; write one JSON and one page.
-
-    What fails is recorded with its reason, and the others go on. Each part has its share of the
-    time, and what those before it have left.
-
-    Args:
-        parts: Which, in this order: peaks are taken for the rooflines of those after them.
-        minutes: For all parts together.
-        data_dir: CIFAR-10: the folder of train.zip and test.zip, or a file .npz.
-        toy: Everything at toy size, which a CPU runs in two minutes.
-        out: Folder of the results: accelerator.json and accelerator.html.
-    """
-    from benchmarks import accelerator as part
-
-    part.accelerator(parts, minutes, data_dir, toy, out)
 
 
 def start(data_dir: str | None = None, rounds: int = 3) -> None:

@@ -25,7 +25,7 @@ def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Call
     from torch.nn import functional
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = _network(config).to(device)
+    network = make_network(config).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
     batch = torch.from_numpy(images[: 2 * batch_size]).permute(0, 3, 1, 2).float().to(device) / 255
 
@@ -43,7 +43,8 @@ def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Call
     return run
 
 
-def _network(config: ModelConfig) -> Any:
+def make_network(config: ModelConfig) -> Any:
+    """Return the network as a `Sequential` that ends with the linear map to the output."""
     from torch import nn
 
     def width(channels):

@@ -29,7 +29,7 @@ from hypersphere_jax.training import loop, sharding
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
 PARTS = {
     "data": "list prepare prepare-text inspect show",
-    "bench": "accelerator step loop text vmapped convolution augment data losses knn scaling probe",
+    "bench": "step loop text vmapped convolution augment data losses knn scaling probe",
 }
 
 

@@ -29,6 +29,7 @@ def tuned(image_run, once):
     return once("tuned", make) / "tuned"
 
 
+@pytest.mark.slow
 def test_what_is_trained(tuned, image_run, queue_run):
     made, source = run_folder.read_config(tuned), run_folder.read_config(image_run)
     assert made.data == replace(source.data, fraction=0.1, recipe="digits:crop_flip")
@@ -52,6 +53,7 @@ def test_what_is_trained(tuned, image_run, queue_run):
     assert base.moco == C.MocoConfig() and base.data.fraction == 1 and len(whole.train) == 1400
 
 
+@pytest.mark.slow
 def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeypatch):
     result = read_json(tuned / "eval" / "finetune.json")
     test = data.load(C.DataConfig()).test
@@ -75,6 +77,7 @@ def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeyp
         finetune.score(tuned, test)
 
 
+@pytest.mark.slow
 def test_a_name_alone_gives_the_options(tuned, image_run, tmp_path):
     folder = tmp_path / "again"
     for name in (".", "learning_rates/0.1", "learning_rates/0.01"):
@@ -126,6 +129,7 @@ def planned(tuned, tmp_path, monkeypatch):
     return runs_, sources, top1
 
 
+@pytest.mark.slow
 def test_learning_rate_is_chosen_without_the_test_split(image_run, tmp_path, planned, caplog):
     runs_, sources, top1 = planned
     top1 |= {0.01: 60.0, 0.2: 80.0, 5.0: None, 0.1: 80.0}
@@ -150,6 +154,7 @@ def test_learning_rate_is_chosen_without_the_test_split(image_run, tmp_path, pla
         assert (rule.epochs, rule.batch_size) == (epochs, batch_size)
 
 
+@pytest.mark.slow
 def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
     runs_, _, top1 = planned
     top1 |= {5000.0: None, 6000.0: None, 7000.0: None}

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import processes
+import pytest
 
 PACKAGE = Path(__file__).parent.parent / "hypersphere_jax"
 TREES = {
@@ -130,6 +131,7 @@ assert not hasattr(hypersphere_jax, "nothing")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing_in_the_users_process():
     code = f"""
 import asyncio, importlib, logging, os, signal, sys, threading, warnings, jax

@@ -42,7 +42,6 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "devices", "axis"),
     [
-        (AxisType.Explicit, 1, "data"),
         (AxisType.Auto, 2, "model"),
         pytest.param(AxisType.Explicit, 0, "data", marks=pytest.mark.slow),
     ],
@@ -87,7 +86,10 @@ print(json.dumps([before, state()]))
 
 @pytest.mark.parametrize(
     ("configured", "pipeline"),
-    [("bare", "streaming"), pytest.param("configured", "resident", marks=pytest.mark.slow)],
+    [
+        pytest.param("bare", "streaming", marks=pytest.mark.slow),
+        pytest.param("configured", "resident", marks=pytest.mark.slow),
+    ],
 )
 def test_the_users_logging_stays_as_it_is(configured, pipeline, tmp_path):
     """Resident images import Orbax, streamed images Grain as well."""
@@ -105,10 +107,9 @@ print(os.environ["MPLBACKEND"], "matplotlib.pyplot" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("backend", ["TkAgg", "nonexistent"])
-def test_pictures_need_no_backend(backend, tmp_path):
+def test_pictures_need_no_backend(tmp_path):
     picture = tmp_path / "a.png"
-    environment = processes.environment(MPLBACKEND=backend)
+    environment = processes.environment(MPLBACKEND="nonexistent")
     done = processes.python("-c", DRAWN, str(picture), env=environment, check=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert done.stdout.split(" ") == [backend, "False\n"]
+    assert done.stdout.split(" ") == ["nonexistent", "False\n"]

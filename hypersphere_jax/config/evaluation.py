@@ -11,9 +11,17 @@ from hypersphere_jax.config.values import Count, Positive, Within
 Part = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
 Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal[
-    "lbfgs", "knn", "stl10", "moco", "moco_imagenet100", "simclr", "balanced", "quick_thought"
+    "lbfgs",
+    "knn",
+    "knn_weighted",
+    "stl10",
+    "moco",
+    "moco_imagenet100",
+    "simclr",
+    "balanced",
+    "quick_thought",
 ]
-Evaluator = Literal["knn", "linear", "align_uniform", "classifier"]
+Evaluator = Literal["knn", "knn_weighted", "linear", "align_uniform", "classifier"]
 
 
 @config
@@ -40,9 +48,10 @@ class ProbeConfig:
     pool: Literal["none", "mean", "max"] = "none"
     """Spatial pooling of layers, before they are flattened."""
     protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
-    """`lbfgs`: full-batch logistic regression, L2 chosen; `knn`; and with minibatches, rate and
-    weight decay chosen, `stl10` (Adam; Wang & Isola B.1), `moco` and `moco_imagenet100` (SGD;
-    B.2), `simclr` (LARS), `balanced` (SGD; the balanced paper's of CIFAR-10)."""
+    """`lbfgs`: full-batch logistic regression, L2 chosen; `knn`: 5 nearest neighbours, majority
+    vote; `knn_weighted`: 200 neighbours with votes exp(similarity / 0.1) (Wu et al. 2018). With
+    minibatches, rate and weight decay chosen: `stl10` (Adam; Wang & Isola B.1), `moco` and
+    `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; the balanced paper)."""
     folds: Annotated[int | None, Within("[2, inf)")] = None
     """Choose hyper-parameters by cross-validation in so many folds of the training split. None: on
     one held-out part of it."""
@@ -87,14 +96,14 @@ class ProbeConfig:
         one = not self.all_steps or self.step is None
         require(one, "step= and all_steps= do not go together")
         # Options that no protocol uses are refused.
-        if not set(self.protocols) - {"lbfgs", "knn", "quick_thought"}:
+        if not set(self.protocols) - {"lbfgs", "knn", "knn_weighted", "quick_thought"}:
             needed = "needs protocols=stl10, moco, simclr or balanced"
             refuse(self, ["augment", "as_printed"], needed)
         if "lbfgs" not in self.protocols:
             refuse(self, ["l2", "standardize"], "needs protocols=lbfgs")
         if "knn" not in self.protocols:
             refuse(self, ["k", "metric", "vote"], "needs protocols=knn")
-        if set(self.protocols) == {"knn"}:
+        if set(self.protocols) <= {"knn", "knn_weighted"}:
             refuse(self, ["folds"], "needs protocols= with something to choose")
         if self.vote != "similarity":
             refuse(self, ["temperature"], "needs vote=similarity")
@@ -194,11 +203,13 @@ class EvaluateConfig:
     """Epochs between evaluations, which add `eval/…` to the metrics, also at the last step. None:
     no evaluation."""
     evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform")
-    """`knn`: 5 nearest neighbours; `linear`: logistic regression; `align_uniform`: alignment and
-    uniformity; `classifier`: that of a supervised run."""
-    eval_images: Annotated[int, Within("[20, inf)")] = 2000
-    """Images for them, the same share of each class: one half is searched by k-NN and fits the
-    regression, the other half is classified."""
+    """`knn`: 5 nearest neighbours, majority vote; `knn_weighted`: 200 neighbours with votes
+    exp(similarity / 0.1); `linear`: logistic regression; `align_uniform`: alignment and uniformity;
+    `classifier`: the classifier of a supervised run."""
+    eval_images: Annotated[int, Within("[20, inf)")] | Literal["all"] = 2000
+    """Number of images, the same share of each class: half of them are searched by k-NN and fit the
+    regression, the others are classified. `all`: every image; with `eval_split=test` the training
+    split is searched and the test split classified."""
     eval_layer: str = "output"
     """Layer whose (flattened) output k-NN and regression classify."""
     eval_split: Literal["train", "test"] | None = None

@@ -17,6 +17,11 @@ from hypersphere_jax.evaluate.selection import validation_folds
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.progress import track
 
+# The two protocols of the literature: Wang & Isola Table 1, and Wu et al. 2018, Section 3.4.
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "knn": {"k": 5},
+    "knn_weighted": {"k": 200, "vote": "similarity", "temperature": 0.1},
+}
 METRICS = ("cosine", "euclidean")
 VOTES = ("majority", "similarity")
 # Most rows of a block, and most numbers of a block of the bank and of a block of queries.

@@ -1,8 +1,9 @@
 """Evaluation while a run trains: on a part of the data, of the encoder as it is at the moment."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from hypersphere_jax.training.objectives import uses_labels
 
 # Of the images and of their two views: the same ones in every run, so that runs compare.
 SEED = 0
-LABELLED = ("knn", "linear", "classifier")
+LABELLED = ("knn", "knn_weighted", "linear", "classifier")
 
 
 class EvaluatorInputs(NamedTuple):
@@ -30,10 +31,16 @@ class EvaluatorInputs(NamedTuple):
     objective: ObjectiveConfig
 
 
-def _probed(probe: Callable, name: str, inputs: EvaluatorInputs) -> dict[str, float]:
+def _probed(
+    probe: Callable, name: str, inputs: EvaluatorInputs, **options: Any
+) -> dict[str, float]:
     x, y, n = inputs.features[inputs.layer], inputs.labels, inputs.bank
-    result = probe(x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes)
+    result = probe(x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes, **options)
     return {f"{name}_top1": result["top1"]}
+
+
+def _neighbours(protocol: str, inputs: EvaluatorInputs) -> dict[str, float]:
+    return _probed(knn.knn_probe, protocol, inputs, **knn.PROTOCOLS[protocol])
 
 
 def _align_uniform(inputs: EvaluatorInputs) -> dict[str, float]:
@@ -52,7 +59,8 @@ def _classifier(inputs: EvaluatorInputs) -> dict[str, float]:
 _align, _uniform = jax.jit(align_loss), jax.jit(uniform_loss)
 
 EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
-    "knn": partial(_probed, knn.knn_probe, "knn"),
+    "knn": partial(_neighbours, "knn"),
+    "knn_weighted": partial(_neighbours, "knn_weighted"),
     "linear": partial(_probed, linear.linear_probe, "linear"),
     "align_uniform": _align_uniform,
     "classifier": _classifier,
@@ -73,8 +81,8 @@ def make_evaluation(
       are not finite.
 
     Raises:
-      UserError: for a layer that the network lacks, images without the needed labels, or a
-        supervised run whose own training images would be classified.
+      UserError: for a layer that the network lacks, images without the needed labels, fewer images
+        than neighbours, or a supervised run whose own training images would be classified.
     """
     evaluators, layer = config.evaluate.evaluators, config.evaluate.eval_layer
     models.check_layer(config.model, layer, "eval_layer=")
@@ -84,7 +92,15 @@ def make_evaluation(
     )
     bank, queries = _parts(config, dataset)
     both = subsets.Concatenated([bank, queries])
-    needs = {"knn": layer, "linear": layer, "align_uniform": "output", "classifier": "logits"}
+    if "knn_weighted" in evaluators:
+        k = knn.PROTOCOLS["knn_weighted"]["k"]
+        require(
+            len(bank) >= k,
+            f"evaluators=knn_weighted needs {k} images to search, and there are {len(bank)}; "
+            "raise eval_images=, or use knn",
+        )
+    needs = dict.fromkeys(("knn", "knn_weighted", "linear"), layer)
+    needs |= {"align_uniform": "output", "classifier": "logits"}
     pools = {needs[name]: "none" for name in evaluators}
     read, forward = make_forward(apply, config, both, devices, pools)
     batches, pair_batches = list(read()), []
@@ -115,8 +131,12 @@ def make_evaluation(
 
 
 def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
-    """Images to search and fit on, and images to classify: none whose labels the run trains on."""
-    options, count = config.evaluate, config.evaluate.eval_images
+    """Return the images to search and fit on, and those to classify.
+
+    A run never trains on the labels of images that it classifies.
+    """
+    options = config.evaluate
+    count = sys.maxsize if options.eval_images == "all" else options.eval_images
     labelled = [name for name in options.evaluators if name in LABELLED]
     supervised = bool(labelled) and uses_labels(config.objective)
     split = options.eval_split or ("test" if supervised and config.data.folds > 1 else "train")

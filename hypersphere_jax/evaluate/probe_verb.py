@@ -113,7 +113,7 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
     tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
     require(len(tasks) == len(config.data), "data=: two of these have the same name")
     without_test = [task for task, dataset in tasks.items() if dataset.test is None]
-    usable = not without_test or set(config.protocols) <= {"quick_thought", "knn"}
+    usable = not without_test or set(config.protocols) <= {"quick_thought", "knn", "knn_weighted"}
     needed = "no test split; take protocols=quick_thought knn"
     require(usable, f"{', '.join(without_test)}: {needed}")
     return tasks
@@ -188,6 +188,11 @@ def _protocol(
             options["seed"] = config.seed
         for k in config.k:
             yield f"knn{k}", options, partial(knn.knn_probe, k=k, **options)
+        return
+    if protocol == "knn_weighted":
+        options = {"seed": config.seed} if config.data and config.seed else {}
+        score = partial(knn.knn_probe, **knn.PROTOCOLS[protocol], **options)
+        yield protocol, options, score
         return
     folds = {} if config.folds is None else {"folds": config.folds}
     seed = {"seed": config.seed} if config.seed else {}

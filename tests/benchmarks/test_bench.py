@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import sys
-import typing
 from unittest import mock
 
 import jax
@@ -16,7 +15,6 @@ from scipy import stats
 
 import benchmarks
 from benchmarks import (
-    accelerator,
     augment,
     convolution,
     data,
@@ -45,7 +43,7 @@ FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
 # What carries out each part, in the order of their names.
 FUNCTIONS = (
-    *(accelerator.accelerator, start.start, train_step.step, layers.layers, loop.loop, text.text),
+    *(start.start, train_step.step, layers.layers, loop.loop, text.text),
     *(
         vmapped.vmapped,
         convolution.convolutions,
@@ -65,11 +63,9 @@ def test_every_option_arrives(monkeypatch):
         values = {option: object() for option in inspect.signature(part).parameters}
         part(**values)
         called.assert_called_once_with(**values)
-    assert typing.get_args(options.AcceleratorPart) == tuple(accelerator.PARTS)
     assert tuple(LOSSES) == options.LOSSES
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_layers_are_those_of_the_step(monkeypatch):
     """With the arithmetic of each, and no gradient of images; views pass at once or in turn."""
@@ -94,7 +90,6 @@ def test_layers_are_those_of_the_step(monkeypatch):
     assert 0.7 < count / sum(3 * part.flops for part in found) < 1
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_parts_compute_what_the_layers_do(rng):
     """Each on what the step would give it; the limit of one by hand."""

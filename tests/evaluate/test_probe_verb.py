@@ -146,6 +146,7 @@ def test_images_without_labels_are_left_out(run, quick, monkeypatch):
     assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
 
 
+@pytest.mark.slow
 def test_a_run_has_the_classes_that_occur(tmp_path):
     """Training, evaluation, classifier and probes are those of labels 0 to 4."""
     found = []

@@ -1,13 +1,9 @@
 """`reproduce`: its list, its costs, and that kept results still follow; the quickstart."""
 
-import math
 import re
-import statistics
 from pathlib import Path
 from unittest.mock import Mock
 
-import jax
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
@@ -15,24 +11,16 @@ from run_rows import done, predicted, read_csv, scored
 
 from experiments import (
     costs,
-    measured_steps,
     plans,
     reproduce,
     results_page,
-    step_costs,
     sweeps,
-    tables,
 )
 from experiments.costs import Machine
 from experiments.reproduce import PREDICTIONS, REPRODUCTIONS, ReproduceConfig
 from experiments.reproduction import Context, Result, Scale
-from experiments.specifications import config_of
 from hypersphere_jax import data
 from hypersphere_jax.config import (
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PretrainConfig,
     UserError,
 )
 from hypersphere_jax.files import read_json, write_json
@@ -42,12 +30,10 @@ from hypersphere_jax.tables import text_of
 KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]
 # These read features of the runs themselves.
 KEPT = [item for item in KEPT if not re.search("figure[34]$|theorem", item) or "balanced/f" in item]
-LONG = ("wang-isola/figure5a", "balanced/figure3")  # of many rows, or many images
+KEPT = [item for item in KEPT if item not in ("wang-isola/figure5a", "balanced/figure3")]
 
 
-@pytest.mark.parametrize(
-    "item", [pytest.param(item, marks=[pytest.mark.slow] * (item in LONG)) for item in KEPT]
-)
+@pytest.mark.parametrize("item", KEPT)
 def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
     """The numbers of docs/results/, again from what was measured; the runs are those planned."""
     drawn = []
@@ -73,6 +59,7 @@ def test_pictures_of_a_kept_result_are_drawn_again(tmp_path):
         assert file.name == "figure.png" and picture.mode == "P" and picture.width > 900
 
 
+@pytest.mark.slow
 def test_the_list(capsys, monkeypatch, tmp_path):
     """Every table, figure and theorem of each paper, once."""
     monkeypatch.chdir(tmp_path)  # where no run is
@@ -110,56 +97,6 @@ def sweep(monkeypatch):
     return trained
 
 
-@pytest.mark.slow
-def test_every_planned_run_has_a_stored_cost(sweep, context, tmp_path):
-    """And no cost is of a run that is no longer planned: `python -m experiments.step_costs`."""
-    away, keys = str(tmp_path), set()
-    for one in REPRODUCTIONS.values():
-        for name, scale in one.scales.items():
-            made = plans.plan(scale, context._replace(scale=name, data_dir=away), ONE_CORE)
-            assert bool(made.runs) == bool(scale.stages) and not made.ended
-            assert all(0 < each.seconds < math.inf for each in made.costs.values())
-            keys |= {costs.key(run.config) for run in made.runs.values()}
-    assert keys == costs._stored().keys()
-    listed = DataConfig("imagenet2012", data_dir=away, classes="imagenet100_classes.txt")
-    assert costs.images(listed) == 126_689  # the 100 classes of Table 7
-    assert costs.images(DataConfig()) == 1400 and costs.shape_of(DataConfig(bits=2)) == (8, 8, 3)
-
-
-def test_stored_costs_are_those_of_the_programs():
-    """By hand: a step is three forward passes of two views, of 8.2 (ResNet-50) and 1.64 GFLOP."""
-    resnet = PretrainConfig(
-        data=DataConfig("imagenet2012", recipe="simclr_imagenet"),
-        model=ModelConfig("resnet50", head="simclr2", image_size=224),
-        optimizer=OptimizerConfig(optimizer="lars"),
-    )
-    # 3x3 convolutions of 64, 31, 15, 15 and 15 pixels, and three dense layers.
-    sides = (64, 3, 96), (31, 96, 192), (15, 192, 384), (15, 384, 384), (15, 384, 192)
-    dense = 7 * 7 * 192 * 4096 + 4096 * 4096 + 4096 * 128
-    alexnet = 2 * (sum(9 * side**2 * i * o for side, i, o in sides) + dense)
-    stl10 = config_of(tables.row_of("wang-isola/table8", 57))
-    for config, forward in ((resnet, 8.2e9), (stl10, alexnet)):
-        whole, each = costs._stored()[costs.key(config)]["flop"]
-        assert each == pytest.approx(3 * 2 * forward, rel=0.03) and whole < each
-    digits = PretrainConfig()
-    stored = costs._stored()[costs.key(digits)]
-    for name, found in step_costs.counted(costs.plain(digits)).items():
-        assert found == pytest.approx(stored[name], rel=0.04)  # JAX 0.11 counts 3% less
-
-
-def test_estimates_are_near_what_was_recorded(context, plan):
-    """Two processes on two cores made docs/results: each run had one."""
-    far = {}
-    for item in ("wang-isola/figure5a", "wang-isola/table1", "balanced/table4"):
-        rows = read_csv(plans.kept(item, "laptop") / "results.csv")
-        took = {row["run"]: row["seconds_training"] + row["seconds_measuring"] for row in rows}
-        known = [one for one in plan(item) if one.config.name in took]
-        guess = sum(costs.cost(one, ONE_CORE, laptop=True).seconds for one in known)
-        far[item] = guess / sum(took[one.config.name] for one in known)
-    assert all(1 / 2 < ratio < 2 for ratio in far.values()), far
-    assert 0.75 < statistics.geometric_mean(far.values()) < 4 / 3
-
-
 def test_times_are_readable():
     told = {0: "0 s", 12.1: "13 s", 59.9: "60 s", 100: "2 min", 3300: "55 min", 5400: "1.5 h"}
     told |= {12.4 * 3600: "12 h", 1_284 * 3600: "1,300 h", 260_000 * 3600: "260,000 h"}
@@ -193,70 +130,6 @@ def test_nothing_is_begun_before_it_is_asked_for(sweep, capsys, monkeypatch, tmp
     assert sweep.call_count == 1 and len(sweep.call_args[0][0]) == 6
     said = capsys.readouterr().err
     assert re.search(r"^chen/figureB1 at --scale paper: 6 runs: about [\d,]+ h on 1 CPU core", said)
-
-
-@pytest.mark.slow
-def test_what_is_done_costs_nothing(sweep, context, monkeypatch):
-    """A failed one neither, unless it is done again; --only, --row and --jobs are heeded."""
-    table8 = REPRODUCTIONS["wang-isola/table8"].laptop
-    row = context._replace(row=57)
-    (name,) = plans.plan(table8, row, ONE_CORE).costs
-    here = ONE_CORE._replace(flop=2 * ONE_CORE.flop, elements=2 * ONE_CORE.elements)
-    whole, two = (plans.plan(table8, context, here, jobs=jobs) for jobs in (1, 2))
-    assert len(whole.runs) > 200 and two.memory == 2 * whole.memory
-    assert whole.seconds > two.seconds > whole.seconds / 2  # the start of runs shares the cores
-    status = {"run": name, "status": "failed"}
-    monkeypatch.setattr(sweeps, "known", lambda planned: [status])
-    less = plans.plan(table8, context, here)
-    assert less.costs.keys() == whole.costs.keys() - {name} and less.ended == {name: "failed"}
-    assert less.seconds == pytest.approx(whole.seconds - whole.costs[name].seconds)
-    assert plans.plan(table8, row, here).seconds == 0
-    assert plans.plan(table8, row, here, retry=True).costs.keys() == {name}
-    assert plans.plan(table8, context, here, [f"{name}*"]).costs == {}
-
-
-def test_a_dry_run_measures_what_is_asked_for(sweep, capsys, monkeypatch, tmp_path):
-    """Each step once, in a process of its own; what fails is told, and the others go on."""
-    asked = []
-
-    def measured(config, limit):
-        asked.append(config.optimizer.batch_size)
-        return 0.5 if len(asked) == 1 else "needs more than 5.6 GB"
-
-    monkeypatch.setattr(measured_steps, "measured", measured)
-    how = {"scale": "laptop", "out": tmp_path / "out", "dry_run": True, "measure": True}
-    reproduce.main(ReproduceConfig("wang-isola/figure5a", **how, only=("*row231_l*", "*row6?_c*")))
-    out, said = capsys.readouterr()
-    assert asked == [32, 32] and "measuring 2 of 2: small_alexnet x0.125" in said
-    lines = out.splitlines()
-    (slow,) = {line for line in lines if "row231_laptop " in line}
-    assert " 4.0 " in slow  # 256 pairs in the time of 32, eight times
-    lost = [line for line in lines if "_cifar10" in line]
-    assert lost and all("needs more than 5.6 GB  -" in line for line in lost)
-    assert "sum is without" in out and not sweep.called and not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_counts_many_runs(sweep, capsys, tmp_path):
-    """One line for those that take the same; `--only` has all names."""
-    how = {"scale": "laptop", "out": tmp_path, "dry_run": True}
-    reproduce.main(ReproduceConfig("wang-isola/figure7", **how))
-    few = capsys.readouterr().out
-    reproduce.main(ReproduceConfig("wang-isola/figure7", **how, only=("*",)))
-    names = set(re.findall(r"^(?:figure7|wang_isola)_\S+", capsys.readouterr().out, re.MULTILINE))
-    assert len(names) == 80 and sum(name in few for name in names) < 5
-    assert re.search(r"^\S+ +65 ", few, re.MULTILINE) and "--only '*'" in few
-
-
-def test_flop_and_elements_of_a_program():
-    """A loop in all its turns; of a dilated image the zeros do not count."""
-    weights, x = np.ones((6, 6)), np.ones((4, 6))
-    loop = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c @ weights + 1, 0), x, length=10))
-    assert step_costs.count(loop(x).jaxpr) == (10 * 2 * 4 * 6 * 6, 10 * 4 * 6)
-    image, kernel = np.ones((2, 8, 8, 3), np.float32), np.ones((3, 3, 3, 5), np.float32)
-    of = (2, 2), ((1, 1), (1, 1)), None, None, ("NHWC", "HWIO", "NHWC")
-    value = lambda *sides: jax.lax.conv_general_dilated(*sides, *of).sum()  # noqa: E731
-    slopes = jax.make_jaxpr(jax.grad(value, argnums=(0, 1)))(image, kernel)
-    assert step_costs.count(slopes.jaxpr)[0] == 3 * 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)
 
 
 def test_failed_runs_and_invalid_input_are_told(capsys, monkeypatch, tmp_path):

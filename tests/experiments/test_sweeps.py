@@ -14,7 +14,6 @@ from experiments.protocols import Evaluation, evaluate
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.files import read_json
 from hypersphere_jax.training import loop, run_folder
 
 NUMBERS = {"step": 5, "align": 0.5, "uniform": -2.0, "output_linear": 90.0}
@@ -235,24 +234,3 @@ def test_a_probe_with_balanced_images_of_its_own(tmp_path, monkeypatch):
     assert len(read) == 2 and all((of["train_x"][:, 0] == of["train_y"]).all() for of in read)
     for of in read:
         assert np.bincount(of["train_y"]).tolist() == [10] * 10 and len(of["test_y"]) == 397
-
-
-@pytest.mark.slow
-def test_a_real_sweep_in_two_processes(tmp_path):
-    """An encoder and a finetuned one; one that diverges; and each number as the verbs say it."""
-    runtime = C.RuntimeConfig(devices=1, checkpoint_every_steps=5, keep_every_steps=5)
-    start, wild = planned(tmp_path, "start", "wild", runtime=runtime)
-    fine = planned(tmp_path, "fine", init_from=str(tmp_path / "start"), runtime=runtime)
-    fine = fine._replace(evaluation=Evaluation(folds=None, initial=True))
-    rule = dataclasses.replace(wild.config.optimizer, learning_rate=1e18)
-    sweep = [fine, start, changed(wild, optimizer=rule)]
-    assert sweeps.sweep(sweep, jobs=2, logs=tmp_path / "logs") == []
-    first, _, alone, diverged = sweeps.with_predictions(sweep)
-    right = alone["predictions"]["output_knn5"].right
-    assert alone["output_knn5"] == pytest.approx(100 * right.mean()) and len(right) == 397
-    assert diverged["status"] == "failed" and "step" in diverged["reason"]
-    # Where the finetuned one begins, the other ended.
-    read = read_json(tmp_path / "start" / "eval" / "knn5-output.json")
-    assert first["output_knn5"] == alone["output_knn5"] == read["top1"]
-    assert first["uniform"] == pytest.approx(alone["uniform"], abs=1e-4)
-    assert np.isfinite(alone["output_linear_cv"]) and alone["seconds_training"] > 0

@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from processes import python
 
 from hypersphere_jax import models
 from hypersphere_jax.config import ImportConfig, ModelConfig, UserError
@@ -40,13 +39,6 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 jax.tree.map(close, made, [both[0], both[0]])
 jax.eval_shape(lambda key: models.create(config, key)[1:], key)
 """
-
-
-@pytest.mark.slow
-def test_another_level_of_llvm_draws_the_same():
-    """To the bit, in a process where XLA is as a user has it."""
-    done = python("-c", DRAWN_TWICE)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -76,7 +76,7 @@ def test_round_trip_and_what_is_kept(saved, tmp_path):
     assert Checkpoints(tmp_path / "new").restore_newest(tree(0)) is None
 
 
-NAMES = ("[x]", "[!a]", "a[b", "*?", "a b.", "gs:", "a\\b", "a\nb", "ünï한", "\udcff", "x" * 200)
+NAMES = ("[!a] *?", "gs:", "a\\b\nc", "ünï한\udcff", "x" * 200)
 
 
 @pytest.mark.parametrize("name", NAMES)

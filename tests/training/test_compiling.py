@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import processes
 import pytest
 
 from hypersphere_jax import xla_flags
@@ -37,29 +36,6 @@ for number in (1, 2):
 jax.jit(lambda x: x + 17)(3.0)
 print(events["cache_misses"])
 """
-
-
-@pytest.mark.slow
-def test_programs_are_compiled_once_from_python(tmp_path):
-    """Programs are reused in the same process and the next, and JAX's settings are restored."""
-
-    def trained_twice(*arguments):
-        kept = {
-            name: value for name, value in processes.environment().items() if "CACHE" not in name
-        }
-        done = processes.python(
-            "-c", TRAINED_TWICE, str(tmp_path), *arguments, env=kept, check=True
-        )
-        return [line.split() for line in done.stdout.splitlines()]
-
-    first, second, after = trained_twice()
-    assert int(first[0]) > 0 and first == second and first[1] == "True"
-    assert first[0] == after[0]  # the user's own programs stay out of this cache
-    files = {path.name for path in (tmp_path / "cache").rglob("*-cache")}
-    assert files and trained_twice()[1] == ["0", "True"]
-    own = trained_twice(str(tmp_path / "own"))
-    assert own[0][1] == own[1][1] == "True" and any((tmp_path / "own").iterdir())
-    assert {path.name for path in (tmp_path / "cache").rglob("*-cache")} == files
 
 
 def test_products_of_networks_are_eigens():

@@ -108,11 +108,9 @@ def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("how", "step"),
-    [
-        ("SIGTERM", 6),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGINT", 12), ("killed", 6))),
-    ],
+    [("SIGTERM", 6), ("killed", 6)],
 )
+@pytest.mark.slow
 def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeypatch):
     """The state is saved before, a signal does not wait, and the numbers stay the same."""
     evaluate = C.EvaluateConfig(1, ("align_uniform",), 200)

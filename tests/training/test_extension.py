@@ -62,6 +62,7 @@ def test_options_of_one_session_are_not_kept(short_run, tmp_path):
     assert run_folder.folder_of(config) == folder
 
 
+@pytest.mark.slow
 def test_another_schedule_needs_extend_and_is_recorded(killed_run, short_run, tmp_path):
     """The remaining steps follow the new schedule."""
     folder = edited(killed_run, tmp_path, epochs=4)

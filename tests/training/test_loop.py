@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -87,34 +86,6 @@ def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
 
     for one, same, other in zip(*map(drawn, (1, 1, 2)), strict=True):
         assert np.array_equal(one, same) and np.mean(one == other) < 0.1
-
-
-@pytest.mark.slow
-def test_runs_of_one_structure_share_a_program(tmp_path, caplog):
-    """Whatever their temperature, weights and rate; a loss of the user's own is read again."""
-    objective = C.ObjectiveConfig(contrastive_weight=0.5, align_alpha=1.5)
-    changes = C.ObjectiveConfig(contrastive_weight=2, contrastive_tau=0.1, uniform_weight=0.7)
-    rule = C.OptimizerConfig(epochs=2, batch_size=220, learning_rate=0.5, momentum=0.5)
-
-    def compiled(name, **parts):
-        caplog.clear()
-        with jax.log_compiles(), caplog.at_level(logging.WARNING):
-            run = loop.train(tiny_runs.short(tmp_path, name, **parts))
-        return read_metrics(run)[-1], "Compiling jit(_fun)" in caplog.text
-
-    first, anew = compiled("a", objective=objective)
-    assert anew
-    second, anew = compiled("b", objective=changes, optimizer=rule, seed=3)
-    assert not anew and second["lr"] > 3 * first["lr"]
-    weights = 2 * second["contrastive"] + second["align"] + 0.7 * second["uniform"]
-    np.testing.assert_allclose(second["loss"], weights, rtol=1e-5)
-
-    factor = 1.0
-    own = C.ObjectiveConfig(function=lambda x, y: factor * jax.numpy.sum((x - y) ** 2))
-    before, _ = compiled("own", objective=own)
-    factor = 100.0
-    after, _ = compiled("own again", objective=own)
-    assert after["loss"] > 5 * before["loss"]
 
 
 @pytest.mark.slow

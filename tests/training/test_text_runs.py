@@ -89,6 +89,7 @@ def test_what_the_devices_get(books):
         np.testing.assert_array_equal(words[device].ravel()[whole], its[its != PADDING])
 
 
+@pytest.mark.slow
 def test_probe_of_labelled_sentences(measured):
     """The two classes have no noun in common: also a small encoder tells them apart."""
     folder, rows = measured
@@ -108,6 +109,7 @@ def test_probe_of_labelled_sentences(measured):
         assert len(files) == 4
 
 
+@pytest.mark.slow
 def test_metrics_are_of_held_out_neighbours(measured, books):
     folder, rows = measured
     words = np.stack([books.test[i]["image"] for i in range(len(books.test))])

@@ -1,0 +1,94 @@
+"""Results of one GPU check: a JSON file that is complete after every measurement."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.timing import ROOT
+from hypersphere_jax.files import write_json
+from hypersphere_jax.tables import print_table, text_of
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch", "torchvision")
+
+
+class Record:
+    """Rows of measurements, written to `OUT/NAME-CARD.json` whenever one is added.
+
+    Args:
+      name: name of the check.
+      out: folder of the file.
+      minutes: time limit of the check; `seconds_left` counts down from it.
+      options: options of the check, stored in the file.
+    """
+
+    def __init__(self, name: str, out: Path, minutes: float, **options: Any):
+        self.started = time.monotonic()
+        self.limit = 60 * minutes
+        self.rows: list[dict[str, Any]] = []
+        self.results = {
+            "check": name,
+            "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
+            "options": {"minutes": minutes, **options},
+            "commit": _commit(),
+            "device": jax.devices()[0].device_kind,
+            "python": sys.version.split()[0],
+            "versions": {package: _version(package) for package in PACKAGES},
+            "cores": os.cpu_count(),
+            "seconds": 0.0,
+            "rows": self.rows,
+        }
+        self.path = out / f"{name}-{card()}.json"
+        self.save()
+
+    @property
+    def seconds_left(self) -> float:
+        return self.limit - (time.monotonic() - self.started)
+
+    def add(self, **row: Any) -> None:
+        """Add a row, print it and write the file."""
+        self.rows.append(row)
+        self.save()
+        shown = [f"{key} {text_of(value)}" for key, value in row.items() if value is not None]
+        print(", ".join(shown), flush=True)
+
+    def save(self) -> None:
+        self.results["seconds"] = round(time.monotonic() - self.started, 1)
+        write_json(self.path, self.results)
+
+    def print_table(self, title: str, columns: tuple[str, ...], rows: list[dict] | None = None):
+        """Print the rows that have a value in every key column; defaults to all rows."""
+        rows = self.rows if rows is None else rows
+        cells = [[row.get(column) for column in columns] for row in rows]
+        print()
+        print_table(columns, cells, title=title)
+        print(f"written: {self.path}")
+
+
+def card() -> str:
+    """Return a short name of the device, e.g. `h100` or `cpu`."""
+    kind = jax.devices()[0].device_kind
+    model = re.search(r"\b[A-Z]+\d+[A-Z]*\b", kind)
+    return (model[0] if model else kind).lower().replace(" ", "-")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None

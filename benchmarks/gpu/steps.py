@@ -1,0 +1,102 @@
+"""The check `resnet50`: training steps at 224 pixels, and hours of 200 epochs of ImageNet."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import roofline
+from benchmarks.gpu.record import Record
+from benchmarks.timing import Stepper, pace
+from hypersphere_jax import data
+from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training.loop import make_run, open_job
+from hypersphere_jax.training.step import make_step_of, scalars_of
+
+IMAGENET_IMAGES, EPOCHS, CARDS = 1_281_167, 200, 8
+MOCO: dict[str, Any] = {
+    "head": "moco_v2",
+    "contrastive_weight": 1.0,
+    "align_weight": 0.0,
+    "uniform_weight": 0.0,
+    "contrastive_tau": 0.2,
+}
+SIMCLR: dict[str, Any] = {
+    "head": "simclr2",
+    "loss": "nt_xent",
+    "loss_tau": 0.1,
+}
+
+
+def resnet50(
+    batch_size: int = 256, minutes: float = 3, out: Path = Path("runs/gpu"), toy: bool = False
+) -> None:
+    """Time training steps of ResNet-50 on synthetic images of 224 pixels, in bfloat16.
+
+    Args:
+        batch_size: positive pairs in a batch.
+        minutes: time limit; a method that has no time left is left out.
+        out: folder of the results.
+        toy: run a small network on images of 8 pixels, in float32.
+    """
+    size: dict[str, Any] = {"model": "resnet50", "dtype": "bfloat16", "image_size": 224}
+    recipes = {"SimCLR": "simclr_imagenet", "MoCo v2": "moco_v2"}
+    queue = 65_536
+    if toy:
+        size = {"model": "small_cnn", "width": 0.2, "image_size": 8}
+        recipes = dict.fromkeys(recipes, "simclr_cifar_torchvision")
+        queue, batch_size = 64, 8
+    record = Record("resnet50", out, minutes, batch_size=batch_size)
+    peaks = roofline.measure(*((64, 1) if toy else roofline.sizes()))
+    for method, options in {"SimCLR": SIMCLR, "MoCo v2": MOCO | {"queue_size": queue}}.items():
+        if record.seconds_left < 45 and not toy:
+            record.add(method=method, skipped="no time left")
+            continue
+        config = PretrainConfig(
+            name="unused",
+            runs_dir=str(out / "runs"),
+            dim=128,
+            batch_size=batch_size,
+            devices=1,
+            recipe=recipes[method],
+            **size,
+            **options,
+        )
+        record.add(method=method, batch_size=batch_size, **measure(config, peaks))
+    columns = ("method", "batch_size", "ms", "images_per_s", "share", "compile_s", "imagenet_hours")
+    record.print_table("Training steps", columns)
+
+
+def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:
+    """Return time, images/s and share of the peak of a step, augmentation included."""
+    with roofline.plain_convolutions():
+        flops = make_stepper(config).lower().cost_analysis()["flops"]
+    step = make_stepper(config)
+    started = time.perf_counter()
+    step.compile()
+    compile_s = time.perf_counter() - started
+    seconds = pace(step).in_flight
+    images_per_s = config.optimizer.batch_size / seconds
+    hours = IMAGENET_IMAGES * EPOCHS / images_per_s / CARDS / 3600
+    return {
+        "ms": round(1e3 * seconds, 2),
+        "images_per_s": round(images_per_s),
+        "share": round(flops / peaks.of_dtype(config.model.dtype) / seconds, 3),
+        "compile_s": round(compile_s, 1),
+        "imagenet_hours": round(hours, 1),
+    }
+
+
+def make_stepper(config: PretrainConfig) -> Stepper:
+    """Return the training step of a config, on random images."""
+    side, n = config.model.image_size, 4 * config.optimizer.batch_size
+    images = np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+    source = data.Arrays(images, np.zeros(n, np.int32), ("any",), "random images")
+    dataset = data.Dataset(source, source, source, config.data.recipe)
+    job = open_job(config, lambda _, cache_dir: dataset)
+    run = make_run(job)
+    step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)
+    fixed = images, source.labels, run.sampler(0), run.key, scalars_of(job.config)
+    return Stepper(step, run.state, fixed)
