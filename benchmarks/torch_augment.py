@@ -81,8 +81,9 @@ def color_jitter(
 
 def grayscale(images: torch.Tensor) -> torch.Tensor:
     """Return the luma in all three channels."""
-    weights = torch.tensor(LUMA, device=images.device).reshape(1, 3, 1, 1)
-    return (images * weights).sum(1, keepdim=True).expand_as(images)
+    red, green, blue = images.unbind(1)
+    luma = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return luma[:, None].expand_as(images)
 
 
 def shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -98,9 +99,11 @@ def shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     )
     hue = (hue / 6 + shift) % 1
     # HSV to RGB: channel = value - chroma * clamp(min(k, 4 - k), 0, 1), k = (offset + 6 hue) mod 6.
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).reshape(1, 3, 1, 1)
-    k = (offsets + 6 * hue[:, None]) % 6
-    return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
+    channels = []
+    for offset in (5, 3, 1):
+        k = (offset + 6 * hue) % 6
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, strength: float) -> torch.Tensor:

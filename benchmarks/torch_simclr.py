@@ -1,8 +1,12 @@
 """SimCLR on small images in plain PyTorch, the baseline of `python -m benchmarks.gpu parity`.
 
-The recipe is that of lightly's CIFAR-10 benchmark: a ResNet-18 with a 3x3 stem, a two-layer head
-with batch norm, NT-Xent at temperature 0.5, and SGD with momentum 0.9, weight decay 5e-4 and a
-cosine schedule. Each view passes through the network by itself.
+It follows lightly's CIFAR-10 benchmark: a ResNet-18 with a 3x3 stem, a two-layer head with batch
+norm, NT-Xent at temperature 0.5, SGD with momentum 0.9, weight decay 5e-4 and a cosine schedule,
+and each view in a forward pass of its own. These choices are those of hypersphere_jax instead, so
+that both sides train with the same recipe: a ReLU after the stem, torchvision's initialization of
+ResNets, no normalization of the pixels, and a cosine by steps. These differ between the sides: here
+batch statistics are computed for each view, there for both together; the last batch norm has a
+bias here.
 """
 
 import dataclasses
@@ -22,7 +26,7 @@ from hypersphere_jax.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class TorchConfig:
-    """Options of a run; `augment` is torchvision in worker processes, or the batch at once."""
+    """Options of a run."""
 
     model: Literal["resnet18", "small_alexnet", "small_cnn"] = "resnet18"
     width: float = 1.0
@@ -32,8 +36,7 @@ class TorchConfig:
     batch_size: int = 512
     peak_rate: float = 0.24
     temperature: float = 0.5
-    augment: Literal["workers", "device"] = "device"
-    workers: int = 15
+    log_every_steps: int = 10
     seed: int = 0
     seconds: float = float("inf")
     """Time limit; no epoch starts after it."""
@@ -56,9 +59,10 @@ class SimCLR(nn.Module):
             nn.Linear(features, config.dim, bias=False),
             nn.BatchNorm1d(config.dim),
         )
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Conv2d):  # as in torchvision's ResNets
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if config.model == "resnet18":
+            for module in self.backbone.modules():
+                if isinstance(module, nn.Conv2d):  # as in torchvision's ResNets
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return functional.normalize(self.head(self.backbone(images)).float())
@@ -78,27 +82,28 @@ def train(
 ) -> SimCLR:
     """Train an encoder on uint8 images `[n, h, w, 3]`.
 
-    `on_epoch` receives the number of finished epochs, the mean loss and the images per second,
-    augmentation included.
+    `on_epoch` receives the number of finished epochs, the mean loss of every `log_every_steps`-th
+    step, and the images per second, augmentation included.
     """
     torch.manual_seed(config.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True
     model = SimCLR(config, images.shape[1]).to(device, memory_format=torch.channels_last)
     steps = len(images) // config.batch_size
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.peak_rate, momentum=0.9, weight_decay=5e-4
+        model.parameters(), lr=config.peak_rate, momentum=0.9, weight_decay=5e-4, fused=True
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps * config.epochs)
-    batches = worker_batches if config.augment == "workers" else device_batches
-    views = batches(images, config, device)
+    batches = augmented_batches(images, config.batch_size, device)
     until = time.perf_counter() + config.seconds
+    done = 0
     for epoch in range(1, config.epochs + 1):
         started = time.perf_counter()
         if started > until:
             break
-        total = torch.zeros((), device=device)
+        logged = []
         for _ in range(steps):
-            view1, view2 = next(views)
+            view1, view2 = next(batches)
             with torch.autocast(device, torch.bfloat16, enabled=config.dtype == "bfloat16"):
                 z1, z2 = model(view1), model(view2)
             loss = nt_xent(z1, z2, config.temperature)
@@ -106,80 +111,37 @@ def train(
             loss.backward()
             optimizer.step()
             schedule.step()
-            total += loss.detach()
-        mean = float(total) / steps
+            done += 1
+            if done % config.log_every_steps == 0:
+                logged.append(loss.detach())
+        mean = float(torch.stack(logged).mean())
         on_epoch(epoch, mean, steps * config.batch_size / (time.perf_counter() - started))
     return model
 
 
-def device_batches(
-    images: np.ndarray, config: TorchConfig, device: str
+def augmented_batches(
+    images: np.ndarray, batch_size: int, device: str
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield both views of shuffled batches, augmented together on the device."""
+    """Yield both views of shuffled batches, augmented on the device, epoch after epoch."""
     resident = torch.from_numpy(images).to(device).permute(0, 3, 1, 2)
     while True:
         order = torch.randperm(len(images), device=device)
-        for step in range(len(images) // config.batch_size):
-            rows = order[step * config.batch_size : (step + 1) * config.batch_size]
+        for step in range(len(images) // batch_size):
+            rows = order[step * batch_size : (step + 1) * batch_size]
             views = two_views(resident[rows])
             yield [view.contiguous(memory_format=torch.channels_last) for view in views]
 
 
-def worker_batches(
-    images: np.ndarray, config: TorchConfig, device: str
-) -> Iterator[list[torch.Tensor]]:
-    """Yield both views of shuffled batches, augmented by torchvision in worker processes."""
-    loader = torch.utils.data.DataLoader(
-        TwoViews(images),
-        config.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=config.workers,
-        pin_memory=device == "cuda",
-        persistent_workers=True,
-        multiprocessing_context="spawn",  # JAX's threads do not survive a fork
-    )
-    while True:
-        for views in loader:
-            yield [
-                view.to(device, non_blocking=True, memory_format=torch.channels_last)
-                for view in views
-            ]
-
-
-class TwoViews(torch.utils.data.Dataset):
-    """Two random views of each image, by torchvision."""
-
-    def __init__(self, images: np.ndarray):
-        from torchvision import transforms
-
-        self.images = images
-        self.transform = transforms.Compose(
-            [
-                transforms.ToPILImage(),
-                transforms.RandomResizedCrop(images.shape[1], scale=(0.08, 1.0)),
-                transforms.RandomHorizontalFlip(),
-                transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
-                transforms.RandomGrayscale(0.2),
-                transforms.ToTensor(),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image = self.images[i]
-        return self.transform(image), self.transform(image)
-
-
 @torch.no_grad()
-def features(model: SimCLR, images: np.ndarray, batch_size: int = 1000) -> np.ndarray:
-    """Return the backbone's features `[n, d]` of uint8 images `[n, h, w, 3]`."""
+def features(
+    model: SimCLR, images: np.ndarray, dtype: str = "float32", batch_size: int = 1000
+) -> np.ndarray:
+    """Return the backbone's features `[n, d]` of uint8 images `[n, h, w, 3]`, in evaluation."""
     model.eval()
     device = next(model.parameters()).device
-    batches = torch.from_numpy(images).split(batch_size)
-    outputs = [
-        model.backbone(batch.to(device).permute(0, 3, 1, 2).float() / 255) for batch in batches
-    ]
+    outputs = []
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+        for batch in torch.from_numpy(images).split(batch_size):
+            pixels = batch.to(device).permute(0, 3, 1, 2).float() / 255
+            outputs.append(model.backbone(pixels).float())
     return torch.cat(outputs).cpu().numpy()

@@ -4,7 +4,8 @@ import functools
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,14 @@ from jax import lax
 
 from benchmarks import loss_forms, roofline
 from benchmarks.gpu.record import Record
-from benchmarks.timing import median, take_turns
+from benchmarks.timing import median, pace, take_turns
 from hypersphere_jax.losses import fused
 
 NAMES = ("uniform", "contrastive", "nt_xent")
 ORACLE_ROWS = 1024  # rows of a block of the float64 oracle
-ORACLE_LIMIT = 262_144  # the largest n whose error is computed
+ORACLE_LIMIT = 65_536  # the largest n whose error is computed
 DENSE_LIMIT = 16_384  # the largest n of PyTorch's dense form
+COMPILE_THREADS = 8
 
 
 class Case(NamedTuple):
@@ -35,7 +37,9 @@ class Case(NamedTuple):
 
 
 def losses(minutes: float = 8, out: Path = Path("runs/gpu"), toy: bool = False) -> None:
-    """Time value and gradient of uniform, contrastive and NT-Xent losses, small n to large.
+    """Time value and gradient of uniform, contrastive and NT-Xent losses up to a million points.
+
+    All programs are compiled first, eight at a time.
 
     Args:
         minutes: time limit; cases that would take longer by the roofline are left out.
@@ -43,41 +47,42 @@ def losses(minutes: float = 8, out: Path = Path("runs/gpu"), toy: bool = False) 
         toy: run at toy size.
     """
     record = Record("losses", out, minutes)
-    peaks = roofline.measure(*((64, 1) if toy else roofline.sizes()))
+    size = (64, 1) if toy else roofline.sizes()
+    peaks = roofline.measure(*size)
     record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.flops_s.items()})
-    for case in cases(toy):
-        limit_s = roofline_seconds(case, peaks)
+    compiled_by = record.seconds_left / 2
+    pool = ThreadPool(COMPILE_THREADS)  # daemon threads, unlike those of concurrent.futures
+    programs = {case: pool.apply_async(compile_case, (case,)) for case in cases(toy)}
+    for program in programs.values():
+        program.wait(max(0.0, record.seconds_left - compiled_by))
+    for case, program in programs.items():
         row: dict[str, Any] = case._asdict()
-        if 5 * limit_s > record.seconds_left:
+        limit_s = roofline_seconds(case, peaks)
+        if not program.ready():
+            record.add(**row, failure=f"not compiled in {compiled_by:.0f} s")
+        elif 5 * limit_s > record.seconds_left:
             record.add(**row, skipped=f"needs {limit_s:.0f} s by the roofline")
-            continue
-        try:
-            row |= measure(case, limit_s)
-        except Exception as error:  # out of memory, or a program that does not compile
-            row["failure"] = f"{type(error).__name__}: {error}"[:200]
-        record.add(**row)
+        else:
+            record.add(**row, **_attempt(measure, case, program, limit_s))
     columns = ("loss", "n", "d", "dtype", "precision", "ms", "share", "gradient_error")
     columns += ("memory_mb", "compile_s", "torch_ms")
-    record.print_table("Value and gradient", columns, [r for r in record.rows if "loss" in r])
+    record.finish("Value and gradient", columns, [r for r in record.rows if "loss" in r])
 
 
-def cases(toy: bool) -> Iterator[Case]:
-    """Yield the cases, the most informative ones first."""
-    sizes = (1024, 4096, 16_384, 65_536, 262_144, 1_000_000)
-    wide = [(65_536, 512), (65_536, 768)]
-    d = 128
+def cases(toy: bool) -> list[Case]:
+    """Return the cases, those with a goal first."""
+    million, large, sizes, wide, d = 1_000_000, 65_536, (262_144, 16_384, 1024), (768, 512), 128
     if toy:
-        sizes, wide, d = (64, 96), [(64, 32)], 8
-    for n in sizes[:-1]:
-        for name in NAMES:
-            yield Case(name, n, d, "float32", "highest")
-            yield Case(name, n, d, "float32", "high")
-    for n, width in wide:
+        million, large, sizes, wide, d = 96, 64, (48,), (32,), 8
+    found = [Case(name, million, d, "float32", "high") for name in ("uniform", "contrastive")]
+    for width in wide:
         for precision in ("high", "default"):
-            yield Case("contrastive", n, width, "bfloat16", precision)
-    for precision in ("high", "highest"):
+            found.append(Case("contrastive", large, width, "bfloat16", precision))
+    for n in (large, *sizes):
         for name in NAMES:
-            yield Case(name, sizes[-1], d, "float32", precision)
+            found.append(Case(name, n, d, "float32", "high"))
+            found.append(Case(name, n, d, "float32", "highest"))
+    return found
 
 
 def roofline_seconds(case: Case, peaks: roofline.Peaks) -> float:
@@ -91,23 +96,24 @@ def roofline_seconds(case: Case, peaks: roofline.Peaks) -> float:
     return flops / peaks.of_precision(case.precision)
 
 
-def measure(case: Case, limit_s: float) -> dict[str, Any]:
-    """Return time, memory, compile time, error and the time of PyTorch's dense form."""
+def compile_case(case: Case) -> tuple[Any, float]:
+    """Return the compiled value and gradient of a case, and the seconds that it took."""
     loss = loss_forms.LOSSES[case.loss]
-    arrays = loss_forms.unit_vectors(loss.inputs, case.n, case.d)
-    inputs = [jnp.asarray(array, case.dtype) for array in arrays]
     function = functools.partial(loss.ours, precision=case.precision)
     gradient = jax.value_and_grad(function, argnums=tuple(range(loss.learned)))
+    x = jax.ShapeDtypeStruct((case.n, case.d), case.dtype)
     started = time.perf_counter()
-    program = jax.jit(gradient).lower(*inputs).compile()
-    compile_s = time.perf_counter() - started
-    forms: dict[str, Callable] = {"ours": lambda: jax.block_until_ready(program(*inputs))}
-    has_torch = importlib.util.find_spec("torch") is not None
-    if has_torch and case.precision == "highest" and case.n <= DENSE_LIMIT:
-        forms["torch"] = loss_forms.make_form(loss, loss_forms.TORCH, arrays)
-    is_long = limit_s > 1
-    times = take_turns(forms, rounds=1 if is_long else 5, before=0 if is_long else 1)
-    seconds = median(times["ours"])
+    program = jax.jit(gradient).lower(*[x] * loss.inputs).compile()
+    return program, time.perf_counter() - started
+
+
+def measure(case: Case, compiled: Any, limit_s: float) -> dict[str, Any]:
+    """Return time, memory, compile time, error, and the time of PyTorch's dense form."""
+    program, compile_s = compiled.get()
+    arrays = loss_forms.unit_vectors(loss_forms.LOSSES[case.loss].inputs, case.n, case.d)
+    inputs = [jnp.asarray(array, case.dtype) for array in arrays]
+    value, gradients = jax.block_until_ready(program(*inputs))
+    seconds = pace(lambda: program(*inputs), rounds=1 if limit_s > 1 else 3).in_flight
     memory = program.memory_analysis()
     row = {
         "ms": round(1e3 * seconds, 3),
@@ -115,31 +121,60 @@ def measure(case: Case, limit_s: float) -> dict[str, Any]:
         "memory_mb": round((memory.temp_size_in_bytes + memory.output_size_in_bytes) / 1e6),
         "compile_s": round(compile_s, 1),
     }
-    if "torch" in times:
-        row["torch_ms"] = round(1e3 * median(times["torch"]), 3)
-    if case.n <= ORACLE_LIMIT:
-        value, gradients = program(*inputs)
-        row |= errors(case.loss, value, gradients, inputs)
+    if case.n <= ORACLE_LIMIT and case.dtype == "float32":
+        row |= errors(case, value, gradients)
+    if case.n <= DENSE_LIMIT and case.precision == "highest":
+        row |= _attempt(measure_torch, case)
     return row
 
 
-def errors(name: str, value: Any, gradients: Any, inputs: list) -> dict[str, float]:
+def measure_torch(case: Case) -> dict[str, Any]:
+    """Return the time of PyTorch's dense form, if PyTorch is installed."""
+    # The gradient of torch.pdist takes n^2 d numbers.
+    is_too_large = case.loss == "uniform" and case.n > 2048
+    if is_too_large or importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    loss = loss_forms.LOSSES[case.loss]
+    arrays = loss_forms.unit_vectors(loss.inputs, case.n, case.d)
+    call = loss_forms.make_form(loss, loss_forms.TORCH, arrays)
+    times = take_turns({"torch": call}, rounds=3)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return {"torch_ms": round(1e3 * median(times["torch"]), 3)}
+
+
+def _attempt(function: Callable[..., dict], *arguments: Any) -> dict[str, Any]:
+    """Return what a function returns, or the error: other cases are worth measuring."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return {"failure": f"{function.__name__}: {type(error).__name__}: {error}"[:200]}
+
+
+def errors(case: Case, value: Any, gradients: Any) -> dict[str, float]:
     """Return errors of value and gradients against float64, relative to their norms."""
-    given = [np.float64(x) for x in jax.device_get(inputs)]
     found = [np.float64(x) for x in jax.device_get(gradients)]
-    with jax.enable_x64(True):
-        oracle = jax.jit(
-            jax.value_and_grad(ORACLES[name], argnums=tuple(range(len(found)))),
-        )
-        exact, exact_gradients = jax.device_get(oracle(*given))
-    difference = math.hypot(
-        *(np.linalg.norm(a - b) for a, b in zip(found, exact_gradients, strict=True))
-    )
+    exact, exact_gradients = oracle(case.loss, case.n, case.d)
+    pairs = zip(found, exact_gradients, strict=True)
+    difference = math.hypot(*(np.linalg.norm(a - b) for a, b in pairs))
     norm = math.hypot(*map(np.linalg.norm, exact_gradients))
     return {
         "value_error": float(abs(float(value) - exact) / max(1.0, abs(exact))),
         "gradient_error": float(difference / norm),
     }
+
+
+@functools.cache
+def oracle(name: str, n: int, d: int) -> tuple[float, list[np.ndarray]]:
+    """Return value and gradients of a loss in float64."""
+    loss = loss_forms.LOSSES[name]
+    arrays = [np.float64(x) for x in loss_forms.unit_vectors(loss.inputs, n, d)]
+    with jax.enable_x64(True):
+        gradient = jax.value_and_grad(ORACLES[name], argnums=tuple(range(loss.learned)))
+        value, gradients = jax.device_get(jax.jit(gradient)(*arrays))
+    return float(value), list(gradients)
 
 
 def row_logsumexp(x: jax.Array, y: jax.Array, scale: float, exclude_self: bool) -> jax.Array:

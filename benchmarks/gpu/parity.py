@@ -1,30 +1,32 @@
 """The check `parity`: SimCLR here and in plain PyTorch, on the same images and the same card."""
 
-import dataclasses
 import importlib.util
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.runs import (
+    EVALUATION_S,
     LAYERS,
     SCORES,
     SIMCLR,
     accuracies,
-    arrays_of,
+    epochs_done,
     images_per_s,
     load_data,
     make_config,
     train,
 )
-from hypersphere_jax.config import require
+from hypersphere_jax import data
+from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.config.data import DataConfig
 
-EVALUATION_S = 45  # time left for the accuracies of the last run
 OURS, TORCH = "hypersphere_jax", "PyTorch"
+COLUMNS = ("framework", "seed", "epochs", "images_per_s", *SCORES)
 
 
 def parity(
@@ -36,8 +38,6 @@ def parity(
     batch_size: int = 512,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     seeds: tuple[int, ...] = (0,),
-    augment: Literal["workers", "device"] = "workers",
-    workers: int = 15,
     minutes: float = 8,
     out: Path = Path("runs/gpu"),
     toy: bool = False,
@@ -53,107 +53,111 @@ def parity(
         batch_size: positive pairs in a batch.
         dtype: type of the network's products; bfloat16 is autocast in PyTorch.
         seeds: one run of each framework per seed.
-        augment: PyTorch's augmentation: torchvision in worker processes, or batches on the device.
-        workers: number of these processes.
-        minutes: time limit; later runs are left out.
+        minutes: time limit; a run that does not finish is evaluated as it is.
         out: folder of the results.
         toy: run at toy size, on random images.
     """
-    require(
-        importlib.util.find_spec("torch") is not None,
-        "parity compares with PyTorch, which is not installed: pip install torch",
-    )
-    from benchmarks import torch_simclr
-
+    has_torch = importlib.util.find_spec("torch") is not None
+    require(has_torch, "parity compares with PyTorch, which is not installed: pip install torch")
     if toy:
-        model, width, dtype, augment = "small_cnn", 0.2, "float32", "device"
+        model, width, dtype = "small_cnn", 0.2, "float32"
         images, epochs, batch_size = 256, 2, 32
-    record = Record("parity", out, minutes, width=width, images=images, epochs=epochs)
+    size = {"model": model, "width": width, "dtype": dtype}
+    size |= {"epochs": epochs, "batch_size": batch_size}
+    record = Record("parity", out, minutes, images=images, seeds=seeds, **size)
     source = load_data(data_dir, images, toy, out)
+    configs = [
+        make_config(record, source, toy, name=f"parity-seed{seed}", seed=seed, **size, **SIMCLR)
+        for seed in seeds
+    ]
     arrays = arrays_of(source)
-    peak_rate = SIMCLR["learning_rate"] * batch_size / 256
-    of_torch = torch_simclr.TorchConfig(
-        model=model,
-        width=width,
-        dtype=dtype,
-        epochs=epochs,
-        batch_size=batch_size,
-        peak_rate=peak_rate,
-        augment=augment,
-        workers=workers,
-    )
-    for seed in seeds:
-        if record.seconds_left < 60 and not toy:
-            record.add(seed=seed, skipped="no time left")
+    runs = [(run, config) for config in configs for run in (_train_ours, _train_torch)]
+    for number, (run, config) in enumerate(runs):
+        seconds = record.seconds_left / (len(runs) - number) - EVALUATION_S
+        if seconds < EVALUATION_S and not toy:
+            record.add(seed=config.seed, skipped=f"{run.__name__}: no time left")
             continue
-        config = make_config(
-            record,
-            source,
-            toy,
-            name=f"parity-seed{seed}",
-            model=model,
-            width=width,
-            dtype=dtype,
-            epochs=epochs,
-            batch_size=batch_size,
-            seed=seed,
-            **SIMCLR,
-        )
-        train(record, config, reserve=record.seconds_left / 2, framework=OURS, seed=seed)
-        run = str(record.path.parent / "runs" / config.name)
-        scores = accuracies(run, layers=(LAYERS[model],))
-        record.add(
-            framework=OURS,
-            seed=seed,
-            images_per_s=images_per_s(record, framework=OURS, seed=seed),
-            **scores,
-        )
-        seconds = record.seconds_left - EVALUATION_S
-        _train_torch(record, dataclasses.replace(of_torch, seed=seed, seconds=seconds), arrays)
+        try:
+            run(record, config, seconds, arrays)
+        except Exception as error:  # the other framework's result is worth having
+            record.add(seed=config.seed, failure=f"{type(error).__name__}: {error}"[:300])
     _print_curves(record)
-    runs = [row for row in record.rows if "knn5" in row]
-    record.print_table("SimCLR", ("framework", "seed", "images_per_s", *SCORES), runs)
+    record.finish("SimCLR", COLUMNS, [row for row in record.rows if "knn5" in row])
 
 
-def _train_torch(record: Record, config: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Train the PyTorch baseline, evaluate its features with our probes, and add the rows."""
+def arrays_of(config: DataConfig) -> dict[str, np.ndarray]:
+    """Return uint8 images and labels of both splits, by the names of a features file."""
+    dataset = data.load(config)
+    arrays: dict[str, np.ndarray] = {}
+    for split, source in (("train", dataset.train), ("test", dataset.test)):
+        arrays[f"{split}_x"] = np.stack([source[i]["image"] for i in range(len(source))])
+        arrays[f"{split}_y"] = np.asarray(source.labels)
+    return arrays
+
+
+def _train_ours(
+    record: Record, config: PretrainConfig, seconds: float, arrays: dict[str, np.ndarray]
+) -> None:
+    labels = {"framework": OURS, "seed": config.seed}
+    train(record, config, seconds, **labels)
+    scores = accuracies(f"{config.runs_dir}/{config.name}", layers=(LAYERS[config.model.name],))
+    speed = images_per_s(record, **labels)
+    record.add(**labels, epochs=epochs_done(config), images_per_s=speed, **scores)
+
+
+def _train_torch(
+    record: Record, config: PretrainConfig, seconds: float, arrays: dict[str, np.ndarray]
+) -> None:
+    """Train the PyTorch baseline and evaluate its features with the same probes."""
     from benchmarks import torch_simclr
 
-    def on_epoch(epoch: int, loss: float, images_per_s: float) -> None:
-        speed = round(images_per_s)
-        record.add(
-            framework=TORCH,
-            seed=config.seed,
-            epoch=epoch,
-            loss=round(loss, 4),
-            epoch_images_per_s=speed,
-        )
+    labels = {"framework": TORCH, "seed": config.seed}
+    done = 0
 
-    model = torch_simclr.train(arrays["train_x"], config, on_epoch)
+    def on_epoch(epoch: int, loss: float, speed: float) -> None:
+        nonlocal done
+        done = epoch
+        row = {"epoch": epoch, "loss": round(loss, 4), "epoch_images_per_s": round(speed)}
+        record.add(**labels, **row)
+
+    options = torch_simclr.TorchConfig(
+        model=config.model.name,
+        width=config.model.width,
+        dtype=config.model.dtype,
+        epochs=config.optimizer.epochs,
+        batch_size=config.optimizer.batch_size,
+        peak_rate=config.optimizer.learning_rate * config.optimizer.batch_size / 256,
+        log_every_steps=config.runtime.log_every_steps,
+        seed=config.seed,
+        seconds=seconds,
+    )
+    model = torch_simclr.train(arrays["train_x"], options, on_epoch)
     features = dict(arrays)
     for split in ("train_x", "test_x"):
-        features[split] = torch_simclr.features(model, arrays[split])
-    file = record.path.parent / "runs" / f"torch-seed{config.seed}.npz"
+        features[split] = torch_simclr.features(model, arrays[split], options.dtype)
+    file = f"{record.runs_dir}/torch-seed{config.seed}.npz"
     np.savez(file, **features)
-    speed = images_per_s(record, framework=TORCH, seed=config.seed)
-    record.add(framework=TORCH, seed=config.seed, images_per_s=speed, **accuracies(str(file)))
+    speed = images_per_s(record, **labels)
+    record.add(**labels, epochs=float(done), images_per_s=speed, **accuracies(file))
 
 
 def _print_curves(record: Record) -> None:
     """Print mean and deviation over the seeds of each epoch's loss, and of the accuracies."""
-    table: list[dict[str, Any]] = []
     epochs = sorted({row["epoch"] for row in record.rows if "epoch" in row})
-    for name in (*epochs, *SCORES):
-        row: dict[str, Any] = {"": name if isinstance(name, str) else f"loss, epoch {name}"}
-        for framework in (OURS, TORCH):
-            found = [r for r in record.rows if r.get("framework") == framework]
-            if isinstance(name, str):
-                values = [r[name] for r in found if name in r]
-            else:
-                values = [r["loss"] for r in found if r.get("epoch") == name]
-            row[framework] = _mean_and_deviation(values)
-        table.append(row)
-    record.print_table("Mean and standard deviation over seeds", ("", OURS, TORCH), table)
+    print(f"\n{'':>12}{OURS:>20}{TORCH:>20}   (mean and standard deviation over seeds)")
+    for epoch in epochs:
+        rows = [row for row in record.rows if row.get("epoch") == epoch]
+        print(_line(f"loss, {epoch}", "loss", rows))
+    for name in SCORES:
+        print(_line(name, name, [row for row in record.rows if name in row]))
+
+
+def _line(title: str, name: str, rows: Sequence[dict]) -> str:
+    cells = []
+    for framework in (OURS, TORCH):
+        values = [row[name] for row in rows if row["framework"] == framework]
+        cells.append(_mean_and_deviation(values))
+    return f"{title:>12}{cells[0]:>20}{cells[1]:>20}"
 
 
 def _mean_and_deviation(values: Sequence[float]) -> str:

@@ -1,10 +1,14 @@
 """Results of one GPU check: a JSON file that is complete after every measurement."""
 
+import atexit
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,17 +19,19 @@ from benchmarks.timing import ROOT
 from hypersphere_jax.files import write_json
 from hypersphere_jax.tables import print_table, text_of
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch", "torchvision")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
 
 
 class Record:
     """Rows of measurements, written to `OUT/NAME-CARD.json` whenever one is added.
 
+    The process ends at the time limit, whatever it is doing; the rows are in the file by then.
+
     Args:
       name: name of the check.
       out: folder of the file.
-      minutes: time limit of the check; `seconds_left` counts down from it.
-      options: options of the check, stored in the file.
+      minutes: time limit; `seconds_left` counts down from it.
+      options: all other options of the check, stored in the file.
     """
 
     def __init__(self, name: str, out: Path, minutes: float, **options: Any):
@@ -34,9 +40,8 @@ class Record:
         self.rows: list[dict[str, Any]] = []
         self.results = {
             "check": name,
-            "command": f"python -m benchmarks.gpu {' '.join(sys.argv[1:])}",
             "options": {"minutes": minutes, **options},
-            "commit": _commit(),
+            "commit": os.environ.get("COMMIT") or _commit(),
             "device": jax.devices()[0].device_kind,
             "python": sys.version.split()[0],
             "versions": {package: _version(package) for package in PACKAGES},
@@ -46,6 +51,11 @@ class Record:
         }
         self.path = out / f"{name}-{card()}.json"
         self.save()
+        self.runs_dir = tempfile.mkdtemp(prefix="gpu-check-")
+        atexit.register(shutil.rmtree, self.runs_dir, ignore_errors=True)
+        self._timer = threading.Timer(self.limit, self._end)
+        self._timer.daemon = True
+        self._timer.start()
 
     @property
     def seconds_left(self) -> float:
@@ -62,13 +72,17 @@ class Record:
         self.results["seconds"] = round(time.monotonic() - self.started, 1)
         write_json(self.path, self.results)
 
-    def print_table(self, title: str, columns: tuple[str, ...], rows: list[dict] | None = None):
-        """Print the rows that have a value in every key column; defaults to all rows."""
+    def finish(self, title: str, columns: tuple[str, ...], rows: list[dict] | None = None) -> None:
+        """Print a table of all rows, or of some, and stop the clock."""
+        self._timer.cancel()
         rows = self.rows if rows is None else rows
-        cells = [[row.get(column) for column in columns] for row in rows]
         print()
-        print_table(columns, cells, title=title)
-        print(f"written: {self.path}")
+        print_table(columns, [[row.get(column) for column in columns] for row in rows], title=title)
+        print(f"written: {self.path}", flush=True)
+
+    def _end(self) -> None:
+        print(f"time limit; results so far: {self.path}", flush=True)
+        os._exit(1)
 
 
 def card() -> str:

@@ -2,8 +2,8 @@
 
 import contextlib
 import json
+import math
 import os
-import shutil
 import signal
 import statistics
 import threading
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.record import Record
-from hypersphere_jax import data
 from hypersphere_jax.config import PretrainConfig, ProbeConfig, Stopped, require
 from hypersphere_jax.config.data import DataConfig
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.training import loop
 
 PROTOCOLS = ("knn", "knn_weighted", "lbfgs")
+SCORES = ("knn5", "knn200", "linear")
 # The last layer before the head, which is evaluated.
 LAYERS = {"resnet18": "backbone", "small_alexnet": "fc7", "small_cnn": "backbone"}
-SCORES = ("knn5", "knn200", "linear")
-# Common options of SimCLR runs: lightly's CIFAR-10 recipe. The rate is per 256 pairs.
+EVALUATION_S = 90  # of a run: features, two k-NN protocols and logistic regression
+# SimCLR with the options of lightly's CIFAR-10 benchmark. The learning rate is per 256 pairs.
 SIMCLR: dict[str, Any] = {
     "recipe": "simclr_cifar_torchvision",
     "loss": "nt_xent",
@@ -35,24 +35,22 @@ SIMCLR: dict[str, Any] = {
     "learning_rate": 0.12,
     "weight_decay": 5e-4,
     "schedule": "cosine",
-    "devices": 1,
 }
+CIFAR10_IMAGES, TOY_IMAGES = 50_000, 256
 
 
 def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
     """Return CIFAR-10, or for toy runs random images whose brightness is their class."""
     if not toy:
-        require(
-            data_dir.expanduser().is_dir(),
-            f"data_dir={data_dir}: there is no such folder; give the one with CIFAR-10's train.zip",
-        )
-        where = str(data_dir.expanduser().resolve())
-        return DataConfig(name="cifar10", data_dir=where, fraction=images / 50_000)
+        folder = data_dir.expanduser().resolve()
+        require(folder.is_dir(), f"data_dir={data_dir}: no such folder; it contains train.zip")
+        fraction = images / CIFAR10_IMAGES
+        return DataConfig(name="cifar10", data_dir=str(folder), fraction=fraction)
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     for split in ("train", "test"):
-        labels = np.arange(256) % 2
-        noise = rng.integers(0, 128, (256, 8, 8, 3))
+        labels = np.arange(TOY_IMAGES) % 2
+        noise = rng.integers(0, 128, (TOY_IMAGES, 8, 8, 3))
         arrays[f"{split}_images"] = np.uint8(noise + 128 * labels[:, None, None, None])
         arrays[f"{split}_labels"] = labels
     out.mkdir(parents=True, exist_ok=True)
@@ -61,43 +59,37 @@ def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
     return DataConfig(name=str(file))
 
 
-def arrays_of(config: DataConfig) -> dict[str, np.ndarray]:
-    """Return uint8 images and labels of both splits, by the names of a features file."""
-    dataset = data.load(config)
-    arrays: dict[str, np.ndarray] = {}
-    for split, source in (("train", dataset.train), ("test", dataset.test)):
-        arrays[f"{split}_x"] = np.stack([source[i]["image"] for i in range(len(source))])
-        arrays[f"{split}_y"] = np.asarray(source.labels)
-    return arrays
-
-
 def make_config(record: Record, source: DataConfig, toy: bool, **options: Any) -> PretrainConfig:
-    """Return the config of a run in `OUT/runs`, whose folder is emptied first."""
-    runs_dir = record.path.parent / "runs"
-    shutil.rmtree(runs_dir / options["name"], ignore_errors=True)
-    steps_per_epoch = (256 if toy else source.fraction * 50_000) // options["batch_size"]
+    """Return the config of a run that logs about ten times per epoch."""
+    images = TOY_IMAGES if toy else round(source.fraction * CIFAR10_IMAGES)
+    steps_per_epoch = images // options["batch_size"]
     return PretrainConfig(
-        runs_dir=str(runs_dir),
+        runs_dir=record.runs_dir,
         data=source.name,
         data_dir=source.data_dir,
         fraction=source.fraction,
-        log_every_steps=max(1, min(10, int(steps_per_epoch) // 4)),
+        log_every_steps=max(1, steps_per_epoch // 10),
+        devices=1,
         **options,
     )
 
 
-def train(record: Record, config: PretrainConfig, reserve: float, **labels: Any) -> None:
-    """Train an encoder and add a row per epoch; stop `reserve` seconds before the time limit."""
+def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any) -> None:
+    """Train an encoder for at most so many seconds, and add a row per epoch."""
     log = Path(config.runs_dir, config.name, "metrics.jsonl")
-    with stopped_in_time(record, reserve), _followed(record, log, labels):
+    with stopped_after(seconds), _followed(record, log, labels):
         loop.train(config)
 
 
 @contextlib.contextmanager
-def stopped_in_time(record: Record, reserve: float) -> Iterator[None]:
-    """Stop a run `reserve` seconds before the time limit; the run saves its state."""
-    seconds = max(1.0, record.seconds_left - reserve)
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Stop a run after so many seconds; a run that has begun saves its state."""
+
+    def stop(*_: object) -> None:
+        raise Stopped("stopped at the time limit")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    timer = threading.Timer(max(0.0, seconds), os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     timer.start()
     try:
@@ -106,6 +98,7 @@ def stopped_in_time(record: Record, reserve: float) -> Iterator[None]:
         print("stopped at the time limit", flush=True)
     finally:
         timer.cancel()
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -123,26 +116,51 @@ def _followed(record: Record, log: Path, labels: dict[str, Any]) -> Iterator[Non
 
 def _follow(record: Record, log: Path, labels: dict, finished: threading.Event) -> None:
     added = 0
-    last_read = False
-    while not last_read:
-        last_read = finished.wait(1)
-        lines = log.read_text().split("\n")[:-1] if log.is_file() else []
-        epochs: dict[int, list[dict]] = {}
-        for line in map(json.loads, lines):
-            epochs.setdefault(int(np.ceil(line["epoch"])), []).append(line)
-        for epoch in sorted(epochs)[added:]:
-            if epochs[epoch][-1]["epoch"] < epoch and not last_read:
-                break
-            added += 1
-            loss = statistics.mean(line["loss"] for line in epochs[epoch])
-            speed = statistics.median(line["images_per_s"] for line in epochs[epoch])
-            record.add(**labels, epoch=epoch, loss=round(loss, 4), epoch_images_per_s=round(speed))
+    is_last = False
+    while not is_last:
+        is_last = finished.wait(1)
+        rows = epoch_rows(log, complete_only=not is_last)
+        for row in rows[added:]:
+            record.add(**labels, **row)
+        added = len(rows)
+
+
+def epoch_rows(log: Path, complete_only: bool) -> list[dict[str, Any]]:
+    """Return mean loss and median images/s of each epoch in a metrics.jsonl.
+
+    An epoch is complete once the log has a line of a later one.
+    """
+    lines = log.read_text().split("\n")[:-1] if log.is_file() else []
+    epochs: dict[int, list[dict]] = {}
+    for line in map(json.loads, lines):
+        epochs.setdefault(math.ceil(line["epoch"]), []).append(line)
+    rows = []
+    for number in sorted(epochs):
+        if complete_only and number == max(epochs):
+            break
+        of_epoch = epochs[number]
+        row = {
+            "epoch": number,
+            "loss": round(statistics.mean(line["loss"] for line in of_epoch), 4),
+            "epoch_images_per_s": round(
+                statistics.median(line["images_per_s"] for line in of_epoch)
+            ),
+        }
+        rows.append(row)
+    return rows
+
+
+def epochs_done(config: PretrainConfig) -> float:
+    """Return the epochs that a run has trained, 0 without a log."""
+    log = Path(config.runs_dir, config.name, "metrics.jsonl")
+    lines = log.read_text().split("\n")[:-1] if log.is_file() else []
+    return json.loads(lines[-1])["epoch"] if lines else 0.0
 
 
 def accuracies(target: str, **options: Any) -> dict[str, float]:
     """Return the test accuracies of a run or of a file of features, in percent.
 
-    `valid` is that of logistic regression on held-out training images.
+    `valid` is the accuracy of logistic regression on held-out training images.
     """
     config = ProbeConfig((target,), protocols=PROTOCOLS, standardize=True, **options)
     results = run_probe(config)

@@ -49,14 +49,15 @@ def resnet50(
         recipes = dict.fromkeys(recipes, "simclr_cifar_torchvision")
         queue, batch_size = 64, 8
     record = Record("resnet50", out, minutes, batch_size=batch_size)
-    peaks = roofline.measure(*((64, 1) if toy else roofline.sizes()))
+    shape = (64, 1) if toy else roofline.sizes()
+    peaks = roofline.measure(*shape, products=("bfloat16", "tf32", "float32"))
     for method, options in {"SimCLR": SIMCLR, "MoCo v2": MOCO | {"queue_size": queue}}.items():
-        if record.seconds_left < 45 and not toy:
+        if record.seconds_left < 80 and not toy:
             record.add(method=method, skipped="no time left")
             continue
         config = PretrainConfig(
             name="unused",
-            runs_dir=str(out / "runs"),
+            runs_dir=record.runs_dir,
             dim=128,
             batch_size=batch_size,
             devices=1,
@@ -66,7 +67,7 @@ def resnet50(
         )
         record.add(method=method, batch_size=batch_size, **measure(config, peaks))
     columns = ("method", "batch_size", "ms", "images_per_s", "share", "compile_s", "imagenet_hours")
-    record.print_table("Training steps", columns)
+    record.finish("Training steps", columns)
 
 
 def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:

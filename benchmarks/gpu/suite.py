@@ -35,10 +35,10 @@ def tests(
     if toy:
         paths = ["tests/test_moco.py"]
         platform = []
-    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:benchmark", *platform, *paths]
+    command = [sys.executable, "-m", "pytest", "-vv", "-rN", *platform, *paths]
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONUNBUFFERED": "1"}
     counts: collections.Counter[str] = collections.Counter()
-    limited = ["timeout", str(int(record.seconds_left)), *command]
+    limited = ["timeout", str(int(record.seconds_left) - 10), *command]
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(limited, **options) as process:
         for line in process.stdout:
@@ -53,4 +53,4 @@ def tests(
                 record.add(**counts)
     status = process.returncode
     record.add(**counts, exit_status=status, finished=status != 124)
-    record.print_table("Tests", (*counts, "exit_status"), record.rows[-1:])
+    record.finish("Tests", (*counts, "exit_status"), record.rows[-1:])

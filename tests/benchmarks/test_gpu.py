@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.gpu import encoders, losses, parity, steps, suite
+from benchmarks.gpu import encoders, losses, parity, runs, steps, suite
 from benchmarks.gpu.record import Record
 from benchmarks.timing import ROOT
 from hypersphere_jax import nt_xent_loss
@@ -45,7 +45,7 @@ def test_toy_checks_measure_and_write(name, tmp_path, capsys):
     assert results["check"] == name and results["versions"]["jax"] == jax.__version__
     assert not any("failure" in row for row in rows)
     if name == "losses":
-        errors = [row["gradient_error"] for row in rows if row.get("dtype") == "float32"]
+        errors = [row["gradient_error"] for row in rows if "gradient_error" in row]
         assert len(errors) == 12 and max(errors) < 1e-5
     elif name == "tests":
         assert rows[-1]["exit_status"] == 0 and rows[-1]["passed"] > 5
@@ -76,6 +76,30 @@ def test_record_counts_down_and_is_complete_after_each_row(tmp_path, capsys):
         record.add(number=number)
         assert [row["number"] for row in read(tmp_path, "check")["rows"]] == [0, 1][: number + 1]
     assert read(tmp_path, "check")["options"] == {"minutes": 1, "width": 0.5}
+
+
+def test_epochs_are_reported_while_a_run_trains(tmp_path):
+    """97 steps an epoch, a line every 10: epochs end between two lines."""
+    log = tmp_path / "metrics.jsonl"
+    steps = range(10, 10 * 97 + 1, 10)
+    lines = [
+        {"step": step, "epoch": round(step / 97, 4), "loss": float(step), "images_per_s": 1.0}
+        for step in steps
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines[:25]) + '{"step"')
+    rows = runs.epoch_rows(log, complete_only=True)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert [row["loss"] for row in rows] == [50.0, 145.0]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(runs.epoch_rows(log, complete_only=False)) == 10
+
+
+def test_a_run_is_stopped_in_time_before_its_first_step():
+    started = time.monotonic()
+    with runs.stopped_after(0.05):
+        while time.monotonic() - started < 600:
+            time.sleep(0.01)
+    assert time.monotonic() - started < 600
 
 
 @pytest.mark.slow
