@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import read_kept
 from hypersphere_jax.reporting.page import Section, Table
 from hypersphere_jax.reporting.tables import is_number, with_error
@@ -24,7 +23,7 @@ HEADERS = {
     "projection_ks_sphere": "KS of projections",
 }
 NOT_SHOWN = ("run", "protocol", "init_from", "units", "data_wait", "num_classes", "gradient_norm")
-NOT_SHOWN += ("chosen_at_edge", "projection_half_width", "projection_ks_normal")
+NOT_SHOWN += ("C", "steps", "chosen_at_edge", "projection_half_width", "projection_ks_normal")
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -59,8 +58,9 @@ def evaluation_section(folders: Sequence[Path]) -> Section:
     """Return all results of some runs, with a table for each protocol."""
     by_protocol: dict[str, list[dict]] = {}
     for name, folder in run_names(folders).items():
+        run = {"run": name} if len(folders) > 1 else {}
         for stem, result in read_results(folder).items():
-            row = {"run": name, "result": stem} | _shown(result)
+            row = run | {"result": stem} | _shown(result)
             by_protocol.setdefault(str(result.get("protocol", stem)), []).append(row)
     tables = [_table(protocol, rows) for protocol, rows in by_protocol.items()]
     text = ["± is the standard error."] if tables else ["No results yet; run probe or metrics."]
@@ -76,7 +76,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a result: scores with their errors, intervals, and options."""
     row = {}
-    for key, value in flattened(result).items():
+    for key, value in result.items():
         is_hidden = key in NOT_SHOWN or "seconds" in key or key.endswith("_standard_error")
         is_array = isinstance(value, list) and not key.endswith("_interval")
         if is_hidden or is_array or value is None:

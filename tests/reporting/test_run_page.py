@@ -12,6 +12,7 @@ from hypersphere_jax.reporting import run_page
 from hypersphere_jax.reporting.page import Section, Table, write_page
 
 PROBE = {"protocol": "lbfgs", "split": "test", "top1": 97.25, "top1_interval": [95.5, 98.25]}
+PROBE |= {"chosen": {"l2": 0.5}, "grid": [{"l2": 0.5, "valid": 12.5}], "seconds_probe": 77.5}
 METRICS = {"protocol": "metrics", "uniform": -3.7, "uniform_standard_error": 0.05, "align": 0.21}
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x>', "{{ 1 }}", "a\udcff", "&amp;")
 
@@ -53,7 +54,10 @@ def test_the_page_shows_results_curves_options_and_commands(tmp_path):
     page = run_page.write_run_page(run)
     _, texts, pictures = parse(page)
     assert page == run / "report.html" and texts[0] == run.name
-    assert {"97.25", "95.50, 98.25", "-3.700 ± 0.050", "0.2100", "lbfgs-output"} <= set(texts)
+    assert {"97.25", "95.50, 98.25", "-3.700 ± 0.050", "0.2100", "lbfgs-output", "l2=0.5"} <= set(
+        texts
+    )
+    assert not {"12.50", "77.50"} & set(texts)
     assert texts[texts.index("model.dim") + 1] == "33"
     assert [picture.size for picture in pictures[1:]] == [(6, 5), (8, 7)] and len(pictures) == 3
     assert (run / "figures" / "training_curves.png").is_file()

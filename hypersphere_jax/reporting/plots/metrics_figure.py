@@ -110,9 +110,8 @@ def _draw_projection(axes: Axes, direction: Mapping, result: Mapping[str, Any]) 
     axes.plot(x, normal, color="black", linewidth=1, label="normal")
     x = x[np.abs(x) < math.sqrt(d)]
     axes.plot(x, sphere_marginal(d).pdf(x), "--", color=COLORS[1], label="uniform sphere")
-    distance = direction["ks_sphere"]
-    title = f"random direction: Kolmogorov-Smirnov distance {distance:.3f}"
-    axes.set_title(title, fontsize="medium")
+    distance = direction["ks_sphere"]  # Kolmogorov-Smirnov
+    axes.set_title(f"random direction: KS distance {distance:.3f}", fontsize="medium")
     axes.set(xlabel=r"projection $\cdot\ \sqrt{d}$", ylabel="density")
     axes.set_ylim(0, 1.1 * max(0.45, density.max()))  # the sphere's may be unbounded
     axes.legend(fontsize="x-small")
