@@ -85,12 +85,8 @@ def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None
     rows = []
     for numbers, cosines in found:
         images, names = read_images(source, numbers, bad)
-        tiles = [Tile(image / 255, name) for image, name in zip(images, names, strict=True)]
-        query, *labels = source.labels[numbers]
-        for place, (label, cosine) in enumerate(zip(labels, cosines, strict=True), start=1):
-            same_class = bool(query == label) if min(query, label) >= 0 else None
-            tiles[place] = tiles[place]._replace(cosine=cosine, same_class=same_class)
-        rows.append(tiles)
+        parts = zip(images, names, source.labels[numbers], [None, *cosines], strict=True)
+        rows.append([Tile(image / 255, *rest) for image, *rest in parts])
     bank = min(BANK, len(dataset.train))
     title = f"{encoder.config.name}, step {encoder.step}: nearest of {bank:,} training images"
     return plots.neighbour_sheet(title, rows, path)
@@ -99,11 +95,12 @@ def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None
 def write_sentences(encoder: Encoder, dataset: Dataset, path: Path) -> None:
     """Write held-out sentences, each with its nearest training sentences, as JSON."""
     source, found = _nearest(encoder, dataset, SENTENCES)
+    parts: Any = source.sources
+    texts = [part.source.text(index) for part in parts for index in part.indices]
     rows = []
-    for numbers, cosines in found:
-        query, *neighbours = [_text(source, number) for number in numbers]
-        for text, cosine in zip(neighbours, cosines, strict=True):
-            rows.append([query, text, float(cosine)])
+    for (query, *neighbours), cosines in found:
+        for number, cosine in zip(neighbours, cosines, strict=True):
+            rows.append([texts[query], texts[number], float(cosine)])
     columns = ["sentence", f"nearest of {min(BANK, len(dataset.train)):,}", "cosine"]
     write_json(path, {"columns": columns, "rows": rows})
 
@@ -139,15 +136,6 @@ def _nearest(
         nearest = nearest[cosines[nearest] > -np.inf]
         found.append((np.array([row, *members[nearest]]), cosines[nearest]))
     return source, found
-
-
-def _text(source: Concatenated, number: int) -> str:
-    bank: Any
-    queries: Any
-    bank, queries = source.sources
-    if number < len(bank):
-        return bank.source.text(bank.indices[number])
-    return queries.source.text(queries.indices[number - len(bank)])
 
 
 def spread(n: int, count: int) -> np.ndarray:

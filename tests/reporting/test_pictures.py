@@ -34,17 +34,16 @@ def test_neighbours_have_the_highest_cosine(image_run, drawn):
     features, train, test = hj.load(image_run), dataset.train, dataset.test
     cosines = features(test.images) @ features(train.images).T
     rows = drawn[0][1]
-    assert len({row[0].label for row in rows}) == len(rows) == 8  # spread over the classes
+    assert len({row[0].text for row in rows}) == len(rows) == 8  # spread over the classes
     for query, *neighbours in rows:
         number = int(np.argmin(np.abs(test.images / 255 - query.image).sum((1, 2, 3))))
-        assert query.label == str(test.labels[number])
+        assert (query.text, query.label) == (str(test.labels[number]), test.labels[number])
         nearest = np.argsort(-cosines[number], kind="stable")[:6]
         found = [tile.cosine for tile in neighbours]
         assert found == pytest.approx(cosines[number][nearest])
         for tile, index in zip(neighbours, nearest, strict=True):
             np.testing.assert_array_equal(tile.image, train.images[index] / 255)
-            assert tile.label == str(train.labels[index])
-            assert tile.same_class == (tile.label == query.label)
+            assert (tile.text, tile.label) == (str(train.labels[index]), train.labels[index])
 
 
 def test_an_image_is_not_its_own_neighbour(image_run, drawn):
@@ -53,7 +52,7 @@ def test_an_image_is_not_its_own_neighbour(image_run, drawn):
     bare = data.Arrays(dataset.train.images[:50], np.full(50, -1), (), "bare")
     pictures.draw_neighbours(encoder, data.Dataset(bare, None, bare, "digits"))
     for query, *neighbours in drawn[0][1]:
-        assert len(neighbours) == 6 and all(tile.same_class is None for tile in neighbours)
+        assert len(neighbours) == 6 and query.label == -1
         assert all(np.abs(tile.image - query.image).max() > 0 for tile in neighbours)
 
 

@@ -72,8 +72,8 @@ def test_views_stand_beside_their_image(channels, tmp_path):
 
 def test_neighbours_have_cosines_and_marks(tmp_path):
     image = np.full((4, 4, 1), 0.5)
-    row = [Tile(image, "cat"), Tile(image, "cat", 0.9, True), Tile(image, "dog", -0.25, False)]
-    row.append(Tile(image, "image 7", 0.125, None))
+    row = [Tile(image, "cat", 0), Tile(image, "cat", 0, 0.9), Tile(image, "dog", 1, -0.25)]
+    row.append(Tile(image, "image 7", -1, 0.125))
     figure = plots.neighbour_sheet("t", [row, row[:2]], tmp_path / "sheet.png")
     shown = [axes for axes in figure.axes if axes.images]
     assert len(shown) == 6 and is_picture(tmp_path / "sheet.png")
@@ -82,7 +82,12 @@ def test_neighbours_have_cosines_and_marks(tmp_path):
     assert all(cosine in title for cosine, title in zip(cosines, titles, strict=True))
     assert ["✗" in title for title in titles] == [False, False, True, False]
     frames = [axes.spines["top"].get_edgecolor() for axes in shown[1:3]]
-    assert frames[0] != frames[1] and [axes.get_frame_on() for axes in shown[:2]] == [False, True]
+    assert frames[0] != frames[1] and [axes.get_frame_on() for axes in shown[:4]] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_depth_maps_share_one_scale(tmp_path):

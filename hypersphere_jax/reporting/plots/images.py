@@ -18,9 +18,9 @@ class Tile(NamedTuple):
     """An image of a grid, `[h, w, c]` with values in [0, 1], and the text above it."""
 
     image: np.ndarray
-    label: str
-    cosine: float | None = None  # similarity to the query of the row
-    same_class: bool | None = None  # as the query
+    text: str
+    label: int = -1  # class; -1: unknown
+    cosine: float | None = None  # similarity to the query
 
 
 def view_sheet(
@@ -45,8 +45,8 @@ def neighbour_sheet(
 ) -> Figure:
     """Draw rows of images, each row with a query and its neighbours.
 
-    A neighbour of the query's class has a solid blue frame, another a dashed orange one and a
-    cross.
+    A neighbour of the query's class has a solid blue frame, one of another class a dashed orange
+    frame and a cross.
     """
     columns = max(map(len, rows))
     height = 1.55 * len(rows) + 0.6
@@ -58,24 +58,24 @@ def neighbour_sheet(
         axes.set(xticks=[], yticks=[], frame_on=False)
     for axes_of_row, tiles in zip(grid, rows, strict=True):
         for axes, tile in zip(axes_of_row, tiles, strict=False):
-            _draw_tile(axes, tile)
+            _draw_tile(axes, tile, tiles[0])
     return save_figure(figure, path)
 
 
-def _draw_tile(axes: Axes, tile: Tile) -> None:
+def _draw_tile(axes: Axes, tile: Tile, query: Tile) -> None:
     image = np.clip(tile.image, 0, 1)
     image = image[..., :3] if image.shape[-1] >= 3 else image[..., 0]
     axes.imshow(image, cmap="gray", vmin=0, vmax=1)
-    label = printable(tile.label, LETTERS)
+    text = printable(tile.text, LETTERS)
     if tile.cosine is not None:
-        label += f"  {tile.cosine:.2f}"
-    if tile.same_class is False:
-        label = f"✗ {label}"
-    if tile.same_class is not None:
-        color, style = (COLORS[0], "-") if tile.same_class else (COLORS[1], "--")
-        axes.set_frame_on(True)
-        axes.spines[:].set(color=color, linestyle=style, linewidth=2)
-    axes.set_title(label, fontsize="small", pad=3, parse_math=False)
+        text += f"  {tile.cosine:.2f}"
+        if min(tile.label, query.label) >= 0:
+            axes.set_frame_on(True)
+            axes.spines[:].set(color=COLORS[0], linewidth=2)
+            if tile.label != query.label:
+                text = f"✗ {text}"
+                axes.spines[:].set(color=COLORS[1], linestyle="--")
+    axes.set_title(text, fontsize="small", pad=3, parse_math=False)
 
 
 def depth_sheet(
