@@ -16,7 +16,7 @@ from benchmarks.timing import Times, median, protocol, ratio, take_turns
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
 from hypersphere_jax.config import UserError
 from hypersphere_jax.files import write_json
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 
 OURS, PILLOWS = "ours", "Pillow"
 ROUND_S = 0.3  # short calls are repeated until a round takes this long

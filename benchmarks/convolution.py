@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks.timing import device_kind, median, product, ratio, take_turns
 from hypersphere_jax import memory, xla_flags
 from hypersphere_jax.models.convolution import convolution
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 
 # Side, input and output channels, stride, side of the kernel: SmallAlexNet's layers at 32 pixels,
 # SmallCNN's at 8, and the kinds that ResNets have, with the CIFAR stem at 32 pixels.

@@ -19,7 +19,7 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import resolve, sharding
 from hypersphere_jax.training.optimizers import make_optimizer
 from hypersphere_jax.training.step import init_state, make_step_of, scalars_of

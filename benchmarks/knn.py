@@ -16,7 +16,7 @@ from benchmarks.probe import features
 from benchmarks.timing import child, device_kind, median, ratio, resident_peak, take_turns
 from hypersphere_jax.config import UserError
 from hypersphere_jax.evaluate.knn import knn_probe
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 
 PRODUCT, SCIKIT_LEARN = "product", "scikit-learn"
 NAMES, CLASSES = ("train_x", "train_y", "test_x", "test_y"), 10  # of what `knn_probe` takes

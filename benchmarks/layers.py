@@ -27,7 +27,7 @@ from hypersphere_jax.models.blocks import max_pool
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.dense import ROWS_BY_COLUMNS, product
 from hypersphere_jax.models.norm import BatchNorm
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
 LOSS, FORMS = "loss", ("value", "all")

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.timing import device_kind
 from hypersphere_jax import config as C
 from hypersphere_jax.data.batches import call_batches, device_batches
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import loop as training
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.recorder import Recorder, on_host, tree_of

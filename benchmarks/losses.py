@@ -15,7 +15,7 @@ from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, make_form, u
 from benchmarks.timing import child, median, product, protocol, ratio, take_turns
 from hypersphere_jax.config import UserError
 from hypersphere_jax.files import write_json
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 
 PRODUCT = "product"
 SLOW_S = 20.0  # a form with slower calls gets one round
@@ -47,7 +47,7 @@ def scaling(
     out: Path,
 ) -> None:
     """Time value and gradient of the losses from small n to large; measure their peak memory."""
-    from hypersphere_jax import plots  # Matplotlib, where pictures are drawn
+    from hypersphere_jax.reporting import plots  # Matplotlib, where pictures are drawn
 
     unknown = set(losses) - set(LOSSES)
     if unknown:

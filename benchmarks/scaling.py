@@ -22,7 +22,7 @@ from hypersphere_jax import align_loss, augment, contrastive_loss, models, unifo
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
 from hypersphere_jax.files import write_json
 from hypersphere_jax.moco import queue_init, shuffle
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import (

@@ -9,7 +9,7 @@ from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig
 from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_sentence_objective, make_sentence_step

@@ -13,7 +13,7 @@ from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
 from benchmarks.torch_step import torch_step
 from hypersphere_jax import augment, models
 from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_objective, make_step

@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.loop import Job, Run, make_run, open_job
 from hypersphere_jax.training.step import make_step_of, scalars_of

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import hypersphere_jax as hj
-from hypersphere_jax.plots.common import COLORS
+from hypersphere_jax.reporting.plots.style import COLORS
 
 IMAGES = Path(__file__).parent / "losses" / "images"
 SEED = 0

@@ -13,7 +13,7 @@ from experiments.reproduction import Context, Scale
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from hypersphere_jax.config import PretrainConfig, require
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.terminal import say
 
 KEPT = Path(__file__).parent.parent / "docs" / "results"

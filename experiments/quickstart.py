@@ -26,7 +26,6 @@ from experiments.plots.circle import circle_figure
 from experiments.plots.planes import metric_planes
 from experiments.specifications import formula
 from experiments.wang_isola import circle
-from hypersphere_jax import plots, report
 from hypersphere_jax.config import (
     DataConfig,
     MetricsConfig,
@@ -42,8 +41,11 @@ from hypersphere_jax.config import (
 from hypersphere_jax.config.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import write_json
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting import plots
+from hypersphere_jax.reporting.page import Section, Table, write_page
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training import loop, sharding
 from hypersphere_jax.training.metrics_log import read_metrics
@@ -242,49 +244,52 @@ def _page(
     ]
     name = "align_uniform"
     mine = f"{program()} pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1"
-    blocks = [
-        (
-            "text",
-            "Small encoders of 8x8 images of digits, trained by batches of "
-            f"{BATCH_SIZE} pairs, each evaluated from its checkpoint.",
+    options = flattened(to_dict(_config(name, RUNS[name], config.folder, config.seeds[0])))
+    sections = [
+        Section(
+            TITLE,
+            [
+                "Small encoders of 8x8 images of digits, trained by batches of "
+                f"{BATCH_SIZE} pairs, each evaluated from its checkpoint.",
+                "L_align: mean squared distance of two random views of an image. L_uniform: log of "
+                "the mean Gaussian potential (t = 2) of all pairs of images; its optimum is that "
+                "of the uniform distribution on the sphere. Both are better when lower. The probes "
+                "are logistic regression on standardized features and 5-NN. The regularization was "
+                "chosen on a held-out part of the training split, as the learning rates were "
+                "(`quickstart --choose --seeds 0 1 2 3 4 5 6 7`).",
+            ],
+            [Table(COLUMNS, rows)],
+            {
+                figures["plane"]: "The encoders in the plane of both metrics (test split), means "
+                "over the seeds",
+                figures["circle"]: "Encoders on the circle, after Figure 3 of Wang & Isola (test "
+                "split): distances within positive pairs, features of all digits, and features of "
+                "four of them",
+            },
         ),
-        ("heading", TITLE),
-        ("table", COLUMNS, rows),
-        (
-            "text",
-            "L_align: mean squared distance of two random views of an image. L_uniform: log of the "
-            "mean Gaussian potential (t = 2) of all pairs of images; its optimum is that of the "
-            "uniform distribution on the sphere. Both are better when lower. The probes are "
-            "logistic regression on standardized features and 5-NN. The regularization was chosen "
-            "on a held-out part of the training split, as the learning rates were "
-            "(`quickstart --choose --seeds 0 1 2 3 4 5 6 7`).",
+        Section(
+            "Training",
+            tables=[
+                Table(
+                    ["run", "loss", "dimension", "epochs", "learning rate for 256 pairs"], settings
+                )
+            ],
+            figures={
+                figures["training_curves"]: "Metrics of the training batches, whose views are "
+                "random; the table's L_uniform is of the unchanged test images"
+            },
         ),
-        (
-            "figure",
-            figures["plane"],
-            "The encoders in the plane of both metrics (test split), means over the seeds",
+        Section(
+            "Configuration",
+            tables=[Table(["option", "value"], list(options.items()), name, folded=True)],
         ),
-        (
-            "figure",
-            figures["circle"],
-            "Encoders on the circle, after Figure 3 of Wang & Isola (test split): distances within "
-            "positive pairs, features of all digits, and features of four of them",
+        Section(
+            "Next commands",
+            commands=[f"{program()} probe {folders[name]} --layers backbone", mine],
         ),
-        ("heading", "Training"),
-        ("table", ["run", "loss", "dimension", "epochs", "learning rate for 256 pairs"], settings),
-        (
-            "figure",
-            figures["training_curves"],
-            "Metrics of the training batches: of random views, where the table's L_uniform is of "
-            "the test images as they are",
-        ),
-        ("heading", "Full configuration of align_uniform"),
-        ("config", to_dict(_config(name, RUNS[name], config.folder, config.seeds[0]))),
-        ("heading", "To go on"),
-        ("command", f"{program()} probe {folders[name]} --layers backbone\n{mine}"),
     ]
     title = "Quickstart: alignment and uniformity on handwritten digits"
-    return report.write_page(Path(config.folder) / "report.html", title, blocks)
+    return write_page(Path(config.folder) / "report.html", title, sections)
 
 
 def _config(

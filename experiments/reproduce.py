@@ -11,13 +11,13 @@ from experiments.options import ReproduceConfig
 from experiments.plans import Plan
 from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows, done
-from hypersphere_jax import report
 from hypersphere_jax.config import PretrainConfig, UserError, require
 from hypersphere_jax.config.base import did_you_mean
 from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import read_kept, write_json
-from hypersphere_jax.tables import print_table
+from hypersphere_jax.reporting.page import Section, Table, write_page
+from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.terminal import say
 
 # By the first part of the names, in the order of all lists.
@@ -315,16 +315,17 @@ def _numbers(values: Iterable[int]) -> str:
 
 
 def _page(context: Context, trained: list[list], result: Result, command: str) -> Path:
-    blocks = [
-        ("table", HEAD, trained),
-        *(("text", text) for text in result.text),
-        *([("text", f"Found: {result.verdict}")] if result.verdict else []),
-        ("table", result.columns, result.rows),
-        *(("figure", path, caption) for path, caption in result.figures),
-        ("heading", "Again"),
-        ("command", command),
+    text = list(result.text)
+    if result.verdict:
+        text.append(f"Found: {result.verdict}")
+    sections = [
+        Section(tables=[Table(HEAD, trained)]),
+        Section(
+            text=text, tables=[Table(result.columns, result.rows)], figures=dict(result.figures)
+        ),
+        Section("Command", commands=[command]),
     ]
-    return report.write_page(context.folder / "report.html", result.title, blocks)
+    return write_page(context.folder / "report.html", result.title, sections)
 
 
 def _list(options: ReproduceConfig) -> None:

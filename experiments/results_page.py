@@ -35,7 +35,7 @@ from experiments.tables import value_of
 from hypersphere_jax.config import require
 from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.files import read_json, write_json
-from hypersphere_jax.tables import text_of
+from hypersphere_jax.reporting.tables import format_value
 
 ROOT = Path(__file__).parent.parent
 # Three or more in a sentence, each with a semicolon after it but the last.
@@ -140,7 +140,7 @@ def _section(name: str, scale: str, path: Path) -> str:
     command += f" --scale {scale}" if needs.stages else ""
     command += " --data-dir DATA" if set(needs.data) - set(EMBEDDED) else ""
     rows = [result["columns"], ["---"] * len(result["columns"])]
-    rows += [[text_of(cell) for cell in row] for row in result["rows"]]
+    rows += [[format_value(cell) for cell in row] for row in result["rows"]]
     claim, *details = result["text"]
     done = details[:1] if needs.stages else []
     verdict = result["verdict"].rstrip(".")

@@ -44,11 +44,12 @@ class Run:
 
     @sharding.isolated()
     def report(self) -> Path:
-        """Writes its page, `report.html`, with sheets of its images, and says where that is."""
-        from hypersphere_jax import report, sheets
+        """Draw its pictures, write its page `report.html`, and return the page's path."""
+        from hypersphere_jax.reporting import pictures, run_page
 
-        sheets.draw(self.folder, run_folder.read_config(self.folder).replace(**self._own))
-        return report.run_report(self.folder)
+        config = run_folder.read_config(self.folder).replace(**self._own)
+        pictures.draw_pictures(self.folder, config)
+        return run_page.write_run_page(self.folder)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

@@ -49,14 +49,12 @@ def pretrain(parse: Callable) -> None:
     sharding.keep_compiled(config.runtime.cache_dir)
     folder = loop.train(config, command=_command(), opened=_say_if_new)
     if processes.is_first():
-        from hypersphere_jax import (
-            report,
-            sheets,
-        )  # Matplotlib: the first step need not wait for it
+        # Imports Matplotlib, for which the first step need not wait.
+        from hypersphere_jax.reporting import pictures, run_page
 
-        sheets.draw(folder)
+        pictures.draw_pictures(folder)
         say(f"trained: {folder}{_page(folder)}")
-        say(f"evaluate: {report.next_commands(folder)[0]}")
+        say(f"evaluate: {run_page.next_commands(folder)[0]}")
 
 
 def probe(parse: Callable) -> None:
@@ -64,7 +62,7 @@ def probe(parse: Callable) -> None:
     config = parse(C.ProbeConfig)
     from hypersphere_jax.evaluate import results_file
     from hypersphere_jax.evaluate.probe_verb import run_probe
-    from hypersphere_jax.tables import print_table
+    from hypersphere_jax.reporting.tables import print_table
 
     _keep_compiled(config.runs, config.runs_dir)
     failures: list[str] = []
@@ -80,9 +78,9 @@ def probe(parse: Callable) -> None:
 def metrics(parse: Callable) -> None:
     """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
     config = parse(C.MetricsConfig)
-    from hypersphere_jax import plots
     from hypersphere_jax.evaluate import metrics_verb
-    from hypersphere_jax.tables import print_table, with_error
+    from hypersphere_jax.reporting import plots
+    from hypersphere_jax.reporting.tables import print_table, with_error
 
     _keep_compiled([config.run], config.runs_dir)
     result = metrics_verb.run_metrics(config)
@@ -123,9 +121,9 @@ def features(parse: Callable) -> None:
 def depth(parse: Callable) -> None:
     """Depth maps from a checkpoint's frozen features (NYU-Depth-V2)."""
     config = parse(C.DepthConfig)
-    from hypersphere_jax import plots
     from hypersphere_jax.evaluate import depth_verb
-    from hypersphere_jax.tables import print_table
+    from hypersphere_jax.reporting import plots
+    from hypersphere_jax.reporting.tables import print_table
 
     _keep_compiled(config.runs, config.runs_dir)
     results, figure, examples = depth_verb.run_depth(config)
@@ -142,8 +140,9 @@ def depth(parse: Callable) -> None:
 def finetune(parse: Callable) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a part of them."""
     config = parse(C.FinetuneConfig)
-    from hypersphere_jax import finetune, sheets
-    from hypersphere_jax.tables import print_table
+    from hypersphere_jax import finetune
+    from hypersphere_jax.reporting import pictures
+    from hypersphere_jax.reporting.tables import print_table
     from hypersphere_jax.training import sharding
 
     sharding.keep_compiled(config.runtime.cache_dir)
@@ -152,19 +151,19 @@ def finetune(parse: Callable) -> None:
         names = {"top1": "top-1 (%)", "top5": "top-5 (%)"}
         keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
         print_table([names.get(key, key) for key in keys], [[result[key] for key in keys]])
-        sheets.draw(folder)
+        pictures.draw_pictures(folder)
         say(f"finetuned: {folder}{_page(folder)}")
-        _pages([config.run], config.runs_dir)
 
 
 def import_torch(parse: Callable) -> None:
     """Make a run of an encoder that was trained in PyTorch, to probe it."""
     config = parse(C.ImportConfig)
-    from hypersphere_jax import report, torch_io
+    from hypersphere_jax import torch_io
+    from hypersphere_jax.reporting import run_page
 
     folder = torch_io.import_torch(config, command=_command())
     layer = " --layer LAYER" if config.fresh_head else ""
-    say(f"imported: {folder}\nevaluate: {report.next_commands(folder)[0]}{layer}")
+    say(f"imported: {folder}\nevaluate: {run_page.next_commands(folder)[0]}{layer}")
 
 
 def export(parse: Callable) -> None:
@@ -211,21 +210,25 @@ def report(parse: Callable) -> None:
         Args:
             names: Runs: their folders, or their names in RUNS_DIR.
             runs_dir: Folder of all runs.
-            out: The page of several runs; None: RUNS_DIR/report.html.
+            out: Page of several runs, with its table as CSV and its curves as PNG beside it;
+                defaults to RUNS_DIR/report.html.
         """
         check_output(out, ".html")
         C.require(out is None or len(names) > 1, "--out is for several runs: leave it out")
-        from hypersphere_jax import report, sheets
+        from hypersphere_jax.reporting import differences, pictures, run_page, tables
         from hypersphere_jax.training import run_folder
 
         folders = [run_folder.find(name, runs_dir) for name in names]
         if len(folders) == 1:
-            sheets.draw(folders[0], redraw=False)
-            return report.run_report(folders[0])
-        from hypersphere_jax.runs_page import curves_of, sweep_report
-
-        check_output(out and curves_of(out), ".png")
-        return sweep_report(folders, out or Path(runs_dir, "report.html"), "Runs")
+            pictures.draw_pictures(folders[0], redraw=False)
+            return run_page.write_run_page(folders[0])
+        page = out or Path(runs_dir, "report.html")
+        if out is not None:
+            for file in differences.comparison_files(out):
+                check_output(file, ".csv", ".png")
+        table = differences.write_comparison(folders, page)
+        tables.print_table(table.columns, table.rows)
+        return page
 
     say(str(parse(pages)))
 
@@ -297,22 +300,22 @@ def _need_repository(command: str) -> None:
 
 
 def _page(folder: Path) -> str:
-    """Writes the page of a run that was trained; where it is, in brackets."""
-    from hypersphere_jax import report
+    """Write the page of a trained run, and return its path in brackets."""
+    from hypersphere_jax.reporting import run_page
 
-    return "".join(f" ({page})" for page in report.refreshed([folder], redraw=True))
+    return "".join(f" ({page})" for page in run_page.update_pages([folder]))
 
 
 def _pages(names: Sequence[str], runs_dir: str) -> None:
     """Writes the pages of runs that were evaluated anew, and says where they are."""
-    from hypersphere_jax import report
+    from hypersphere_jax.reporting import run_page
     from hypersphere_jax.training import run_folder
 
     folders: list[Path] = []
     for name in names:
         with contextlib.suppress(C.UserError):  # a file of features, or what was told already
             folders += run_folder.find_all(name, runs_dir)
-    pages = report.refreshed(folders)
+    pages = run_page.update_pages(folders)
     if pages:
         more = f" and {len(pages) - 1} more, each in its run's folder" if len(pages) > 1 else ""
         say(f"page: {pages[0]}{more}", sys.stderr)

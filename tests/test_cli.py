@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 import experiments
 import hypersphere_jax
-from hypersphere_jax import cli, tables, verbs
+from hypersphere_jax import cli, verbs
 from hypersphere_jax.config import (
     Diverged,
     PretrainConfig,
@@ -23,6 +23,7 @@ from hypersphere_jax.config import (
     to_dict,
 )
 from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.reporting import tables
 from hypersphere_jax.training import loop, sharding
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.

@@ -13,14 +13,14 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files memory signals tables terminal xla_flags",
+    "config extras files memory signals terminal xla_flags",
     "array_files cache_files losses moco packing theory torch_format training.processes",
-    "augment data models training.profiling training.progress training.sharding",
+    "augment data models training.profiling training.sharding",
     "data.batches training.checkpoint training.metrics_log training.objectives"
     " training.optimizers training.recorder training.resolve training.run_folder training.step"
     " torch_files",
     "encoder evaluate finetune loading torch_io training.loop training.vmapped",
-    "data.data_verb plots report run runs_page sheets",
+    "data.data_verb reporting run",
     "cli verbs __main__",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -29,8 +29,9 @@ OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES["scipy"] = ["data", "evaluate"]
-HOMES |= {"PIL": ["data", "augment", "plots"], "flax": ["models"], "orbax": ["training.checkpoint"]}
-HOMES |= {"tyro": ["config", "cli", "verbs"], "matplotlib": ["plots"]}
+HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["training.checkpoint"]}
+HOMES |= {"tyro": ["config", "cli", "verbs"], "matplotlib": ["reporting"]}
+HOMES |= {"jinja2": ["reporting"]}
 HOMES |= {"tensorboardX": ["training.metrics_log"], "safetensors": ["torch_files"], "torch": []}
 HOMES |= {"equinox": ["models.custom"], "yaml": ["config"], "wandb": ["training.metrics_log"]}
 # The same of names of JAX's.

@@ -100,7 +100,7 @@ def test_the_users_logging_stays_as_it_is(configured, pipeline, tmp_path):
 
 DRAWN = """
 import os, sys
-from hypersphere_jax import plots
+from hypersphere_jax.reporting import plots
 record = {"step": 1, "loss": 1.0, "align": 1.0, "uniform": -1.0, "lr": 0.1}
 plots.training_curves({"a": [record]}, sys.argv[1])
 print(os.environ["MPLBACKEND"], "matplotlib.pyplot" in sys.modules)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from hypersphere_jax import cli, report
+from hypersphere_jax import cli
 from hypersphere_jax.config import (
     ExportConfig,
     FeaturesConfig,
@@ -17,6 +17,7 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.config.base import check_output
 from hypersphere_jax.data import data_verb
+from hypersphere_jax.reporting.page import write_page
 
 # Verbs, up to the option, and the endings that it takes.
 OUTPUTS = (
@@ -59,7 +60,7 @@ def test_a_config_can_be_made_again_when_its_output_is_there(tmp_path):
 
 def test_what_we_wrote_is_written_anew(tmp_path):
     page, table, picture = (tmp_path / f"x.{end}" for end in ("html", "json", "png"))
-    report.write_page(page, "a", [])
+    write_page(page, "a", [])
     data_verb.inspect(InspectConfig("digits"), sample=2, out=table)
     data_verb.show(InspectConfig("digits", recipe="none"), count=1, out=picture)
     for path in (page, table, picture):

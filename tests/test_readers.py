@@ -12,13 +12,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from hypersphere_jax import data, encoder, report
+from hypersphere_jax import data, encoder
 from hypersphere_jax.array_files import array_names, mapped, open_array
 from hypersphere_jax.config import DataConfig, PrepareTextConfig, PretrainConfig, UserError, to_dict
 from hypersphere_jax.config.from_file import with_file
 from hypersphere_jax.data import image_files, text
 from hypersphere_jax.evaluate import feature_files
 from hypersphere_jax.files import read_json, read_kept, write_json
+from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.training import run_folder
 
 
@@ -138,14 +139,15 @@ def test_records_that_are_left_out(tmp_path, caplog):
     write_json(tmp_path / "run/config.json", run_record())
     write_json(tmp_path / "run/eval/sound.json", {"protocol": "knn", "top1": 50.0, "n": 9})
     wrong = [*NO_RECORDS, b'{"top1": "x"}', b'{"top1": NaN}', b'{"top1": 101}', b'{"n": 0}']
-    wrong += [b'{"align_standard_error": -1}', b'{"protocol": []}', b'{"step": {}}']
+    wrong += [b'{"align_standard_error": -1}', b'{"uniform": true}', b'{"n": 1e999}']
     for number, content in enumerate(wrong):
         (tmp_path / f"run/eval/{number}.json").write_bytes(content)
     os.mkfifo(tmp_path / "run/eval/pipe.json")
-    assert [*report.results_of(tmp_path / "run")] == ["sound"]
-    lines = [line for line in caplog.messages if line.endswith(": it is left out")]
+    assert [*results.read_results(tmp_path / "run")] == ["sound"]
+    lines = [line for line in caplog.messages if "left out" in line]
     assert len(lines) == len(wrong) + 1 and not any("\n" in line for line in lines)
-    assert "50.0" in report.run_report(tmp_path / "run").read_text()
+
+    assert "50.0" in run_page.write_run_page(tmp_path / "run").read_text()
     assert read_kept(tmp_path / "nothing.json") is None
     (tmp_path / "long.json").write_bytes(b"[" + b"0," * 10**6 + b"0]")
     assert "or too large" in line_of(read_json, tmp_path / "long.json")

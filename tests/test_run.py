@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 
 import hypersphere_jax as hj
 import hypersphere_jax.config
-from hypersphere_jax import augment, cli, sheets
+from hypersphere_jax import augment, cli
 from hypersphere_jax.data import Arrays
+from hypersphere_jax.reporting import pictures
 
 DIGITS = load_digits()
 IMAGES, LABELS = np.round(DIGITS.images[:48] * 15).astype(np.uint8)[..., None], DIGITS.target[:48]
@@ -112,7 +113,7 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path, monkeypatch):
     expected = hj.l2_normalize(NETWORK[1](run.encoder.params, IMAGES[:3] / np.float32(255)))
     np.testing.assert_allclose(z, expected, rtol=1e-5)
     drawn = []
-    monkeypatch.setattr(sheets, "draw", lambda *a: drawn.append(a))
+    monkeypatch.setattr(pictures, "draw_pictures", lambda *a: drawn.append(a))
     assert run.report() == run.folder / "report.html" and run.report().is_file()
     assert drawn[0][1].data.augment.value is noisy and drawn[0][1].model.network.value is NETWORK
     saved = run.encoder.save(tmp_path / "saved")

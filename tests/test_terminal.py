@@ -1,50 +1,74 @@
-"""Lines on the terminal."""
+"""Terminal output: printable text, progress, and throughput."""
 
-import numpy as np
+import io
+from types import SimpleNamespace
 
-from hypersphere_jax import plots, report, tables, terminal
+import pytest
+from rich.console import Console
 
-NASTY = (
+from hypersphere_jax import terminal
+
+HOSTILE = (
     "\x1b[2J\x9b",
     "new\nline\r\t",
     "\udcff\udcfe",
     "\u202e\u2029\0",
-    "$_$",
-    r"$\frac$日本",
-    "<b>&",
+    "[b]$_$<b>&",
     "y" * 5000,
 )
+RECORD = {"step": 7, "loss": 2.5, "images_per_s": 1234.0, "data_wait": 0.5, "eval/knn": 91.5}
+VALUES = ("loss 2.500", "1,234 images/s", "50%", "91.5")
 
 
-def test_a_name_is_one_line_that_a_terminal_shows_as_it_is(capsys):
-    for name, shown in zip(
-        NASTY, (r"\x1b[2J\x9b", r"new\nline\r\t", r"\udcff\udcfe"), strict=False
-    ):
-        assert terminal.printable(name) == shown
-    for name in NASTY:
-        text = terminal.printable(name)
-        assert text.isprintable() and len(text) <= 200 and text.encode()
-        assert terminal.printable(text) == text
-    assert terminal.printable("abcdefgh", 6) == "abc…gh" and terminal.printable("abc", 3) == "abc"
-    terminal.say("\n".join(NASTY))
-    tables.print_table(["a", "b"], [[name, 1] for name in NASTY], NASTY[0])
-    out = capsys.readouterr().out
-    assert out.replace("\n", "").isprintable() and r"\udcff" in out
-    assert max(map(len, out.splitlines())) < 1100
+@pytest.mark.parametrize("name", HOSTILE)
+def test_any_text_becomes_one_short_printable_line(name, capsys):
+    shown = terminal.printable(name, 100)
+    assert shown.isprintable() and len(shown) <= 100 and shown.encode()
+    assert terminal.printable(shown, 100) == shown
+    terminal.say(name)
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
 
 
-def test_names_in_pictures_are_drawn_as_they_are(tmp_path):
-    """Warnings are errors here: of letters that no font has, too."""
-    title, n = "".join(NASTY), len(NASTY)
-    result = {"run": title, "n": 4, "d": 2, "classes": NASTY, "uniform_by_class": [-1.0] * n}
-    result |= {"uniform_by_class_standard_error": [0.1] * n, "uniform_by_class_mean": -1.0}
-    result |= {"uniform": -1.0, "uniform_optimum": -2.0}
-    figure = plots.metrics_figure(result, tmp_path / "metrics.png")
-    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert labels == [terminal.printable(name, 14) for name in NASTY] and "$_$" in labels
-    views = np.zeros((2, 2, 2, 2, 3))
-    plots.view_sheet(title, NASTY[2:4], list(views[:, 0]), views, tmp_path / "views.png")
-    runs = {"$_$": [{"step": 1, "loss": 1.0, "eval/$_$\udcff": 2.0}]}
-    plots.training_curves(runs, tmp_path / "training.png")
-    page = report.write_page(tmp_path / "page.html", title, [("text", name) for name in NASTY])
-    assert r"\udcff" in page.read_text(encoding="utf-8")
+def test_long_text_keeps_its_ends():
+    assert terminal.printable("abcdefgh", 6) == "abc…gh"
+    assert terminal.printable("é日本", 3) == "é日本"
+
+
+@pytest.fixture(params=[None, 200, 40], ids=["pipe", "terminal", "narrow"])
+def shown(request, monkeypatch):
+    """Return what is printed to stderr, which is a pipe or a terminal of some width."""
+    stream = io.StringIO()
+    monkeypatch.setattr(terminal, "sys", SimpleNamespace(stderr=stream))
+    if request.param is not None:
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+        console = Console(file=stream, width=request.param, force_terminal=True)
+        monkeypatch.setattr(terminal, "STDERR", console)
+    return stream
+
+
+def test_progress_shows_steps_and_metrics(shown):
+    progress = terminal.Progress("run[b]", 4, 9)
+    progress.completed(5)
+    progress.update(RECORD)
+    progress.close()
+    text = shown.getvalue()
+    assert all(value in text for value in ("run[b]", "step 7 of 9", *VALUES))
+
+
+def test_a_finished_run_is_named(shown):
+    progress = terminal.Progress("run", 9, 9)
+    progress.close()
+    assert "run" in shown.getvalue() and "9" in shown.getvalue()
+
+
+@pytest.mark.parametrize("name", ["work", *HOSTILE[:3]])
+def test_track_yields_every_item(shown, name):
+    assert list(terminal.track("abc", name)) == ["a", "b", "c"]
+    assert list(terminal.track(iter("abc"), name, 3)) == ["a", "b", "c"]
+    nested = [list(terminal.track(inner, "inner")) for inner in terminal.track(["ab", "c"], name)]
+    assert nested == [["a", "b"], ["c"]]
+    tracked = terminal.track(range(9), name)
+    assert next(tracked) == 0
+    tracked.close()
+    assert list(terminal.track([], name)) == []
+    shown.getvalue().encode()

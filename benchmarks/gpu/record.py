@@ -17,7 +17,7 @@ import jax
 
 from benchmarks.timing import ROOT
 from hypersphere_jax.files import write_json
-from hypersphere_jax.tables import print_table, text_of
+from hypersphere_jax.reporting.tables import format_value, print_table
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
 
@@ -65,7 +65,7 @@ class Record:
         """Add a row, print it and write the file."""
         self.rows.append(row)
         self.save()
-        shown = [f"{key} {text_of(value)}" for key, value in row.items() if value is not None]
+        shown = [f"{key} {format_value(value)}" for key, value in row.items() if value is not None]
         print(", ".join(shown), flush=True)
 
     def save(self) -> None:

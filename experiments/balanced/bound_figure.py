@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.plots.style import PAGE, printed
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 MARKERS = "osD^v<>"
 SPREAD = 1.5  # of the settings with one alpha, from the first to the last, as a factor
@@ -55,7 +55,7 @@ def bound_figure(
         _scale_alphas(axes, sweep["alpha"], r"$\alpha$ of the bound")
         axes.set(title=r"one encoder over $\alpha$", ylabel="mean over anchors")
         axes.legend(**BELOW)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _words(loss: str) -> str:

@@ -16,7 +16,7 @@ from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 # By loss, by setting: KS, squared Wasserstein distance and L_uniform, each of all seeds.
 Distances = dict[str, dict[str, list[list[float]]]]
@@ -137,7 +137,7 @@ def draw_histograms(encoders: Mapping[str, Histograms], path: Path | None) -> Fi
     figure.supxlabel(label, fontsize=8)
     handles = grid[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=2)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _verdict(distances: Distances) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from experiments.plots.style import PAGE, printed
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 # Near its mode, a von Mises-Fisher kernel is a Gaussian of width 1 / sqrt(kappa).
 BANDWIDTH = 0.1
@@ -51,7 +51,7 @@ def circle_figure(
             angle.tick_params(labelleft=column == 1)
     angle.set_ylim(bottom=0)
     figure.supxlabel(LEGEND, fontsize=8)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 @printed
@@ -77,7 +77,7 @@ def potential_figure(panels: Sequence[Mapping], path: Path | None, t: float) -> 
     for angle in angles:
         angle.set_ylim(0, top)
     figure.supxlabel(LEGEND, fontsize=8)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def vmf_kde(angles: np.ndarray, grid: np.ndarray, kappa: float) -> np.ndarray:

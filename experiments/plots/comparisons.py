@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from experiments.plots.style import COLUMN, PAGE, printed
-from hypersphere_jax.plots.common import COLORS, DPI, LINE_STYLES, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, LINE_STYLES, save_figure
 
 MARKERS = "os^Dv<>P"
 COLOR_MAP = "cividis"
@@ -71,7 +71,7 @@ def curves(
         axes.label_outer()
     shown |= lines_of_levels
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=3)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 @printed
@@ -94,7 +94,7 @@ def scatter(
     places[0].set_ylabel(y)
     legend = places[0].get_legend_handles_labels()
     figure.legend(*legend, loc="outside lower center", ncols=len(legend[1]))
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 class Grid(NamedTuple):
@@ -177,7 +177,7 @@ def heat_maps(
         ticks = MaxNLocator(4).tick_values(scale.vmin, scale.vmax)
     bar = {"ax": places, "label": score, "aspect": 40, "fraction": 0.04, "ticks": ticks}
     figure.colorbar(ScalarMappable(scale, COLOR_MAP), format="%g", **bar)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _of_error(accuracy: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.inference import INSTRUMENTS, PAPERS, difference
 from experiments.predictions import right
 from experiments.statistics import Rows, values
-from hypersphere_jax.plots.common import COLORS
+from hypersphere_jax.reporting.plots.style import COLORS
 
 STYLES = {
     "logistic": {"color": COLORS[0], "marker": "o"},

@@ -13,7 +13,13 @@ from matplotlib.lines import Line2D
 
 from experiments.inference import INSTRUMENTS, PAPERS, Estimate
 from experiments.plots.style import PAGE, printed
-from hypersphere_jax.plots.common import ALIGN_LABEL, COLORS, DPI, UNIFORM_LABEL, saved
+from hypersphere_jax.reporting.plots.style import (
+    ALIGN_LABEL,
+    COLORS,
+    DPI,
+    UNIFORM_LABEL,
+    save_figure,
+)
 
 # Of encoders in a plane, by the losses that they were trained with.
 MARKERS = {"contrastive": "o", "align and uniform": "s", "mixtures": "^"}
@@ -55,7 +61,7 @@ def metric_planes(
         axes.set_xlabel(f"← better    {ALIGN_LABEL}")
         axes.set_ylabel(f"← better    {UNIFORM_LABEL}")
         axes.grid(alpha=0.3)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 class Plane(NamedTuple):
@@ -110,7 +116,7 @@ def encoder_planes(
     place = key.inset_axes([0.05, 0.02, 0.9, 0.06])
     bar = figure.colorbar(dots, cax=place, orientation="horizontal", label="rank of the score")
     bar.set_ticks([0, 0.5, 1], labels=["worst", "median", "best"])
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _dots(

@@ -15,7 +15,7 @@ from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Result
 from hypersphere_jax import data, info_nce_loss, theory
 from hypersphere_jax.config import DataConfig
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 TAU = 0.5
 SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
@@ -260,4 +260,4 @@ def draw_deviations(
     panels[1].plot([], [], color="gray", linestyle="--", linewidth=0.8, label="first order")
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return saved(figure, path)
+    return save_figure(figure, path)

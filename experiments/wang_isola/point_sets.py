@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Result
 from experiments.wang_isola.propositions import MARKERS, T, potential, uniform_potential
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 NUMBERS = (4, 6, 12, 32, 64, 128, 256)
 STARTS = 3
@@ -162,4 +162,4 @@ def draw_proposition2(rows: list[list], path: Path | None) -> None:
     right.yaxis.set_minor_formatter("")
     right.set_ylim(3e-3, 1)
     right.legend(loc="lower left")
-    saved(figure, path)
+    save_figure(figure, path)

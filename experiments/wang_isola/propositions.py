@@ -12,7 +12,7 @@ from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Result
 from experiments.wang_isola import harmonics
 from hypersphere_jax import theory
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 T = 2.0  # of the potential, as the paper trains
 DIMS = (2, 3, 8, 128)
@@ -157,7 +157,7 @@ def draw_proposition1(spectra: dict[int, tuple[np.ndarray, np.ndarray]], path: P
     right.set(xscale="log", yscale="log", xlabel="concentration κ", ylim=(1e-6, 2))
     right.set(title="von Mises-Fisher distributions", ylabel="$G_2$ above uniform")
     right.legend()
-    saved(figure, path)
+    save_figure(figure, path)
 
 
 def mixture(dim: int, share: float, t: float = T) -> float:
@@ -272,4 +272,4 @@ def draw_proposition3(mixed: dict[int, np.ndarray], path: Path | None) -> None:
     right.set_xscale("log", base=2)
     right.set_xticks(dims[::2], [f"{dim}" for dim in dims[::2]])
     right.legend(ncols=2, loc="lower left")
-    saved(figure, path)
+    save_figure(figure, path)

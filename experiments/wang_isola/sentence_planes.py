@@ -26,7 +26,7 @@ from experiments.wang_isola.sentences import (
     levels,
     rights,
 )
-from hypersphere_jax.plots.common import ALIGN_LABEL, DPI, UNIFORM_LABEL, saved
+from hypersphere_jax.reporting.plots.style import ALIGN_LABEL, DPI, UNIFORM_LABEL, save_figure
 
 FAMILIES = {  # marker and name of the encoders whose losses are these
     "contrastive": ("o", "contrastive"),
@@ -143,7 +143,7 @@ def draw(
         figure.colorbar(spots, ax=axes[0], label=f"points above {level}")
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _families(encoders: Rows) -> dict[tuple[str, str], np.ndarray]:

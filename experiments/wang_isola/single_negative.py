@@ -16,7 +16,7 @@ from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Result
 from experiments.wang_isola import harmonics
 from hypersphere_jax import info_nce_loss
-from hypersphere_jax.plots.common import COLORS, DPI, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
 
 TAU = 0.5
 TAUS = (0.1, 0.5, 1.0)
@@ -252,4 +252,4 @@ def draw_single_negative(descents: np.ndarray, least: float, path: Path | None) 
     degrees.legend(ncols=2)
     for axes in figure.axes:
         axes.axhline(0, color="gray", linestyle="--", linewidth=0.8)
-    return saved(figure, path)
+    return save_figure(figure, path)

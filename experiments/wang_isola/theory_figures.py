@@ -23,7 +23,7 @@ from experiments.wang_isola.point_sets import proposition2
 from experiments.wang_isola.propositions import proposition1, proposition3
 from experiments.wang_isola.single_negative import theorem2
 from hypersphere_jax import theory, uniform_loss
-from hypersphere_jax.plots.common import COLORS, DPI, UNIFORM_LABEL, saved
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, UNIFORM_LABEL, save_figure
 
 T = 2.0  # of the potential in Figure 4
 POINTS = 10_000  # of each of its panels, as in the paper
@@ -181,7 +181,7 @@ def figure10(path: Path | None) -> Result:
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
     axes.legend()
-    saved(figure, path)
+    save_figure(figure, path)
 
     rows = []
     for z, alpha in itertools.product(Z, TABLE_ALPHAS):
@@ -223,7 +223,7 @@ def figure11(path: Path | None) -> Result:
     axes.set_xticks(DIMS[::2], [f"{dim:g}" for dim in DIMS[::2]])
     axes.set(xlabel="feature dimension m", ylabel=f"optimal {UNIFORM_LABEL}")
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.53))
-    saved(figure, path)
+    save_figure(figure, path)
 
     rows = []
     for t, dim in itertools.product(SCALES, TABLE_DIMS):

@@ -16,7 +16,7 @@ from experiments.reproduction import Context, Reproduction, Result, planned_row,
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
 from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
-from hypersphere_jax.plots.common import DPI, saved
+from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"
 # The paper: what starts from row 278. Its text says tau = 2.5, and the rows that Table 8 marks as
@@ -140,7 +140,7 @@ def draw_trajectories(panels: Mapping[str, Rows], path: Path | None) -> Figure:
         above.set_title(title)
         below.set_xlabel("finetuning step")
     finish(figure, *grid[:, 0], LAYERS[0])
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _verdict(starts: Rows, ends: Mapping[str, Rows]) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from experiments.specifications import config_of, refusal
 from experiments.statistics import Rows, by, done, values
 from experiments.sweeps import Planned
 from hypersphere_jax.config import ObjectiveConfig
-from hypersphere_jax.plots.common import DPI, saved
+from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"
 ROW = 191  # align + uniform, weights of 1: all else is as here
@@ -182,7 +182,7 @@ def draw_weights(sets: Mapping[str, Groups], path: Path | None) -> Figure:
         below.set_xlabel("weights, alignment : uniformity")
     grid[1, 0].set_ylabel("the two, enlarged (%)")
     finish(figure, grid[0, 0], grid[2, 0], LAYERS[0])
-    return saved(figure, path)
+    return save_figure(figure, path)
 
 
 def _angle(weights: tuple[float, float]) -> float:

@@ -21,8 +21,8 @@ from hypersphere_jax.data.sampling import Consecutive, Sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.text import Corpus
 from hypersphere_jax.packing import Packed, pack
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.progress import track
 
 RESIDENT_SHARE = 0.25  # `auto` keeps images resident up to this share of a device's memory
 # Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.

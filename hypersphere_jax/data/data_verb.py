@@ -21,9 +21,8 @@ from hypersphere_jax.config.values import Count, Within
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import write_json
-from hypersphere_jax.tables import print_table
-from hypersphere_jax.terminal import say
-from hypersphere_jax.training.progress import track
+from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.terminal import say, track
 
 FEW_CLASSES = 20  # whose counts are printed one by one
 WORDS, SENTENCES = 40, 6  # of text, printed
@@ -140,18 +139,19 @@ def show(
       runs_dir: Folder of all runs.
     """
     check_output(out, ".png")
-    from hypersphere_jax import augment, plots, sheets
+    from hypersphere_jax import augment
+    from hypersphere_jax.reporting import pictures, plots
 
     is_text = data.text_folder(config) is not None
     require(not is_text, f"{config.name} is text: look at it with data inspect")
     dataset = data.load(config)
     source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
-    images, names = sheets.read_images(source, sheets.spread(len(source), count), bad)
+    images, names = pictures.read_images(source, pictures.spread(len(source), count), bad)
     size = image_size or max(max(image.shape[:2]) for image in images)
     try:
         steps = augment.recipe_of(dataclasses.replace(config, recipe=recipe))
-        views = sheets.random_views(source, images, steps, size, seed, config.extra_channels)
+        views = pictures.random_views(source, images, steps, size, seed, config.extra_channels)
     except ValueError as error:
         raise UserError(f"--recipe {recipe}: {error}") from error
     stem = Path(config.name).stem

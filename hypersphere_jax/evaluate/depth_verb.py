@@ -18,8 +18,8 @@ from hypersphere_jax.data.source import Source, UnreadableImage
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.models import depth_predictor
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import optimizers, run_folder, sharding
-from hypersphere_jax.training.progress import track
 from hypersphere_jax.training.run_folder import Encoder
 
 KNOWN = 0.5  # the share of known depths that makes a pixel of a resized depth map known

@@ -19,8 +19,8 @@ from hypersphere_jax.data.batches import eval_batches
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.evaluate import feature_cache
 from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.progress import track
 from hypersphere_jax.training.run_folder import Encoder
 
 PER_DEVICE = 256  # images at once, at most: enough to fill a device, little enough to fit

@@ -26,8 +26,8 @@ from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.evaluate.feature_cache import write_header
 from hypersphere_jax.evaluate.features import POOLS
 from hypersphere_jax.files import atomic_write
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import run_folder, sharding
-from hypersphere_jax.training.progress import track
 
 
 class Written(NamedTuple):

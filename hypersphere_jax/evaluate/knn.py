@@ -14,8 +14,8 @@ from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_en
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.evaluate.selection import validation_folds
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.progress import track
 
 # The two protocols of the literature: Wang & Isola Table 1, and Wu et al. 2018, Section 3.4.
 PROTOCOLS: dict[str, dict[str, Any]] = {

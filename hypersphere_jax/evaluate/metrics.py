@@ -15,9 +15,9 @@ from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums
 from hypersphere_jax.losses.devices import PairOptions
+from hypersphere_jax.terminal import track
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.progress import track
 
 # Rows that are on a device at once: features themselves may be larger than any memory.
 CHUNK = 16384

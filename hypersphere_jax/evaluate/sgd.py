@@ -23,9 +23,9 @@ from jax import lax
 from hypersphere_jax.config import OptimizerConfig, require
 from hypersphere_jax.evaluate.checks import as_float32, check_features
 from hypersphere_jax.evaluate.scores import Classifier, logits
+from hypersphere_jax.terminal import track
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.progress import track
 
 RESIDENT_SHARE = 0.25  # of a device's memory; larger features stay on the host, and these many
 CHUNK_BYTES = 2**23  # of their bytes at a time go to the devices

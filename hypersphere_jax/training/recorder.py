@@ -11,9 +11,9 @@ import numpy as np
 
 from hypersphere_jax import data
 from hypersphere_jax.config import Diverged, PretrainConfig, UserError
+from hypersphere_jax.terminal import Meter, Progress
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.metrics_log import MetricsWriter
-from hypersphere_jax.training.progress import Meter, Progress
 from hypersphere_jax.training.step import TrainState
 
 Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`

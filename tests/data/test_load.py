@@ -9,11 +9,12 @@ from data_cases import equal, images, why
 from PIL import Image
 from tfds_cases import example, noise, write
 
-from hypersphere_jax import data, plots
+from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, InspectConfig
 from hypersphere_jax.data import data_verb, load, subsets
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.data.statistics import statistics
+from hypersphere_jax.reporting import plots
 
 
 def test_parts_are_views_of_the_training_split(tmp_path):

@@ -24,7 +24,7 @@ from hypersphere_jax.config import (
     UserError,
 )
 from hypersphere_jax.files import read_json, write_json
-from hypersphere_jax.tables import text_of
+from hypersphere_jax.reporting.tables import format_value
 
 # Results that follow from rows and predictions, which are kept beside them.
 KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]
@@ -46,8 +46,10 @@ def test_kept_results_follow_from_their_rows(item, context, monkeypatch):
     found = results_page.again(item, "laptop")
     for name in ("title", "columns", "text", "verdict", "summary"):
         assert found[name] == recorded[name], name
-    shown = ([[text_of(cell) for cell in row] for row in of["rows"]] for of in (found, recorded))
-    assert len({str(rows) for rows in shown}) == 1
+    rows, recorded_rows = (
+        [list(map(format_value, row)) for row in result["rows"]] for result in (found, recorded)
+    )
+    assert rows == recorded_rows
     assert drawn == [name for name, _ in recorded["figures"]]
 
 

@@ -17,10 +17,10 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of, timel
 from tensorboardX.proto.event_pb2 import Event
 
 from hypersphere_jax import config as C
-from hypersphere_jax import data, signals
+from hypersphere_jax import data, signals, terminal
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoint, loop, processes, progress, sharding
+from hypersphere_jax.training import checkpoint, loop, processes, sharding
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training.metrics_log import read_metrics
 from hypersphere_jax.training.processes import StopSignals
@@ -140,7 +140,7 @@ def test_checkpoints_come_by_time(tmp_path, monkeypatch):
 def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch):
     """Nor does the log count the time of saving the state that a run begins with."""
     save, shown = checkpoint.Checkpoints.save, []
-    completed = progress.Progress.completed
+    completed = terminal.Progress.completed
     now = 0.0
     told = lambda: now  # noqa: E731
 
@@ -157,9 +157,9 @@ def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch
         shown.append(step)
         completed(bar, step)
 
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=told, perf_counter=told))
     monkeypatch.setattr(checkpoint.Checkpoints, "save", slowly)
-    monkeypatch.setattr(progress.Progress, "completed", shows)
+    monkeypatch.setattr(terminal.Progress, "completed", shows)
     folder = loop.train(tiny_runs.short(tmp_path))
     first = state_of(folder, 0)
     jax.tree.map(np.testing.assert_array_equal, first, state_of(short_run, 0))
@@ -280,8 +280,8 @@ def test_signals_ask_once_and_are_given_back():
 def test_rate_of_images_and_share_of_waiting(monkeypatch):
     now = 100.0
     told = lambda: now  # noqa: E731
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=told, perf_counter=told))
-    meter = progress.Meter(20)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=told, perf_counter=told))
+    meter = terminal.Meter(20)
     # The first one compiles, and does not count.
     for waited, computed in ((50, 1000), (1, 4), (1, 4), (1, 4)):
         with meter:

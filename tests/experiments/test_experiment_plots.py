@@ -1,12 +1,10 @@
-"""Pictures show the data that they are given: densities by loops, curves, planes, grids."""
+"""Figures of the experiments: densities, planes of encoders, and heat maps."""
 
 import numpy as np
 import pytest
 
 from experiments.inference import Estimate
 from experiments.plots import circle, comparisons, planes
-from hypersphere_jax import plots
-from hypersphere_jax.plots.common import ALIGN_LABEL, UNIFORM_LABEL
 
 CIRCLE = np.linspace(-np.pi, np.pi, 20_000, endpoint=False)
 NAN = float("nan")
@@ -34,60 +32,6 @@ def test_densities_are_loops_over_points(rng):
     ]
     expected = np.mean(kernels, axis=-1) / (2 * np.pi * width**2)
     np.testing.assert_allclose(circle.gaussian_kde_2d(points, grid, width), expected)
-
-
-def test_training_curves_show_the_records(tmp_path):
-    records = [
-        {"step": 10, "loss": 3.0, "align": 1.0, "uniform": -1.0},
-        {"step": 20, "align": 0.9, "uniform": -1.5},  # no loss in this record
-        {"step": 30, "loss": NAN, "align": 0.8, "uniform": -2.0, "eval/knn_top1": 50.0},
-    ]
-    path = tmp_path / "new" / "curves.png"
-    figure = plots.training_curves({"first": records, "_b": [{"step": 10, "loss": 2.0}]}, path)
-    loss, align, uniform, _, evaluated, _ = figure.axes
-    np.testing.assert_array_equal(loss.lines[0].get_xydata(), [[10, 3], [30, NAN]])
-    np.testing.assert_array_equal(loss.lines[1].get_xydata(), [[10, 2]])
-    assert (ys(align)[0], ys(uniform)[0]) == ([1.0, 0.9, 0.8], [-1.0, -1.5, -2.0])
-    assert (align.get_ylabel(), uniform.get_ylabel()) == (ALIGN_LABEL, UNIFORM_LABEL)
-    assert evaluated.lines[0].get_xydata().tolist() == [[30, 50]] and path.is_file()
-
-
-def test_each_loss_has_a_panel():
-    """Runs of another loss are not drawn beside each other; lines keep their look."""
-    terms = [{"step": 1, "loss": value, "align": value} for value in (1.0, 2.0, 3.0)]
-    runs = {"a": [terms[0]], "b": [terms[1] | {"supervised": 0.5}], "c": [terms[2]]}
-    kinds = {"a": {"loss": "x"}, "b": {"loss": "$y"}, "c": {"loss": "x"}}
-    figure = plots.training_curves(runs, None, kinds)
-    axes = [axes for axes in figure.axes if axes.lines]
-    assert [ys(each) for each in axes[:3]] == [[[1], [3]], [[2]], [[1], [2], [3]]]
-    assert [each.get_title() for each in axes[:3]] == ["x", "$y", ""]
-    assert axes[1].lines[0].get_color() == axes[2].lines[1].get_color()
-    assert axes[-1].get_ylabel() == "supervised" and ys(axes[-1]) == [[0.5]]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c"]
-
-
-def test_sheets_show_images_in_their_places(tmp_path):
-    image, wide = np.full((4, 4, 1), 0.5), np.full((2, 4, 5), 0.25)
-    row = [(image, "cat", None, None), (wide, "a long name of it", True, 0.9)]
-    row.append((image, "dog", False, -0.25))
-    figure = plots.neighbour_sheet("t", [row, row[:2]], tmp_path / "sheet.png")
-    (axes,) = figure.axes
-    labels = [text.get_text() for text in axes.texts]
-    first, second = ["cat", "a long … of it", "0.90"], ["✗ dog", "-0.25"]
-    assert labels == [*first, *second, *first]
-    assert [frame.get_linestyle() == "solid" for frame in axes.patches] == [True, False, True]
-    assert [len(shown.get_array().shape) for shown in axes.images[:3]] == [2, 3, 2]
-    left, right, bottom, top = axes.images[1].get_extent()
-    assert (right - left, bottom - top) == pytest.approx((1, 0.5)) and left > 1
-    assert axes.images[3].get_extent()[3] > axes.images[0].get_extent()[2]  # the next row
-    assert (tmp_path / "sheet.png").stat().st_size < 20_000
-    views = np.stack([np.full((3, 4, 4, 1), value) for value in (0.0, 1.0)], axis=1)
-    (axes,) = plots.view_sheet("t", ["a", "", "c"], [image] * 3, views).axes
-    labels = [text.get_text() for text in axes.texts]
-    assert labels == [part for name in ("a", "image 1", "c") for part in (name, "view 1", "view 2")]
-    values = [float(shown.get_array().max()) for shown in axes.images]
-    assert values == [0.5, 0.0, 1.0] * 3
 
 
 def test_a_sweep_shows_its_encoders():

@@ -1,0 +1,1 @@
+"""Results for the reader: tables on the terminal, figures, and HTML pages."""

@@ -1,0 +1,87 @@
+"""Evaluation results in the folders of runs."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypersphere_jax.files import read_kept
+from hypersphere_jax.reporting.page import Section, Table
+from hypersphere_jax.reporting.tables import is_number, with_error
+
+logger = logging.getLogger("hypersphere_jax")
+
+SCORES = ("top1", "align", "uniform")  # compared between runs
+LARGE = 1e100
+RANGES = {"n": (1, LARGE), "top1": (0, 100), "align": (-LARGE, LARGE), "uniform": (-LARGE, LARGE)}
+RANGES |= dict.fromkeys(("align_standard_error", "uniform_standard_error"), (0, LARGE))
+HEADERS = {
+    "top1": "top-1 (%)",
+    "top1_interval": "95% interval",
+    "top5": "top-5 (%)",
+    "uniform_optimum": "optimal uniform",
+    "projection_ks_sphere": "KS of projections",
+}
+NOT_SHOWN = ("run", "protocol", "init_from", "units", "data_wait", "num_classes", "gradient_norm")
+NOT_SHOWN += ("C", "steps", "chosen_at_edge", "projection_half_width", "projection_ks_normal")
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the results of a run by the stem of their file; damaged files are left out."""
+    results = {}
+    for file in sorted((folder / "eval").glob("*.json")):
+        result = read_kept(file)
+        if result is None:
+            continue
+        wrong = [key for key in RANGES if not _is_valid(key, result.get(key))]
+        if wrong:
+            logger.warning("%s: %s is damaged; this result is left out", file, ", ".join(wrong))
+        else:
+            results[file.stem] = result
+    return results
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    low, high = RANGES[key]
+    return value is None or (is_number(value) and low <= value <= high)
+
+
+def run_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return run folders by name, or by path if two have the same name."""
+    names = {folder.resolve().name: folder for folder in folders}
+    if len(names) == len(folders):
+        return names
+    return {str(folder): folder for folder in folders}
+
+
+def evaluation_section(folders: Sequence[Path]) -> Section:
+    """Return all results of some runs, with a table for each protocol."""
+    by_protocol: dict[str, list[dict]] = {}
+    for name, folder in run_names(folders).items():
+        run = {"run": name} if len(folders) > 1 else {}
+        for stem, result in read_results(folder).items():
+            row = run | {"result": stem} | _shown(result)
+            by_protocol.setdefault(str(result.get("protocol", stem)), []).append(row)
+    tables = [_table(protocol, rows) for protocol, rows in by_protocol.items()]
+    text = ["± is the standard error."] if tables else ["No results yet; run probe or metrics."]
+    return Section("Evaluation", text, tables)
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    columns = [HEADERS.get(key, key.replace("_", " ")) for key in keys]
+    return Table(columns, [[row.get(key) for key in keys] for row in rows], title)
+
+
+def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a result: scores with their errors, intervals, and options."""
+    row = {}
+    for key, value in result.items():
+        is_hidden = key in NOT_SHOWN or "seconds" in key or key.endswith("_standard_error")
+        is_array = isinstance(value, list) and not key.endswith("_interval")
+        if is_hidden or is_array or value is None:
+            continue
+        if key in SCORES:
+            value = with_error(value, result.get(f"{key}_standard_error"))
+        row[key] = value
+    return row
