@@ -1,12 +1,11 @@
 """Training from Python, with data, a network, augmentation or a loss of one's own."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.augment import Recipe
-from hypersphere_jax.config import PretrainConfig, Stopped, require
+from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
@@ -54,18 +53,6 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
 
-@contextlib.contextmanager
-def _interrupts_as_stopped() -> Iterator[None]:
-    """Raise `Stopped` for Ctrl-C outside the steps too."""
-    try:
-        yield
-    except Stopped:
-        raise
-    except KeyboardInterrupt as error:
-        raise Stopped("stopped; what was saved is kept, and the same call continues") from error
-
-
-@_interrupts_as_stopped()
 def train(
     config: PretrainConfig | None = None,
     *,
@@ -116,8 +103,9 @@ def train(
     Raises:
       UserError: for anything invalid, with what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: a `KeyboardInterrupt`, after Ctrl-C at any moment, or SIGTERM during the steps. The
-        step under way is saved, and the same call continues.
+      Stopped: a `KeyboardInterrupt`, after Ctrl-C, SIGTERM or SIGHUP during the steps: the current
+        step is saved, and the same call continues. Before the first step Ctrl-C raises an ordinary
+        `KeyboardInterrupt`.
     """
     config = PretrainConfig() if config is None else config
     require(

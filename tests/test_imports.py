@@ -13,8 +13,9 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files memory signals tables terminal xla_flags",
-    "array_files cache_files losses moco packing theory torch_format training.processes",
+    "config extras files memory tables terminal xla_flags",
+    "array_files cache_files losses moco packing theory torch_format training.processes"
+    " training.stopping",
     "augment data models training.profiling training.progress training.sharding",
     "data.batches training.checkpoint training.metrics_log training.objectives"
     " training.optimizers training.recorder training.resolve training.run_folder training.step"

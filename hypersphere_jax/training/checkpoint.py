@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from hypersphere_jax import signals
 from hypersphere_jax.array_files import checksum, entry
 from hypersphere_jax.config import UserError, require
 
@@ -279,13 +278,11 @@ def _plain(folder: Path) -> Iterator[Path]:
     parent = tempfile.gettempdir()
     parent = parent if re.fullmatch(PLAIN, parent) else "/tmp"
     link = Path(parent, f"hypersphere_jax-{secrets.token_hex(8)}")
-    signals.unfinished.add(link)
     link.symlink_to(folder)
     try:
         yield link
     finally:
         link.unlink(missing_ok=True)
-        signals.unfinished.discard(link)
 
 
 def _flat(tree: Tree) -> dict[str, Any]:

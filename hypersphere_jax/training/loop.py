@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax import data, memory, models, signals
-from hypersphere_jax.config import PretrainConfig, UserError
+from hypersphere_jax import data, memory, models
+from hypersphere_jax.config import PretrainConfig, Stopped, UserError
 from hypersphere_jax.config.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches, image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import processes, run_folder, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder
 from hypersphere_jax.training.resolve import check_batch_norm, check_custom, labelled, resolve
@@ -31,6 +30,7 @@ from hypersphere_jax.training.step import (
     scalars_of,
     structure,
 )
+from hypersphere_jax.training.stopping import StopOnSignal
 
 IN_FLIGHT = 2  # calls that are not yet completed when a further one begins
 AT_ONCE = 10  # steps of a call on accelerators, where a small network waits for the host otherwise
@@ -76,7 +76,7 @@ def train(
     Raises:
       UserError: for an invalid config, a folder that cannot be written.
       Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
+      Stopped: after a signal during the steps, once the state is saved.
     """
     processes.initialize(config.runtime)
     with processes.exit_on_error(), sharding.kept_compiled(config.runtime.cache_dir):
@@ -188,8 +188,9 @@ def fit(
     total, every = recorder.total, _evaluation_every(recorder)
     runtime = recorder.config.runtime
     log_every = runtime.log_every_steps
+    stop = StopOnSignal()
     with (
-        StopSignals(command, f"all steps are done and saved in {recorder.where}") as stop,
+        contextlib.ExitStack() as stack,
         recorder.progress_bar(),
         contextlib.closing(batches),
         Profiler(runtime.profile, run_folder.folder_of(recorder.config) / "profile") as profiler,
@@ -199,19 +200,15 @@ def fit(
         def is_evaluated(step: int) -> bool:
             return evaluate is not None and (step % every == 0 or step == total)
 
-        def saved_at(step: int) -> str:
-            return f"saved at step {step} of {total} in {recorder.where}"
-
-        def score(step: int) -> None:
-            with stop.at_once(saved_at(step)):
-                recorder.evaluate(step, state, evaluate)
+        def stopped(step: int) -> Stopped:
+            saved = f"saved at step {step} of {total} in {recorder.where}"
+            return Stopped(f"stopped: {saved}; to go on: {command or 'the same command'}")
 
         def complete(ahead: int) -> None:
             """Waits until no more calls than these are ahead; logs the steps that are completed."""
             while len(in_flight) > ahead:
                 number, waited = in_flight.popleft()
                 jax.block_until_ready(waited)
-                signals.set_answer(processes.AFTER_STEP)
                 recorder.completed(number)
                 recorder.save_first()
                 if number % log_every == 0 or number == total or is_evaluated(number):
@@ -224,14 +221,13 @@ def fit(
         # The first process alone reads the log.
         was_interrupted = sharding.from_first_process(np.asarray(recorder.lacks_scores()))
         if was_interrupted and is_evaluated(recorder.start):
-            score(recorder.start)
-        signals.set_answer(processes.COMPILING)
+            recorder.evaluate(recorder.start, state, evaluate)
         for call in calls:
             done, number, last = call.start, call.stop, call.stop == total
-            if processes.should_stop(stop.asked, done - recorder.start):
+            if processes.should_stop(stop.requested, done - recorder.start):
                 save(done)
                 recorder.close()
-                raise stop.stopped(saved_at(done))
+                raise stopped(done)
             try:
                 with recorder.meter:
                     batch = next(batches)
@@ -245,12 +241,17 @@ def fit(
             if is_evaluated(number):
                 save(number)
                 recorder.wait()
-                score(number)
+                recorder.evaluate(number, state, evaluate)
+            if done == recorder.start:  # until now a signal ends the process
+                complete(0)
+                stack.enter_context(stop)
             # Else a stop would wait for all steps up to the next line of the log.
-            complete(0 if done == recorder.start else IN_FLIGHT)
+            complete(IN_FLIGHT)
             if last or recorder.is_due(number):
                 save(number)
         recorder.close()
+        if stop.requested:
+            raise stopped(total)
 
 
 def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:

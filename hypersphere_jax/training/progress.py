@@ -14,7 +14,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hypersphere_jax import signals
 from hypersphere_jax.terminal import printable, say
 
 T = TypeVar("T")
@@ -159,12 +158,9 @@ class _Line(ProgressColumn):
 
 
 def _bar() -> Bar:
-    """A bar, which goes for good with the first signal; of slow steps, too, it knows the rate."""
+    """A progress bar that estimates the rate of slow steps as well."""
     console = Console(stderr=True)
-    options = {"transient": True, "speed_estimate_period": 600, "disable": signals.came}
-    bar = Bar(_Line(console), console=console, **options)
-    signals.hide = bar.stop
-    return bar
+    return Bar(_Line(console), console=console, transient=True, speed_estimate_period=600)
 
 
 class Meter:

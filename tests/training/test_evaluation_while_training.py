@@ -1,7 +1,6 @@
 """Evaluation while a run trains: its numbers, of which images, and that it changes no other."""
 
 import json
-import os
 import shutil
 import signal
 from itertools import product
@@ -108,11 +107,11 @@ def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("how", "step"),
-    [("SIGTERM", 6), ("killed", 6)],
+    [("signals", 6), ("killed", 6)],
 )
 @pytest.mark.slow
 def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeypatch):
-    """The state is saved before, a signal does not wait, and the numbers stay the same."""
+    """The state is saved before, a second signal does not wait, and the numbers stay the same."""
     evaluate = C.EvaluateConfig(1, ("align_uniform",), 200)
     runtime = C.RuntimeConfig(devices=2, log_every_steps=5, checkpoint_every_steps=100)
     config = tiny_runs.short(tmp_path, evaluate=evaluate, runtime=runtime)
@@ -126,12 +125,13 @@ def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeyp
             return original(inputs)
         if how == "killed":
             raise Killed
-        os.kill(os.getpid(), getattr(signal, how))
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
         pytest.fail("the evaluation goes on")
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises((C.Stopped, Killed), match=f"{step} of 12|^$"),
+        pytest.raises((KeyboardInterrupt, Killed)),
     ):
         patch.setitem(online.EVALUATORS, name, interrupted)
         loop.train(config)

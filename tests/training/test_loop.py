@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import json
-import os
 import shutil
-import signal
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,13 +15,12 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of, timel
 from tensorboardX.proto.event_pb2 import Event
 
 from hypersphere_jax import config as C
-from hypersphere_jax import data, signals
+from hypersphere_jax import data
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoint, loop, processes, progress, sharding
+from hypersphere_jax.training import checkpoint, loop, progress, sharding
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training.metrics_log import read_metrics
-from hypersphere_jax.training.processes import StopSignals
 from hypersphere_jax.training.recorder import on_host, tree_of
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
@@ -147,7 +144,7 @@ def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch
     def slowly(checkpoints, step, tree):
         nonlocal now
         if step == 0:
-            assert shown == [1] and signals._answer == processes.AFTER_STEP
+            assert shown == [1]
             now += 1000
         save(checkpoints, step, tree)
 
@@ -265,16 +262,6 @@ def test_at_most_two_steps_are_in_flight():
     calls = [range(i, i + 1) for i in range(3, 9)]
     loop.fit(recorder, step, None, calls, (i for i in range(6)), None)
     assert completed == [*range(4, 10)] and ahead == [0, 0, 1, 2, 2, 2]
-
-
-def test_signals_ask_once_and_are_given_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    for first in (signal.SIGTERM, signal.SIGINT):
-        with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
-            os.kill(os.getpid(), first)
-            assert stop.asked
-            os.kill(os.getpid(), signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_rate_of_images_and_share_of_waiting(monkeypatch):
