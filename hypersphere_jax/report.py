@@ -17,7 +17,7 @@ from hypersphere_jax.config.values import Count, NotNegative, Within
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_kept
 from hypersphere_jax.tables import numeric_columns, text_of, with_error
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training.metrics import read_metrics
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -258,7 +258,7 @@ def names_of(run_dirs: Sequence[str | Path]) -> dict[str, Path]:
 def read_config(run_dir: Path) -> dict:
     here = (run_dir / "config.json").exists()
     require(here, f"no run at {run_dir}: config.json is missing; `pretrain` makes one")
-    from hypersphere_jax.training.run_folder import read_record  # brings JAX, which tables need not
+    from hypersphere_jax.training.run_dir import read_record  # brings JAX, which tables need not
 
     return read_record(run_dir)
 

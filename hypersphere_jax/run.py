@@ -12,8 +12,9 @@ from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.source import name_classes
 from hypersphere_jax.encoder import Encoder
 from hypersphere_jax.loading import load
-from hypersphere_jax.training import loop, run_folder, sharding
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
 
 
 class Run:
@@ -46,7 +47,7 @@ class Run:
         """Writes its page, `report.html`, with sheets of its images, and says where that is."""
         from hypersphere_jax import report, sheets
 
-        sheets.draw(self.folder, run_folder.read_config(self.folder).replace(**self._own))
+        sheets.draw(self.folder, run_dir.read_config(self.folder).replace(**self._own))
         return report.run_report(self.folder)
 
     def __repr__(self) -> str:
@@ -144,7 +145,7 @@ def train(
     if overwrite:
         config = config.replace(resume="overwrite")
     sharding.prepare(config.runtime.devices, config.runtime.deterministic)
-    return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
+    return Run(training.train(config, "hypersphere_jax.train(...)"), own)
 
 
 def _dataset(data: Any, labels: Any, test: Any) -> Custom:

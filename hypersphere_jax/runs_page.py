@@ -16,8 +16,8 @@ from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.evaluate import comparison
 from hypersphere_jax.evaluate.results_file import PREDICTIONS
 from hypersphere_jax.tables import text_of, with_error
-from hypersphere_jax.training.metrics_log import read_metrics
-from hypersphere_jax.training.run_folder import NOT_COMPARED
+from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.run_dir import NOT_COMPARED
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -18,8 +18,8 @@ from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
 from hypersphere_jax.evaluate.features import joined, make_forward
 from hypersphere_jax.files import write_json
-from hypersphere_jax.training import run_folder, sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training.run_dir import RunEncoder
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -45,17 +45,17 @@ def draw(folder: str | Path, config: PretrainConfig | None = None, redraw: bool 
     """
     folder = Path(folder)
     try:
-        own, config = config, config or run_folder.read_config(folder)
+        own, config = config, config or run_dir.read_config(folder)
         names = [SENTENCE_TABLE] if config.model.reads_text else [VIEWS, NEIGHBOURS]
         files = {name: folder / "figures" / name for name in names}
         files = {name: file for name, file in files.items() if redraw or not file.is_file()}
         if not files:
             return
-        dataset = run_folder.load_data(folder) if own is None else data.load(config.data)
+        dataset = run_dir.load_data(folder) if own is None else data.load(config.data)
         if VIEWS in files:
             draw_views(config, dataset, files.pop(VIEWS))
         for file in files.values():
-            encoder = run_folder.load_encoder(folder, config=config)
+            encoder = run_dir.load_encoder(folder, config=config)
             (write_sentences if config.model.reads_text else draw_neighbours)(
                 encoder, dataset, file
             )
@@ -77,7 +77,7 @@ def draw_views(config: PretrainConfig, dataset: Dataset, path: Path | None = Non
     return plots.view_sheet(title, names, list(map(_small, images)), shown, path)
 
 
-def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None) -> Any:
+def draw_neighbours(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
     """Images of the test split, each with its nearest training images by the cosine of outputs.
 
     Queries are spread over the classes. Without a test split they are training images, too.
@@ -96,7 +96,7 @@ def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None
     return plots.neighbour_sheet(title, rows, path)
 
 
-def write_sentences(encoder: Encoder, dataset: Dataset, path: Path) -> None:
+def write_sentences(encoder: RunEncoder, dataset: Dataset, path: Path) -> None:
     """Held-out sentences, each with its nearest training sentences, as JSON."""
     source, found = _neighbours(encoder, dataset, SENTENCES)
     rows: list[list] = []
@@ -109,7 +109,7 @@ def write_sentences(encoder: Encoder, dataset: Dataset, path: Path) -> None:
 
 
 def _neighbours(
-    encoder: Encoder, dataset: Dataset, count: int
+    encoder: RunEncoder, dataset: Dataset, count: int
 ) -> tuple[Concatenated, list[tuple[np.ndarray, np.ndarray]]]:
     """A source of bank and queries; of each query the numbers, its own first, and the cosines."""
     train, queries = dataset.train, dataset.test or dataset.train
@@ -182,7 +182,7 @@ def random_views(
     return np.stack(two_views(np.stack(images)), axis=1)
 
 
-def _outputs(encoder: Encoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
     """Outputs `[n, dim]` of the images that can be read, and their numbers `[n]`."""
     devices, numbers = sharding.local_devices(1), []
     read_batches, forward = make_forward(

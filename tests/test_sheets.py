@@ -10,13 +10,13 @@ import pytest
 import hypersphere_jax as hj
 from hypersphere_jax import data, plots, sheets
 from hypersphere_jax.files import read_json
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 
 def test_neighbours_are_the_nearest_training_images(image_run, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "neighbour_sheet", lambda *a: drawn.append(a))
-    encoder, dataset = run_folder.load_encoder(image_run), run_folder.load_data(image_run)
+    encoder, dataset = run_dir.load_encoder(image_run), run_dir.load_data(image_run)
     sheets.draw_neighbours(encoder, dataset)
     features, train, test = hj.load(image_run), dataset.train, dataset.test
     cosines = features(test.images) @ features(train.images).T
@@ -49,7 +49,7 @@ def test_views_are_of_the_images_that_train(image_run, monkeypatch):
         return np.stack([np.full((len(images), 8, 8, 1), value) for value in (-1.0, 3.0)], axis=1)
 
     monkeypatch.setattr(sheets, "random_views", views)
-    config, dataset = run_folder.read_config(image_run), run_folder.load_data(image_run)
+    config, dataset = run_dir.read_config(image_run), run_dir.load_data(image_run)
     other = data.Arrays(np.zeros((9, 90, 200, 3), np.uint8), np.zeros(9, int), ("zero",), "")
     sheets.draw_views(config, dataset._replace(pretrain=other))
     assert asked[0][0] == 9 and asked[0][2:] == (8, config.seed, 0)
@@ -70,7 +70,7 @@ def test_what_cannot_be_drawn_is_warned_of(image_run, tmp_path, monkeypatch, cap
     drawn = []
     monkeypatch.setattr(sheets, "draw_views", lambda *a: drawn.append(a[-1].name))
     monkeypatch.setattr(sheets, "draw_neighbours", lambda *a: drawn.append(a[-1].name))
-    config = run_folder.read_config(image_run)
+    config = run_dir.read_config(image_run)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / sheets.VIEWS).touch()
     for name in ("config.json", "checkpoints"):
@@ -87,7 +87,7 @@ def test_what_cannot_be_drawn_is_warned_of(image_run, tmp_path, monkeypatch, cap
 
 def test_nearest_sentences(text_run, tmp_path, monkeypatch):
     """By the features that are given; the words are those of the corpus."""
-    encoder, dataset = run_folder.load_encoder(text_run), run_folder.load_data(text_run)
+    encoder, dataset = run_dir.load_encoder(text_run), run_dir.load_data(text_run)
     dataset, train = dataset._replace(test=None), dataset.train
     n = len(train)
     angles = np.linspace(0, 3, n)

@@ -18,7 +18,7 @@ from hypersphere_jax import data
 from hypersphere_jax.config import PretrainConfig, ProbeConfig, Stopped, require
 from hypersphere_jax.config.data import DataConfig
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.training import loop
+from hypersphere_jax.training import train as training
 
 PROTOCOLS = ("knn", "knn_weighted", "lbfgs")
 # The last layer before the head, which is evaluated.
@@ -90,7 +90,7 @@ def train(record: Record, config: PretrainConfig, reserve: float, **labels: Any)
     """Train an encoder and add a row per epoch; stop `reserve` seconds before the time limit."""
     log = Path(config.runs_dir, config.name, "metrics.jsonl")
     with stopped_in_time(record, reserve), _followed(record, log, labels):
-        loop.train(config)
+        training.train(config)
 
 
 @contextlib.contextmanager

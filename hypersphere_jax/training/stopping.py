@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 from hypersphere_jax.training import processes
 
@@ -12,14 +13,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StopOnSignal:
     """While entered, the first signal sets `requested`; a second one has its usual action.
 
-    Ignored signals stay ignored, as under `nohup`. Outside the main thread nothing changes. JAX
-    catches SIGTERM in one of several processes and tells all (see `processes.should_stop`); there
-    the other signals become SIGTERM.
+    Signals ignored by `nohup` stay ignored. Outside the main thread nothing changes. Of several
+    processes, JAX catches SIGTERM (see `processes.should_stop`); other signals become SIGTERM.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous: dict[int, signal.Handlers] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
         if threading.current_thread() is threading.main_thread():

@@ -11,7 +11,8 @@ from processes import ROOT, begun
 from run_states import assert_same_run, at_line
 
 from hypersphere_jax.config import Stopped
-from hypersphere_jax.training import checkpoint, loop
+from hypersphere_jax.training import checkpoints
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.stopping import SIGNALS, StopOnSignal
 
 
@@ -71,12 +72,12 @@ def test_a_stopped_run_resumes_to_the_same_numbers(number, step, short_run, tmp_
     before, config = handlers(), tiny_runs.short(tmp_path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match="COMMAND") as stopped:
         at_line(patch, step, functools.partial(signal.raise_signal, number))
-        loop.train(config, command="COMMAND")
+        training.train(config, command="COMMAND")
     saved = int(re.search(r"step (\d+) of 12", str(stopped.value))[1])
     assert step <= saved <= step + 2
-    assert checkpoint.steps(tmp_path / "short" / "checkpoints")[-1] == saved
+    assert checkpoints.steps(tmp_path / "short" / "checkpoints")[-1] == saved
     assert handlers() == before
-    assert_same_run(loop.train(config), short_run)
+    assert_same_run(training.train(config), short_run)
 
 
 OPTIONS = "--width 0.1 --dim 3 --name run --batch-size 220 --devices 1 --epochs"
@@ -94,7 +95,7 @@ def test_a_signal_before_the_first_step_ends_the_process_at_once(number, tmp_pat
     with begun(*command) as process:
         process.communicate()
     assert process.returncode == 0
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[-1] == 12
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints")[-1] == 12
 
 
 @pytest.mark.slow
@@ -108,7 +109,7 @@ def test_a_signal_during_the_steps_saves_and_exits_with_status_0(number, tmp_pat
         rest = process.communicate()[1]
     assert process.returncode == 0, rest
     step = int(re.search(r"saved at step (\d+) of", rest)[1])
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints")[-1] == step
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints")[-1] == step
 
 
 # The parent ends before its child asks for it; the child would run for a minute.
