@@ -250,7 +250,7 @@ class Recorder:
 
     def is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after this step."""
-        return any([run.checkpointer.is_due(step) for _, run in self._active()])
+        return any(run.checkpointer.is_due(step) for _, run in self._active())
 
     def save(self, step: int, state: TrainState) -> None:
         """Complete the steps, and save their state unless it is saved already."""

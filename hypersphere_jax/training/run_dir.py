@@ -130,7 +130,7 @@ def remove(folder: Path) -> None:
     Raises:
       UserError: for a folder of anything else, and when another process trains in it.
     """
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files alone
         return
     other = f"{folder} is not a run, and is not overwritten: choose another name="
     require((folder / "config.json").is_file(), other)

@@ -77,8 +77,8 @@ def train_run(setup: RunSetup, command: str) -> Path:
         state = sharding.replicate(run.restore(state), devices)
         hparams = sharding.replicate((key, scalars_of(config)), devices)
         train_step = compile_train_step(setup)
-        calls = list(Intervals(setup).calls(run.start, setup.steps_per_call))
-        batches = open_batches(setup, calls)
+        calls = Intervals(setup).calls(run.start, setup.steps_per_call)
+        batches = open_batches(setup, run.start)
         take_steps(Recorder([run]), train_step, state, hparams, calls, batches, evaluate, command)
     return run.folder
 
@@ -112,12 +112,13 @@ def _mapped_step(
     return sharding.pmap(steps, devices, donate=(0,), network=True)
 
 
-def open_batches(setup: RunSetup, calls: list[range]) -> Generator:
-    """Yield the arguments of each call of the step that come from the data."""
+def open_batches(setup: RunSetup, start: int) -> Generator:
+    """Yield the arguments from the data for each remaining call of the step."""
     source = (setup.config, setup.dataset, setup.sampler)
-    if setup.steps_per_call > 1:
-        return call_batches(*source, calls, setup.steps_per_call, setup.devices)
-    start = calls[0].start if calls else setup.total_steps
+    per_call = setup.steps_per_call
+    if per_call > 1:
+        calls = Intervals(setup).calls(start, per_call)
+        return call_batches(*source, calls, per_call, setup.devices)
     steps = range(start, setup.total_steps)
     return device_batches(*source, steps, setup.devices, setup.resident)
 
