@@ -245,7 +245,7 @@ def test_overwrite_starts_anew_once_all_is_checked(tmp_path):
         hj.train(config(tmp_path, epochs=1, init_from="missing"), overwrite=True, **own)
     assert sorted(tmp_path.rglob("*")) == before
     changed = config(tmp_path, epochs=1, seed=3)
-    with pytest.raises(hj.UserError, match="another config"):
+    with pytest.raises(hj.UserError, match="seed: 0 -> 3"):
         hj.train(changed, **own)
     new = hj.train(changed, overwrite=True, **own)
     assert new.folder == old.folder and [record["step"] for record in new.metrics] == [1]

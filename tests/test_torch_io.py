@@ -200,7 +200,7 @@ def test_an_import_that_did_not_end_is_begun_anew(import_state, monkeypatch, rng
     state = random_state(ALEXNET, rng)
 
     def save(self, step, tree):
-        (self.folder / "0.orbax-checkpoint-tmp-1").mkdir()
+        (self.folder / "0.orbax-checkpoint-tmp-1").mkdir(parents=True)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:

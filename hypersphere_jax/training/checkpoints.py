@@ -59,10 +59,10 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         self._initial: Tree | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
-        self._folder = folder.absolute()
+        self.folder = folder.absolute()
         self._link = contextlib.ExitStack()
         if self._is_writer:
-            self._plain_folder = self._link.enter_context(_plain_path(self._folder))
+            self._plain_folder = self._link.enter_context(_plain_path(self.folder))
 
     def restore(self, initial: Tree) -> Tree:
         """Return the newest intact checkpoint, or the initial state if there is none at all.
@@ -72,13 +72,13 @@ class Checkpointer:
         """
         if not self._is_writer:
             return initial
-        if not steps(self._folder):
+        if not steps(self.folder):
             self._initial = jax.tree.map(np.array, initial)
             return initial
-        step, tree, damaged = newest(self._folder, initial)
+        step, tree, damaged = newest(self.folder, initial)
         for name in map(str, damaged):
-            number = 1 + len(list(self._folder.glob(f"{name}.damaged-*")))
-            (self._folder / name).rename(self._folder / f"{name}.damaged-{number}")
+            number = 1 + len(list(self.folder.glob(f"{name}.damaged-*")))
+            (self.folder / name).rename(self.folder / f"{name}.damaged-{number}")
         self.saved = step
         return tree
 
@@ -113,9 +113,9 @@ class Checkpointer:
         self.wait()
         table: dict[str, Any] = {path: entry(leaf) for path, leaf in _flat(tree).items()}
         table[TABLE_CHECKSUM] = checksum(table)
-        with _save_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for unfinished in self._folder.glob(f"*{UNFINISHED}*"):
+        with _save_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in self.folder.glob(f"*{UNFINISHED}*"):
                 shutil.rmtree(unfinished, ignore_errors=True)
             if self._writer is None:
                 self._writer = ocp.AsyncCheckpointer(
@@ -146,12 +146,12 @@ class Checkpointer:
         if self._writer is None:
             return
         every = self._runtime.keep_every_steps
-        with _save_errors(self._folder):
+        with _save_errors(self.folder):
             self._writer.wait_until_finished()
-            for step in steps(self._folder)[: -self._runtime.keep_last]:
+            for step in steps(self.folder)[: -self._runtime.keep_last]:
                 if step > 0 and not (every and step % every == 0):
                     # An incomplete checkpoint never has the name of a complete one.
-                    path = self._folder / str(step)
+                    path = self.folder / str(step)
                     shutil.rmtree(path.rename(f"{path}{UNFINISHED}"))
 
     def close(self) -> None:

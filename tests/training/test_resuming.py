@@ -97,7 +97,7 @@ def test_forced_options_without_a_difference_are_not_recorded(short_run, tmp_pat
     ("changes", "said"),
     [
         ({"model": C.ModelConfig(dim=4, width=0.1)}, "head/output"),
-        ({"optimizer": C.OptimizerConfig("adam", epochs=2, batch_size=220)}, "opt_state"),
+        ({"optimizer": C.OptimizerConfig(optimizer="adam", epochs=2, batch_size=220)}, "opt_state"),
         ({"optimizer": C.OptimizerConfig(epochs=1, batch_size=220)}, "epochs=1"),
         ({"runtime": C.RuntimeConfig(devices=2, resume="never", force=True)}, "resume=never"),
     ],
