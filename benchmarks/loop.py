@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks.timing import device_kind
 from hypersphere_jax import config as C
-from hypersphere_jax.data.batches import call_batches, device_batches
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import loop as training
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.recorder import Recorder, on_host, tree_of
+from hypersphere_jax.training.recorder import Recorder, open_run, tree_of
+from hypersphere_jax.training.setup import ACCELERATOR_STEPS_PER_CALL, initial_state, set_up
 from hypersphere_jax.training.step import make_steps, scalars_of
+from hypersphere_jax.training.train import open_batches, take_steps
 
 BATCH, METRICS = 140, ("loss", "align", "uniform", "grad_norm", "lr")
 
@@ -23,7 +23,7 @@ BATCH, METRICS = 140, ("loss", "align", "uniform", "grad_norm", "lr")
 def loop(step_ms: float, steps: int, model: str) -> None:
     """Time the loop around a step that waits, with one step and with ten in a program."""
     _row(step_ms, 20, "small_cnn", 1)  # a process's first run imports and opens more
-    rows = [_row(step_ms, steps, model, at_once) for at_once in (1, training.AT_ONCE)]
+    rows = [_row(step_ms, steps, model, at_once) for at_once in (1, ACCELERATOR_STEPS_PER_CALL)]
     names = ["steps in a program", "host ms a step", "share", "beside ms", "share", "checkpoint ms"]
     title = f"{model}, steps of {step_ms} ms, a line of the log every 10 steps, {device_kind()}"
     print_table(names, rows, title=title)
@@ -47,24 +47,22 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
         optimizer=C.OptimizerConfig(epochs=-(-steps * BATCH // 1400), batch_size=BATCH),
         runtime=C.RuntimeConfig(devices=1, steps_per_call=at_once),
     )
-    job = training.open_job(config)
-    run, devices = training.make_run(job), job.devices
-    recorder, given = run.recorder, (job.config, job.dataset, run.sampler)
-    with recorder.opened(devices, job.digest, ""):
-        state = sharding.replicate(recorder.restored(run.state), devices)
-        fixed = sharding.replicate((run.key, scalars_of(job.config)), devices)
-        calls = list(training.calls_of(recorder, at_once))
-        if at_once == 1:
-            batches = device_batches(*given, range(recorder.total), devices, True)
-        else:
-            batches = call_batches(*given, calls, at_once, devices)
-        on_host(tree_of(state))  # compiles
-        device = _Device(sharding.pmap(make_steps(_step, at_once), devices, donate=(0,)), step_ms)
-        took, stops = (lambda s, b: device(at_once, s, *b, *fixed)), _stops(recorder)
-        training.fit(recorder, took, state, calls, batches, None)
-    began, ended, saved = stops
+    setup = set_up(config)
+    _, state, key = initial_state(setup)
+    with open_run(setup, "") as run:
+        state = sharding.replicate(run.restore(state), setup.devices)
+        hparams = sharding.replicate((key, scalars_of(setup.config)), setup.devices)
+        recorder = Recorder([run])
+        calls = recorder.intervals.calls(0, at_once)
+        tree = tree_of(state)
+        sharding.unreplicate((tree, sharding.finite(tree)))  # compiles
+        program = sharding.pmap(make_steps(_step, at_once), setup.devices, donate=(0,))
+        step = _Device(program, at_once, step_ms)
+        stops = _stops(recorder)
+        take_steps(recorder, step, state, hparams, calls, open_batches(setup, 0), None)
+    began, ended, saved = stops[:3]
     (wall, host), (checkpoint, _) = ended - began, saved - ended
-    steps = recorder.total - at_once  # the first call compiles, and is over before the others
+    steps = setup.total_steps - at_once  # the first call compiles, and is over before the others
     beside = wall - steps * step_ms / 1e3
     return {"host": host / steps, "beside": beside / steps, "checkpoint": checkpoint}
 
@@ -72,13 +70,13 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
 def _stops(recorder: Recorder) -> list[np.ndarray]:
     """Will hold times of the clock and of this thread: after the first call, the last, the save."""
     stops: list[np.ndarray] = []
-    completed, save = recorder.completed, recorder.save
+    complete, save = recorder.complete, recorder.save
 
     def stop():
         stops.append(np.array([time.perf_counter(), time.thread_time()]))
 
-    def first(step):
-        completed(step)
+    def first(ahead=0):
+        complete(ahead)
         if not stops:
             stop()
 
@@ -87,7 +85,7 @@ def _stops(recorder: Recorder) -> list[np.ndarray]:
         save(step, state)
         stop()
 
-    recorder.completed, recorder.save = first, last  # type: ignore[method-assign]
+    recorder.complete, recorder.save = first, last  # type: ignore[method-assign]
     return stops
 
 
@@ -100,12 +98,12 @@ def _step(state, images, labels, indices, key, scalars):
 class _Device:
     """Calls a program, whose metrics come after as long as steps would take on a device."""
 
-    def __init__(self, program: Callable, step_ms: float):
-        self._program, self._seconds, self._free = program, step_ms / 1e3, 0.0
+    def __init__(self, program: Callable, steps: int, step_ms: float):
+        self._program, self._seconds, self._free = program, steps * step_ms / 1e3, 0.0
 
-    def __call__(self, count: int, *arguments):
+    def __call__(self, *arguments):
         state, metrics = self._program(*arguments)
-        self._free = max(self._free, time.perf_counter()) + count * self._seconds
+        self._free = max(self._free, time.perf_counter()) + self._seconds
         return state, metrics | {"loss": _Later(metrics["loss"], self._free)}
 
 

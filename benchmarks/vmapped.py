@@ -1,13 +1,11 @@
 """Steps of encoders trained in one program by `vmap`, against the same ones one after another."""
 
-import numpy as np
-
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.loop import Job, Run, make_run, open_job
+from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
 from hypersphere_jax.training.step import make_step_of, scalars_of
 from hypersphere_jax.training.vmapped import make_vmapped_step, stacked
 
@@ -28,27 +26,26 @@ def vmapped(
     base = PretrainConfig(
         data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
     )
-    job = job_of(base, data.load(base.data), batch_size)
+    setup = _set_up(base, data.load(base.data), batch_size)
     rows = []
     for count in encoders:
-        record = measured(job, count, steps, rounds)
+        record = measured(setup, count, steps, rounds)
         rows.append([count, round(record["single_ms"], 1), round(record["ms"], 1), record["ratio"]])
     columns = ["encoders", "one after another (ms a step of all)", "vmapped (ms)", "times as fast"]
     title = f"{model} on {name}, {batch_size} pairs each, {device_kind()}"
     print_table(columns, rows, title=title)
 
 
-def job_of(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> Job:
+def _set_up(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> RunSetup:
     """The run of one of the encoders."""
     rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05)
-    return open_job(base.replace(optimizer=rule, devices=1), lambda _, cache_dir: dataset)
+    return set_up(base.replace(optimizer=rule, devices=1), lambda _, cache_dir: dataset)
 
 
-def measured(job: Job, count: int, steps: int, rounds: int) -> dict[str, float]:
+def measured(setup: RunSetup, count: int, steps: int, rounds: int) -> dict[str, float]:
     """Milliseconds of a step of so many encoders, one after another and in one program."""
-    run, images = make_run(job), (job.dataset.pretrain.images, job.dataset.pretrain.labels)
-    single = stepping(*_single(job, run, images), steps)
-    together = stepping(*_vmapped(job, run, images, count), steps)
+    single = stepping(*_single(setup), steps)
+    together = stepping(*_vmapped(setup, count), steps)
     times = take_turns({SINGLE: single, VMAPPED: together}, rounds)
     return {
         "encoders": count,
@@ -58,15 +55,18 @@ def measured(job: Job, count: int, steps: int, rounds: int) -> dict[str, float]:
     }
 
 
-def _single(job: Job, run: Run, images: tuple) -> tuple:
-    """Step, state and fixed arguments of one encoder."""
-    step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)
-    return step, run.state, (*images, run.sampler(0), run.key, scalars_of(job.config))
+def _single(setup: RunSetup) -> tuple:
+    """Step, state and further arguments of one encoder."""
+    source = setup.dataset.pretrain
+    apply, state, key = initial_state(setup)
+    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=sharding.AXIS)
+    hparams = scalars_of(setup.config)
+    return step, state, (source.images, source.labels, setup.sampler(0), key, hparams)
 
 
-def _vmapped(job: Job, run: Run, images: tuple, count: int) -> tuple:
-    """The same of so many; equal ones, as their values do not matter to speed."""
-    step = make_vmapped_step(job.config, run.apply, run.recorder.total)
-    fixed = stacked([(run.key, scalars_of(job.config))] * count)
-    indices = np.stack([run.sampler(0)] * count)
-    return step, stacked([run.state] * count), (*images, indices, *fixed)
+def _vmapped(setup: RunSetup, count: int) -> tuple:
+    """The same of several encoders, all equal, since their values do not change the speed."""
+    apply, _, _ = initial_state(setup)
+    _, state, (images, labels, *others) = _single(setup)
+    step = make_vmapped_step(setup.config, apply, setup.total_steps)
+    return step, stacked([state] * count), (images, labels, *stacked([tuple(others)] * count))

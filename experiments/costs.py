@@ -16,11 +16,12 @@ from typing import NamedTuple
 from experiments import workers
 from experiments.reproduction import folder_of
 from experiments.sweeps import Planned
-from hypersphere_jax import data, signals
+from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.data.text import labelled, reading
+from hypersphere_jax.data.threads import end_with_parent
 from hypersphere_jax.training import sharding
 
 FILE = Path(__file__).with_name("step_costs.json")
@@ -89,8 +90,7 @@ class Cost(NamedTuple):
 def machine(apart: bool = False) -> Machine:
     """This machine; `apart`: GPUs are asked in another process, so that they stay free."""
     if apart and workers.nvidia_gpus():
-        start = signals.end_with_parent
-        with ProcessPoolExecutor(1, get_context("spawn"), initializer=start) as pool:
+        with ProcessPoolExecutor(1, get_context("spawn"), initializer=end_with_parent) as pool:
             return pool.submit(machine).result()
     devices = sharding.local_devices()
     memory = sharding.memory(devices[:1])

@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 
 from experiments.step_costs import make
-from hypersphere_jax import signals
+from experiments.workers import ctrl_c_blocked
 from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.data.threads import end_with_parent
 from hypersphere_jax.training import sharding
 
 POLL = 0.1  # seconds between two looks at the memory
@@ -28,7 +29,7 @@ def measured(config: PretrainConfig, limit: float) -> float | str:
     context = get_context("spawn")  # a fork would copy JAX's threads in whatever state they are
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(config, sender), daemon=True)
-    with signals.only_here():
+    with ctrl_c_blocked():
         process.start()
     sender.close()
     try:
@@ -61,7 +62,7 @@ def resident(pid: int | None) -> int:
 
 
 def _measure(config: PretrainConfig, sender: Connection) -> None:
-    signals.end_with_parent()
+    end_with_parent()
     try:
         sender.send(seconds(config))
     except Exception as error:  # whatever it is, the others go on

@@ -15,8 +15,8 @@ from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.training import checkpoint, run_folder, sharding
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training.metrics import read_metrics
 
 DIRECTIONS = 6  # whose histograms are kept
 PROBE_SEED = 1000  # of the draw of balanced training images; no run's
@@ -69,8 +69,8 @@ def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
 
 def _steps(folder: Path) -> list[int]:
     """Checkpoints that every run of this config has, wherever it was interrupted."""
-    every = run_folder.read_config(folder).runtime.keep_every_steps
-    saved = checkpoint.steps(folder / "checkpoints")
+    every = run_dir.read_config(folder).runtime.keep_every_steps
+    saved = checkpoints.steps(folder / "checkpoints")
     return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 
 
@@ -128,10 +128,10 @@ def _balanced_features(
     folder: Path, step: int | None, layers: tuple[str, ...], size: int
 ) -> dict[str, Path]:
     """Files for the probe, by layer: of balanced training images that are drawn for it alone."""
-    encoder = run_folder.load_encoder(folder, step)
+    encoder = run_dir.load_encoder(folder, step)
     images = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
     dataset = data.load(dataclasses.replace(encoder.config.data, **images))
-    splits = {"train": dataset.train, "test": run_folder.test_split(dataset)}
+    splits = {"train": dataset.train, "test": run_dir.test_split(dataset)}
     devices = sharding.local_devices(1)
     features = {
         name: split_features(encoder, source, layers, devices).features

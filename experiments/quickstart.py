@@ -47,8 +47,9 @@ from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.terminal import say
-from hypersphere_jax.training import loop, sharding
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
 
 # Pairs. That, and the epochs, took less time than 256 and 50 and were as good on the test split,
 # where they were compared.
@@ -164,7 +165,7 @@ def _each(tasks: Sequence[Task], config: QuickstartConfig, command: str) -> dict
 
 def _carry_out(task: Task, command: str) -> Found:
     sharding.keep_compiled(task.config.runtime.cache_dir)
-    folder = loop.train(task.config, command)
+    folder = training.train(task.config, command)
     return Found(
         {step: _scores(folder, step) for step in task.steps},
         {title: circle.features_of(title, folder, step) for title, step in task.circles.items()},

@@ -22,7 +22,8 @@ from hypersphere_jax.config import Diverged, PretrainConfig, UserError, to_dict
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_kept, write_json
 from hypersphere_jax.terminal import say
-from hypersphere_jax.training import loop, run_folder, sharding
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.vmapped import train_vmapped
 
 # Of a row, what is left out as a run ends: ends and parts of the names.
@@ -162,10 +163,10 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
 
 def carry_out(one: Planned, command: str = "") -> str | UserError | None:
     """Trains and evaluates a run: None, the reason of its failure, or an error of the input."""
-    began, is_new = time.monotonic(), not run_folder.folder_of(one.config).exists()
+    began, is_new = time.monotonic(), not run_dir.folder_of(one.config).exists()
     sharding.keep_compiled(one.config.runtime.cache_dir)
     try:
-        folder = loop.train(one.config, command)
+        folder = training.train(one.config, command)
         trained = time.monotonic()
         rows = evaluate(folder, one.evaluation)
     except Diverged as error:
@@ -189,7 +190,7 @@ def carry_out(one: Planned, command: str = "") -> str | UserError | None:
 def rows_of(one: Planned) -> Rows | None:
     """The rows of a run that is done or failed; None for one that is still to do."""
     common = {"run": one.config.name, **one.about}
-    if not (run_folder.folder_of(one.config) / "sweep").is_dir():
+    if not (run_dir.folder_of(one.config) / "sweep").is_dir():
         return None
     if result := read_kept(_rows_file(one), {"rows": list[dict]}):
         return [common | {"status": "done"} | row for row in result["rows"]]
@@ -212,11 +213,11 @@ def _summary(one: Planned) -> str:
 
 
 def _path(one: Planned) -> str:
-    return str(run_folder.folder_of(one.config))
+    return str(run_dir.folder_of(one.config))
 
 
 def _rows_file(one: Planned) -> Path:
-    return run_folder.folder_of(one.config) / "sweep" / f"{_key(one)}.json"
+    return run_dir.folder_of(one.config) / "sweep" / f"{_key(one)}.json"
 
 
 def _failure(one: Planned) -> Path:
@@ -225,7 +226,7 @@ def _failure(one: Planned) -> Path:
 
 def _key(one: Planned) -> str:
     """Of a config and an evaluation, wherever the data and the run that it begins from are."""
-    settings = run_folder.training_config(one.config)
+    settings = run_dir.training_config(one.config)
     if one.config.init_from is not None:
         settings["init_from"] = Path(one.config.init_from).name
     usual = Evaluation()._asdict()

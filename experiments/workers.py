@@ -3,9 +3,11 @@
 One that dies fails alone.
 """
 
+import contextlib
 import multiprocessing
 import os
 import re
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +16,11 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax import cli, signals
+from hypersphere_jax import cli
 from hypersphere_jax.config import Stopped, require
+from hypersphere_jax.data.threads import end_with_parent
 from hypersphere_jax.terminal import say
-from hypersphere_jax.training.processes import StopSignals
+from hypersphere_jax.training.stopping import StopOnSignal
 
 # Of a GPU's memory, what all that train on it may take: as much as JAX takes for one alone.
 GPU_MEMORY = 0.75
@@ -59,18 +62,18 @@ def each(
         say(f"{jobs} at a time; what they print: {logs}", sys.stderr)
     # Else Python's tracker of semaphores tells of those that a second signal leaves to it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    with StopSignals(command, "all have saved their state") as stop:
+    with StopOnSignal() as stop:
         terminated = False  # once: a second signal would end a process before it has saved
         try:
-            while busy or (waiting and not stop.asked):
-                while waiting and free and not stop.asked:
+            while busy or (waiting and not stop.requested):
+                while waiting and free and not stop.requested:
                     number, task = free.pop(), waiting.popleft()
                     if number not in executors:
                         executors[number] = _executor(number, places[number], logs)
-                    with signals.only_here():
+                    with ctrl_c_blocked():
                         future = executors[number].submit(function, task, command)
                     busy[future] = number, task
-                if stop.asked and not terminated:
+                if stop.requested and not terminated:
                     terminated = True
                     _terminate()
                 for future in wait(busy, POLL, FIRST_COMPLETED).done:
@@ -82,16 +85,28 @@ def each(
                         executors.pop(number).shutdown()
                         outcome = DIED
                     except Stopped:  # perhaps by a signal to it alone
-                        stop.ask()
+                        stop.requested = True
                     if not waiting and number in executors:  # it ends while others work
                         executors.pop(number).shutdown(wait=False)
-                    if not stop.asked:
+                    if not stop.requested:
                         yield task, outcome
         finally:
             if busy and not terminated:
                 _terminate()
             for executor in executors.values():
                 executor.shutdown()
+    if stop.requested:
+        raise Stopped(f"stopped: all have saved their state; to continue: {command}")
+
+
+@contextlib.contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Block SIGINT, so that a process started inside leaves Ctrl-C to this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _executor(number: int, place: dict, logs: Path | None) -> ProcessPoolExecutor:
@@ -110,8 +125,7 @@ def _begin(place: dict, log: Path | None) -> None:
     """Sets up a process."""
     cli.silence_orbax()
     os.setsid()  # Ctrl-C is for the process above, which passes it on
-    signals.end_with_parent()
-    signals.answer_signals()
+    end_with_parent()
     if place["cores"]:
         os.sched_setaffinity(0, place["cores"])
     if place["gpu"] is not None:

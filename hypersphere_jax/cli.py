@@ -40,7 +40,7 @@ class _Notes(logging.Handler):
 
 
 HELP = ("--help", "-h")
-# An option in a message, such as `epochs=3`, `epochs=` or `extend=True`; not in a path or a call.
+# An option in a message, such as `epochs=3`, `epochs=` or `force=True`; not in a path or a call.
 _OPTION = re.compile(r"(?<![\w./'\"=-])([a-z]\w*)=(?!…)(True\b|False\b|(?=[^\s,;:).]|\.\S))?")
 # Those that train; of `reproduce` the settings are the papers'.
 WITH_FILE = ("pretrain", "finetune", "quickstart")
@@ -230,10 +230,10 @@ def _recorded(verb: str, arguments: list[str]) -> Any:
     if name is None or not (file := Path(runs_dir, name, "config.json")).is_file():
         return None
     from hypersphere_jax import finetune
-    from hypersphere_jax.training import run_folder
+    from hypersphere_jax.training import run_dir
 
     say(f"{name}: options as recorded in {file}", sys.stderr)
-    read = run_folder.read_config if verb == "pretrain" else finetune.recorded
+    read = run_dir.read_config if verb == "pretrain" else finetune.recorded
     return dataclasses.replace(read(file.parent), name=name, runs_dir=runs_dir)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hypersphere_jax import signals
 from hypersphere_jax.config.base import UserError
 from hypersphere_jax.config.kinds import check
 
@@ -37,7 +36,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two containers that share a folder may give their processes the same number.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    signals.unfinished.add(partial)
     try:
         with open(partial, "w+b") as file:
             yield file
@@ -48,8 +46,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)  # the name that the user knows
         raise
-    finally:
-        signals.unfinished.discard(partial)
 
 
 def read_json(

@@ -29,7 +29,8 @@ from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.files import read_kept, write_json
-from hypersphere_jax.training import loop, processes, run_folder, sharding
+from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training import train as training
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -58,7 +59,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
       The run's folder, and the result as in `eval/finetune.json`; None in processes but the first.
 
     Raises:
-      UserError: as `loop.train`; for data without labels or a test split; if all rates diverged.
+      UserError: as `train`; for data without labels or a test split; if all rates diverged.
     """
     processes.initialize(config.runtime)
     with processes.exit_on_error():
@@ -72,10 +73,10 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
     run = _with_optimizer(config, base, whole, chosen)
     try:
-        folder = loop.train(run, command)
+        folder = training.train(run, command)
         if not processes.is_first():
             return folder, None
-        test_scores = score(folder, run_folder.test_split(whole), config.runtime.devices)
+        test_scores = score(folder, run_dir.test_split(whole), config.runtime.devices)
     except Diverged as error:
         raise Diverged(error.reason, ADVICE) from error
     result = {
@@ -89,7 +90,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         "fraction": config.fraction,
         "labels": _count(whole, config.fraction, run.data.subset_seed),
         **test_scores,
-        "num_classes": run_folder.read_config(folder).model.num_classes,
+        "num_classes": run_dir.read_config(folder).model.num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
         "valid_top1": valid_top1,
@@ -110,7 +111,7 @@ def recorded(folder: Path) -> FinetuneConfig:
     Raises:
       UserError: for a run that began from no other.
     """
-    run = run_folder.read_config(folder)
+    run = run_dir.read_config(folder)
     require(
         run.init_from is not None,
         f"{folder} was made by `pretrain`, which continues it: name the run to fine-tune, and "
@@ -161,7 +162,7 @@ def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> flo
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
     """Scores of a run's classifier on labelled images; `Diverged` for NaN or infinite logits."""
-    encoder, local = run_folder.load_encoder(folder), sharding.local_devices(devices)
+    encoder, local = run_dir.load_encoder(folder), sharding.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], local).features["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")
@@ -176,9 +177,9 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     """The run but for its optimizer, and the data with all their labels."""
-    folder = run_folder.find(config.run, config.runs_dir)
-    run_folder.require_images(folder, "finetune")
-    source = run_folder.read_config(folder)
+    folder = run_dir.find(config.run, config.runs_dir)
+    run_dir.require_images(folder, "finetune")
+    source = run_dir.read_config(folder)
     label = source.model.label
     require(
         source.model.network is None,
@@ -187,13 +188,13 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     recipe = source.data.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
-    data_config = run_folder.moved(source.data, config.data_dir)
+    data_config = run_dir.moved(source.data, config.data_dir)
     recipe = config.recipe or recipe
     data_config = replace(data_config, recipe=recipe, augment=None, fraction=1.0)
     dataset = data.load(data_config)
     labelled = bool(dataset.class_names)
     require(labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
-    run_folder.test_split(dataset)
+    run_dir.test_split(dataset)
     model = replace(
         source.model,
         classifier_layer=config.layer or models.before_head(source.model.name),
@@ -252,15 +253,15 @@ def _valid_top1(
     command,
 ) -> float | None:
     """Accuracy of one learning rate on the held-out images; None where training diverged."""
-    folder = run_folder.folder_of(base) / "learning_rates"
+    folder = run_dir.folder_of(base) / "learning_rates"
     placed = replace(base, name=str(rate), runs_dir=str(folder))
     run = _with_optimizer(config, placed, whole, rate, FITTING)
-    file = run_folder.folder_of(run) / "diverged.json"
-    run_of_record = {"config": run_folder.training_config(run), "data_digest": whole.digest()}
+    file = run_dir.folder_of(run) / "diverged.json"
+    run_of_record = {"config": run_dir.training_config(run), "data_digest": whole.digest()}
     record = read_kept(file, {"reason": str}) or {}
     if record | run_of_record != record:
         try:
-            folder = loop.train(run, command)
+            folder = training.train(run, command)
             return score(folder, valid, config.runtime.devices)["top1"]
         except Diverged as error:
             record = run_of_record | {"reason": error.reason}

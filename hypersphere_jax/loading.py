@@ -12,7 +12,7 @@ from hypersphere_jax.config import DataConfig, PretrainConfig, UserError, from_d
 from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
 from hypersphere_jax.files import parse_json
 from hypersphere_jax.models.torch_names import shortened
-from hypersphere_jax.training import run_folder, sharding
+from hypersphere_jax.training import run_dir, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -79,11 +79,11 @@ def load(
     if (folder / WEIGHTS).is_file():
         require(step is None, f"step={step} is of a run's checkpoints, and {folder} is one encoder")
         return _load_saved(folder, own)
-    folder = run_folder.find(str(where), runs_dir)
-    config = run_folder.read_config(folder).replace(**own)
+    folder = run_dir.find(str(where), runs_dir)
+    config = run_dir.read_config(folder).replace(**own)
     require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
     _require_preprocess(config)
-    loaded = run_folder.load_encoder(folder, step, config)
+    loaded = run_dir.load_encoder(folder, step, config)
     return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
 
 

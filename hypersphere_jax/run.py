@@ -1,20 +1,20 @@
 """Training from Python, with data, a network, augmentation or a loss of one's own."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.augment import Recipe
-from hypersphere_jax.config import PretrainConfig, Stopped, require
+from hypersphere_jax.config import PretrainConfig, require
 from hypersphere_jax.config.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.source import name_classes
 from hypersphere_jax.encoder import Encoder
 from hypersphere_jax.loading import load
-from hypersphere_jax.training import loop, run_folder, sharding
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
 
 
 class Run:
@@ -47,7 +47,7 @@ class Run:
         """Draw its pictures, write its page `report.html`, and return the page's path."""
         from hypersphere_jax.reporting import pictures, run_page
 
-        config = run_folder.read_config(self.folder).replace(**self._own)
+        config = run_dir.read_config(self.folder).replace(**self._own)
         pictures.draw_pictures(self.folder, config)
         return run_page.write_run_page(self.folder)
 
@@ -55,18 +55,6 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
 
-@contextlib.contextmanager
-def _interrupts_as_stopped() -> Iterator[None]:
-    """Raise `Stopped` for Ctrl-C outside the steps too."""
-    try:
-        yield
-    except Stopped:
-        raise
-    except KeyboardInterrupt as error:
-        raise Stopped("stopped; what was saved is kept, and the same call continues") from error
-
-
-@_interrupts_as_stopped()
 def train(
     config: PretrainConfig | None = None,
     *,
@@ -117,8 +105,9 @@ def train(
     Raises:
       UserError: for anything invalid, with what to do.
       Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: a `KeyboardInterrupt`, after Ctrl-C at any moment, or SIGTERM during the steps. The
-        step under way is saved, and the same call continues.
+      Stopped: a `KeyboardInterrupt`, after Ctrl-C, SIGTERM or SIGHUP during the steps: the current
+        step is saved, and the same call continues. Before the first step Ctrl-C raises an ordinary
+        `KeyboardInterrupt`.
     """
     config = PretrainConfig() if config is None else config
     require(
@@ -157,7 +146,7 @@ def train(
     if overwrite:
         config = config.replace(resume="overwrite")
     sharding.prepare(config.runtime.devices, config.runtime.deterministic)
-    return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
+    return Run(training.train(config, "hypersphere_jax.train(...)"), own)
 
 
 def _dataset(data: Any, labels: Any, test: Any) -> Custom:

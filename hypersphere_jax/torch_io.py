@@ -14,7 +14,7 @@ from hypersphere_jax.config import ExportConfig, ImportConfig, ModelConfig, Pret
 from hypersphere_jax.config.base import changed, check_output
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
-from hypersphere_jax.training import checkpoint, resolve, run_folder, sharding
+from hypersphere_jax.training import checkpoints, resolve, run_dir, sharding
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -40,8 +40,8 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     file = torch_files.file_in(config.file)
     fields = {name: getattr(config, name) for name in ("name", "runs_dir", "seed", "data")}
     run = PretrainConfig(**fields)
-    folder = run_folder.folder_of(run)
-    held = checkpoint.steps(folder / "checkpoints")
+    folder = run_dir.folder_of(run)
+    held = checkpoints.steps(folder / "checkpoints")
     require(not held, f"{folder} holds a run already: choose another name=")
     state = torch_files.read_state(file)
     with torch_files.naming(file):
@@ -72,12 +72,14 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         "left_aside": unused,
     }
     run = dataclasses.replace(run, model=model)
-    with run_folder.lock(folder):
+    with run_dir.lock(folder):
         _clear_unfinished(folder)
         devices, digest = sharding.local_devices(), dataset.digest()
-        run_folder.open_folder(run, devices, digest, command, origin, dataset=dataset)
-        with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints")) as checkpoints:
-            checkpoints.save(0, checkpoint.STEP | {"params": params, "stats": stats})
+        run_dir.check_resume(run, len(devices), digest)
+        run_dir.add_session(run, devices, digest, command, dataset, {"imported": origin})
+        checkpointer = checkpoints.Checkpointer(folder / "checkpoints")
+        with contextlib.closing(checkpointer):
+            checkpointer.save(0, checkpoints.STEP | {"params": params, "stats": stats})
     return folder
 
 
@@ -94,7 +96,7 @@ def export(config: ExportConfig) -> Path:
     if (Path(config.run) / encoder.WEIGHTS).is_file():
         found = loading.load(config.run, config.step)
     else:
-        found = run_folder.load_encoder(run_folder.find(config.run, config.runs_dir), config.step)
+        found = run_dir.load_encoder(run_dir.find(config.run, config.runs_dir), config.step)
     model = found.config.model
     names = config.names or ("torch" if has_torch_names(model) else "own")
     if names == "torch":
@@ -113,9 +115,9 @@ def export(config: ExportConfig) -> Path:
 def _clear_unfinished(folder: Path) -> None:
     """Removes the record of an import that ended before its checkpoint, if it is alone there."""
     there, record = {path.name for path in folder.glob("[!.]*")}, folder / "config.json"
-    if checkpoint.steps(folder / "checkpoints") or not there <= {record.name, "checkpoints"}:
+    if checkpoints.steps(folder / "checkpoints") or not there <= {record.name, "checkpoints"}:
         return
-    if record.name in there and "imported" in run_folder.read_record(folder)["sessions"][0]:
+    if record.name in there and "imported" in run_dir.read_record(folder)["sessions"][0]:
         record.unlink()
 
 

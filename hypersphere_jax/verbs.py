@@ -44,10 +44,11 @@ def quickstart(parse: Callable) -> None:
 def pretrain(parse: Callable) -> None:
     """Train an encoder, or continue the run that is in its folder."""
     config = parse(C.PretrainConfig)
-    from hypersphere_jax.training import loop, processes, sharding
+    from hypersphere_jax.training import processes, sharding
+    from hypersphere_jax.training import train as training
 
     sharding.keep_compiled(config.runtime.cache_dir)
-    folder = loop.train(config, command=_command(), opened=_say_if_new)
+    folder = training.train(config, command=_command(), on_setup=_say_if_new)
     if processes.is_first():
         # Imports Matplotlib, for which the first step need not wait.
         from hypersphere_jax.reporting import pictures, run_page
@@ -216,9 +217,9 @@ def report(parse: Callable) -> None:
         check_output(out, ".html")
         C.require(out is None or len(names) > 1, "--out is for several runs: leave it out")
         from hypersphere_jax.reporting import differences, pictures, run_page, tables
-        from hypersphere_jax.training import run_folder
+        from hypersphere_jax.training import run_dir
 
-        folders = [run_folder.find(name, runs_dir) for name in names]
+        folders = [run_dir.find(name, runs_dir) for name in names]
         if len(folders) == 1:
             pictures.draw_pictures(folders[0], redraw=False)
             return run_page.write_run_page(folders[0])
@@ -274,12 +275,12 @@ def _stem(name: str) -> str:
 
 def _keep_compiled(runs: Sequence[str], runs_dir: str) -> None:
     """Keeps compiled programs where the first of the runs does; of files of features, as usual."""
-    from hypersphere_jax.training import run_folder, sharding
+    from hypersphere_jax.training import run_dir, sharding
 
     folder = C.RuntimeConfig.cache_dir
     with contextlib.suppress(C.UserError, OSError):  # the verb will say what is wrong
-        run, *_ = run_folder.find_all(runs[0], runs_dir)
-        folder = run_folder.read_config(run).runtime.cache_dir
+        run, *_ = run_dir.find_all(runs[0], runs_dir)
+        folder = run_dir.read_config(run).runtime.cache_dir
     sharding.keep_compiled(folder)
 
 
@@ -309,12 +310,12 @@ def _page(folder: Path) -> str:
 def _pages(names: Sequence[str], runs_dir: str) -> None:
     """Writes the pages of runs that were evaluated anew, and says where they are."""
     from hypersphere_jax.reporting import run_page
-    from hypersphere_jax.training import run_folder
+    from hypersphere_jax.training import run_dir
 
     folders: list[Path] = []
     for name in names:
         with contextlib.suppress(C.UserError):  # a file of features, or what was told already
-            folders += run_folder.find_all(name, runs_dir)
+            folders += run_dir.find_all(name, runs_dir)
     pages = run_page.update_pages(folders)
     if pages:
         more = f" and {len(pages) - 1} more, each in its run's folder" if len(pages) > 1 else ""

@@ -30,7 +30,8 @@ import tiny_runs
 
 from hypersphere_jax import cli, models
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
-from hypersphere_jax.training import loop, sharding
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training import train as training
 
 gc.set_threshold(1_000_000, 50, 50)  # as the command does: tracing makes objects that stay
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -143,13 +144,13 @@ def once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def image_run(once) -> Path:
     """A finished run of digits: 56 steps on one device, good enough to probe (read only)."""
-    return once("images", lambda folder: loop.train(tiny_runs.images(folder))) / "images"
+    return once("images", lambda folder: training.train(tiny_runs.images(folder))) / "images"
 
 
 @pytest.fixture(scope="session")
 def short_run(once) -> Path:
     """The finished run `tiny_runs.short`: 12 steps on two devices (read only)."""
-    return once("short", lambda folder: loop.train(tiny_runs.short(folder))) / "short"
+    return once("short", lambda folder: training.train(tiny_runs.short(folder))) / "short"
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +159,7 @@ def killed_run(once) -> Path:
 
     def make(folder):
         with run_states.killed_after_checkpoint(9):
-            loop.train(tiny_runs.short(folder))
+            training.train(tiny_runs.short(folder))
 
     return once("killed", make) / "short"
 
@@ -166,7 +167,7 @@ def killed_run(once) -> Path:
 @pytest.fixture(scope="session")
 def queue_run(once) -> Path:
     """A finished run with MoCo's queue: 10 steps on two devices (read only)."""
-    return once("queue", lambda folder: loop.train(tiny_runs.queue(folder))) / "queue"
+    return once("queue", lambda folder: training.train(tiny_runs.queue(folder))) / "queue"
 
 
 @pytest.fixture(scope="session")
@@ -178,4 +179,4 @@ def texts(once) -> Path:
 @pytest.fixture(scope="session")
 def text_run(once, texts) -> Path:
     """A finished run of sentence encoders: 10 steps on two devices (read only)."""
-    return once("text", lambda folder: loop.train(tiny_runs.text(folder, texts))) / "text"
+    return once("text", lambda folder: training.train(tiny_runs.text(folder, texts))) / "text"

@@ -8,15 +8,15 @@ import pytest
 
 from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.training import checkpoint, run_folder
-from hypersphere_jax.training.metrics_log import MetricsWriter, read_metrics
+from hypersphere_jax.training import checkpoints, run_dir
+from hypersphere_jax.training.metrics import MetricLogger, read_metrics
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import Momentum, init_state
 
 
 def state_of(folder, step=None):
     """The whole state of a run, its structure taken from a state made anew."""
-    made = run_folder.read_config(folder)
+    made = run_dir.read_config(folder)
     _, params, stats = models.abstract(made.model)
     optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
 
@@ -27,7 +27,7 @@ def state_of(folder, step=None):
 
     like = jax.eval_shape(anew, params, stats)._asdict().items()
     like = {name: part for name, part in like if part is not None}
-    return checkpoint.restore(folder / "checkpoints", like, step)[1]
+    return checkpoints.restore(folder / "checkpoints", like, step)[1]
 
 
 def timeless(folder):
@@ -45,7 +45,7 @@ def assert_same_run(folder, other):
 @contextlib.contextmanager
 def killed_after_checkpoint(step):
     """What runs inside ends as by a kill right after the checkpoint of a step."""
-    original = checkpoint.Checkpoints.save
+    original = checkpoints.Checkpointer.save
 
     def save(self, at, tree):
         original(self, at, tree)
@@ -53,17 +53,17 @@ def killed_after_checkpoint(step):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoint.Checkpoints, "save", save)
+        patch.setattr(checkpoints.Checkpointer, "save", save)
         yield
 
 
 def at_line(patch, step, happens):
     """Something happens, once, after a line of metrics of this step is written."""
-    original, ahead = MetricsWriter.write, [happens]
+    original, ahead = MetricLogger.log, [happens]
 
-    def write(self, record):
+    def log(self, record):
         original(self, record)
         if record["step"] == step and ahead:
             ahead.pop()()
 
-    patch.setattr(MetricsWriter, "write", write)
+    patch.setattr(MetricLogger, "log", log)

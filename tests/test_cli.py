@@ -24,7 +24,8 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.reporting import tables
-from hypersphere_jax.training import loop, sharding
+from hypersphere_jax.training import sharding
+from hypersphere_jax.training import train as training
 
 # The run `short` of tiny_runs, whose programs other tests have compiled.
 TINY = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
@@ -198,11 +199,11 @@ def test_exit_status_of_what_ends_a_command(capsys, monkeypatch):
             "where other processes hold a GPU's memory, end them, or start each with its share",
         ),
     ):
-        monkeypatch.setattr(loop, "train", Mock(side_effect=error))
+        monkeypatch.setattr(training, "train", Mock(side_effect=error))
         assert cli.main(["pretrain", "--devices", "2"]) == status
         assert said in capsys.readouterr().err
     for bug in (ZeroDivisionError(), JaxRuntimeError("INTERNAL: else")):  # is told whole
-        monkeypatch.setattr(loop, "train", Mock(side_effect=bug))
+        monkeypatch.setattr(training, "train", Mock(side_effect=bug))
         with pytest.raises(type(bug)):
             cli.main(["pretrain", "--devices", "2"])
 

@@ -20,7 +20,7 @@ from hypersphere_jax import data
 from hypersphere_jax.config import DataConfig
 from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def encoder(image_run):
 def test_the_features_of_evaluation(encoder, image_run, tmp_path):
     """Of any number of images, on all devices; "output" on the unit sphere."""
     test = data.load(DataConfig()).test
-    loaded = run_folder.load_encoder(image_run)._replace(folder=tmp_path)
+    loaded = run_dir.load_encoder(image_run)._replace(folder=tmp_path)
     expected = split_features(loaded, test, ["output", "backbone"], jax.devices()[:1]).features
     for layer in ("output", "backbone"):
         found = encoder(test.images, layer=layer)

@@ -12,7 +12,9 @@ from run_states import killed_after_checkpoint, state_of
 from hypersphere_jax import augment, cli, data, finetune
 from hypersphere_jax import config as C
 from hypersphere_jax.files import read_json
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.setup import set_up
 
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=4)
 
@@ -31,7 +33,7 @@ def tuned(image_run, once):
 
 @pytest.mark.slow
 def test_what_is_trained(tuned, image_run, queue_run):
-    made, source = run_folder.read_config(tuned), run_folder.read_config(image_run)
+    made, source = run_dir.read_config(tuned), run_dir.read_config(image_run)
     assert made.data == replace(source.data, fraction=0.1, recipe="digits:crop_flip")
     assert made.model == replace(source.model, classifier_layer="backbone", num_classes=10)
     weights = {f"{name}_weight": 0.0 for name in ("align", "uniform", "contrastive")}
@@ -57,7 +59,7 @@ def test_what_is_trained(tuned, image_run, queue_run):
 def test_its_accuracy_is_that_of_the_classifier_on_the_test_split(tuned, monkeypatch):
     result = read_json(tuned / "eval" / "finetune.json")
     test = data.load(C.DataConfig()).test
-    encoder = run_folder.load_encoder(tuned)
+    encoder = run_dir.load_encoder(tuned)
     x = jax.vmap(augment.make_evaluate("digits", 8))(test.images)
     apply = jax.jit(lambda x: encoder.apply(encoder.params, encoder.stats, x, False)[0]["logits"])
     hits = np.argsort(-np.asarray(apply(x)), axis=1) == np.asarray(test.labels)[:, None]
@@ -88,9 +90,9 @@ def test_a_name_alone_gives_the_options(tuned, image_run, tmp_path):
         config = cli._parse(C.FinetuneConfig, "finetune", named)
         assert config.learning_rates == rates and config.runtime.devices == 1
     base, whole = finetune._base(replace(config, name=tuned.name))
-    made = loop.open_job(finetune._with_optimizer(config, base, whole, 0.05)).config
-    made = run_folder.training_config(made)
-    assert made == run_folder.training_config(run_folder.read_config(tuned))
+    made = set_up(finetune._with_optimizer(config, base, whole, 0.05)).config
+    made = run_dir.training_config(made)
+    assert made == run_dir.training_config(run_dir.read_config(tuned))
     with pytest.raises(C.UserError, match="was made by `pretrain`"):
         finetune.recorded(image_run)
 
@@ -124,7 +126,7 @@ def planned(tuned, tmp_path, monkeypatch):
         sources.append(source)
         return {"step": 1, "top1": top1[float(folder.name.removeprefix("made-"))]}
 
-    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(finetune, "score", score)
     return runs_, sources, top1
 

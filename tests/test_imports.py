@@ -13,13 +13,15 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files memory signals terminal xla_flags",
-    "array_files cache_files losses moco packing theory torch_format training.processes",
+    "config extras files memory terminal xla_flags",
+    "array_files cache_files losses moco packing theory torch_format training.processes"
+    " training.stopping",
     "augment data models training.profiling training.sharding",
-    "data.batches training.checkpoint training.metrics_log training.objectives"
-    " training.optimizers training.recorder training.resolve training.run_folder training.step"
+    "data.batches training.checkpoints training.metrics training.objectives"
+    " training.optimizers training.resolve training.run_dir training.step"
     " torch_files",
-    "encoder evaluate finetune loading torch_io training.loop training.vmapped",
+    "encoder evaluate finetune loading torch_io training.recorder training.setup training.train"
+    " training.vmapped",
     "data.data_verb reporting run",
     "cli verbs __main__",
 )
@@ -29,11 +31,12 @@ OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES["scipy"] = ["data", "evaluate"]
-HOMES |= {"PIL": ["data", "augment"], "flax": ["models"], "orbax": ["training.checkpoint"]}
+HOMES |= {"PIL": ["data", "augment"], "flax": ["models"]}
+HOMES |= {"orbax": ["training.checkpoints"]}
 HOMES |= {"tyro": ["config", "cli", "verbs"], "matplotlib": ["reporting"]}
 HOMES |= {"jinja2": ["reporting"]}
-HOMES |= {"tensorboardX": ["training.metrics_log"], "safetensors": ["torch_files"], "torch": []}
-HOMES |= {"equinox": ["models.custom"], "yaml": ["config"], "wandb": ["training.metrics_log"]}
+HOMES |= {"tensorboardX": ["training.metrics"], "safetensors": ["torch_files"], "torch": []}
+HOMES |= {"equinox": ["models.custom"], "yaml": ["config"], "wandb": ["training.metrics"]}
 # The same of names of JAX's.
 ONLY = {"jax.pmap": ["training.sharding"], "jax.distributed": ["training.processes"]}
 
@@ -99,7 +102,7 @@ new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdli
 assert new == {"hypersphere_jax"}, new
 from jax._src import xla_bridge  # nothing is computed, so that processes can still find each other
 assert not xla_bridge.backends_are_initialized()
-import hypersphere_jax.evaluate.probe_verb, hypersphere_jax.training.loop
+import hypersphere_jax.evaluate.probe_verb, hypersphere_jax.training.train
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 late |= {"PIL", "matplotlib", "safetensors", "tensorboardX"}  # training on arrays needs none
 late |= {"orbax.checkpoint"}  # the first step comes before

@@ -25,7 +25,8 @@ from hypersphere_jax.config import (
 )
 from hypersphere_jax.config.from_file import blank, with_file
 from hypersphere_jax.extras import EXTRAS, how_to_install
-from hypersphere_jax.training import loop, metrics_log
+from hypersphere_jax.training import metrics
+from hypersphere_jax.training import train as training
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -281,38 +282,38 @@ def wandb(monkeypatch):
 def test_wandb_has_the_metrics_of_a_run_that_was_continued(wandb, tmp_path):
     config = PretrainConfig(name="a", epochs=3, log_to="wandb")
     records = [{"step": step, "loss": 1 / step} for step in range(1, 7)]
-    first = metrics_log.MetricsWriter(tmp_path, 0, config)
+    first = metrics.MetricLogger(tmp_path, config, 0)
     for record in records[:4]:
-        first.write(record)
+        first.log(record)
     first.close(failed=True)
-    second = metrics_log.MetricsWriter(tmp_path, 2, config)  # from the checkpoint of step 2
+    second = metrics.MetricLogger(tmp_path, config, 2)  # from the checkpoint of step 2
     for record in records[2:]:
-        second.write(record)
+        second.log(record)
     second.close()
     (run,) = wandb.runs.values()
-    assert run["records"] == metrics_log.read_metrics(tmp_path) == records
+    assert run["records"] == metrics.read_metrics(tmp_path) == records
     assert wandb.ended == [1, 0]
     options = run["options"]
     assert options["config"] == to_dict(config) and options["dir"] == tmp_path
     assert (options["name"], options["project"]) == ("a", "hypersphere-jax")
-    metrics_log.MetricsWriter(tmp_path / "b", 0, config.replace(log_to="none")).close()
-    metrics_log.MetricsWriter(tmp_path / "c", 0, config).close()
+    metrics.MetricLogger(tmp_path / "b", config.replace(log_to="none"), 0).close()
+    metrics.MetricLogger(tmp_path / "c", config, 0).close()
     assert len(wandb.runs) == 2  # a run of its own, and none of one that does not ask for it
 
 
 @pytest.mark.slow
 def test_a_run_logs_to_wandb(wandb, tmp_path):
     config = tiny_runs.short(tmp_path).replace(log_to="wandb")
-    folder = loop.train(config)
+    folder = training.train(config)
     (run,) = wandb.runs.values()
-    assert run["records"] == metrics_log.read_metrics(folder) and wandb.ended == [0]
+    assert run["records"] == metrics.read_metrics(folder) and wandb.ended == [0]
 
 
 def test_wandb_missing_or_unable(wandb, monkeypatch, tmp_path):
     config = PretrainConfig(log_to="wandb")
     wandb.fail = "No key\n  configured."
     with pytest.raises(UserError, match=r"^log_to=wandb: No key configured; or set WANDB_MODE"):
-        metrics_log.MetricsWriter(tmp_path, 0, config)
+        metrics.MetricLogger(tmp_path, config, 0)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"^log_to=wandb needs wandb.*\.\[wandb\]"):
-        metrics_log.MetricsWriter(tmp_path, 0, config)
+        metrics.MetricLogger(tmp_path, config, 0)

@@ -20,7 +20,7 @@ from hypersphere_jax.data import image_files, text
 from hypersphere_jax.evaluate import feature_files
 from hypersphere_jax.files import read_json, read_kept, write_json
 from hypersphere_jax.reporting import results, run_page
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def corpus_record():
 
 # By name of its file: a sound record, and what reads it.
 READERS = {
-    "config.json": (run_record, lambda file: run_folder.read_config(file.parent)),
+    "config.json": (run_record, lambda file: run_dir.read_config(file.parent)),
     "corpus.json": (corpus_record, lambda file: text.corpus.read_about(file.parent)),
     "options.json": (run_record, lambda file: with_file(PretrainConfig(), str(file))),
     "options.yaml": (run_record, lambda file: with_file(PretrainConfig(), str(file))),

@@ -32,7 +32,7 @@ from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch
-from hypersphere_jax.training import checkpoint, run_folder, sharding
+from hypersphere_jax.training import checkpoints, run_dir, sharding
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     given = {f"module.encoder_q.{name}": array for name, array in state.items()}
     given |= {"module.encoder_q.bn1.num_batches_tracked": np.array(7), "queue": np.zeros(3)}
     folder = import_state(given, 16)
-    encoder = run_folder.load_encoder(folder)
+    encoder = run_dir.load_encoder(folder)
     assert encoder.step == 0
     assert (encoder.config.model.num_classes, encoder.config.model.stem) == (4, "imagenet")
     made = encoder.params, encoder.stats
@@ -72,8 +72,8 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     assert origin["file"] == str(tmp_path / "a.npz") and origin["left_aside"] == ["queue"]
     assert origin["sha256"] == hashlib.sha256((tmp_path / "a.npz").read_bytes()).hexdigest()
     twice = dict(zip(("params", "stats"), jax.tree.map(lambda a: 2 * a, made), strict=True))
-    with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints")) as checkpoints:
-        checkpoints.save(5, twice)
+    with contextlib.closing(checkpoints.Checkpointer(folder / "checkpoints")) as checkpointer:
+        checkpointer.save(5, twice)
     for step, factor in ((0, 1), (5, 2), (None, 2)):
         export = C.ExportConfig(run=str(folder), out=tmp_path / f"back{step}.npz", step=step)
         back = dict(np.load(torch_io.export(export)))
@@ -101,8 +101,8 @@ def test_fresh_head(import_state, rng, caplog):
             entries, model.image_size, {"dim": 5}, fresh_head=True, name=name, seed=seed
         )
         assert f"the head is random: probe layers={layer}" in caplog.text
-        assert run_folder.read_config(folder).seed == seed
-        encoder, (body, stats) = run_folder.load_encoder(folder), from_torch(model, state)
+        assert run_dir.read_config(folder).seed == seed
+        encoder, (body, stats) = run_dir.load_encoder(folder), from_torch(model, state)
         assert_same((encoder.params | {"head": 0}, encoder.stats), (body | {"head": 0}, stats))
         made.append(encoder.params["head"]["output"]["kernel"])
     np.testing.assert_array_equal(made[1], made[2])
@@ -138,7 +138,7 @@ def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
 def test_features_of_a_run_are_those_of_the_weights(import_state, rng):
     state = random_state(ALEXNET, rng)
     folder = import_state(state)
-    test, encoder = run_folder.load_data(folder).test, run_folder.load_encoder(folder)
+    test, encoder = run_dir.load_data(folder).test, run_dir.load_encoder(folder)
     x = (test.images / 255.0 - (0.4914, 0.4822, 0.4465)) / (0.2470, 0.2435, 0.2616)
     expected, _ = layers_of(ALEXNET, state, x)
     split = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
@@ -200,15 +200,15 @@ def test_an_import_that_did_not_end_is_begun_anew(import_state, monkeypatch, rng
     state = random_state(ALEXNET, rng)
 
     def save(self, step, tree):
-        (self.folder / "0.orbax-checkpoint-tmp-1").mkdir()
+        (self.folder / "0.orbax-checkpoint-tmp-1").mkdir(parents=True)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint.Checkpoints, "save", save)
+        patched.setattr(checkpoints.Checkpointer, "save", save)
         with pytest.raises(OSError, match="No space left"):
             import_state(state)
     folder = import_state(state)
-    encoder = run_folder.load_encoder(folder)
+    encoder = run_dir.load_encoder(folder)
     assert_same((encoder.params, encoder.stats), from_torch(encoder.config.model, state))
     record = read_json(folder / "config.json")
     assert len(record["sessions"]) == 1
@@ -231,7 +231,7 @@ def test_an_import_that_was_killed_is_begun_anew(tmp_path, rng):
     command += f" {tmp_path}/x.npy --image-size 32"
     kill = (
         "import os, sys; from hypersphere_jax import cli; from hypersphere_jax.training import "
-        "checkpoint; checkpoint.Checkpoints.save = lambda *_: os.kill(os.getpid(), 9); "
+        "checkpoints; checkpoints.Checkpointer.save = lambda *_: os.kill(os.getpid(), 9); "
         "cli.main(sys.argv[1:])"
     )
     killed = processes.python("-c", kill, *command.split())

@@ -17,7 +17,7 @@ from benchmarks.gpu.record import Record
 from hypersphere_jax.config import PretrainConfig, ProbeConfig, Stopped, require
 from hypersphere_jax.config.data import DataConfig
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.training import loop
+from hypersphere_jax.training import train as training
 
 PROTOCOLS = ("knn", "knn_weighted", "lbfgs")
 SCORES = ("knn5", "knn200", "linear")
@@ -78,7 +78,7 @@ def train(record: Record, config: PretrainConfig, seconds: float, **labels: Any)
     """Train an encoder for at most so many seconds, and add a row per epoch."""
     log = Path(config.runs_dir, config.name, "metrics.jsonl")
     with stopped_after(seconds), _followed(record, log, labels):
-        loop.train(config)
+        training.train(config)
 
 
 @contextlib.contextmanager

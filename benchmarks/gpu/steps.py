@@ -12,7 +12,7 @@ from benchmarks.timing import Stepper, pace
 from hypersphere_jax import data
 from hypersphere_jax.config import PretrainConfig
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.loop import make_run, open_job
+from hypersphere_jax.training.setup import initial_state, set_up
 from hypersphere_jax.training.step import make_step_of, scalars_of
 
 IMAGENET_IMAGES, EPOCHS, CARDS = 1_281_167, 200, 8
@@ -96,8 +96,8 @@ def make_stepper(config: PretrainConfig) -> Stepper:
     images = np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
     source = data.Arrays(images, np.zeros(n, np.int32), ("any",), "random images")
     dataset = data.Dataset(source, source, source, config.data.recipe)
-    job = open_job(config, lambda _, cache_dir: dataset)
-    run = make_run(job)
-    step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)
-    fixed = images, source.labels, run.sampler(0), run.key, scalars_of(job.config)
-    return Stepper(step, run.state, fixed)
+    setup = set_up(config, lambda _, cache_dir: dataset)
+    apply, state, key = initial_state(setup)
+    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=sharding.AXIS)
+    fixed = images, source.labels, setup.sampler(0), key, scalars_of(setup.config)
+    return Stepper(step, state, fixed)

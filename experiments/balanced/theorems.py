@@ -18,7 +18,7 @@ from hypersphere_jax import data, theory
 from hypersphere_jax.config import ObjectiveConfig, require
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.evaluate.features import pair_features
-from hypersphere_jax.training import objectives, run_folder, sharding
+from hypersphere_jax.training import objectives, run_dir, sharding
 
 VIEWS = 16  # whose mean is the expectation over augmentations; another one is the anchor
 IMAGES = {"laptop": 100, "paper": 10}  # of a class, at most
@@ -97,10 +97,10 @@ def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
     require(bool(runs), "none of the encoders is done: nothing to check the theorem on")
     devices = sharding.local_devices(1)
     for run in runs:
-        encoder = run_folder.load_encoder(context.runs_dir / run)
+        encoder = run_dir.load_encoder(context.runs_dir / run)
         # All encoders are one program, which is compiled once only if it is kept.
         sharding.keep_compiled(encoder.config.runtime.cache_dir)
-        test = run_folder.test_split(data.load(encoder.config.data))
+        test = run_dir.test_split(data.load(encoder.config.data))
         known, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
         each = min(int(sizes.min()), IMAGES[context.scale])
         images = uniform(test, 0, each * len(known))

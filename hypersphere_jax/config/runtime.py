@@ -28,9 +28,9 @@ class RuntimeConfig:
     resume: Literal["auto", "never", "overwrite"] = "auto"
     """`auto`: continue the run that is in the folder; `never`: refuse a folder with a run;
     `overwrite`: remove that run, once the config and the data are checked, and start anew."""
-    extend: bool = False
-    """Resume a run with other `--epochs` or `--decay-at`. The remaining steps follow the new
-    schedule."""
+    force: bool = False
+    """Resume although options or data that change the numbers differ; the run's config.json records
+    the differences."""
     pipeline: Literal["auto", "resident", "streaming"] = "auto"
     """Where the training images are: `resident` decodes all of them once and keeps them on the
     devices; `streaming` reads them from batch to batch. `auto`: resident if they fit."""

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax import cache_files, signals
+from hypersphere_jax import cache_files
 from hypersphere_jax.config import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
-from hypersphere_jax.data.threads import thread_pool
+from hypersphere_jax.data.threads import end_with_parent, thread_pool
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -212,6 +212,6 @@ def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tupl
 
 
 def _follow_parent(index: int, count: int) -> None:
-    """Leaves Ctrl-C, which a terminal sends to all, to the parent process; ends when that does."""
+    """Ignore Ctrl-C, which the parent process answers, and end with that process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signals.end_with_parent()
+    end_with_parent()

@@ -1,7 +1,9 @@
-"""Threads that read files."""
+"""Threads and processes that read data."""
 
 import concurrent.futures
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
 
 
@@ -13,3 +15,16 @@ def thread_pool(threads: int | None) -> Iterator[concurrent.futures.ThreadPoolEx
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """End this child process when its parent ends, or at once if the parent has ended already."""
+    from multiprocessing import connection, parent_process
+
+    parent = parent_process()
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -19,8 +19,8 @@ from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.terminal import track
-from hypersphere_jax.training import optimizers, run_folder, sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training import optimizers, run_dir, sharding
+from hypersphere_jax.training.run_dir import RunEncoder
 
 KNOWN = 0.5  # the share of known depths that makes a pixel of a resized depth map known
 LEAST_DEPTH = 0.01  # metres; smaller predictions count as this in ratios
@@ -48,7 +48,7 @@ class DepthResults(NamedTuple):
 class Candidate(NamedTuple):
     """A run's encoder and its images; `result` is filled step by step."""
 
-    encoder: Encoder
+    encoder: RunEncoder
     dataset: data.Dataset
     shape: tuple[int, int, int]  # of the layer
     devices: list[jax.Device]
@@ -90,9 +90,9 @@ def resized_depth(depth: np.ndarray, crop: Callable[[np.ndarray], np.ndarray]) -
 
 
 def _open(name: str, config: DepthConfig) -> Candidate:
-    folder = run_folder.find(name, config.runs_dir)
-    run_folder.require_images(folder, "depth")
-    encoder = run_folder.load_encoder(folder, config.step)
+    folder = run_dir.find(name, config.runs_dir)
+    run_dir.require_images(folder, "depth")
+    encoder = run_dir.load_encoder(folder, config.step)
     model, recipe = encoder.config.model, augment.recipe_of(encoder.config.data)
     models.check_layer(model, config.layer, "layer=")
     shapes = models.layers(model)
@@ -100,10 +100,10 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     usable = config.layer in spatial
     require(usable, f"layer={config.layer}: has no [h, w, channels], as {', '.join(spatial)} do")
     if config.data is None:
-        dataset = run_folder.load_data(folder, config.data_dir)
+        dataset = run_dir.load_data(folder, config.data_dir)
     else:
         dataset = data.load(DataConfig(config.data, config.data_dir))
-    run_folder.test_split(dataset)
+    run_dir.test_split(dataset)
     result = {
         "protocol": "depth",
         "run": folder.name,

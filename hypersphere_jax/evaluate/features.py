@@ -21,7 +21,7 @@ from hypersphere_jax.evaluate import feature_cache
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.terminal import track
 from hypersphere_jax.training import sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training.run_dir import RunEncoder
 
 PER_DEVICE = 256  # images at once, at most: enough to fill a device, little enough to fit
 # Of outputs `[n, h, w, c]`; all are flattened after it.
@@ -155,7 +155,7 @@ def joined(batches: Iterable[Layers]) -> Layers:
 
 @sharding.isolated()
 def split_features(
-    encoder: Encoder,
+    encoder: RunEncoder,
     source: Source,
     layers: Sequence[str],
     devices: Sequence[jax.Device],
@@ -192,7 +192,7 @@ def split_features(
 
 
 def augmented_features(
-    encoder: Encoder,
+    encoder: RunEncoder,
     source: Source,
     layer: str,
     devices: Sequence[jax.Device],
@@ -217,7 +217,7 @@ def augmented_features(
 
 
 def pair_features(
-    encoder: Encoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
+    encoder: RunEncoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
     network, pools = (encoder.apply, encoder.config), {"output": "none"}
@@ -258,7 +258,7 @@ def _timed(batches: Iterator[Batch], waits: list[float]) -> Iterator[Batch]:
         began = time.perf_counter()
 
 
-def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]:
+def _pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[str, str]:
     """How each layer is pooled: not at all where an output has no space."""
     for layer in layers:
         models.check_layer(encoder.config.model, layer)
@@ -266,7 +266,7 @@ def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]
     return {layer: pool if len(shapes[layer]) == 3 else "none" for layer in layers}
 
 
-def _cache_key(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
+def _cache_key(encoder: RunEncoder, source: Source, devices: Sequence[jax.Device]) -> str:
     """Changes with all that shapes the features, but for the layer and its pooling."""
     config = encoder.config
     recipe = None if config.model.reads_text else augment.find(config.data.recipe).evaluate

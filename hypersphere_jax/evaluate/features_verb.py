@@ -27,7 +27,7 @@ from hypersphere_jax.evaluate.feature_cache import write_header
 from hypersphere_jax.evaluate.features import POOLS
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.terminal import track
-from hypersphere_jax.training import run_folder, sharding
+from hypersphere_jax.training import run_dir, sharding
 
 
 class Written(NamedTuple):
@@ -158,10 +158,10 @@ def _own(config: FeaturesConfig, network: encoder.Encoder) -> tuple[Source, Sour
         why = f"was trained on your own {own.source}"
     require(why is None, f"{config.run} {why}: name images with images=")
     if (Path(config.run) / encoder.WEIGHTS).is_file():
-        dataset = data.load(run_folder.moved(own, config.data_dir))
+        dataset = data.load(run_dir.moved(own, config.data_dir))
     else:
-        folder = run_folder.find(config.run, config.runs_dir)
-        dataset = run_folder.load_data(folder, config.data_dir)
+        folder = run_dir.find(config.run, config.runs_dir)
+        dataset = run_dir.load_data(folder, config.data_dir)
     return dataset.train, dataset.test
 
 

@@ -21,8 +21,8 @@ from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import write_json
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
-from hypersphere_jax.training import run_folder, sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training.run_dir import RunEncoder
 
 
 class MetricsInputs(NamedTuple):
@@ -81,7 +81,7 @@ def places(config: MetricsConfig) -> tuple[Path | None, Path | None]:
     name = f"metrics-{config.split}{results_file.suffix(config, ('step', 'alpha', 't', 'seed'))}"
     if config.parts is not None:
         name += "-" + ("+".join(sorted(set(config.parts))) or "only")
-    folder = run_folder.find(config.run, config.runs_dir)
+    folder = run_dir.find(config.run, config.runs_dir)
     return folder / "eval" / f"{name}.json", folder / "figures" / f"{name}.png"
 
 
@@ -115,10 +115,10 @@ def lines(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
 def _run_inputs(
     config: MetricsConfig, devices: list[jax.Device]
 ) -> tuple[dict[str, Any], MetricsInputs]:
-    folder, split = run_folder.find(config.run, config.runs_dir), config.split
-    encoder = run_folder.load_encoder(folder, config.step)
-    dataset = run_folder.load_data(folder, config.data_dir)
-    source = run_folder.test_split(dataset) if split == "test" else dataset.train
+    folder, split = run_dir.find(config.run, config.runs_dir), config.split
+    encoder = run_dir.load_encoder(folder, config.step)
+    dataset = run_dir.load_data(folder, config.data_dir)
+    source = run_dir.test_split(dataset) if split == "test" else dataset.train
     text = encoder.config.model.reads_text
     header = {
         "run": folder.name,
@@ -141,7 +141,7 @@ def _run_inputs(
     return header, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
 
 
-def _of_text(encoder: Encoder, source: Corpus, devices: list[jax.Device]) -> MetricsInputs:
+def _of_text(encoder: RunEncoder, source: Corpus, devices: list[jax.Device]) -> MetricsInputs:
     """Neighbouring sentences are a pair: f of one and g of the other."""
     features = split_features(encoder, source, ["f", "g"], devices).features
     f, g = (check_features(name, features[name].x) for name in ("f", "g"))
@@ -154,7 +154,7 @@ def _of_text(encoder: Encoder, source: Corpus, devices: list[jax.Device]) -> Met
 
 
 def _views_of(
-    encoder: Encoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
+    encoder: RunEncoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two views of each of these images, random by their place in `rows`."""
     return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)

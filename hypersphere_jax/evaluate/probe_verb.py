@@ -17,8 +17,8 @@ from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.features import augmented_features, split_features
 from hypersphere_jax.evaluate.sentences import sentence_probe
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
-from hypersphere_jax.training import checkpoint, run_folder, sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training.run_dir import RunEncoder
 
 Result = dict[str, Any]
 Log = Callable[[str], None]
@@ -58,7 +58,7 @@ def _results(config: ProbeConfig, log: Log, log_failure: Log | None) -> Iterator
             if feature_files.are_features(Path(name)):
                 yield from _probe_features(Path(name), config, devices)
                 continue
-            for folder in run_folder.find_all(name, config.runs_dir):
+            for folder in run_dir.find_all(name, config.runs_dir):
                 with _caught(str(folder), log_failure):
                     yield from _probe_run(folder, config, devices, log, log_failure)
 
@@ -79,11 +79,11 @@ def _probe_run(
     folder: Path, config: ProbeConfig, devices: list[jax.Device], log: Log, log_failure: Log | None
 ) -> Iterator[Result]:
     datasets = _datasets(folder, config)
-    steps = checkpoint.steps(folder / "checkpoints") if config.all_steps else [config.step]
+    steps = checkpoints.steps(folder / "checkpoints") if config.all_steps else [config.step]
     require(bool(steps), f"no checkpoint in {folder / 'checkpoints'}: `pretrain` saves one there")
     for step in steps:
         with _caught(str(folder) if step is None else f"{folder}, step {step}", log_failure):
-            encoder = run_folder.load_encoder(folder, step)
+            encoder = run_dir.load_encoder(folder, step)
             for task, dataset in datasets.items():
                 for name, options, result in _probe_encoder(encoder, dataset, config, devices, log):
                     options = {"task": task, "step": step} | options
@@ -95,20 +95,20 @@ def _probe_run(
 
 def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
     """What is classified: the run's own data (None), or for text each task, by its last name."""
-    if not run_folder.read_config(folder).model.reads_text:
+    if not run_dir.read_config(folder).model.reads_text:
         require(not config.data, f"data= is for encoders of sentences, and {folder} is of images")
-        dataset = run_folder.load_data(folder, config.data_dir)
+        dataset = run_dir.load_data(folder, config.data_dir)
         labelled = bool(dataset.class_names)
         needed = "have no labels, which a probe needs; `metrics` needs none"
         require(labelled, f"the images of {dataset.origin} {needed}")
-        run_folder.test_split(dataset)
+        run_dir.test_split(dataset)
         return {None: dataset}
     require(
         bool(config.data),
         f"{folder} holds encoders of sentences: say with data= what to classify, such as mr (with "
         "data_dir=), or START of START.pos and START.neg",
     )
-    vocabulary = run_folder.read_vocabulary(folder)
+    vocabulary = run_dir.read_vocabulary(folder)
     where = None if config.data_dir is None else Path(config.data_dir).expanduser()
     tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
     require(len(tasks) == len(config.data), "data=: two of these have the same name")
@@ -120,7 +120,7 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
 
 
 def _probe_encoder(
-    encoder: Encoder, dataset: data.Dataset, config: ProbeConfig, devices: list, log: Log
+    encoder: RunEncoder, dataset: data.Dataset, config: ProbeConfig, devices: list, log: Log
 ) -> Iterator[tuple[str, dict[str, Any], Result]]:
     """Results, and the name and options that their files have."""
     sources = [source for source in (dataset.train, dataset.test) if source is not None]

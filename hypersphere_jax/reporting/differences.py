@@ -32,8 +32,8 @@ from hypersphere_jax.reporting.results import (
     run_names,
 )
 from hypersphere_jax.reporting.tables import with_error
-from hypersphere_jax.training.metrics_log import read_metrics
-from hypersphere_jax.training.run_folder import NOT_COMPARED, read_record
+from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.run_dir import NOT_COMPARED, read_record
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -19,8 +19,8 @@ from hypersphere_jax.evaluate.features import joined, make_forward
 from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
-from hypersphere_jax.training import run_folder, sharding
-from hypersphere_jax.training.run_folder import Encoder
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training.run_dir import RunEncoder
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -43,22 +43,22 @@ def draw_pictures(
     """
     figures = Path(folder) / "figures"
     try:
-        saved = config or run_folder.read_config(Path(folder))
+        saved = config or run_dir.read_config(Path(folder))
         drawn = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
         if saved.model.reads_text:
             drawn = {"nearest_sentences.json": write_sentences}
         missing = [name for name in drawn if redraw or not (figures / name).is_file()]
         if not missing:
             return
-        dataset = data.load(config.data) if config else run_folder.load_data(Path(folder))
-        encoder = run_folder.load_encoder(Path(folder), config=saved)
+        dataset = data.load(config.data) if config else run_dir.load_data(Path(folder))
+        encoder = run_dir.load_encoder(Path(folder), config=saved)
         for name in missing:
             drawn[name](encoder, dataset, figures / name)
     except (UserError, OSError, ValueError, RuntimeError) as error:  # e.g. out of memory
         logger.warning("%s: its page has no pictures of the data: %s", folder, error)
 
 
-def draw_views(encoder: Encoder, dataset: Dataset, path: Path | None = None) -> Any:
+def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
     """Draw training images, each with two random views as the network receives them."""
     config = encoder.config
     source = dataset.pretrain
@@ -75,7 +75,7 @@ def draw_views(encoder: Encoder, dataset: Dataset, path: Path | None = None) -> 
     return plots.view_sheet(title, names, images, (views - low) / (high - low), path)
 
 
-def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None) -> Any:
+def draw_neighbours(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
     """Draw test images, each with the training images of the highest cosine similarity.
 
     The queries are spread over the classes. Without a test split they are training images.
@@ -92,7 +92,7 @@ def draw_neighbours(encoder: Encoder, dataset: Dataset, path: Path | None = None
     return plots.neighbour_sheet(title, rows, path)
 
 
-def write_sentences(encoder: Encoder, dataset: Dataset, path: Path) -> None:
+def write_sentences(encoder: RunEncoder, dataset: Dataset, path: Path) -> None:
     """Write held-out sentences, each with its nearest training sentences, as JSON."""
     source, found = _nearest(encoder, dataset, SENTENCES)
     parts: Any = source.sources
@@ -106,7 +106,7 @@ def write_sentences(encoder: Encoder, dataset: Dataset, path: Path) -> None:
 
 
 def _nearest(
-    encoder: Encoder, dataset: Dataset, count: int
+    encoder: RunEncoder, dataset: Dataset, count: int
 ) -> tuple[Concatenated, list[tuple[np.ndarray, np.ndarray]]]:
     """Find the nearest training samples of a few queries by the cosine similarity.
 
@@ -182,7 +182,7 @@ def random_views(
     return np.stack(two_views(np.stack(images)), axis=1)
 
 
-def _outputs(encoder: Encoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
+def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs `[n, dim]` of the readable samples, and their indices `[n]`."""
     devices = sharding.local_devices(1)
     network = (encoder.apply, encoder.config)

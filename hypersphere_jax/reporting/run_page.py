@@ -13,8 +13,8 @@ from hypersphere_jax.files import read_kept
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.results import evaluation_section
-from hypersphere_jax.training.metrics_log import read_metrics
-from hypersphere_jax.training.run_folder import read_record
+from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.run_dir import read_record
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -1,4 +1,4 @@
-"""Several processes that train one run, and signals: the only place that knows `jax.distributed`.
+"""Several processes that train one run: the only place that knows `jax.distributed`.
 
 Each takes every step, as the steps communicate. When one ends by an error, or dies, JAX's
 coordinator (in process 0) ends the others; the same command on all continues from the newest
@@ -10,9 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from hypersphere_jax import memory, signals
+from hypersphere_jax import memory
 from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
 
 # The processes may start this far apart.
@@ -32,8 +30,6 @@ HEARTBEAT_SECONDS = 30
 SHUTDOWN_SECONDS = 3600
 # The first process's end ends the others: before it they may report an error that all have.
 EXIT_DELAY_SECONDS = 3
-AFTER_STEP = "stopping after this step"
-COMPILING = "stopping after the first step, which still compiles"
 
 
 def initialize(runtime: RuntimeConfig) -> None:
@@ -46,8 +42,6 @@ def initialize(runtime: RuntimeConfig) -> None:
         return
     print("waiting for the other processes to start", file=sys.stderr)
     named = runtime.coordinator is not None
-    # They end the process: Python's handlers would not run while native code waits.
-    before = _handle(dict.fromkeys(signals.NUMBERS, signal.SIG_DFL))
     try:
         jax.distributed.initialize(
             runtime.coordinator,
@@ -64,10 +58,6 @@ def initialize(runtime: RuntimeConfig) -> None:
         hint = "" if named else "; coordinator=, num_processes= and process_index= name a cluster"
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
-    finally:
-        if is_multi_process():  # JAX has a handler of SIGTERM now
-            before.pop(signal.SIGTERM, None)
-        _handle(before)
 
 
 def is_multi_process() -> bool:
@@ -112,100 +102,12 @@ def should_stop(asked: bool, count: int) -> bool:
     return multihost_utils.reached_preemption_sync_point(count) if is_multi_process() else asked
 
 
-class StopSignals:
-    """While entered, SIGTERM, SIGINT and SIGHUP set `asked`; a second one stops at once.
-
-    Of several processes JAX catches SIGTERM itself (see `should_stop`). Where there is nothing to
-    save this is not entered: a signal ends the work where it is.
-
-    Args:
-      command: that continues what is stopped.
-      saved: what is saved at the end, with which a signal that came late is answered.
-    """
-
-    def __init__(self, command: str = "", saved: str = "all is saved"):
-        self._command, self._saved, self._asked = command or "the same command", saved, False
-        self._several = is_multi_process()
-        self._where: str | None = None  # the checkpoint from which a signal may stop at once
-
-    @property
-    def asked(self) -> bool:
-        """Whether to stop."""
-        return self._asked or (signals.came and not self._several)
-
-    def ask(self) -> None:
-        """Stops, as a signal does."""
-        self._asked = True
-
-    def stopped(self, where: str) -> Stopped:
-        """What to raise, with how to go on."""
-        return Stopped(f"stopped: {where}; to go on: {self._command}")
-
-    def __enter__(self) -> "StopSignals":
-        numbers = () if self._several else signals.NUMBERS
-        hung_up = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by `nohup`
-        numbers = [n for n in numbers if n != signal.SIGHUP or not hung_up]
-        self._before = _handle(dict.fromkeys(numbers, self._stop))
-        self._answer = signals.set_answer(AFTER_STEP)
-        return self
-
-    @contextlib.contextmanager
-    def at_once(self, where: str) -> Iterator[None]:
-        """Inside, where all is saved, the first signal stops without waiting for this work.
-
-        Several processes stop together, so that they do wait.
-        """
-        if self._several:
-            yield
-            return
-        self._where, answer = where, signals.set_answer(None)
-        try:
-            if self.asked:
-                raise self.stopped(where)
-            yield
-        finally:
-            self._where = None
-            signals.set_answer(answer)
-
-    def _stop(self, number, frame):
-        if not signals.watched:
-            if self._where is not None:
-                raise self.stopped(self._where)
-            if self._asked:
-                raise KeyboardInterrupt
-        self._asked = True
-
-    def __exit__(self, kind, *_):
-        signals.set_answer(self._answer)
-        _handle(self._before)
-        if kind is None and self.asked:
-            raise self.stopped(self._saved)
-
-
-def _handle(handlers: dict) -> dict:
-    """Sets handlers of signals, in the main thread, and gives those that were there."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.signal(number, do) for number, do in handlers.items()}
-
-
-def _terminate(number, frame) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
-    """An error inside ends this process without waiting for the others, so that those end too.
-
-    SIGINT and SIGHUP in one of several become SIGTERM, which stops all of them.
-    """
-    several, answer = (signal.SIGINT, signal.SIGHUP), None
-    before = _handle(dict.fromkeys(several, _terminate) if is_multi_process() else {})
-    if is_multi_process():
-        answer = signals.set_answer(AFTER_STEP)
+    """After an error in one of several processes, end it without waiting for the others."""
     try:
         yield
-    except Stopped:  # as all are
+    except Stopped:  # in all processes
         raise
     except BaseException as error:
         if is_multi_process():
@@ -216,10 +118,6 @@ def exit_on_error() -> Iterator[None]:
                     f"{line}: has another process ended? To continue, run the same command in all"
                 ) from error
         raise
-    finally:
-        _handle(before)
-        if is_multi_process():
-            signals.set_answer(answer)
 
 
 def _exit() -> None:

@@ -1,289 +1,325 @@
-"""What a run keeps while it trains: checkpoints, a log of metrics, its progress on screen."""
+"""Recording the steps of one run, or of vmapped runs: metrics, evaluations, checkpoints."""
 
 import contextlib
 import math
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from hypersphere_jax import data
-from hypersphere_jax.config import Diverged, PretrainConfig, UserError
+from hypersphere_jax.config import Diverged, UserError, require
 from hypersphere_jax.terminal import Meter, Progress
-from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
-from hypersphere_jax.training.metrics_log import MetricsWriter
+from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training.checkpoints import Checkpointer, Tree
+from hypersphere_jax.training.metrics import MetricLogger, Record
+from hypersphere_jax.training.setup import Intervals, RunSetup
 from hypersphere_jax.training.step import TrainState
 
 Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`
 
 
-class Recorder:
-    """Writes the folder of a run. Every process has one; only that of the first process writes.
+class RunRecord:
+    """The log and the checkpoints of one run, written from arrays on the host.
 
-    Metrics stay on the devices until they are needed, since reading them waits for the step.
-
-    Args:
-      config: with all sizes filled in.
-      steps_per_epoch: of the run.
-      vocabulary: words of a run of text, by number.
-      dataset: of the run, for its record.
+    Every process has one; only the first process writes.
     """
 
-    def __init__(
-        self,
-        config: PretrainConfig,
-        steps_per_epoch: int,
-        vocabulary: Sequence[str] | None = None,
-        dataset: data.Dataset | None = None,
-    ):
-        self.config, self.folder = config, run_folder.folder_of(config)
-        self.steps_per_epoch = steps_per_epoch
-        self.total = config.optimizer.epochs * steps_per_epoch
-        unit = "sentences" if config.model.reads_text else "images"
-        self.meter = Meter(config.optimizer.batch_size, unit)
-        self.title, self.where = config.name, str(self.folder)  # for messages
-        self._vocabulary, self._dataset = vocabulary, dataset
-        self._first: checkpoint.Tree | None = None  # the state at step 0, until it is saved
-        self._kept: list[tuple[range, Any]] = []
+    def __init__(self, setup: RunSetup, command: str, forced: Sequence[str] = ()):
+        self.setup = setup
+        self.start = 0  # step from which the run resumes
+        self.folder = run_dir.folder_of(setup.config)
+        self.checkpointer = Checkpointer(self.folder / "checkpoints", setup.config.runtime)
+        self._logger: MetricLogger | None = None
         self._metrics: dict[str, float] = {}  # of the newest step that was read
-        self._checkpoints: checkpoint.Checkpoints | None = None
-        self._log: MetricsWriter | None = None
-        self._saved_at = time.monotonic()
-        self._progress: Progress | None = None
+        self._command = command
+        self._forced = list(forced)  # differences to the run's earlier options
 
-    @contextlib.contextmanager
-    def opened(self, devices: Sequence[jax.Device], digest: str, command: str) -> Iterator[None]:
-        """Holds the run's folder. What is written is complete after `close` only.
-
-        Raises:
-          UserError: when the folder holds another run, or another process trains in it.
-        """
-        if not processes.is_first():
-            yield
-            return
-        if self.config.runtime.resume == "overwrite":
-            run_folder.remove(self.folder)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(run_folder.lock(self.folder))
-            stack.callback(self._abandon)
-            steps, dataset = self.steps_per_epoch, self._dataset
-            run_folder.open_folder(
-                self.config, devices, digest, command, steps_per_epoch=steps, dataset=dataset
-            )
-            if self._vocabulary is not None:
-                run_folder.write_vocabulary(self.folder, self._vocabulary)
-            runtime = self.config.runtime
-            self._checkpoints = checkpoint.Checkpoints(
-                self.folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
-            )
-            yield
-
-    def restored(self, state: TrainState) -> TrainState:
-        """The state of the newest checkpoint, from which the run goes on; else this one.
-
-        This one is saved after the first step, by `save_first`.
-        """
-        if self._checkpoints is not None:
-            newest = self._checkpoints.restore_newest(tree_of(state))
-            if newest is None:
-                self._first = jax.tree.map(np.array, tree_of(state))
-            else:
-                state = TrainState(**newest[1])
+    def restore(self, initial: TrainState) -> TrainState:
+        """Return the state of the newest checkpoint, or the initial state, and open the log."""
+        setup = self.setup
+        state = TrainState(**self.checkpointer.restore(tree_of(initial)))
         state = sharding.from_first_process(state)
-        self.start = self.saved = int(state.step)
-        if self._checkpoints is not None:
-            run_folder.record_start(self.folder, self.start)
-            self._log = MetricsWriter(self.folder, self.start, self.config)
+        self.start = self.checkpointer.saved = int(state.step)
+        require(
+            self.start <= setup.total_steps,
+            f"{self.folder} is at step {self.start}, and epochs={setup.config.optimizer.epochs} "
+            f"has {setup.total_steps} steps: give more epochs",
+        )
+        if processes.is_first():
+            self._write_session()
+        self._logger = MetricLogger(self.folder, setup.config, self.start)
         return state
 
-    @contextlib.contextmanager
-    def progress_bar(self) -> Iterator[None]:
-        """Shows on stderr how far the run is."""
-        if not processes.is_first():
-            yield
-            return
-        self._progress = Progress(self.title, self.start, self.total)
-        try:
-            yield
-        finally:
-            self._progress.close()
+    def _write_session(self) -> None:
+        setup = self.setup
+        details: dict[str, Any] = {"from_step": self.start}
+        if self._forced:
+            details["forced"] = self._forced
+        run_dir.add_session(
+            setup.config, setup.devices, setup.digest, self._command, setup.dataset, details
+        )
+        vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
+        if vocabulary is not None:
+            run_dir.write_vocabulary(self.folder, vocabulary)
 
-    def add_metrics(self, call: range, metrics: Any) -> None:
-        """Keeps the metrics of the steps of a call, on the devices, until they are read."""
-        self.meter.steps_begun(len(call))
-        self._kept.append((call, metrics))
-
-    def fetch_metrics(self, step: int) -> None:
-        """Reads the metrics of the steps up to this one.
-
-        Raises:
-          Diverged: when a loss or a gradient is not finite.
-        """
-        for number, metrics in read_metrics(self._kept, step):
-            self.check(number, metrics)
-
-    def log(self, step: int) -> None:
-        """Writes a line of metrics."""
-        self.fetch_metrics(step)
-        self.update_progress(self.write(step, self.meter.read()))
-
-    def lacks_scores(self) -> bool:
-        """Whether the line of the step that the run resumes from has no scores."""
-        last = {} if self._log is None else self._log.last
-        has_scores = any(name.startswith("eval/") for name in last)
-        return last.get("step") == self.start and not has_scores
-
-    def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
-        """Scores the encoder, and adds the scores to the line of this step, the last one."""
-        self.update_progress(self.add_scores(step, *on_host(encoder_of(state)), evaluate))
-        if step > self.start:
-            self.meter.reset()  # exclude the evaluation from images/s
-
-    def save(self, step: int, state: TrainState) -> None:
-        """Saves the state, unless that of this step is."""
-        self.fetch_metrics(step)
-        self.save_first()
-        if self.saved != step:
-            self.save_tree(step, *on_host(tree_of(state)))
-
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be saved after this step."""
-        runtime = self.config.runtime
-        multiples = (runtime.checkpoint_every_steps, runtime.keep_every_steps)
-        passed = time.monotonic() - self._saved_at
-        late = passed > 60 * runtime.checkpoint_every_minutes and self._checkpoints is not None
-        return late or any(every and step % every == 0 for every in multiples)
-
-    def wait(self) -> None:
-        """Waits until the state is saved; UserError if it could not be."""
-        if self._checkpoints is not None:
-            self._checkpoints.wait()
-
-    def close(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-          UserError: when it could not be.
-        """
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-        self._close_log()
-
-    # What is done for one run, of arrays on the host.
+    @property
+    def last_record(self) -> Record:
+        """The last record of the log."""
+        return {} if self._logger is None else self._logger.last
 
     def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
-        """Takes in the metrics of a step; raises Diverged as `fetch_metrics` does."""
+        """Keep the metrics of a step to log; raise Diverged unless they are finite."""
         self._metrics = {name: float(value) for name, value in metrics.items()}
-        loss, gradient = self._metrics["loss"], self._metrics["grad_norm"]
+        loss = self._metrics["loss"]
+        gradient = self._metrics["grad_norm"]
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise self._diverged(f"loss {loss:g} and gradient norm {gradient:g} at step {step}")
 
-    def add_scores(
-        self, step: int, encoder: checkpoint.Tree, finite: np.ndarray, evaluate: Evaluate
-    ) -> dict:
-        """Adds an encoder's scores to the last line, and returns it.
+    def log(self, step: int, rates: dict[str, float]) -> Record:
+        """Log the newest metrics with the rates of the loop."""
+        metrics = dict(self._metrics)
+        learning_rate = metrics.pop("lr")
+        epoch = round(step / self.setup.sampler.steps_per_epoch, 4)
+        record = {"step": step, "epoch": epoch, "loss": metrics.pop("loss"), **metrics}
+        record |= {"lr": learning_rate, **rates}
+        if self._logger is not None:
+            self._logger.log(record)
+        return record
+
+    def evaluate(self, step: int, encoder: Tree, is_finite: np.bool_, evaluate: Evaluate) -> Record:
+        """Add an encoder's scores to the last record, and return it.
 
         Raises:
           Diverged: for weights or features that are not finite.
         """
-        self._check_finite(step, finite)
+        self._check_finite(step, is_finite)
+        objective = self.setup.config.objective
         try:
-            scores = evaluate(encoder["params"], encoder["stats"], self.config.objective)
+            scores = evaluate(encoder["params"], encoder["stats"], objective)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
-        return scores if self._log is None else self._log.extend(scores)
+        return scores if self._logger is None else self._logger.extend(scores)
 
-    def write(self, step: int, figures: dict[str, float]) -> dict[str, float]:
-        """Writes the newest metrics with further figures, as a line of the log, and returns it."""
-        metrics = dict(self._metrics)
-        record = {"step": step, "epoch": round(step / self.steps_per_epoch, 4)}
-        rate = metrics.pop("lr")
-        record |= {"loss": metrics.pop("loss")} | metrics | {"lr": rate} | figures
-        if self._log is not None:
-            self._log.write(record)
-        return record
+    def save(self, step: int, tree: Tree, is_finite: np.bool_) -> None:
+        """Save a state; raise Diverged unless it is finite."""
+        self._check_finite(step, is_finite)
+        self.checkpointer.save(step, tree)
 
-    def completed(self, step: int) -> None:
-        """Shows that a step is completed, of which the first compiles."""
-        if self._progress is not None:
-            self._progress.completed(step)
+    def close(self, failed: bool = False) -> None:
+        """Wait until the files are written.
 
-    def save_first(self) -> None:
-        """Saves the state that a new run began with, for which its first step did not wait."""
-        first, self._first = self._first, None
-        if first is None or self._checkpoints is None:
-            return
-        self._checkpoints.save(0, first)
-        self.meter.reset()  # its time is not the next steps'
-        if self._progress is not None:
-            self._progress.reset()
+        Args:
+          failed: whether an error ended the run, which is the error to report.
 
-    def update_progress(self, record: dict[str, float]) -> None:
-        if self._progress is not None:
-            self._progress.update(record)
+        Raises:
+          UserError: when they could not be written.
+        """
+        log, self._logger = self._logger, None
+        try:
+            self.checkpointer.close()
+        except UserError:
+            if not failed:
+                raise
+        finally:
+            if log is not None:
+                log.close(failed)
 
-    def save_tree(self, step: int, tree: checkpoint.Tree, finite: np.ndarray) -> None:
-        """Saves a state; raises Diverged when it is not finite."""
-        self._check_finite(step, finite)
-        if self._checkpoints is not None:
-            self._checkpoints.save(step, tree)
-        self.saved, self._saved_at = step, time.monotonic()
-
-    def _check_finite(self, step: int, finite: np.ndarray) -> None:
-        if not finite:
-            raise self._diverged(
-                f"parameters or optimizer state that are not finite at step {step}"
-            )
+    def _check_finite(self, step: int, is_finite: np.bool_) -> None:
+        if not is_finite:
+            reason = f"parameters or optimizer state that are not finite at step {step}"
+            raise self._diverged(reason)
 
     def _diverged(self, reason: str) -> Diverged:
         return Diverged(
-            f"the run diverged: {reason}; the checkpoint of step {self.saved} is kept in "
-            f"{self.folder}",
+            f"the run diverged: {reason}; the checkpoint of step {self.checkpointer.saved} is kept "
+            f"in {self.folder}",
             "choose another name= with a lower learning_rate= or smaller loss weights",
         )
 
-    def _close_log(self, failed: bool = False) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            log.close(failed)
 
-    def _abandon(self) -> None:
-        """Closes what is open still, after an error: that one is the one to report."""
-        try:
-            with contextlib.suppress(UserError):
-                if self._checkpoints is not None:
-                    self._checkpoints.close()
-        finally:
-            self._close_log(failed=True)
+@contextlib.contextmanager
+def open_run(setup: RunSetup, command: str) -> Iterator[RunRecord]:
+    """Lock the folder of a run while its files are open.
 
-
-def read_metrics(
-    kept: list[tuple[range, Any]], step: int
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Takes out what is kept of the steps up to this one: number and metrics of each step."""
-    ready = [(call, metrics) for call, metrics in kept if call.stop <= step]
-    del kept[: len(ready)]
-    values = sharding.unreplicate([metrics for _, metrics in ready])
-    for (call, _), metrics in zip(ready, values, strict=True):
-        for i, done in enumerate(call):
-            yield done + 1, {name: value[i] for name, value in metrics.items()}
-
-
-def tree_of(state: TrainState) -> checkpoint.Tree:
-    """What a checkpoint holds of a state."""
-    return {name: part for name, part in state._asdict().items() if part is not None}
-
-
-def encoder_of(state: TrainState) -> checkpoint.Tree:
-    """What an evaluation needs of a state."""
-    return {"params": state.params, "stats": state.stats}
-
-
-def on_host(tree: Any, runs: bool = False) -> tuple[Any, np.ndarray]:
-    """A tree on the devices, and whether it is finite, which they find out, in one transfer.
-
-    With `runs` its arrays have an axis of these, and each is asked for.
+    Raises:
+      UserError: when the folder contains another run, or another process trains in it.
     """
-    return sharding.unreplicate((tree, sharding.finite(tree, int(runs))))
+    config = setup.config
+    forced: list[str] = []
+    with contextlib.ExitStack() as stack:
+        if processes.is_first():
+            folder = run_dir.folder_of(config)
+            if config.runtime.resume == "overwrite":
+                run_dir.remove(folder)
+            stack.enter_context(run_dir.lock(folder))
+            forced = run_dir.check_resume(config, len(setup.devices), setup.digest)
+        record = RunRecord(setup, command, forced)
+        stack.callback(record.close, failed=True)  # without effect after `close`
+        yield record
+
+
+class Recorder:
+    """Records the steps of one run, or of vmapped runs with stacked states.
+
+    Metrics stay on the devices until they are logged or saved, since reading them waits for their
+    step. A vmapped run that diverges ends, and the others continue.
+
+    Args:
+      runs: restored, at the same step.
+      vmapped: whether states and metrics have an axis of the runs.
+    """
+
+    def __init__(self, runs: Sequence[RunRecord], vmapped: bool = False):
+        setup = runs[0].setup
+        self.setup = setup
+        self.start = runs[0].start
+        self.intervals = Intervals(setup)
+        unit = "sentences" if setup.config.model.reads_text else "images"
+        self.meter = Meter(setup.config.optimizer.batch_size, unit)
+        self.diverged: dict[int, Diverged] = {}
+        self._runs = list(runs)
+        self._vmapped = vmapped
+        self._progress: Progress | None = None
+        self._in_flight: deque[tuple[range, Any]] = deque()
+        self._unread: list[tuple[range, Any]] = []
+
+    @property
+    def folders(self) -> str:
+        """The folders of the runs that have not diverged."""
+        active = [i for i in range(len(self._runs)) if i not in self.diverged]
+        return ", ".join(str(self._runs[i].folder) for i in active)
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show the progress of the first run on stderr."""
+        if not processes.is_first():
+            yield
+            return
+        more = f" and {len(self._runs) - 1} more" if self._vmapped else ""
+        name = f"{self.setup.config.name}{more}"
+        self._progress = Progress(name, self.start, self.intervals.total)
+        with contextlib.closing(self._progress):
+            yield
+
+    def add(self, call: range, metrics: Any) -> None:
+        """Take the metrics of the steps of a call, which may not be completed."""
+        self.meter.steps_begun(len(call))
+        self._in_flight.append((call, metrics))
+
+    def complete(self, ahead: int = 0) -> None:
+        """Wait until at most this many calls are in flight, and log the completed steps.
+
+        Raises:
+          Diverged: when a loss or a gradient is not finite.
+        """
+        while len(self._in_flight) > ahead:
+            call, metrics = self._in_flight.popleft()
+            jax.block_until_ready(metrics)
+            self._unread.append((call, metrics))
+            if self._progress is not None:
+                self._progress.completed(call.stop)
+            self._save_initial()
+            if self.intervals.is_logged(call.stop):
+                self._read()
+                rates = self.meter.read()
+                self._show([run.log(call.stop, rates) for _, run in self._active()])
+
+    def evaluate(self, step: int, state: TrainState, evaluate: Evaluate) -> None:
+        """Evaluate the encoder, and add its scores to the record of this step, the last one."""
+        trees, finite = self._on_host({"params": state.params, "stats": state.stats})
+        for _, run in self._active():
+            run.checkpointer.wait()
+        records = []
+        for i, run in self._active():
+            with self._ending_if_diverged(i):
+                records.append(run.evaluate(step, self._part(trees, i), finite[i], evaluate))
+        self._show(records)
+        if step > self.start:
+            self.meter.reset()  # exclude the evaluation from images/s
+
+    def lacks_scores(self) -> bool:
+        """Return whether a run resumes from a step whose evaluation was interrupted."""
+        for run in self._runs:
+            last = run.last_record
+            has_scores = any(name.startswith("eval/") for name in last)
+            if last.get("step") == self.start and not has_scores:
+                return True
+        return False
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to save a checkpoint after this step."""
+        return any(run.checkpointer.is_due(step) for _, run in self._active())
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Complete the steps, and save their state unless it is saved already."""
+        self.complete()
+        self._read()
+        self._save_initial()
+        if all(run.checkpointer.saved == step for _, run in self._active()):
+            return
+        trees, finite = self._on_host(tree_of(state))
+        for i, run in self._active():
+            with self._ending_if_diverged(i):
+                run.save(step, self._part(trees, i), finite[i])
+
+    def close(self) -> None:
+        """Wait until the files of all runs are written."""
+        for _, run in self._active():
+            run.close()
+
+    def _active(self) -> Iterator[tuple[int, RunRecord]]:
+        """Yield the runs that have not diverged; finally raise Diverged when none is left."""
+        for i, run in enumerate(self._runs):
+            if i not in self.diverged:
+                yield i, run
+        if len(self.diverged) == len(self._runs):
+            raise list(self.diverged.values())[-1]
+
+    @contextlib.contextmanager
+    def _ending_if_diverged(self, i: int) -> Iterator[None]:
+        try:
+            yield
+        except Diverged as error:
+            self.diverged[i] = error
+            self._runs[i].close(failed=True)
+
+    def _read(self) -> None:
+        """Read the metrics of the completed steps."""
+        unread, self._unread = self._unread, []
+        values = sharding.unreplicate([metrics for _, metrics in unread])
+        for (call, _), metrics in zip(unread, values, strict=True):
+            for number, step in enumerate(call):
+                of_step = {name: value[number] for name, value in metrics.items()}
+                for i, run in self._active():
+                    with self._ending_if_diverged(i):
+                        run.check(step + 1, self._part(of_step, i))
+
+    def _save_initial(self) -> None:
+        saved = [run.checkpointer.save_initial() for _, run in self._active()]
+        if any(saved):
+            self.meter.reset()  # exclude the save from images/s
+            if self._progress is not None:
+                self._progress.reset()
+
+    def _show(self, records: Sequence[Record]) -> None:
+        if self._progress is not None:
+            self._progress.update(records[0])
+
+    def _on_host(self, tree: Tree) -> tuple[Tree, np.ndarray]:
+        """Return a tree from the devices, and for each run whether it is finite."""
+        finite = sharding.finite(tree, int(self._vmapped))
+        tree, finite = sharding.unreplicate((tree, finite))  # in one transfer
+        return tree, np.atleast_1d(finite)
+
+    def _part(self, tree: Any, i: int) -> Any:
+        """Return the part of a run in a tree of all runs."""
+        if not self._vmapped:
+            return tree
+        return jax.tree.map(lambda x: x[i, ...], tree)
+
+
+def tree_of(state: TrainState) -> Tree:
+    """Return a state as the tree that a checkpoint contains."""
+    return {name: part for name, part in state._asdict().items() if part is not None}

@@ -29,7 +29,8 @@ from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.loading import load
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.resolve import resolve
 
 
@@ -150,7 +151,7 @@ def test_a_run_of_grey_images_without_labels(mixed, tmp_path):
         (mixed / animal).rmdir()
     parts = {"data": DataConfig(str(mixed), channels=1), "image_size": 8, "batch_size": 6}
     config = tiny_runs.images(tmp_path).replace(epochs=1, **parts)
-    folder = loop.train(config)
+    folder = training.train(config)
     result = run_metrics(MetricsConfig(str(folder), devices=1))
     assert result["n"] == 2 and np.isfinite([result["align"], result["uniform"]]).all()
     encoder = load(folder)
@@ -158,6 +159,6 @@ def test_a_run_of_grey_images_without_labels(mixed, tmp_path):
     files = sorted(mixed.iterdir())
     held_out = data.load(config.data).test
     names = [files[i] for i in held_out.source.indices]
-    x = split_features(run_folder.load_encoder(folder), held_out, ["output"], jax.devices()[:1])
+    x = split_features(run_dir.load_encoder(folder), held_out, ["output"], jax.devices()[:1])
     np.testing.assert_allclose(encoder(names), x.features["output"].x, atol=1e-5)
     assert "have no labels" in why(run_probe, ProbeConfig((str(folder),)))

@@ -16,7 +16,7 @@ from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.files import read_json
 from hypersphere_jax.models import depth_predictor
-from hypersphere_jax.training import checkpoint, run_folder
+from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.resolve import resolve
 
 
@@ -123,9 +123,9 @@ def top(tmp_path_factory):
     for seed, name in enumerate(("first", "second")):
         config = C.PretrainConfig(name=name, runs_dir=str(folder), data=where, model=model)
         config = resolve(config, dataset)
-        run_folder.open_folder(config, jax.devices()[:1], dataset.digest(), "")
+        run_dir.add_session(config, jax.devices()[:1], dataset.digest(), "", dataset, {})
         _, params, stats = models.create(config.model, jax.random.key(seed))
-        with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:
+        with contextlib.closing(checkpoints.Checkpointer(folder / name / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})
     return folder
 
@@ -136,7 +136,7 @@ def test_verb(top, capsys):
     assert command_line.main(["depth", str(top / "first"), *options.split()]) == 0
     result = read_json(top / "first" / "eval" / f"{name}.json")
     about = {"protocol": "depth", "layer": "conv2", "split": "test", "size": 16, "epochs": 40}
-    assert result | about | {"n": len(run_folder.load_data(top / "first").test)} == result
+    assert result | about | {"n": len(run_dir.load_data(top / "first").test)} == result
     assert result["mse"] < result["mse_constant"]  # even random features tell some depth
     assert f"{result['rmse']:.2f}"[:-1] in capsys.readouterr().out
     assert (top / "first" / "figures" / f"{name}.png").is_file()
@@ -164,7 +164,7 @@ def test_of_several_runs_the_best_on_training_images_is_tested(top, monkeypatch)
     names = tuple(str(top / name) for name in ("first", "second"))
     options = {"layer": "conv2", "folds": 3, "epochs": 8, "seed": 5, "rows": 2, "devices": 1}
     second, first = depth_verb.run_depth(C.DepthConfig(names, **options)).results
-    n, tested = map(len, run_folder.load_data(top / "second")[:2])
+    n, tested = map(len, run_dir.load_data(top / "second")[:2])
     assert (second["run"], first["run"]) == ("second", "first")
     assert second["n_train"] == n == 60 - second["n"] and "mse" not in first
     # The folds of each run, and then all rows of the best one.

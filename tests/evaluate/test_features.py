@@ -16,7 +16,7 @@ from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.evaluate import feature_cache, features
 from hypersphere_jax.evaluate.features import augmented_features, pair_features
 from hypersphere_jax.evaluate.features import split_features as split
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 MODEL = ModelConfig(dim=6, width=0.25, image_size=8, channels=1)
 as_seen = jax.vmap(augment.make_evaluate("digits", 8))
@@ -33,7 +33,7 @@ def layers_of(params, stats, x, train):
 def encoder(tmp_path):
     params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
     config = PretrainConfig(model=MODEL, data=DataConfig(recipe="digits"))
-    return run_folder.Encoder(layers_of, params, stats, config, tmp_path, 0)
+    return run_dir.RunEncoder(layers_of, params, stats, config, tmp_path, 0)
 
 
 def some_digits(rows=slice(20)):

@@ -33,8 +33,8 @@ def test_all_images_are_both_whole_splits(tmp_path):
 
 
 def test_too_few_images_for_200_neighbours_are_refused_before_training(tmp_path):
-    from hypersphere_jax.training import loop
+    from hypersphere_jax.training import train as training
 
     evaluate = C.EvaluateConfig(1, ("knn_weighted",), 300)
     with pytest.raises(C.UserError, match="eval_images"):
-        loop.train(tiny_runs.short(tmp_path, evaluate=evaluate))
+        training.train(tiny_runs.short(tmp_path, evaluate=evaluate))

@@ -23,7 +23,7 @@ from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.metrics_verb import lines, run_metrics
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.files import read_json
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 
 @pytest.mark.parametrize(("n", "chunk", "devices"), [(100, 30, 1), (101, 17, 4)])
@@ -217,9 +217,9 @@ def test_seed_of_directions_and_of_class_mates(files):
 @pytest.mark.slow
 def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_path, monkeypatch):
     run, seeds = shutil.copytree(image_run, tmp_path / "run"), []
-    whole = run_folder.load_data(run)  # with more images, without labels, to train on
+    whole = run_dir.load_data(run)  # with more images, without labels, to train on
     whole = whole._replace(pretrain=subsets.Concatenated([whole.train, whole.test]))
-    monkeypatch.setattr(run_folder, "load_data", lambda *_: whole)
+    monkeypatch.setattr(run_dir, "load_data", lambda *_: whole)
 
     def split(encoder, source, layers, devices):
         x = sphere(np.random.default_rng([encoder.step, len(source)]), len(source), 6)
@@ -246,7 +246,7 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
         assert set(seeds) == {seed}  # of prototypes, too
         found = read_json(run / "eval" / f"metrics-{name}-classes+prototype+views.json")
         assert (found["step"], found["n"], sum(found["n_by_class"])) == (step, n, n)
-        one, two = pairs(run_folder.load_encoder(run, step), range(n), [], seed)
+        one, two = pairs(run_dir.load_encoder(run, step), range(n), [], seed)
         assert found["align"] == pytest.approx((distances(one, two) ** alpha).mean())
         x = sphere(np.random.default_rng([step, n]), n, 6)
         ours = [(uniformity(one, t) + uniformity(two, t)) / 2, uniformity(x, t)]

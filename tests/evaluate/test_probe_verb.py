@@ -21,7 +21,8 @@ from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 from hypersphere_jax.files import read_json
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import train as training
 
 
 def asked(*names, **options):
@@ -69,10 +70,10 @@ def test_layers_protocols_and_options(run):
     assert found[1] | {"k": 7} | vote == found[1]
     assert [cell["l2"] for cell in found[4]["grid"]] == pytest.approx(0.1 ** np.arange(1, 9))
     # Against scikit-learn, on features from the cache.
-    encoder, device = run_folder.load_encoder(run), jax.devices()[:1]
+    encoder, device = run_dir.load_encoder(run), jax.devices()[:1]
     x = (
         features.split_features(encoder, s, ["conv2"], device, "max")
-        for s in run_folder.load_data(run)[:2]
+        for s in run_dir.load_data(run)[:2]
     )
     train, test = (side.features["conv2"] for side in x if not side.computed)
     expected = 100 * KNeighborsClassifier(1).fit(*train).score(*test)
@@ -139,9 +140,9 @@ def test_what_protocols_are_given(run, quick, monkeypatch):
 
 
 def test_images_without_labels_are_left_out(run, quick, monkeypatch):
-    dataset, (_, test) = run_folder.load_data(run), digits()
+    dataset, (_, test) = run_dir.load_data(run), digits()
     some = Arrays(test.images, np.where(np.arange(397) % 2, test.labels, -1), ("0",) * 10, "here")
-    monkeypatch.setattr(run_folder, "load_data", lambda *_: dataset._replace(train=some, test=some))
+    monkeypatch.setattr(run_dir, "load_data", lambda *_: dataset._replace(train=some, test=some))
     (result,) = probe_verb.run_probe(asked(run, protocols=("knn",), k=(1,)))
     assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
 
@@ -162,8 +163,8 @@ def test_a_run_has_the_classes_that_occur(tmp_path):
             "objective": C.ObjectiveConfig(supervised_weight=0.5),
             "evaluate": C.EvaluateConfig(2, ("knn", "classifier"), eval_split="test"),
         }
-        loop.train(tiny_runs.short(tmp_path, name, **options))
-        assert run_folder.read_config(tmp_path / name).model.num_classes == 5
+        training.train(tiny_runs.short(tmp_path, name, **options))
+        assert run_dir.read_config(tmp_path / name).model.num_classes == 5
         last = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
         results = probe_verb.run_probe(asked(tmp_path / name, k=(5,), l2=(0.1,)))
         assert all(result["num_classes"] == 5 and result["top5"] is None for result in results)

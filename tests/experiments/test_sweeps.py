@@ -14,7 +14,8 @@ from experiments.protocols import Evaluation, evaluate
 from experiments.sweeps import Planned
 from hypersphere_jax import config as C
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import train as training
 
 NUMBERS = {"step": 5, "align": 0.5, "uniform": -2.0, "output_linear": 90.0}
 
@@ -41,9 +42,9 @@ def trained(monkeypatch):
         calls["names"].append(config.name)
         if config.name in calls["raises"]:
             raise calls["raises"][config.name]
-        return run_folder.folder_of(config)
+        return run_dir.folder_of(config)
 
-    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr(sweeps, "evaluate", lambda folder, how: [dict(NUMBERS)])
     return calls
 
@@ -86,7 +87,7 @@ def test_vmapped(tmp_path, trained, monkeypatch):
     def train_vmapped(configs, command):
         asked.append([config.name for config in configs])
         lost = C.Diverged("nan", "advice")
-        return [lost if config.name == "b" else run_folder.folder_of(config) for config in configs]
+        return [lost if config.name == "b" else run_dir.folder_of(config) for config in configs]
 
     monkeypatch.setattr(sweeps, "train_vmapped", train_vmapped)
     sweep = planned(tmp_path, "a", "b", "c")
@@ -101,7 +102,7 @@ def test_vmapped(tmp_path, trained, monkeypatch):
 def test_the_time_of_training_is_that_of_a_run_that_begins_here(tmp_path, trained):
     """Measured anew, a run that an earlier command began or finished has none."""
     new, old = planned(tmp_path, "new", "old")
-    run_folder.folder_of(old.config).mkdir(parents=True)
+    run_dir.folder_of(old.config).mkdir(parents=True)
     sweeps.sweep([new, old])
     of_new, of_old = sweeps.known([new, old])
     assert {"seconds_training", "seconds_measuring"} < {*of_new}
@@ -175,7 +176,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "run_metrics", measure)
     monkeypatch.setattr(protocols, "run_probe", probe)
     made = C.PretrainConfig(runtime=C.RuntimeConfig(keep_every_steps=5))
-    monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
+    monkeypatch.setattr(run_dir, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):
         (tmp_path / folder).mkdir(parents=True)
@@ -214,7 +215,7 @@ def test_a_probe_with_balanced_images_of_its_own(tmp_path, monkeypatch):
     """Of an encoder of a long-tailed part of a fifth of the digits, and the same for any other."""
     few = C.DataConfig("digits", subset="long_tailed", subset_size=70, fraction=0.2)
     encoder = SimpleNamespace(config=C.PretrainConfig(data=few))
-    monkeypatch.setattr(run_folder, "load_encoder", lambda folder, step: encoder)
+    monkeypatch.setattr(run_dir, "load_encoder", lambda folder, step: encoder)
 
     def features(encoder, source, layers, devices):
         x = source.labels[:, None] * np.ones(3, np.float32)

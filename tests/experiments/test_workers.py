@@ -2,7 +2,6 @@
 
 import os
 import signal
-from unittest.mock import Mock
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_each_process_has_cores_of_its_own_and_a_gpu_or_its_share(monkeypatch):
 
 def test_a_share_of_the_gpus_memory_unless_the_user_gave_one(monkeypatch):
     monkeypatch.setattr(os, "setsid", lambda: None)
-    monkeypatch.setattr(workers, "signals", Mock())
+    monkeypatch.setattr(workers, "end_with_parent", lambda: None)
     place, name = {"cores": None, "gpu": "5", "share": "0.375"}, "XLA_PYTHON_CLIENT_MEM_FRACTION"
     for given, expected in (({}, "0.375"), ({name: "0.1"}, "0.1")):
         monkeypatch.setattr(os, "environ", dict(given))

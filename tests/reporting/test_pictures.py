@@ -14,7 +14,7 @@ from hypersphere_jax.config import DataConfig
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import read_json
 from hypersphere_jax.reporting import pictures, plots
-from hypersphere_jax.training import run_folder
+from hypersphere_jax.training import run_dir
 
 NAMES = ("augmented_views.png", "nearest_neighbours.png")
 
@@ -29,7 +29,7 @@ def drawn(monkeypatch):
 
 
 def test_neighbours_have_the_highest_cosine(image_run, drawn):
-    encoder, dataset = run_folder.load_encoder(image_run), run_folder.load_data(image_run)
+    encoder, dataset = run_dir.load_encoder(image_run), run_dir.load_data(image_run)
     pictures.draw_neighbours(encoder, dataset)
     features, train, test = hj.load(image_run), dataset.train, dataset.test
     cosines = features(test.images) @ features(train.images).T
@@ -48,7 +48,7 @@ def test_neighbours_have_the_highest_cosine(image_run, drawn):
 
 def test_an_image_is_not_its_own_neighbour(image_run, drawn):
     """Without a test split the queries are training images, here without labels."""
-    encoder, dataset = run_folder.load_encoder(image_run), run_folder.load_data(image_run)
+    encoder, dataset = run_dir.load_encoder(image_run), run_dir.load_data(image_run)
     bare = data.Arrays(dataset.train.images[:50], np.full(50, -1), (), "bare")
     pictures.draw_neighbours(encoder, data.Dataset(bare, None, bare, "digits"))
     for query, *neighbours in drawn[0][1]:
@@ -57,7 +57,7 @@ def test_an_image_is_not_its_own_neighbour(image_run, drawn):
 
 
 def test_views_are_of_the_images_that_train(image_run, drawn):
-    encoder, dataset = run_folder.load_encoder(image_run), run_folder.load_data(image_run)
+    encoder, dataset = run_dir.load_encoder(image_run), run_dir.load_data(image_run)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 90, 200, 1), np.uint8)
     other = data.Arrays(pixels, np.zeros(9, int), ("zero",), "")
     pictures.draw_views(encoder, dataset._replace(pretrain=other))
@@ -101,7 +101,7 @@ def test_pictures_are_drawn_once_unless_asked(image_run, tmp_path):
 
 def test_missing_data_is_a_warning(image_run, tmp_path, caplog):
     run = shutil.copytree(image_run, tmp_path / "run")
-    config = run_folder.read_config(run)
+    config = run_dir.read_config(run)
     lost = dataclasses.replace(config, data=dataclasses.replace(config.data, source="my_images"))
     with caplog.at_level(logging.WARNING):
         pictures.draw_pictures(run, lost)
@@ -110,7 +110,7 @@ def test_missing_data_is_a_warning(image_run, tmp_path, caplog):
 
 def test_nearest_sentences(text_run, tmp_path):
     """Neighbours are from the training split, in order, and never the query itself."""
-    encoder, dataset = run_folder.load_encoder(text_run), run_folder.load_data(text_run)
+    encoder, dataset = run_dir.load_encoder(text_run), run_dir.load_data(text_run)
     pictures.write_sentences(encoder, dataset._replace(test=None), tmp_path / "table.json")
     table = read_json(tmp_path / "table.json")
     train = {dataset.train.text(number) for number in range(len(dataset.train))}

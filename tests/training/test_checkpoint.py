@@ -21,9 +21,10 @@ from run_states import assert_same_run, at_line, state_of, timeless
 from hypersphere_jax import config as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.files import atomic_write, read_json, write_json
-from hypersphere_jax.training import checkpoint, loop, run_folder
-from hypersphere_jax.training.checkpoint import Checkpoints, restore
-from hypersphere_jax.training.metrics_log import MetricsWriter, read_metrics
+from hypersphere_jax.training import checkpoints, run_dir
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.checkpoints import Checkpointer, restore
+from hypersphere_jax.training.metrics import MetricLogger, read_metrics
 
 
 def tree(step, **changes):
@@ -37,10 +38,10 @@ def assert_equal(a, b):
 
 
 def save(folder, *trees, **options):
-    checkpoints = Checkpoints(folder, **options)
+    checkpointer = Checkpointer(folder, C.RuntimeConfig(**options))
     for saved in trees:
-        checkpoints.save(int(saved["step"]), saved)
-    checkpoints.close()
+        checkpointer.save(int(saved["step"]), saved)
+    checkpointer.close()
 
 
 def fails(number, *_, **options):
@@ -51,7 +52,7 @@ def fails(number, *_, **options):
 def saved(tmp_path_factory):
     """Of the steps 0, 5, 20, 25, 105 and 110 the last two, multiples of 20, and 0 are kept."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
-    save(folder, *map(tree, (0, 5, 20, 25, 105, 110)), keep_last=2, keep_every=20)
+    save(folder, *map(tree, (0, 5, 20, 25, 105, 110)), keep_last=2, keep_every_steps=20)
     return folder
 
 
@@ -61,7 +62,7 @@ def copy(saved, tmp_path):
 
 
 def test_round_trip_and_what_is_kept(saved, tmp_path):
-    assert checkpoint.steps(saved) == [0, 20, 105, 110]
+    assert checkpoints.steps(saved) == [0, 20, 105, 110]
     step, found = restore(saved, tree(0))
     assert step == 110
     assert_equal(found, tree(110))
@@ -70,10 +71,20 @@ def test_round_trip_and_what_is_kept(saved, tmp_path):
     _, parts = restore(saved, {"params": tree(0)["params"], "stats": {}})
     assert_equal(parts, {"params": tree(110)["params"], "stats": {}})
     save(tmp_path / "last", *map(tree, range(4)), keep_last=2)
-    assert checkpoint.steps(tmp_path / "last") == [0, 2, 3]
+    assert checkpoints.steps(tmp_path / "last") == [0, 2, 3]
     with pytest.raises(C.UserError, match=r"step 7 .*0, 20, 105, 110"):
         restore(saved, tree(0), 7)
-    assert Checkpoints(tmp_path / "new").restore_newest(tree(0)) is None
+
+
+def test_the_initial_state_is_saved_on_request(tmp_path):
+    checkpointer = Checkpointer(tmp_path / "new")
+    first = tree(0)
+    assert_equal(checkpointer.restore(first), tree(0))
+    first["params"]["conv"]["kernel"][:] = 0.0  # its memory is used again
+    assert not (tmp_path / "new").exists()
+    assert checkpointer.save_initial() and not checkpointer.save_initial()
+    checkpointer.close()
+    assert_equal(restore(tmp_path / "new", tree(0)), (0, tree(0)))
 
 
 NAMES = ("[!a] *?", "gs:", "a\\b\nc", "ünï한\udcff", "x" * 200)
@@ -85,30 +96,31 @@ def test_folders_of_any_name(name, tmp_path, monkeypatch):
     links.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(links))
     folder = tmp_path / name / "checkpoints"
-    save(folder, tree(0), tree(5), tree(7), keep_last=1)
-    assert checkpoint.steps(folder) == [0, 7]
-    step, found = Checkpoints(folder).restore_newest(tree(0))
-    assert step == 7
-    assert_equal(found, tree(7))
+    save(folder, *map(tree, (0, 5, 6, 7)), keep_last=2)
+    assert checkpoints.steps(folder) == [0, 6, 7]
+    checkpointer = Checkpointer(folder)
+    assert_equal(checkpointer.restore(tree(0)), tree(7))
+    assert checkpointer.saved == 7
+    checkpointer.close()
     gc.collect()
     assert not list(links.iterdir())
 
 
 def test_a_leftover_of_a_failed_save_does_not_stop_later_saves(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, tree(1))
-    checkpoints.wait()
-    (tmp_path / f"2{checkpoint.UNFINISHED}-1").mkdir()
-    checkpoints.save(3, tree(3))
-    checkpoints.close()
-    assert checkpoint.steps(tmp_path) == [1, 3]
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, tree(1))
+    checkpointer.wait()
+    (tmp_path / f"2{checkpoints.UNFINISHED}-1").mkdir()
+    checkpointer.save(3, tree(3))
+    checkpointer.close()
+    assert checkpoints.steps(tmp_path) == [1, 3]
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "missing", "shape", "dtype", "record"])
 def test_a_save_that_cannot_be_read_back_does_not_count(fault, tmp_path, monkeypatch):
     """It is an error, and the checkpoints before it stay."""
     folder, handler = tmp_path / "checkpoints", ocp.PyTreeCheckpointHandler
-    save(folder, tree(0), tree(5), keep_last=1)
+    save(folder, tree(0), tree(5), keep_last=2)
     metadata = handler.metadata
 
     def read(self, path):
@@ -126,14 +138,14 @@ def test_a_save_that_cannot_be_read_back_does_not_count(fault, tmp_path, monkeyp
         return found
 
     monkeypatch.setattr(handler, "metadata", read)
-    checkpoints = Checkpoints(folder, keep_last=1)
-    checkpoints.save(7, tree(7))
+    checkpointer = Checkpointer(folder, C.RuntimeConfig(keep_last=2))
+    checkpointer.save(7, tree(7))
     with pytest.raises(C.UserError, match="could not save"):
-        checkpoints.close()
-    assert checkpoint.steps(folder) == [0, 5]
+        checkpointer.close()
+    assert checkpoints.steps(folder) == [0, 5]
     monkeypatch.undo()
-    save(folder, tree(7), keep_last=1)
-    assert checkpoint.steps(folder) == [0, 7]
+    save(folder, tree(7), tree(8), keep_last=2)
+    assert checkpoints.steps(folder) == [0, 7, 8]
 
 
 def test_structure_must_fit(saved):
@@ -144,19 +156,18 @@ def test_structure_must_fit(saved):
         ({"kernel": kernel.astype(np.int32)}, r"other: .*kernel .*float32.*int32"),
     ):
         with pytest.raises(C.UserError, match=message):
-            Checkpoints(saved).restore_newest(tree(0, params={"conv": conv}))
-    assert checkpoint.steps(saved) == [0, 20, 105, 110]  # which are not damaged
+            Checkpointer(saved).restore(tree(0, params={"conv": conv}))
+    assert checkpoints.steps(saved) == [0, 20, 105, 110]  # which are not damaged
 
 
 def test_damaged_checkpoint_is_set_aside(copy, caplog):
     shutil.rmtree(copy / "110" / "state" / "d")
-    checkpoints = Checkpoints(copy, keep_last=2, keep_every=20)
-    step, found = checkpoints.restore_newest(tree(0))
-    assert step == 105 and "110 is damaged" in caplog.text
-    assert_equal(found, tree(105))
-    assert checkpoint.steps(copy) == [0, 20, 105]
-    checkpoints.save(110, tree(110))  # the run goes on and comes to the same step again
-    checkpoints.close()
+    checkpointer = Checkpointer(copy, C.RuntimeConfig(keep_last=2, keep_every_steps=20))
+    assert_equal(checkpointer.restore(tree(0)), tree(105))
+    assert checkpointer.saved == 105 and "110 is damaged" in caplog.text
+    assert checkpoints.steps(copy) == [0, 20, 105]
+    checkpointer.save(110, tree(110))  # the run reaches the same step again
+    checkpointer.close()
     assert_equal(restore(copy, tree(0))[1], tree(110))
     assert (copy / "110.damaged-1").is_dir()
 
@@ -170,11 +181,11 @@ def test_other_numbers_in_sound_files_are_noticed(copy, tmp_path, caplog):
     assert restore(copy, tree(0))[0] == 105
     assert "checksums differ for params/conv/kernel)" in caplog.text
     (copy / "105").rename(copy / "105.orbax-checkpoint-tmp")  # an unfinished save is not seen
-    assert checkpoint.steps(copy) == [0, 20, 110] and restore(copy, tree(0))[0] == 20
+    assert checkpoints.steps(copy) == [0, 20, 110] and restore(copy, tree(0))[0] == 20
     (copy / "20" / "contents" / "metadata").unlink()
     with pytest.raises(C.UserError, match="step=0"):  # the initialization is not what was trained
         restore(copy, tree(0))
-    assert restore(copy, tree(0), 0)[0] == 0 and checkpoint.newest(copy, tree(0))[0] == 0
+    assert restore(copy, tree(0), 0)[0] == 0 and checkpoints.newest(copy, tree(0))[0] == 0
     (copy / "0" / "contents" / "metadata").unlink()
     with pytest.raises(C.UserError, match="every checkpoint"):
         restore(copy, tree(0))
@@ -222,11 +233,7 @@ def test_whatever_is_damaged_the_one_before_is_taken(copy, rng, caplog):
     assert restore(copy, tree(0))[0] == 105
 
 
-def test_a_misfit_is_no_damage_and_earlier_records_had_no_checksum(copy):
-    record = json.loads((copy / "110" / "contents" / "metadata").read_text())
-    record.pop(checkpoint.RECORD)
-    (copy / "110" / "contents" / "metadata").write_text(json.dumps(record))
-    assert_equal(restore(copy, tree(0)), (110, tree(110)))
+def test_a_misfit_is_no_damage(copy):
     other = tree(0, params={"conv": {"weight": np.zeros((40, 30), np.float32)}})
     for step in (None, 105, 110):
         with pytest.raises(C.UserError, match="does not fit this model"):
@@ -241,17 +248,17 @@ def test_a_checkpoint_is_of_the_step_that_it_is_named_by(copy, caplog):
     assert restore(copy, {"stats": {}})[0] == 110
     with pytest.raises(C.UserError, match="115 is damaged: it holds step 110"):
         restore(copy, {"stats": {}}, 115)
-    checkpoints = Checkpoints(copy)
-    assert checkpoints.restore_newest(tree(0))[0] == 110
-    checkpoints.save(115, tree(115))
-    checkpoints.close()
+    checkpointer = Checkpointer(copy)
+    assert_equal(checkpointer.restore(tree(0)), tree(110))
+    checkpointer.save(115, tree(115))
+    checkpointer.close()
     assert_equal(restore(copy, tree(0), 115)[1], tree(115))
     assert (copy / "115.damaged-1").is_dir()
     # A step that is there is not saved, and that is an error.
-    checkpoints = Checkpoints(copy)
+    checkpointer = Checkpointer(copy)
     with pytest.raises(C.UserError, match=r"could not save .*/115 already exists"):
-        checkpoints.save(115, tree(115))
-    checkpoints.close()
+        checkpointer.save(115, tree(115))
+    checkpointer.close()
 
 
 def test_what_passes_is_no_damage(copy, monkeypatch):
@@ -259,8 +266,8 @@ def test_what_passes_is_no_damage(copy, monkeypatch):
     full = functools.partial(fails, errno.EMFILE)
     monkeypatch.setattr(ocp.Checkpointer, "restore", full)
     with pytest.raises(OSError, match="Too many open files"):
-        Checkpoints(copy).restore_newest(tree(0))
-    assert checkpoint.steps(copy) == [0, 20, 105, 110]
+        Checkpointer(copy).restore(tree(0))
+    assert checkpoints.steps(copy) == [0, 20, 105, 110]
 
 
 def test_whatever_stops_it_the_run_is_the_same(short_run, tmp_path):
@@ -277,9 +284,9 @@ def test_whatever_stops_it_the_run_is_the_same(short_run, tmp_path):
         message = f"saved at step {kept[-1]} of 12 .*to go on: CMD|No space left"
         with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=message):
             at_line(patch, step, happens)
-            loop.train(config, command="CMD")
-        assert checkpoint.steps(folder / "checkpoints") == kept
-    loop.train(config, command="CMD")
+            training.train(config, command="CMD")
+        assert checkpoints.steps(folder / "checkpoints") == kept
+    training.train(config, command="CMD")
     assert_same_run(folder, short_run)
     sessions = json.loads((folder / "config.json").read_text())["sessions"]
     assert [session["command"] for session in sessions] == ["CMD"] * 4
@@ -298,7 +305,7 @@ def test_damaged_checkpoint_half_line_and_earlier_version(killed_run, short_run,
     record = json.loads((killed / "config.json").read_text())
     del record["config"]["moco"], record["config"]["optimizer"]["clip_norm"]
     (killed / "config.json").write_text(json.dumps(record))
-    loop.train(tiny_runs.short(killed.parent))
+    training.train(tiny_runs.short(killed.parent))
     assert "checkpoints/9 is damaged" in caplog.text and "any more" not in caplog.text
     assert_same_run(killed, short_run)
 
@@ -312,7 +319,7 @@ def test_what_is_no_record_of_metrics_is_left_out(tmp_path, caplog):
     assert f"{len(NO_RECORDS) + 2} lines are no records" in caplog.text  # the last is not finished
     config = tiny_runs.short(tmp_path)  # with a line for every two steps
     for step, kept, said in ((11, 2, 0), (12, 2, 1), (5, 1, 2)):
-        MetricsWriter(tmp_path, step, config).close()
+        MetricLogger(tmp_path, config, step).close()
         assert read_metrics(tmp_path) == found[:kept] and len(caplog.records) == 2 + said
     assert "no lines of steps 11 to 12" in caplog.text
     for content in (b"", b"\x00" * 99, b"\xff\xfe"):
@@ -327,7 +334,7 @@ def test_a_record_is_kept_whatever_its_numbers(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     for _ in range(2):
         assert read_metrics(tmp_path) == found
-        MetricsWriter(tmp_path, len(values), tiny_runs.short(tmp_path)).close()
+        MetricLogger(tmp_path, tiny_runs.short(tmp_path), len(values)).close()
 
 
 @pytest.mark.slow
@@ -335,12 +342,12 @@ def test_on_other_devices(killed_run, short_run, tmp_path):
     """And with other intervals, which do not divide the steps: the last one is logged and saved."""
     killed = shutil.copytree(killed_run, tmp_path / "short")
     runtime = C.RuntimeConfig(devices=1, log_every_steps=5, checkpoint_every_steps=5)
-    loop.train(tiny_runs.short(tmp_path, runtime=runtime))
+    training.train(tiny_runs.short(tmp_path, runtime=runtime))
     close = functools.partial(np.testing.assert_allclose, atol=1e-4)
     jax.tree.map(close, state_of(killed), state_of(short_run))
     assert timeless(killed)[:-2] == timeless(short_run)[:-2]
     assert [record["step"] for record in timeless(killed)] == [2, 4, 6, 8, 10, 12]
-    assert checkpoint.steps(killed / "checkpoints") == [0, 9, 10, 12]
+    assert checkpoints.steps(killed / "checkpoints") == [0, 9, 10, 12]
 
 
 def test_folder_with_another_run(short_run, tmp_path):
@@ -351,27 +358,27 @@ def test_folder_with_another_run(short_run, tmp_path):
         ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "resume=never"),
     ):
         with pytest.raises(C.UserError, match=message):
-            loop.train(tiny_runs.short(tmp_path, **changes))
+            training.train(tiny_runs.short(tmp_path, **changes))
     assert (folder / "config.json").read_bytes() == (short_run / "config.json").read_bytes()
 
 
 def test_two_processes_in_one_folder(tmp_path):
-    with run_folder.lock(tmp_path / "short"), pytest.raises(C.UserError, match="another process"):
-        loop.train(tiny_runs.short(tmp_path))
+    with run_dir.lock(tmp_path / "short"), pytest.raises(C.UserError, match="another process"):
+        training.train(tiny_runs.short(tmp_path))
     assert not (tmp_path / "short" / "config.json").exists()
 
 
 def test_encoder_of_a_step_and_changed_data(short_run, monkeypatch):
     for step in (None, 6):
-        encoder = run_folder.load_encoder(short_run, step)
+        encoder = run_dir.load_encoder(short_run, step)
         assert (encoder.step, encoder.folder) == (step or 12, short_run)
         saved = state_of(short_run, step)["params"]
         jax.tree.map(np.testing.assert_array_equal, encoder.params, saved)
     train, test = arrays.digits()
     train.images[0, 0, 0] ^= 1
     monkeypatch.setattr(arrays, "digits", lambda: (train, test))
-    for use in (run_folder.load_data, lambda folder: loop.train(tiny_runs.short(folder.parent))):
-        with pytest.raises(C.UserError, match="no longer has"):
+    for use in (run_dir.load_data, lambda folder: training.train(tiny_runs.short(folder.parent))):
+        with pytest.raises(C.UserError, match="images or labels"):
             use(short_run)
 
 
@@ -381,15 +388,15 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_pa
     record["config"]["model"]["batch_norm"] = "local"
     (folder / "config.json").write_text(json.dumps(record))
     local = C.ModelConfig(dim=3, width=0.1, batch_norm="local")
-    with pytest.raises(C.UserError, match="begun with batch_norm=local: give devices=2"):
-        loop.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
-    assert loop.train(tiny_runs.short(tmp_path, model=local)) == folder
+    with pytest.raises(C.UserError, match="batch_norm=local: 2 -> 4"):
+        training.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
+    assert training.train(tiny_runs.short(tmp_path, model=local)) == folder
 
 
 def test_what_shapes_a_run():
     """All but where it lies, how it is carried out, and what is evaluated."""
 
-    shape = lambda **of: run_folder.training_config(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
+    shape = lambda **of: run_dir.training_config(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
 
     parts = {"seed", "init_from", "init_step", "data", "model", "objective", "moco", "optimizer"}
     assert shape().keys() == parts
@@ -411,10 +418,10 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_words_that_a_run_of_text_knows(text_run, tmp_path):
-    words = run_folder.read_vocabulary(text_run)
-    assert len(set(words)) == len(words) == run_folder.read_config(text_run).model.vocabulary
+    words = run_dir.read_vocabulary(text_run)
+    assert len(set(words)) == len(words) == run_dir.read_config(text_run).model.vocabulary
     shutil.copy(text_run / "config.json", tmp_path)
     for known in (words[:-1], (*words, "more")):
-        run_folder.write_vocabulary(tmp_path, known)
+        run_dir.write_vocabulary(tmp_path, known)
         with pytest.raises(C.UserError, match=f"has {len(known)} words, .* knows {len(words)}"):
-            run_folder.read_vocabulary(tmp_path)
+            run_dir.read_vocabulary(tmp_path)

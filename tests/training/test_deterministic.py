@@ -15,14 +15,14 @@ def test_deterministic_kernels_are_asked_for_before_jax_begins():
     code = """
 import os, sys
 from hypersphere_jax import cli, config
-from hypersphere_jax.training import loop
+from hypersphere_jax.training import train as training
 
 def train(*_, **__):
     import jax
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"]
     raise config.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
 
-loop.train = train
+training.train = train
 sys.exit(cli.main(sys.argv[1:]))
 """
     mine = "--xla_gpu_autotune_level=3"

@@ -18,8 +18,10 @@ from hypersphere_jax.data import batches, subsets
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.sampling import Sampler, make_sampler
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoint, loop, run_folder, sharding
+from hypersphere_jax.training import checkpoints, run_dir, sharding
 from hypersphere_jax.training import step as train_step
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.setup import set_up
 
 BAD = 25  # class1/05.png
 
@@ -54,7 +56,7 @@ def varied(folder, images, bad_images="skip"):
 
 @pytest.fixture(scope="module")
 def varied_run(images, tmp_path_factory):
-    return loop.train(varied(tmp_path_factory.mktemp("runs"), images))
+    return training.train(varied(tmp_path_factory.mktemp("runs"), images))
 
 
 def gathered(images, labels, indices):
@@ -73,7 +75,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
     steps = range(5, 9)  # over the border of an epoch
     for pipeline, count in itertools.product(("resident", "streaming"), (1, 2, 4)):
         runtime = C.RuntimeConfig(devices=count, pipeline=pipeline)
-        job = loop.open_job(tiny_runs.short(tmp_path, seed=3, runtime=runtime))
+        job = set_up(tiny_runs.short(tmp_path, seed=3, runtime=runtime))
         some = subsets.Subset(job.dataset.train, np.arange(300), "with labels, say")
         job = job._replace(dataset=job.dataset._replace(train=some))  # all of `pretrain` are read
         assert job.resident == (pipeline == "resident")
@@ -93,7 +95,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
 
 @pytest.mark.slow
 def test_the_host_crops_images_of_many_sizes(images, tmp_path):
-    job = loop.open_job(varied(tmp_path, images))
+    job = set_up(varied(tmp_path, images))
     source, seed = job.dataset.pretrain, job.config.seed
     order, steps = make_sampler(source, 10, seed), range(4, 9)
     crops = TwoCrops(augment.host_crops(job.config.data.recipe, 8)[0], seed)
@@ -108,7 +110,7 @@ def test_the_host_crops_images_of_many_sizes(images, tmp_path):
 
 
 def test_images_in_order(images, tmp_path, monkeypatch):
-    job = loop.open_job(varied(tmp_path, images))
+    job = set_up(varied(tmp_path, images))
     crop = lambda image, step, position: image[:8, :8]  # noqa: E731
     small = Arrays(np.arange(50, dtype=np.uint8).reshape(50, 1, 1, 1), np.arange(50), (), "small")
     for source, prepare, bad in ((job.dataset.test, crop, [BAD]), (small, None, [])):
@@ -150,10 +152,10 @@ def test_sentences_in_order_keep_all_their_words(rng):
 def test_what_ends_reading_loses_no_step(varied_run, images, tmp_path):
     """A run ends before the first bad image with its steps saved, and goes on when told to skip."""
     with pytest.raises(C.UserError, match=r"class1/05\.png.*bad_images=skip"):
-        loop.train(varied(tmp_path, images, "error"))
+        training.train(varied(tmp_path, images, "error"))
     # Two batches are on the devices before the step that takes them, and the bad one in the sixth.
-    assert checkpoint.steps(tmp_path / "varied" / "checkpoints") == [0, 3]
-    loop.train(varied(tmp_path, images))
+    assert checkpoints.steps(tmp_path / "varied" / "checkpoints") == [0, 3]
+    training.train(varied(tmp_path, images))
     assert timeless(tmp_path / "varied") == timeless(varied_run)
     assert len(timeless(varied_run)) == 12
 
@@ -163,20 +165,20 @@ def test_what_the_step_is_told(images, tmp_path, monkeypatch):
     given = {}
     monkeypatch.setattr(train_step, "make_augment", lambda *_, **options: given.update(options))
     monkeypatch.setattr(train_step, "make_moco_step", lambda *_, **options: given.update(options))
-    monkeypatch.setattr(loop, "fit", lambda *_: None)
-    monkeypatch.setattr(loop, "make_steps", lambda *_: None)
+    monkeypatch.setattr(training, "take_steps", lambda *_: None)
+    monkeypatch.setattr(training, "make_steps", lambda *_: None)
     monkeypatch.setattr(sharding, "pmap", lambda *_, **options: None)
 
     def made(config, apply, total, *, axis_name, cropped, resident):
         scalars = train_step.scalars_of(config)
         train_step._step_of(config, apply, None, total, axis_name, cropped, resident, scalars)
 
-    monkeypatch.setattr(loop, "make_step_of", made)
+    monkeypatch.setattr(training, "make_step_of", made)
     one, moco = varied(tmp_path, images), C.MocoConfig(13, ema_decay=0.9, ema_schedule="cosine")
     two, bits = tiny_runs.short(tmp_path), dataclasses.replace(one.data, bits=2)
     for config, data, told in ((one, bits, (True, 2, False)), (two, two.data, (False, 0, True))):
         model = dataclasses.replace(config.model, batch_norm="sync")
-        loop.train(dataclasses.replace(config, data=data, model=model, moco=moco))
+        training.train(dataclasses.replace(config, data=data, model=model, moco=moco))
         assert tuple(map(given.get, ("cropped", "extra_channels", "resident"))) == told
         np.testing.assert_allclose([given["decay"](step) for step in (6, 12)], [0.95, 1.0])
 
@@ -184,13 +186,10 @@ def test_what_the_step_is_told(images, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_moved_data(varied_run, images, tmp_path):
     moved = str(shutil.copytree(images, tmp_path / "elsewhere"))
-    assert (
-        run_folder.load_data(varied_run, moved).digest()
-        == run_folder.load_data(varied_run).digest()
-    )
+    assert run_dir.load_data(varied_run, moved).digest() == run_dir.load_data(varied_run).digest()
     # The run itself goes on there, and remembers.
     shutil.copytree(varied_run, tmp_path / "varied")
-    assert run_folder.read_config(loop.train(varied(tmp_path, moved))).data.name == moved
+    assert run_dir.read_config(training.train(varied(tmp_path, moved))).data.name == moved
 
 
 def test_each_process_reads_its_rows(monkeypatch):

@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import json
-import os
 import shutil
-import signal
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,23 +15,21 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of, timel
 from tensorboardX.proto.event_pb2 import Event
 
 from hypersphere_jax import config as C
-from hypersphere_jax import data, signals, terminal
+from hypersphere_jax import data, terminal
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoint, loop, processes, sharding
+from hypersphere_jax.training import checkpoints, setup, sharding
 from hypersphere_jax.training import recorder as recorder_module
-from hypersphere_jax.training.metrics_log import read_metrics
-from hypersphere_jax.training.processes import StopSignals
-from hypersphere_jax.training.recorder import on_host, tree_of
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.recorder import Recorder, RunRecord
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
 
-def begun(folder, **changes):
-    """A run `short` as it starts, without a folder."""
-    run = loop.make_run(loop.open_job(tiny_runs.short(folder, **changes)))
-    run.recorder.start = run.recorder.saved = 0
-    return run
+def initial(folder, **changes):
+    """The state at step 0 of a run `short`, which gets no folder."""
+    return setup.initial_state(setup.set_up(tiny_runs.short(folder, **changes)))[1]
 
 
 def test_folder_of_a_run(short_run, tmp_path):
@@ -42,10 +38,10 @@ def test_folder_of_a_run(short_run, tmp_path):
     assert saved["config"]["model"].items() >= filled.items()
     assert saved["config"]["data"]["recipe"] == "digits"
     assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "processes": 1}
-    assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
+    assert checkpoints.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.
     folder = shutil.copytree(short_run, tmp_path / "short")
-    assert loop.train(tiny_runs.short(tmp_path)) == folder
+    assert training.train(tiny_runs.short(tmp_path)) == folder
     assert read_metrics(folder) == read_metrics(short_run)
 
 
@@ -79,10 +75,11 @@ def tensorboard_events(content):
 
 def test_seed_gives_the_initial_weights_queue_order_and_augmentation(tmp_path):
     def drawn(seed):
-        run = loop.make_run(loop.open_job(tiny_runs.queue(tmp_path, seed=seed)))
-        kernel = run.state.params["conv1"]["layer"]["kernel"]
-        queue, key = run.state.momentum.queue.keys, jax.random.key_data(run.key)
-        return np.asarray(kernel), np.asarray(queue), run.sampler(0), key
+        queue = setup.set_up(tiny_runs.queue(tmp_path, seed=seed))
+        _, state, key = setup.initial_state(queue)
+        kernel = np.asarray(state.params["conv1"]["layer"]["kernel"])
+        keys = np.asarray(state.momentum.queue.keys)
+        return kernel, keys, queue.sampler(0), jax.random.key_data(key)
 
     for one, same, other in zip(*map(drawn, (1, 1, 2)), strict=True):
         assert np.array_equal(one, same) and np.mean(one == other) < 0.1
@@ -98,7 +95,7 @@ def test_several_steps_in_one_program(devices, tmp_path):
         return C.RuntimeConfig(devices=devices, steps_per_call=at_once, **every)
 
     one, whole = (
-        loop.train(tiny_runs.short(tmp_path / name, runtime=runtime(at_once)))
+        training.train(tiny_runs.short(tmp_path / name, runtime=runtime(at_once)))
         for name, at_once in (("one", 1), ("whole", 5))
     )
     close = functools.partial(np.testing.assert_allclose, atol=1e-4)
@@ -107,49 +104,51 @@ def test_several_steps_in_one_program(devices, tmp_path):
         assert record == pytest.approx(expected, rel=1e-4, abs=1e-3)
     assert [record["step"] for record in timeless(whole)] == [2, 4, 6, 8, 10, 12]
     with killed_after_checkpoint(9):
-        loop.train(tiny_runs.short(tmp_path / "killed", runtime=runtime(5)))
+        training.train(tiny_runs.short(tmp_path / "killed", runtime=runtime(5)))
     # The program is the same one, however many steps of it are taken.
     longer = runtime(5, log_every_steps=10, checkpoint_every_steps=None)
-    killed = loop.train(tiny_runs.short(tmp_path / "killed", runtime=longer))
+    killed = training.train(tiny_runs.short(tmp_path / "killed", runtime=longer))
     jax.tree.map(np.testing.assert_array_equal, state_of(killed), state_of(whole))
 
 
-def test_calls_end_where_something_is_written():
+def test_calls_end_where_something_is_written(tmp_path):
     runtime = C.RuntimeConfig(log_every_steps=10, checkpoint_every_steps=7, keep_every_steps=5)
-    config = C.PretrainConfig(runtime=runtime)
-    recorder = SimpleNamespace(config=config, start=3, total=26, steps_per_epoch=13)
-    stops = [call.stop for call in loop.calls_of(recorder, 4)]
-    assert stops == [5, 7, 10, 13, 14, 15, 19, 20, 21, 25, 26]
-    assert [call.start for call in loop.calls_of(recorder)] == [*range(3, 26)]
+    config = tiny_runs.short(tmp_path, runtime=runtime, evaluate=C.EvaluateConfig(2))
+    intervals = setup.Intervals(setup.set_up(config.replace(epochs=5, devices=2)))  # 6 an epoch
+    calls = list(intervals.calls(3, 4))
+    assert [call.stop for call in calls] == [5, 7, 10, 12, 14, 15, 19, 20, 21, 24, 25, 28, 30]
+    assert [call.start for call in intervals.calls(3)] == [*range(3, 30)]
+    assert [step for step in range(1, 31) if intervals.is_evaluated(step)] == [12, 24, 30]
+    assert [step for step in range(1, 31) if intervals.is_logged(step)] == [10, 12, 20, 24, 30]
 
 
 def test_checkpoints_come_by_time(tmp_path, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(recorder_module, "time", SimpleNamespace(monotonic=lambda: now))
-    runtime = C.RuntimeConfig(devices=2, checkpoint_every_minutes=2)
-    run, due = begun(tmp_path, runtime=runtime), []
-    run.recorder._checkpoints = Mock()
-    for step in range(1, 7):
-        now += 50.0
-        due.append(run.recorder.is_due(step))
-        if due[-1]:
-            run.recorder.save_tree(step, tree_of(run.state), np.True_)
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
+    runtime = C.RuntimeConfig(checkpoint_every_minutes=2)
+    due = []
+    with contextlib.closing(checkpoints.Checkpointer(tmp_path, runtime)) as checkpointer:
+        for step in range(1, 7):
+            now += 50.0
+            due.append(checkpointer.is_due(step))
+            if due[-1]:
+                checkpointer.save(step, checkpoints.STEP)
     assert due == [False, False, True] * 2
 
 
 def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch):
     """Nor does the log count the time of saving the state that a run begins with."""
-    save, shown = checkpoint.Checkpoints.save, []
+    save, shown = checkpoints.Checkpointer.save, []
     completed = terminal.Progress.completed
     now = 0.0
     told = lambda: now  # noqa: E731
 
-    def slowly(checkpoints, step, tree):
+    def slowly(checkpointer, step, tree):
         nonlocal now
         if step == 0:
-            assert shown == [1] and signals._answer == processes.AFTER_STEP
+            assert shown == [1]
             now += 1000
-        save(checkpoints, step, tree)
+        save(checkpointer, step, tree)
 
     def shows(bar, step):
         nonlocal now
@@ -158,23 +157,23 @@ def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch
         completed(bar, step)
 
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=told, perf_counter=told))
-    monkeypatch.setattr(checkpoint.Checkpoints, "save", slowly)
+    monkeypatch.setattr(checkpoints.Checkpointer, "save", slowly)
     monkeypatch.setattr(terminal.Progress, "completed", shows)
-    folder = loop.train(tiny_runs.short(tmp_path))
+    folder = training.train(tiny_runs.short(tmp_path))
     first = state_of(folder, 0)
     jax.tree.map(np.testing.assert_array_equal, first, state_of(short_run, 0))
-    jax.tree.map(np.testing.assert_array_equal, first["params"], begun(tmp_path).state.params)
+    jax.tree.map(np.testing.assert_array_equal, first["params"], initial(tmp_path).params)
     assert read_metrics(folder)[0]["images_per_s"] > 1
     # Killed before, a run begins anew.
     assert_same_run(folder, short_run)
     shutil.rmtree(folder / "checkpoints")
     (folder / "metrics.jsonl").unlink()
     shown.clear()
-    assert_same_run(loop.train(tiny_runs.short(tmp_path)), short_run)
+    assert_same_run(training.train(tiny_runs.short(tmp_path)), short_run)
 
 
 def test_a_run_starts_from_another_run(short_run, tmp_path):
-    start = lambda **more: begun(tmp_path, init_from=str(short_run), **more).state  # noqa: E731
+    start = functools.partial(initial, tmp_path, init_from=str(short_run))
     for asked, step in ((None, 12), (6, 6)):
         found, saved = start(init_step=asked), state_of(short_run, step)
         for part in ("params", "stats"):
@@ -188,41 +187,44 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
         start(model=C.ModelConfig(dim=5, width=0.1))
     # Once there are checkpoints the source is not needed.
     shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
-    begun(tmp_path, init_from="gone")
+    initial(tmp_path, init_from="gone")
 
 
 def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
-    run = begun(tmp_path)
-    recorder = run.recorder
+    short = setup.set_up(tiny_runs.short(tmp_path))
+    record = RunRecord(short, "")
     for loss, gradient in ((np.nan, 1.0), (1.0, np.inf), (-np.inf, 1.0)):
         with pytest.raises(C.Diverged, match="at step 3"):
-            recorder.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
+            record.check(3, {"loss": np.float32(loss), "grad_norm": np.float32(gradient)})
+    state = initial(tmp_path)
     for part in ("params", "stats", "opt_state"):
-        leaves, structure = jax.tree.flatten(getattr(run.state, part))
+        leaves, structure = jax.tree.flatten(getattr(state, part))
         place = max(i for i, leaf in enumerate(leaves) if leaf.dtype == np.float32)
         leaves[place] = np.array(leaves[place])
         leaves[place].flat[-1] = np.nan
-        state = run.state._replace(**{part: jax.tree.unflatten(structure, leaves)})
+        wrong = state._replace(**{part: jax.tree.unflatten(structure, leaves)})
         with pytest.raises(C.Diverged, match="at step 3"):
-            recorder.save(3, sharding.replicate(state, sharding.local_devices(2)))
-    assert recorder.saved == 0
-    # All steps since the last reading are read, not the newest alone.
+            Recorder([record]).save(3, sharding.replicate(wrong, short.devices))
+    assert not (tmp_path / "short").exists()
+
+
+def test_the_metrics_of_all_completed_steps_are_read(tmp_path):
+    short = setup.set_up(tiny_runs.short(tmp_path))  # logs every second step
+    recorder = Recorder([RunRecord(short, "")])
     for call, losses in ((range(1), [0.5]), (range(1, 3), [0.5, np.nan]), (range(3, 4), [0.5])):
         metrics = {"loss": np.float32(losses), "grad_norm": np.ones(len(losses), np.float32)}
-        recorder.add_metrics(call, sharding.replicate(metrics, sharding.local_devices(2)))
-    recorder.fetch_metrics(2)  # none of a call that goes on
+        recorder.add(call, sharding.replicate(metrics, short.devices))
+    recorder.complete(ahead=1)
     with pytest.raises(C.Diverged, match="at step 3;"):
-        recorder.fetch_metrics(4)
+        recorder.complete()
 
 
 def test_finite_is_asked_of_each_run():
     weights, counts = np.ones((3, 2, 2), np.float32), np.arange(3)
     weights[1, 0, 1] = np.inf
     state = sharding.replicate({"weights": weights, "counts": counts}, sharding.local_devices(2))
-    tree, finite = on_host(state, runs=True)
-    assert finite.tolist() == [True, False, True]
-    np.testing.assert_array_equal(tree["weights"], weights)
-    assert not on_host(state)[1]
+    assert sharding.unreplicate(sharding.finite(state, 1)).tolist() == [True, False, True]
+    assert not sharding.unreplicate(sharding.finite(state))
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):
@@ -236,7 +238,7 @@ def test_mistakes_leave_no_folder(short_run, tmp_path):
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
         with pytest.raises(C.UserError, match=message):
-            loop.train(tiny_runs.short(tmp_path, **changes))
+            training.train(tiny_runs.short(tmp_path, **changes))
     assert not list(tmp_path.iterdir())
 
 
@@ -245,36 +247,32 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     labels = np.where(np.arange(1400) < 1000, np.asarray(train.labels), -1)
     some = Arrays(train.images, labels, train.class_names, train.origin)
     monkeypatch.setattr(arrays, "digits", lambda: (some, test))
-    task = loop.open_job(tiny_runs.short(tmp_path, objective=SUPERVISED))
+    task = setup.set_up(tiny_runs.short(tmp_path, objective=SUPERVISED))
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
     assert task.config.model.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
     assert task.digest == data.load(C.DataConfig()).digest()
 
 
-def test_at_most_two_steps_are_in_flight():
+def test_at_most_two_steps_are_in_flight(tmp_path, monkeypatch):
     completed, ahead = [], []
-    recorder = Mock(start=3, total=9, steps_per_epoch=9, completed=completed.append)
-    recorder.config, recorder.is_due.return_value = C.PretrainConfig(), False
-    recorder.meter = recorder.progress_bar.return_value = contextlib.nullcontext()
+    monkeypatch.setattr(recorder_module, "Progress", lambda *_: Mock(completed=completed.append))
+    runtime = C.RuntimeConfig(devices=2, log_every_steps=100)
+    short = setup.set_up(tiny_runs.short(tmp_path, runtime=runtime))
+    metrics = dict.fromkeys(("loss", "grad_norm", "lr"), np.ones(1, np.float32))
+    metrics = sharding.replicate(metrics, short.devices)
 
     def step(state, batch):
         ahead.append(batch - len(completed))
-        return state, {}
+        return state, metrics
 
-    calls = [range(i, i + 1) for i in range(3, 9)]
-    loop.fit(recorder, step, None, calls, (i for i in range(6)), None)
-    assert completed == [*range(4, 10)] and ahead == [0, 0, 1, 2, 2, 2]
-
-
-def test_signals_ask_once_and_are_given_back():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    for first in (signal.SIGTERM, signal.SIGINT):
-        with pytest.raises(KeyboardInterrupt), StopSignals() as stop:
-            os.kill(os.getpid(), first)
-            assert stop.asked
-            os.kill(os.getpid(), signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    with recorder_module.open_run(short, "") as run:
+        state = sharding.replicate(run.restore(initial(tmp_path)), short.devices)
+        calls = [range(i, i + 1) for i in range(12)]
+        batches = ((i,) for i in range(12))
+        training.take_steps(Recorder([run]), step, state, (), calls, batches, None)
+    assert completed == [*range(1, 13)]
+    assert ahead == [0, 0, 1] + [2] * 9
 
 
 def test_rate_of_images_and_share_of_waiting(monkeypatch):

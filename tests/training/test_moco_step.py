@@ -18,7 +18,8 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import config as C
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init, shuffle
-from hypersphere_jax.training import checkpoint, loop, run_folder, sharding
+from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.objectives import make_queue_objective
 from hypersphere_jax.training.optimizers import make_optimizer
 from hypersphere_jax.training.step import (
@@ -143,7 +144,7 @@ def test_images_that_stream_and_averaged_statistics(alone):
 
 
 def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
-    assert checkpoint.steps(queue_run / "checkpoints") == [0, 4, 8, 10]  # two, and each fourth
+    assert checkpoints.steps(queue_run / "checkpoints") == [0, 4, 8, 10]  # two, and each fourth
     first, last = state_of(queue_run, 0), state_of(queue_run)
     start, end = first["momentum"], last["momentum"]
     jax.tree.map(np.testing.assert_array_equal, start.params, first["params"])  # a copy
@@ -154,19 +155,19 @@ def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
         moved = jax.tree.leaves(jax.tree.map(np.subtract, end.params, other))
         assert any(np.abs(leaf).max() > 1e-4 for leaf in moved)
     # With a queue, keys have statistics of other images than their queries, unless it is told.
-    model = run_folder.read_config(queue_run).model
+    model = run_dir.read_config(queue_run).model
     assert (model.batch_norm, model.bn_groups) == ("split", 8)
     # What is measured of the run is the trained encoder.
     jax.tree.map(
-        np.testing.assert_array_equal, run_folder.load_encoder(queue_run).params, last["params"]
+        np.testing.assert_array_equal, run_dir.load_encoder(queue_run).params, last["params"]
     )
 
 
 @pytest.mark.slow
 def test_resumption_is_exact(queue_run, tmp_path):
     with killed_after_checkpoint(4):
-        loop.train(tiny_runs.queue(tmp_path))
-    assert_same_run(loop.train(tiny_runs.queue(tmp_path)), queue_run)
+        training.train(tiny_runs.queue(tmp_path))
+    assert_same_run(training.train(tiny_runs.queue(tmp_path)), queue_run)
 
 
 # The step that a config describes, with a network that tells which samples it sees together.

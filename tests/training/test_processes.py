@@ -20,7 +20,7 @@ from processes import begun, environment
 from run_states import assert_same_run, state_of, timeless
 
 from hypersphere_jax.config import UserError
-from hypersphere_jax.training import checkpoint, processes
+from hypersphere_jax.training import checkpoints, processes
 
 TINY = "--width 0.1 --dim 3 --name run"
 # 12 steps, of which 2, 4, … are logged and 3, 6, … are saved.
@@ -32,7 +32,7 @@ def begin(options, folder, driver="", **more):
     lines = f"""import json, os, signal, sys, time
 from hypersphere_jax import cli
 from jax._src import distributed
-from hypersphere_jax.training import checkpoint, processes, recorder, sharding
+from hypersphere_jax.training import checkpoints, processes, recorder, sharding
 {driver}
 sys.exit(cli.main(['pretrain', *sys.argv[1:]]))"""
     return begun("-c", lines, *options.split(), "--runs-dir", str(folder), **more)
@@ -57,12 +57,12 @@ def count(event, arguments):
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(count)
-save = checkpoint.Checkpoints.save
+save = checkpoints.Checkpointer.save
 def save_armed(self, at, tree):
     global armed
     armed = armed or at >= step
     save(self, at, tree)
-checkpoint.Checkpoints.save = save_armed
+checkpoints.Checkpointer.save = save_armed
 """
 
 
@@ -85,15 +85,14 @@ QUEUE += " --eval-every-epochs 1 --eval-images 200 --evaluators align_uniform"
 # `DRIVE` says at which step this process gets which signal.
 PROCESS = """
 at, number = json.loads(os.environ["DRIVE"])
-read = recorder.Recorder.fetch_metrics
-def read_then(self, step):
-    steps = [done + 1 for call, _ in self._kept if call.stop <= step for done in call]
-    read(self, step)
-    if at in steps and number:
+check = recorder.RunRecord.check
+def check_then(self, step, metrics):
+    check(self, step, metrics)
+    if step == at and number:
         os.kill(os.getpid(), number)
-    if number and max(steps, default=0) >= at:
-        time.sleep(10)  # JAX looks for signals once a second
-recorder.Recorder.fetch_metrics = read_then
+    if number and step >= at:
+        time.sleep(5)  # JAX looks for signals once a second
+recorder.RunRecord.check = check_then
 # Gloo gives up where one waits for the other for 30 seconds: none does while the other compiles.
 pmap, compiled = sharding.pmap, []
 def compiling_together(*given, **options):
@@ -137,7 +136,7 @@ def test_two_processes_are_as_one_of_as_many_devices_whatever_happens(tmp_path):
         # On a slow machine the signal may arrive after the last step.
         assert status == 0 and "saved" in errors
         stopped = re.search(r"saved at step (\d+) of 12", errors)
-        newest = checkpoint.steps(tmp_path / "run" / "checkpoints")[-1]
+        newest = checkpoints.steps(tmp_path / "run" / "checkpoints")[-1]
         assert newest == (12 if stopped is None else int(stopped[1])) >= 9
     # It ends in one process of as many devices.
     for folder in (tmp_path, tmp_path / "one"):

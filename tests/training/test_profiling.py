@@ -10,7 +10,8 @@ import pytest
 import tiny_runs
 
 from hypersphere_jax import config as C
-from hypersphere_jax.training import loop, run_folder
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import train as training
 from hypersphere_jax.training.profiling import Profiler
 
 
@@ -52,7 +53,7 @@ def test_steps_are_traced_to_the_end_of_the_run(
 @pytest.mark.slow
 def test_a_runs_trace_is_in_its_folder_and_of_one_session(tmp_path, capsys):
     runtime = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, profile=4)
-    folder = loop.train(tiny_runs.short(tmp_path, runtime=runtime))
+    folder = training.train(tiny_runs.short(tmp_path, runtime=runtime))
     assert traced(folder / "profile") == [2, 3, 4, 5]
     assert f"tensorboard --logdir {folder}/profile" in capsys.readouterr().err
-    assert run_folder.read_config(folder).runtime.profile is None
+    assert run_dir.read_config(folder).runtime.profile is None

@@ -21,8 +21,9 @@ from hypersphere_jax.data.batches import packed
 from hypersphere_jax.data.sampling import Consecutive, make_sampler
 from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
 from hypersphere_jax.packing import OTHER_DEVICE, PADDING
-from hypersphere_jax.training import loop, run_folder, sharding
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,8 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
 
 
 def test_a_run_of_text(text_run, books):
-    assert run_folder.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
-    assert run_folder.read_vocabulary(text_run) == books.train.vocabulary
+    assert run_dir.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
+    assert run_dir.read_vocabulary(text_run) == books.train.vocabulary
     records = read_metrics(text_run)
     assert [record["step"] for record in records] == list(range(1, 11))
     for record in records:
@@ -76,8 +77,8 @@ def test_a_run_of_text(text_run, books):
 
 def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_path):
     with killed_after_checkpoint(6):  # of 5 steps an epoch
-        loop.train(tiny_runs.text(tmp_path, texts))
-    assert_same_run(loop.train(tiny_runs.text(tmp_path, texts)), text_run)
+        training.train(tiny_runs.text(tmp_path, texts))
+    assert_same_run(training.train(tiny_runs.text(tmp_path, texts)), text_run)
 
 
 def test_what_the_devices_get(books):
@@ -113,9 +114,9 @@ def test_probe_of_labelled_sentences(measured):
 def test_metrics_are_of_held_out_neighbours(measured, books):
     folder, rows = measured
     words = np.stack([books.test[i]["image"] for i in range(len(books.test))])
-    apply = jax.jit(run_folder.load_encoder(folder).apply, static_argnums=3)
+    apply = jax.jit(run_dir.load_encoder(folder).apply, static_argnums=3)
     for row in rows:
-        outputs, _ = apply(run_folder.load_encoder(folder, row["step"]).params, {}, words, False)
+        outputs, _ = apply(run_dir.load_encoder(folder, row["step"]).params, {}, words, False)
         f, g = np.asarray(outputs["f"]), np.asarray(outputs["g"])
         expected = neighbour_metrics(f, g, books.test.documents)
         for name in ("align", "uniform"):
@@ -124,12 +125,12 @@ def test_metrics_are_of_held_out_neighbours(measured, books):
 
 def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
     asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
-    config = dataclasses.replace(asked, model=run_folder.read_config(text_run).model)
-    params, _ = run_folder.initial_encoder(config, {}, run_folder.read_vocabulary(text_run))
+    config = dataclasses.replace(asked, model=run_dir.read_config(text_run).model)
+    params, _ = run_dir.initial_encoder(config, {}, run_dir.read_vocabulary(text_run))
     jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
     # As many words, and others.
     for file in tiny_runs.books(tmp_path / "others").iterdir():
         file.write_text(file.read_text().replace("ship", "boat"))
     other = dataclasses.replace(asked, data=C.DataConfig(str(tmp_path / "others")))
     with pytest.raises(C.UserError, match="it knows other words"):
-        loop.train(other)
+        training.train(other)

@@ -21,9 +21,9 @@ from hypersphere_jax import models
 from hypersphere_jax.models import convolution
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.packing import OTHER_DEVICE, Packed
-from hypersphere_jax.training import loop
 from hypersphere_jax.training import step as train_step
-from hypersphere_jax.training.metrics_log import read_metrics
+from hypersphere_jax.training import train as training
+from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.objectives import make_objective, make_sentence_objective
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import SCALARS, init_state
@@ -311,7 +311,7 @@ def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
     parts["objective"] = C.ObjectiveConfig(contrastive_weight=0.5, supervised_weight=0.3)
     for devices in (1, 2, 4):
         runtime = C.RuntimeConfig(devices=devices, log_every_steps=1)
-        folder = loop.train(tiny_runs.short(tmp_path, f"{devices}", runtime=runtime, **parts))
+        folder = training.train(tiny_runs.short(tmp_path, f"{devices}", runtime=runtime, **parts))
         found.append([record["loss"] for record in read_metrics(folder)])
     np.testing.assert_allclose(found[1:], [found[0]] * 2, atol=1e-4)
     assert found[0][-1] < found[0][0] - 0.1

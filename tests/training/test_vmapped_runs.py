@@ -18,7 +18,8 @@ from hypersphere_jax import config as C
 from hypersphere_jax import data
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluate import online
-from hypersphere_jax.training import checkpoint, loop, processes, run_folder, vmapped
+from hypersphere_jax.training import checkpoints, processes, run_dir, vmapped
+from hypersphere_jax.training import train as training
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=2, checkpoint_every_steps=4)
@@ -65,7 +66,7 @@ def evaluation():
 @pytest.fixture(scope="module")
 def alone(once):
     """Each trained by itself (read only)."""
-    return once("alone", lambda folder: [loop.train(one) for one in both(folder)])
+    return once("alone", lambda folder: [training.train(one) for one in both(folder)])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def assert_close_run(folder, other):
 def test_vmapped_as_alone(pair, alone):
     for name in ("a", "b"):
         assert_close_run(pair / name, alone / name)
-        assert checkpoint.steps(pair / name / "checkpoints") == [0, 4, 6]
+        assert checkpoints.steps(pair / name / "checkpoints") == [0, 4, 6]
         records = timeless(pair / name)
         assert [(r["step"], "eval/norm" in r) for r in records] == [(2, 0), (4, 0), (6, 1)]
         # Two steps of warm-up, and three decays.
@@ -108,7 +109,7 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.reason
     assert all(np.isfinite(record["loss"]) for record in timeless(tmp_path / "wild"))
     with pytest.raises(C.Diverged, match=r"diverged: .* step 0 is kept in"):
-        loop.train(config(tmp_path, "alone", "b", optimizer=rule))
+        training.train(config(tmp_path, "alone", "b", optimizer=rule))
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
     damaged = shutil.copytree(tmp_path / "runs", tmp_path / "damaged")
     vmapped.train_vmapped(both(tmp_path / "runs"))
     for name in ("a", "b"):
-        assert checkpoint.steps(damaged / name / "checkpoints") == [0, 4]
+        assert checkpoints.steps(damaged / name / "checkpoints") == [0, 4]
         assert_same_run(tmp_path / "runs" / name, pair / name)
     # Where a checkpoint of one is damaged, they stand at different steps and go on by themselves.
     next((damaged / "b" / "checkpoints" / "4" / "state" / "d").iterdir()).write_bytes(b"cut")
@@ -134,18 +135,18 @@ def test_before_the_first_step_new_ones_are_saved(tmp_path, monkeypatch):
     """Beside one that is, as after a kill between the two."""
     monkeypatch.setattr(processes, "should_stop", lambda asked, count: True)
     with pytest.raises(C.Stopped):
-        loop.train(config(tmp_path, "b", "b"))
+        training.train(config(tmp_path, "b", "b"))
     with pytest.raises(C.Stopped, match=r"saved at step 0 of 6 in .*/a, .*/b;"):
         vmapped.train_vmapped(both(tmp_path), at_most=2)
     for name in ("a", "b"):
-        assert checkpoint.steps(tmp_path / name / "checkpoints") == [0]
+        assert checkpoints.steps(tmp_path / name / "checkpoints") == [0]
 
 
 @pytest.mark.slow
 def test_groups(tmp_path, monkeypatch, alone):
-    def train(jobs, *_):
-        planned.append([job.config.name for job in jobs])
-        return [run_folder.folder_of(job.config) for job in jobs]
+    def train(setups, *_):
+        planned.append([setup.config.name for setup in setups])
+        return [run_dir.folder_of(setup.config) for setup in setups]
 
     monkeypatch.setattr(vmapped, "_train", train)
     planned = []
@@ -188,4 +189,5 @@ def test_parts_are_the_fewest_that_fit_in_memory():
     cases = [(0, 11), (500, 11), (0, 300), (0, 499), (990, 10), (0, math.inf)]
     for n, (base, each) in itertools.product((2, 3, 8, 100), cases):
         fits = [size for size in range(1, n + 1) if base + each * size <= 1000] or [1]
-        assert vmapped._parts(n, None, 1000, compiled) == math.ceil(n / max(fits)), (n, base, each)
+        programs = vmapped._program_count(n, None, 1000, compiled)
+        assert programs == math.ceil(n / max(fits)), (n, base, each)

@@ -1,0 +1,230 @@
+"""Metrics of a run: metrics.jsonl, TensorBoard's event files, and Weights & Biases."""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hypersphere_jax.config import PretrainConfig, UserError, to_dict
+from hypersphere_jax.extras import how_to_install
+from hypersphere_jax.files import atomic_write
+
+logger = logging.getLogger("hypersphere_jax")
+
+Record = dict[str, Any]  # "step" and metrics by name
+FLUSH_SECONDS = 5.0  # between two writes of TensorBoard's files to disk
+
+
+def read_metrics(folder: Path) -> list[Record]:
+    """Read the records of metrics.jsonl in the order of their steps, the last record of each step.
+
+    Invalid lines are skipped with a warning, except for an incomplete last line, as after a kill.
+    """
+    file = folder / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    records = {}
+    invalid = 0
+    for line in lines:
+        record = _parse(line)
+        if record is not None:
+            records[record["step"]] = record
+        elif line.endswith(b"\n"):
+            invalid += 1
+    if invalid:
+        logger.warning("%s: %d lines are no records, and left out", file, invalid)
+    return [records[step] for step in sorted(records)]
+
+
+def _parse(line: bytes) -> Record | None:
+    """Return the record in a line: a JSON object of numbers with a step; None for anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not all(map(_is_number, record.values())):
+        return None
+    step = record.get("step")
+    return record if isinstance(step, int) and step >= 0 else None
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is int:
+        return abs(value) < 2**63
+    return value is None or type(value) is float
+
+
+class MetricLogger:
+    """Logs the metrics of one run; does nothing in processes but the first.
+
+    Args:
+      folder: of the run.
+      config: of the run.
+      start: step from which the run resumes; later records of an earlier session are removed.
+
+    Raises:
+      UserError: when Weights & Biases is asked for and not available.
+    """
+
+    def __init__(self, folder: Path, config: PretrainConfig, start: int):
+        self.last: Record = {}
+        self._outputs: list[Any] = []
+        from hypersphere_jax.training import processes  # imports JAX, which reports do not need
+
+        if not processes.is_first():
+            return
+        records = [record for record in read_metrics(folder) if record["step"] <= start]
+        self.last = records[-1] if records else {}
+        first_missing = self.last.get("step", 0) + 1
+        if start - first_missing + 1 >= config.runtime.log_every_steps:
+            message = "%s/metrics.jsonl has no lines of steps %d to %d any more"
+            logger.warning(message, folder, first_missing, start)
+        if config.runtime.log_to == "wandb":
+            self._outputs.append(WandbRun(folder, config))
+        self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]
+
+    def log(self, record: Record) -> None:
+        """Log the metrics of a step; metrics.jsonl is complete when this returns."""
+        self.last = record
+        for output in self._outputs:
+            output.write(record)
+
+    def extend(self, values: dict[str, float]) -> Record:
+        """Add values to the last record, and return it."""
+        if self._outputs:
+            self.last = self.last | values
+        for output in self._outputs:
+            output.extend(self.last, values)
+        return self.last
+
+    def close(self, failed: bool = False) -> None:
+        """Close the outputs.
+
+        Args:
+          failed: whether an error ended the run.
+
+        Raises:
+          OSError: on a full disk.
+        """
+        outputs, self._outputs = self._outputs, []
+        with contextlib.ExitStack() as stack:
+            for output in outputs:
+                stack.callback(output.close, failed)
+
+
+class JsonLines:
+    """metrics.jsonl: one JSON object per line."""
+
+    def __init__(self, path: Path, records: Iterable[Record]):
+        lines = [_to_line(record) for record in records]
+        with atomic_write(path) as file:
+            file.writelines(lines)
+        self._last_line = sum(map(len, lines[:-1]))  # its offset in the file
+        self._file = open(path, "r+b")  # noqa: SIM115  closed in `close`
+
+    def write(self, record: Record) -> None:
+        self._last_line = self._file.seek(0, os.SEEK_END)
+        self._file.write(_to_line(record))
+        self._file.flush()
+
+    def extend(self, record: Record, values: dict[str, float]) -> None:
+        """Replace the last line by a longer one in place: a kill leaves one or the other."""
+        self._file.seek(self._last_line)
+        self._file.write(_to_line(record))
+        self._file.flush()
+
+    def close(self, failed: bool) -> None:
+        self._file.close()
+
+
+def _to_line(record: Record) -> bytes:
+    return f"{json.dumps(record)}\n".encode()
+
+
+class EventFile:
+    """TensorBoard's events of one session.
+
+    tensorboardX's SummaryWriter is not used: its thread ends on a full disk, and the run would wait
+    for the thread forever.
+    """
+
+    def __init__(self, folder: Path, start: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        # Two sessions may start within a second.
+        suffix = f".{os.getpid()}-{start}"
+        self._writer = EventsWriter(str(folder / "events"), filename_suffix=suffix)
+        self._event = Event
+        self._summary = Summary
+        self._flushed = time.monotonic()
+        if start:  # TensorBoard drops events of later steps
+            session = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=start + 1, session_log=session))
+
+    def write(self, record: Record) -> None:
+        self.extend(record, {name: x for name, x in record.items() if name != "step"})
+
+    def extend(self, record: Record, values: dict[str, float]) -> None:
+        summary = self._summary()
+        for name, value in values.items():
+            summary.value.add(tag=name, simple_value=value)
+        event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
+        self._writer.write_event(event)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class WandbRun:
+    """A run of Weights & Biases, which later sessions of the run resume by the id in its folder.
+
+    wandb's environment variables set its project, entity and mode, such as WANDB_PROJECT and
+    WANDB_MODE=offline.
+    """
+
+    def __init__(self, folder: Path, config: PretrainConfig):
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            how = how_to_install("wandb")
+            raise UserError(f"log_to=wandb needs wandb, which is not installed: {how}") from error
+        file = folder / "wandb_id.txt"
+        if not file.is_file() or re.fullmatch(rb"\w+\s*", file.read_bytes()) is None:
+            with atomic_write(file) as out:
+                out.write(secrets.token_hex(4).encode())
+        try:
+            self._run: Any = wandb.init(
+                id=file.read_text().strip(),
+                resume="allow",
+                name=config.name,
+                project=os.environ.get("WANDB_PROJECT", "hypersphere-jax"),
+                dir=folder,
+                config=to_dict(config),
+                reinit="create_new",  # vmapped runs have one each
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(f"log_to=wandb: {reason}; or set WANDB_MODE=offline") from error
+        self._done = self._run.step  # wandb already has the steps before
+
+    def write(self, record: Record) -> None:
+        if record["step"] >= self._done:
+            self._run.log(record, step=record["step"])
+
+    def extend(self, record: Record, values: dict[str, float]) -> None:
+        self.write(record)
+
+    def close(self, failed: bool) -> None:
+        """Wait until all records are sent."""
+        self._run.finish(exit_code=int(failed))

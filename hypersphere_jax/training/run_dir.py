@@ -1,0 +1,382 @@
+"""The folder of a run: config.json, its sessions and lock, its data, its encoder (docs/runs.md)."""
+
+import contextlib
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from hypersphere_jax import data, models
+from hypersphere_jax.config import (
+    DataConfig,
+    PretrainConfig,
+    RuntimeConfig,
+    UserError,
+    differences,
+    from_dict,
+    require,
+    to_dict,
+)
+from hypersphere_jax.config.base import Custom, did_you_mean
+from hypersphere_jax.data.batches import image_cache
+from hypersphere_jax.files import atomic_write, locked, read_json, write_json
+from hypersphere_jax.training import checkpoints
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+MAX_NAMES = 8  # names of runs in a message
+VOCABULARY = "vocabulary.txt"
+# Parts of a config that cannot change the numbers: where and how a run is carried out.
+NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
+# Runtime options of a single session, which the next session does not inherit.
+SESSION_OPTIONS = (
+    *("resume", "force", "profile"),
+    *("processes", "coordinator", "num_processes", "process_index"),
+)
+# The keys of config.json that are read, with their types.
+SESSION = {"command?": str, "device": {"count": int}, "from_step?": int}
+RECORD = {"config": PretrainConfig, "data_digest": str, "sessions": [SESSION]}
+RECORD |= {"data?": {"labels?": bool, "test_split?": bool}}
+# The user's own parts: their names as arguments of `train`, and where a config contains them.
+CUSTOM = {
+    "network": ("model", "network"),
+    "loss": ("objective", "function"),
+    "augment": ("data", "augment"),
+    "preprocess": ("data", "preprocess"),
+    "data": ("data", "source"),
+}
+
+
+class RunEncoder(NamedTuple):
+    """An encoder from a checkpoint; `apply` is the function of `models.create`."""
+
+    apply: Callable
+    params: Any
+    stats: Any
+    config: PretrainConfig
+    folder: Path
+    step: int
+
+
+def folder_of(config: PretrainConfig) -> Path:
+    """Return the folder of a config's run."""
+    return Path(config.runs_dir) / config.name
+
+
+def find(name: str, runs_dir: str | Path = "runs") -> Path:
+    """Return the folder of a run, given as a path or as a name in the folder of all runs.
+
+    Raises:
+      UserError: when there is no such run, or the name is a folder of several runs.
+    """
+    folders = find_all(name, runs_dir)
+    names = ", ".join(map(str, folders))
+    require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
+    return folders[0]
+
+
+def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
+    """Return the folder of a run, or the folders of all runs in a folder; names as in `find`.
+
+    Raises:
+      UserError: when there is no run; the message suggests names of runs that exist.
+    """
+    for folder in (Path(name), Path(runs_dir, name)):
+        if (folder / "config.json").is_file():
+            return [folder]
+        if inside := sorted(file.parent for file in folder.glob("*/config.json")):
+            return inside
+    require(
+        not Path(name).is_file(),
+        f"{name!r} is a file, and a run is a folder: `import-torch` makes one of PyTorch's files",
+    )
+    raise UserError(_no_run(name, runs_dir))
+
+
+def _no_run(name: str, runs_dir: str | Path) -> str:
+    names = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
+    siblings = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
+    if hint := did_you_mean(Path(name).name, [*names, *siblings]):
+        return f"no run {name!r}{hint}"
+    if not names:
+        return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or runs_dir="
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names[:MAX_NAMES])}{more}"
+
+
+# Creating, resuming and removing the folder.
+
+
+def lock(folder: Path) -> contextlib.AbstractContextManager:
+    """Lock a run's folder; UserError when another process has locked it."""
+    message = f"another process is training in {folder}: wait for it, or choose another name="
+    return locked(folder / ".lock", message)
+
+
+def saved_steps(config: PretrainConfig) -> list[int]:
+    """Return the steps of the checkpoints that a config's run may resume from, in order."""
+    overwrite = config.runtime.resume == "overwrite"
+    return [] if overwrite else checkpoints.steps(folder_of(config) / "checkpoints")
+
+
+def remove(folder: Path) -> None:
+    """Remove a run if it exists: rename its folder, so that no half of it remains, then delete it.
+
+    Raises:
+      UserError: for a folder of anything else, and when another process trains in it.
+    """
+    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files alone
+        return
+    other = f"{folder} is not a run, and is not overwritten: choose another name="
+    require((folder / "config.json").is_file(), other)
+    read_record(folder)
+    with (
+        lock(folder),
+        tempfile.TemporaryDirectory(prefix=".overwritten-", dir=folder.parent) as aside,
+    ):
+        folder.rename(Path(aside, folder.name))
+
+
+def training_config(config: PretrainConfig) -> dict[str, Any]:
+    """Return the part of a config that determines the numbers of its run."""
+    compared = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
+    # Data may move: their digest is compared instead of their place.
+    places: dict[str, Any] = {"data_dir": None, "classes": None, "bad_images": None}
+    if "/" in compared["data"]["name"]:
+        places["name"] = "a path"
+    return compared | {"data": compared["data"] | places}
+
+
+def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]:
+    """Compare a config with the run in its folder, if there is one.
+
+    Args:
+      config: with open fields filled in.
+      devices: number of devices.
+      digest: of the data.
+
+    Returns:
+      The differences that `force` overrides.
+
+    Raises:
+      UserError: when the folder contains another run and `force` is not set.
+    """
+    folder = folder_of(config)
+    other = "choose another name="
+    if not (folder / "config.json").is_file():
+        is_empty = not checkpoints.steps(folder / "checkpoints")
+        require(is_empty, f"{folder} holds checkpoints but no config.json: restore it, or {other}")
+        return []
+    record = read_record(folder)
+    first = record["sessions"][0]
+    never = config.runtime.resume == "never"
+    require(not never, f"{folder} holds a run, and resume=never: {other}")
+    imported = f"{folder} holds an imported encoder: {other}, and begin with it by init_from="
+    require("imported" not in first, imported)
+    changes = differences(training_config(read_config(folder)), training_config(config))
+    if record["data_digest"] != digest:
+        changes.append(f"data: other images or labels than {config.data.name} had")
+    if config.model.batch_norm == "local" and first["device"]["count"] != devices:
+        changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
+    require(
+        not changes or config.runtime.force,
+        f"{folder} holds a run with other options or data ({'; '.join(changes)}): leave these as "
+        f"they were, {other}, or resume nonetheless with force=True",
+    )
+    return changes
+
+
+def add_session(
+    config: PretrainConfig,
+    devices: Sequence[jax.Device],
+    digest: str,
+    command: str,
+    dataset: data.Dataset,
+    details: Mapping[str, Any],
+) -> None:
+    """Write config.json: the config, and a session after the earlier ones.
+
+    Args:
+      config: with open fields filled in.
+      devices: to train on.
+      digest: of the data.
+      command: as the user typed it.
+      dataset: of the run.
+      details: further entries of the session.
+    """
+    file = folder_of(config) / "config.json"
+    record: dict[str, Any] = read_record(file.parent) if file.is_file() else {"sessions": []}
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # Pillow is optional
+            versions[name] = metadata.version(name)
+    device = {"kind": devices[0].device_kind, "count": len(devices)}
+    session = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command,
+        "python": platform.python_version(),
+        "versions": versions,
+        "device": device | {"processes": jax.process_count()},
+        **details,
+    }
+    splits = {"labels": bool(dataset.class_names), "test_split": dataset.test is not None}
+    sessions = [*record["sessions"], session]
+    inherited = to_dict(replace(config, runtime=inherited_options(config.runtime)))
+    new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
+    write_json(file, record | new)
+
+
+def inherited_options(runtime: RuntimeConfig) -> RuntimeConfig:
+    """Return the options that the next session inherits."""
+    return replace(runtime, **{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
+
+
+def require_custom(config: PretrainConfig) -> None:
+    """Raise UserError when a config lacks custom parts that its run was trained with."""
+    folder = folder_of(config)
+    if config.runtime.resume == "overwrite" or not (folder / "config.json").is_file():
+        return
+    recorded = read_config(folder)  # contains the names of the parts
+    lacking = [
+        name
+        for name, (part, field) in CUSTOM.items()
+        if getattr(getattr(recorded, part), field)
+        and not isinstance(getattr(getattr(config, part), field), Custom)
+    ]
+    require(
+        not lacking,
+        f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
+        f"hypersphere_jax.train(config, {', '.join(f'{name}=…' for name in lacking)})",
+    )
+
+
+# Reading the folder.
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a run."""
+    return read_json(folder / "config.json", RECORD, "take it from a copy of the run")
+
+
+def read_config(folder: Path) -> PretrainConfig:
+    """Read the config of a run."""
+    values = read_record(folder)["config"]
+    return from_dict(PretrainConfig, values, f"{folder / 'config.json'}: config.")
+
+
+def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
+    """Load the data of a run.
+
+    Args:
+      folder: of the run.
+      data_dir: where the data are now, if they were moved.
+
+    Raises:
+      UserError: when they are missing, or have changed since.
+    """
+    try:
+        config = read_config(folder)
+        dataset = data.load(moved(config.data, data_dir), cache_dir=image_cache(config))
+    except UserError as error:
+        hint = "; if the data of this run were moved, say where with data_dir="
+        raise UserError(f"{error}{hint}") from error
+    require(
+        dataset.digest() == read_record(folder)["data_digest"],
+        f"{folder} is of images or labels that {dataset.origin} no longer has: restore them",
+    )
+    return dataset
+
+
+def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
+    """Return the config of the same data in another folder; None changes nothing."""
+    if data_dir is None:
+        return config
+    field = "name" if Path(config.name).is_absolute() else "data_dir"
+    return replace(config, **{field: data_dir})
+
+
+def require_images(folder: Path, verb: str) -> None:
+    """Raise UserError for a run of sentences, where a verb needs images."""
+    text = read_config(folder).model.reads_text
+    require(not text, f"{verb} is for encoders of images, and {folder} is of sentences")
+
+
+def test_split(dataset: data.Dataset) -> data.Source:
+    """Return the split that results are reported on; UserError when there is none."""
+    how = "add one to the data, or pretrain with folds=, which holds a part of the training images"
+    if isinstance(dataset.train, data.Corpus):
+        how = "prepare the text with held_out= above 0, which holds a part of the sentences"
+    require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
+    return dataset.test
+
+
+def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
+    """Write the words of a run of text, one per line."""
+    with atomic_write(folder / VOCABULARY) as file:
+        file.write("".join(f"{word}\n" for word in vocabulary).encode())
+
+
+def read_vocabulary(folder: Path) -> tuple[str, ...]:
+    """Read the words of a run of text; UserError when their file is missing or truncated."""
+    file = folder / VOCABULARY
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    words = tuple(text.split("\n")[:-1])
+    expected = read_config(folder).model.vocabulary
+    require(
+        len(words) == expected,
+        f"{file} has {len(words)} words, and the encoder knows {expected}: the same `pretrain` "
+        "command writes it again",
+    )
+    return words
+
+
+def load_encoder(
+    folder: Path, step: int | None = None, config: PretrainConfig | None = None
+) -> RunEncoder:
+    """Load the encoder of a run; errors as `checkpoints.restore`.
+
+    Args:
+      folder: of the run.
+      step: defaults to the newest intact checkpoint.
+      config: with the user's own parts; defaults to the recorded config.
+    """
+    config = config or read_config(folder)
+    apply, params, stats = models.abstract(config.model)
+    like = {"params": params, "stats": stats}
+    step, tree = checkpoints.restore(folder / "checkpoints", like, step)
+    return RunEncoder(apply, tree["params"], tree["stats"], config, folder, step)
+
+
+def initial_encoder(
+    config: PretrainConfig, params: Any, vocabulary: Sequence[str] | None = None
+) -> tuple[Any, Any]:
+    """Load parameters and statistics of the run to start from, except its classifier.
+
+    Args:
+      config: with `init_from`.
+      params: random parameters, from which the classifier is taken.
+      vocabulary: words that an encoder of text must know, by number.
+
+    Raises:
+      UserError: for a run of another encoder, or with another vocabulary.
+    """
+    folder = find(config.init_from, config.runs_dir)
+    encoder = read_config(folder).model
+    require(
+        vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
+        f"init_from={config.init_from}: it knows other words than {config.data.name}; "
+        "prepare that text as the run's was",
+    )
+    classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
+    source = replace(config.model, **classifier)
+    _, source_params, source_stats = models.abstract(source)
+    like = {"params": source_params, "stats": source_stats}
+    _, tree = checkpoints.restore(folder / "checkpoints", like, config.init_step)
+    if source != config.model:  # their classifiers differ
+        tree["params"] = models.with_classifier(tree["params"], params)
+    return tree["params"], tree["stats"]

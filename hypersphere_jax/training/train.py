@@ -1,0 +1,199 @@
+"""Training: from a config to the folder of a run, resumable at any step."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypersphere_jax import memory, models
+from hypersphere_jax.config import PretrainConfig, Stopped, UserError
+from hypersphere_jax.config.base import holds_custom
+from hypersphere_jax.data.batches import call_batches, device_batches
+from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training.profiling import Profiler
+from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
+from hypersphere_jax.training.setup import (
+    Intervals,
+    RunSetup,
+    initial_state,
+    make_evaluation,
+    set_up,
+)
+from hypersphere_jax.training.step import make_step_of, make_steps, scalars_of, structure
+from hypersphere_jax.training.stopping import StopOnSignal
+
+CALLS_IN_FLIGHT = 2  # more would delay a stop
+
+
+@sharding.isolated()
+def train(
+    config: PretrainConfig,
+    command: str = "",
+    on_setup: Callable[[PretrainConfig, int], None] | None = None,
+) -> Path:
+    """Train an encoder, or resume the run in its folder.
+
+    Args:
+      config: of the run.
+      command: as the user typed it, for the message that says how to continue.
+      on_setup: called by the first process with the complete config and the number of images or
+        sentences to train on, before the run's folder is made.
+
+    Returns:
+      The run's folder (see docs/runs.md).
+
+    Raises:
+      UserError: for an invalid config, or a folder that cannot be written.
+      Diverged: for a loss, gradient or parameter that is not finite.
+      Stopped: after a signal during the steps (to any process), once the state is saved.
+    """
+    processes.initialize(config.runtime)
+    with processes.exit_on_error(), sharding.kept_compiled(config.runtime.cache_dir):
+        setup = set_up(config)
+        if on_setup is not None and processes.is_first():
+            on_setup(setup.config, len(setup.dataset.pretrain))
+        return train_run(setup, command)
+
+
+def train_run(setup: RunSetup, command: str) -> Path:
+    """Train, or resume, the run of a setup; see `train`."""
+    config = setup.config
+    devices = setup.devices
+    memory.keep_freed(devices[0].platform)
+    apply, state, key = initial_state(setup)
+    evaluate = make_evaluation(setup, apply)
+    processes.check_equal(
+        {
+            "config": run_dir.training_config(config),
+            "data": setup.digest,
+            "devices": len(sharding.local(devices)),
+            "resident": setup.resident,
+        }
+    )
+    with open_run(setup, command) as run:
+        state = sharding.replicate(run.restore(state), devices)
+        hparams = sharding.replicate((key, scalars_of(config)), devices)
+        train_step = compile_train_step(setup)
+        calls = Intervals(setup).calls(run.start, setup.steps_per_call)
+        batches = open_batches(setup, run.start)
+        take_steps(Recorder([run]), train_step, state, hparams, calls, batches, evaluate, command)
+    return run.folder
+
+
+def compile_train_step(setup: RunSetup) -> Callable:
+    """Return `step(state, *batch, key, hparams) -> (state, metrics)`, mapped over the devices.
+
+    Runs that differ in scalar hyper-parameters share it, and its compiled programs.
+    """
+    program = structure(setup.config).replace(source=None)
+    cropped = setup.dataset.pretrain.image_shape is None
+    call = (setup.total_steps, cropped, setup.resident, setup.steps_per_call)
+    # Custom code may change between two calls.
+    make = _mapped_step.__wrapped__ if holds_custom(program) else _mapped_step
+    return make(program, *call, tuple(setup.devices))
+
+
+@functools.lru_cache(maxsize=4)
+def _mapped_step(
+    config: PretrainConfig,
+    total_steps: int,
+    cropped: bool,
+    resident: bool,
+    steps_per_call: int,
+    devices: tuple,
+) -> Callable:
+    apply, _, _ = models.abstract(config.model)
+    options = {"cropped": cropped, "resident": resident}
+    step = make_step_of(config, apply, total_steps, axis_name=sharding.AXIS, **options)
+    steps = make_steps(step, steps_per_call)
+    return sharding.pmap(steps, devices, donate=(0,), network=True)
+
+
+def open_batches(setup: RunSetup, start: int) -> Generator:
+    """Yield the arguments from the data for each remaining call of the step."""
+    source = (setup.config, setup.dataset, setup.sampler)
+    per_call = setup.steps_per_call
+    if per_call > 1:
+        calls = Intervals(setup).calls(start, per_call)
+        return call_batches(*source, calls, per_call, setup.devices)
+    steps = range(start, setup.total_steps)
+    return device_batches(*source, steps, setup.devices, setup.resident)
+
+
+def take_steps(
+    recorder: Recorder,
+    train_step: Callable[..., tuple[Any, Any]],
+    state: Any,
+    hparams: tuple,
+    calls: Iterable[range],
+    batches: Generator,
+    evaluate: Evaluate | None,
+    command: str = "",
+) -> None:
+    """Take the remaining steps of a run, or of vmapped runs, and record them.
+
+    Args:
+      recorder: of the runs.
+      train_step: `(state, *batch, *hparams) -> (state, metrics)` on the devices.
+      state: on the devices.
+      hparams: the last arguments of the step.
+      calls: remaining steps, by calls of `train_step`.
+      batches: one for each call.
+      evaluate: evaluation of an encoder; None for no evaluation.
+      command: that continues the run.
+
+    Raises:
+      UserError: when an image cannot be read, once the state is saved.
+      Diverged: for a loss, gradient or parameter that is not finite.
+      Stopped: as `train`.
+    """
+    config = recorder.setup.config
+    start = done = recorder.start
+    stop = StopOnSignal()
+    with (
+        contextlib.ExitStack() as stack,
+        recorder.progress(),
+        contextlib.closing(batches),
+        Profiler(config.runtime.profile, run_dir.folder_of(config) / "profile") as profiler,
+    ):
+        if evaluate is not None and _is_evaluation_missing(recorder):
+            recorder.evaluate(start, state, evaluate)
+        for call in calls:
+            if processes.should_stop(stop.requested, done - start):
+                break
+            try:
+                with recorder.meter:
+                    batch = next(batches)
+            except UserError:  # an unreadable image, or a lost process
+                recorder.save(done, state)
+                raise
+            with profiler.call(call, state):
+                state, metrics = train_step(state, *batch, *hparams)
+            done = call.stop
+            recorder.add(call, metrics)
+            if call.start == start:  # compiling is over
+                recorder.complete()
+                stack.enter_context(stop)
+            if evaluate is not None and recorder.intervals.is_evaluated(done):
+                recorder.save(done, state)
+                recorder.evaluate(done, state, evaluate)
+            recorder.complete(ahead=CALLS_IN_FLIGHT)
+            if recorder.is_due(done):
+                recorder.save(done, state)
+        recorder.save(done, state)
+        recorder.close()
+        total = recorder.intervals.total
+        if stop.requested or done < total:
+            saved = f"saved at step {done} of {total} in {recorder.folders}"
+            raise Stopped(f"stopped: {saved}; to go on: {command or 'the same command'}")
+
+
+def _is_evaluation_missing(recorder: Recorder) -> bool:
+    """Return whether the run resumes from a step whose evaluation was interrupted."""
+    lacks_scores = np.asarray(recorder.lacks_scores())
+    # The first process alone reads the log.
+    is_missing = bool(sharding.from_first_process(lacks_scores))
+    return is_missing and recorder.intervals.is_evaluated(recorder.start)
