@@ -1,4 +1,4 @@
-"""Page of a run: what it shows, from which file, and hostile content."""
+"""Page of a run: its content, and hostile names."""
 
 import json
 
