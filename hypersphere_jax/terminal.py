@@ -1,20 +1,19 @@
 """Terminal output: printable text, progress, and throughput."""
 
+import functools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+if TYPE_CHECKING:  # rich is imported when a bar is shown
+    from rich import console, progress
 
 T = TypeVar("T")
 
 LONGEST = 1000  # characters in a printed line
 SECONDS_BETWEEN_LINES = 10.0  # when stderr is not a terminal
 PER_SECOND = "_per_s"  # suffix of a throughput metric
-STDERR = Console(stderr=True)  # one console for all bars, so that rich can nest them
 
 
 def say(text: str, file: TextIO | None = None) -> None:
@@ -51,7 +50,7 @@ class Progress:
         self._since: float | None = None  # end of the first step
         self._printed = float("-inf")
         self._last = ""
-        self._bar: Bar | None = None
+        self._bar: progress.Progress | None = None
         if start == total:
             self._print(f"finished already, at step {total} (to continue, raise epochs)")
             return
@@ -107,7 +106,7 @@ class Progress:
         if self._bar is None:
             say(line, sys.stderr)
         else:
-            STDERR.print(line, markup=False, highlight=False)
+            stderr_console().print(line, markup=False, highlight=False)
 
 
 def _describe(record: dict[str, float]) -> str:
@@ -143,17 +142,28 @@ def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T
         yield item
 
 
-def _make_bar() -> Bar:
+def _make_bar() -> "progress.Progress":
     """Return a bar that disappears at its end."""
+    from rich import progress
+
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[metrics]}", markup=False),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[metrics]}", markup=False),
     )
-    # Steps may take minutes; rich estimates the remaining time from the last ten by default.
-    return Bar(*columns, console=STDERR, transient=True, speed_estimate_period=600)
+    # The estimate of the remaining time averages over ten minutes, as steps may be slow.
+    options = {"transient": True, "speed_estimate_period": 600}
+    return progress.Progress(*columns, console=stderr_console(), **options)
+
+
+@functools.cache
+def stderr_console() -> "console.Console":
+    """Return the console of all bars; rich can nest bars of one console."""
+    from rich import console
+
+    return console.Console(stderr=True)
 
 
 class Meter:
@@ -183,7 +193,7 @@ class Meter:
             self._steps += count
 
     def read(self) -> dict[str, float]:
-        """Return the figures since the last reading, or that reading if no step began since."""
+        """Return the figures since the last reading, or the last ones if there was no step."""
         passed = time.perf_counter() - self._since
         figures = self._figures
         if self._steps:

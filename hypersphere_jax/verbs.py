@@ -211,8 +211,8 @@ def report(parse: Callable) -> None:
         Args:
             names: Runs: their folders, or their names in RUNS_DIR.
             runs_dir: Folder of all runs.
-            out: Page of several runs, with its table as CSV and its curves as PNG beside it;
-                defaults to RUNS_DIR/report.html.
+            out: Page of several runs; its table (.csv) and curves (.png) are written to the same
+                folder. Defaults to RUNS_DIR/report.html.
         """
         check_output(out, ".html")
         C.require(out is None or len(names) > 1, "--out is for several runs: leave it out")

@@ -60,6 +60,15 @@ def test_extras_name_what_the_package_imports():
     assert how_to_install("my_module") is how_to_install(None) is None
 
 
+def test_every_file_of_the_package_is_installed():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "hypersphere_jax"
+    patterns = setuptools["package-data"]["hypersphere_jax"]
+    installed = {file for pattern in patterns for file in package.glob(pattern)}
+    others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc")}
+    assert others == installed
+
+
 def test_version_licence_and_types():
     assert PROJECT["version"] == hypersphere_jax.__version__
     assert f'version: "{PROJECT["version"]}"' in (ROOT / "CITATION.cff").read_text()

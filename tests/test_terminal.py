@@ -36,13 +36,13 @@ def test_long_text_keeps_its_ends():
 
 @pytest.fixture(params=[None, 200, 40], ids=["pipe", "terminal", "narrow"])
 def shown(request, monkeypatch):
-    """Return what is printed to stderr, which is a pipe or a terminal of some width."""
+    """Return the stream of stderr: a pipe, or a terminal of some width."""
     stream = io.StringIO()
     monkeypatch.setattr(terminal, "sys", SimpleNamespace(stderr=stream))
     if request.param is not None:
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
         console = Console(file=stream, width=request.param, force_terminal=True)
-        monkeypatch.setattr(terminal, "STDERR", console)
+        monkeypatch.setattr(terminal, "stderr_console", lambda: console)
     return stream
 
 

@@ -51,7 +51,7 @@ Results = Mapping[Path, dict[str, Any]]  # a result by the folder of its run
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Table:
-    """Write a page of several runs, and beside it its table as CSV and its curves as PNG.
+    """Write a page of several runs, its table as CSV, and its curves as PNG.
 
     Returns:
       The table of differences, for the terminal.
@@ -73,7 +73,7 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Table:
 
 
 def comparison_files(path: Path) -> tuple[Path, Path]:
-    """Return the CSV and PNG files beside the page of several runs."""
+    """Return the CSV and PNG files of a page of several runs."""
     return path.with_suffix(".csv"), path.with_name(f"{path.stem}_curves.png")
 
 

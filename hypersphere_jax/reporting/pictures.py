@@ -38,7 +38,7 @@ def draw_pictures(
 
     Args:
       folder: Folder of the run.
-      config: Config of the run with the user's own functions; defaults to the one on disk.
+      config: Config of the run with custom functions; defaults to config.json.
       redraw: Replace existing pictures.
     """
     figures = Path(folder) / "figures"

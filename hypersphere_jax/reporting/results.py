@@ -81,7 +81,8 @@ def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
         is_array = isinstance(value, list) and not key.endswith("_interval")
         if is_hidden or is_array or value is None:
             continue
-        if key in SCORES:
-            value = with_error(value, result.get(f"{key}_standard_error"))
+        error = result.get(f"{key}_standard_error")
+        if isinstance(value, float) and isinstance(error, float):
+            value = with_error(value, error)
         row[key] = value
     return row

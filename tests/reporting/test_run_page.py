@@ -1,4 +1,4 @@
-"""Page of a run: what it shows, from which file, and hostile content."""
+"""Page of a run: its content, and hostile names."""
 
 import json
 
@@ -14,6 +14,7 @@ from hypersphere_jax.reporting.page import Section, Table, write_page
 PROBE = {"protocol": "lbfgs", "split": "test", "top1": 97.25, "top1_interval": [95.5, 98.25]}
 PROBE |= {"chosen": {"l2": 0.5}, "grid": [{"l2": 0.5, "valid": 12.5}], "seconds_probe": 77.5}
 METRICS = {"protocol": "metrics", "uniform": -3.7, "uniform_standard_error": 0.05, "align": 0.21}
+METRICS |= {"pair_distance": 0.5, "pair_distance_standard_error": 0.01}
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x>', "{{ 1 }}", "a\udcff", "&amp;")
 
 
@@ -54,9 +55,8 @@ def test_the_page_shows_results_curves_options_and_commands(tmp_path):
     page = run_page.write_run_page(run)
     _, texts, pictures = parse(page)
     assert page == run / "report.html" and texts[0] == run.name
-    assert {"97.25", "95.50, 98.25", "-3.700 ± 0.050", "0.2100", "lbfgs-output", "l2=0.5"} <= set(
-        texts
-    )
+    shown = {"97.25", "95.50, 98.25", "-3.700 ± 0.050", "0.500 ± 0.010", "0.2100", "l2=0.5"}
+    assert shown | {"lbfgs-output"} <= set(texts)
     assert not {"12.50", "77.50"} & set(texts)
     assert texts[texts.index("model.dim") + 1] == "33"
     assert [picture.size for picture in pictures[1:]] == [(6, 5), (8, 7)] and len(pictures) == 3
@@ -79,6 +79,17 @@ def test_a_metric_of_any_name_is_on_the_page(tmp_path):
     (run / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": None, "mine": 0.75}) + "\n")
     _, texts, _ = parse(run_page.write_run_page(run))
     assert {"my score", "12.13", "mine", "0.7500"} <= set(texts) or "12.12" in texts
+
+
+def test_nearest_sentences_are_a_table(tmp_path):
+    run = make_run(tmp_path / "a")
+    file = run / "figures" / "nearest_sentences.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"columns": ["x <y>"], "rows": [["A <b>."], [0.5]]}))
+    tags, texts, _ = parse(run_page.write_run_page(run))
+    assert {"x <y>", "A <b>.", "0.5000"} <= set(texts) and "b" not in tags
+    file.write_text('{"columns": 1, "rows": [2]}')
+    assert "A <b>." not in parse(run_page.write_run_page(run))[1]
 
 
 def test_pages_that_cannot_be_written_are_skipped(tmp_path, caplog):
