@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.timing import device_kind, median, take_turns
 from hypersphere_jax import data, models
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -37,8 +37,10 @@ def pipelines(
     """The share of a SmallAlexNet step (one device) that is data, with each pipeline."""
     whole = PretrainConfig(
         data=config,
-        model=ModelConfig("small_alexnet", dim=128, image_size=image_size),
-        optimizer=OptimizerConfig(batch_size=batch_size),
+        model="small_alexnet",
+        dim=128,
+        image_size=image_size,
+        batch_size=batch_size,
     )
     dataset = data.load(config)
     whole = resolve.resolve(whole, dataset)
@@ -66,8 +68,8 @@ def pipelines(
 
 def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Callable:
     """A step on a batch, from the first state each time."""
-    apply, params, stats = models.create(config.model, jax.random.key(0))
-    optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
+    apply, params, stats = models.create(config, jax.random.key(0))
+    optimizer = make_optimizer(config, lambda step: 0.03)
     cropped = dataset.pretrain.image_shape is None
     step = make_step_of(config, apply, 1000, axis_name=sharding.AXIS, cropped=cropped)
     mapped = sharding.pmap(step, devices, network=True)

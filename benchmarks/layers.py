@@ -20,7 +20,7 @@ from flax import nnx
 from benchmarks import roofline, train_step
 from benchmarks.timing import device_kind, median, take_turns
 from hypersphere_jax import models, xla_flags
-from hypersphere_jax.config import ModelConfig, OptimizerConfig, require
+from hypersphere_jax.configs import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
 from hypersphere_jax.models import resnet, small_alexnet
 from hypersphere_jax.models.blocks import max_pool

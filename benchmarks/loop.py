@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import device_kind
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.recorder import Recorder, open_run, tree_of
@@ -43,9 +43,11 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
     config = C.PretrainConfig(
         name="loop",
         runs_dir=folder,
-        model=C.ModelConfig(model),  # type: ignore[arg-type]  # any of its names
-        optimizer=C.OptimizerConfig(epochs=-(-steps * BATCH // 1400), batch_size=BATCH),
-        runtime=C.RuntimeConfig(devices=1, steps_per_call=at_once),
+        model=model,  # type: ignore[arg-type]  # any of its names
+        epochs=-(-steps * BATCH // 1400),
+        batch_size=BATCH,
+        devices=1,
+        steps_per_call=at_once,
     )
     setup = set_up(config)
     _, state, key = initial_state(setup)

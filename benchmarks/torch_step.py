@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 
 
 def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:

@@ -12,7 +12,7 @@ from benchmarks import roofline
 from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
 from benchmarks.torch_step import torch_step
 from hypersphere_jax import augment, models
-from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
@@ -114,7 +114,7 @@ def record_of(
     settings: Mapping[str, Any], batch_size: int, recipe: str, peaks: roofline.Peaks
 ) -> dict[str, Any]:
     """`measured` of the step of the network with these settings, see `ModelConfig`."""
-    config = ModelConfig(dim=128, channels=3, **settings)
+    config = ModelConfig(dim=128, in_channels=3, **settings)
     images = images_of(config, batch_size)
     begin = stepper(config, images, batch_size, recipe)
     flops = flops_of(config, images, batch_size, recipe)

@@ -2,7 +2,7 @@
 
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
@@ -23,10 +23,8 @@ def vmapped(
     rounds: int,
 ) -> None:
     """Time steps of encoders in one program, on one device, beside one encoder's, so many times."""
-    base = PretrainConfig(
-        data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
-    )
-    setup = _set_up(base, data.load(base.data), batch_size)
+    base = PretrainConfig(data=name, model=model, dim=dim, width=width)
+    setup = _set_up(base, data.load(base), batch_size)
     rows = []
     for count in encoders:
         record = measured(setup, count, steps, rounds)

@@ -17,7 +17,7 @@ from experiments import workers
 from experiments.reproduction import folder_of
 from experiments.sweeps import Planned
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
 from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.data.text import labelled, reading
@@ -115,16 +115,16 @@ def cost(one: Planned, here: Machine, laptop: bool, step: float | str | None = N
         run is without a time. None: by the stored cost.
     """
     config, needs = one.config, _stored()[key(one.config)]
-    batch = config.optimizer.batch_size
-    n = sentences(config.data, laptop) if config.model.reads_text else images(config.data)
-    steps = config.optimizer.epochs * max(1, n // batch)
-    devices = max(1, min(config.runtime.devices or here.devices, here.devices))
+    batch = config.batch_size
+    n = sentences(config.data, laptop) if config.reads_text else images(config.data)
+    steps = config.epochs * max(1, n // batch)
+    devices = max(1, min(config.devices or here.devices, here.devices))
     flop, elements, memory = (
-        whole + each * batch / (1 if config.model.reads_text else devices)
+        whole + each * batch / (1 if config.reads_text else devices)
         for whole, each in (needs[name] for name in ("flop", "elements", "bytes"))
     )
     estimate = flop / here.flop + elements / here.elements
-    kept = 0 if config.model.reads_text else n * math.prod(shape_of(config.data))
+    kept = 0 if config.reads_text else n * math.prod(shape_of(config.data))
     memory += PROCESS + (kept if kept < RESIDENT * here.memory else 0)
     if isinstance(step, str):
         return Cost(steps, math.nan, 0.0, memory)
@@ -134,7 +134,7 @@ def cost(one: Planned, here: Machine, laptop: bool, step: float | str | None = N
 
 def _evaluation(one: Planned, n: int, steps: int) -> float:
     """Seconds; of n images to train on."""
-    how, every = one.evaluation, one.config.runtime.keep_every_steps
+    how, every = one.evaluation, one.config.keep_every_steps
     if how.logged:
         return 0.0
     checkpoints = 1 + how.initial + (steps // every if how.all_steps and every else 0)
@@ -149,30 +149,29 @@ def _stored() -> dict[str, dict[str, list[float]]]:
 def plain(config: PretrainConfig) -> PretrainConfig:
     """Of a config what matters to the cost of a step of some pairs."""
     model = config.model
-    queue = QUEUE if config.moco.queue_size else 0
+    queue = QUEUE if config.queue_size else 0
     return PretrainConfig(
-        data=dataclasses.replace(config.data, data_dir=None),
+        data_dir=None,
         model=model if model.reads_text else dataclasses.replace(model, dim=DIM),
-        moco=dataclasses.replace(config.moco, queue_size=queue),
+        queue_size=queue,
         objective=EVERY_TERM,
-        optimizer=OptimizerConfig(
-            batch_size=config.optimizer.batch_size, optimizer=config.optimizer.optimizer
-        ),
+        batch_size=config.batch_size,
+        optimizer=config.optimizer,
     )
 
 
 def key(config: PretrainConfig) -> str:
     """The name of a config's entry among the stored costs."""
-    model, rule = config.model, config.optimizer.optimizer
+    model, rule = config.model, config.optimizer
     if model.reads_text:
-        parts = (model.dim, model.embedding, rule, config.optimizer.batch_size)
+        parts = (model.dim, model.embedding, rule, config.batch_size)
         return "{} {} of {}, {}, batch {}".format(model.name, *parts)
     side, _, channels = shape_of(config.data)
     head = f"{model.head}{model.head_hidden or ''}"
     views = f"{channels}x{side} to {model.image_size or side}"
-    recipe = config.data.recipe or data.NAMED[config.data.name]
+    recipe = config.recipe or data.NAMED[config.data]
     network = f"{model.name} x{model.width:g} {head}, {views}, {recipe}, {rule}"
-    return network + (", MoCo" if config.moco.queue_size else "")
+    return network + (", MoCo" if config.queue_size else "")
 
 
 def shape_of(config: DataConfig) -> tuple[int, int, int]:

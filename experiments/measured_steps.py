@@ -10,7 +10,7 @@ import jax
 
 from experiments.step_costs import make
 from experiments.workers import ctrl_c_blocked
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.data.threads import end_with_parent
 from hypersphere_jax.training import sharding
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.config import require
-from hypersphere_jax.config.base import config, refuse
-from hypersphere_jax.config.values import Count
+from hypersphere_jax.configs import require
+from hypersphere_jax.configs.base import config, refuse
+from hypersphere_jax.configs.values import Count
 
 
 @config

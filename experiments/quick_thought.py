@@ -24,7 +24,7 @@ FLOP: 6.4e16 in all, and as the recurrence has some 130 short products a step, i
 for more: at 30 ms a step, an hour on a GPU.
 """
 
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -57,11 +57,11 @@ def _contrastive(tau: float) -> ObjectiveConfig:
 def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL) -> PretrainConfig:
     return PretrainConfig(
         name=f"quick_thought_{variant}",
-        data=DataConfig("books"),
+        data="books",
         model=model,
         objective=objective,
         optimizer=OPTIMIZER,
-        runtime=RuntimeConfig(log_every_steps=100),
+        log_every_steps=100,
     )
 
 

@@ -24,7 +24,7 @@ def at(one: Planned, rate: float) -> Planned:
     config = dataclasses.replace(
         one.config,
         name=f"{one.config.name}_rate{rate:g}",
-        optimizer=dataclasses.replace(one.config.optimizer, learning_rate=rate),
+        learning_rate=rate,
     )
     return one._replace(config=config, about={**one.about, "rate": rate})
 

@@ -11,8 +11,8 @@ from experiments.options import ReproduceConfig
 from experiments.plans import Plan
 from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows, done
-from hypersphere_jax.config import PretrainConfig, UserError, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import PretrainConfig, UserError, require
+from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import read_kept, write_json
@@ -235,7 +235,7 @@ def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: s
             say(f"time {plans.on_gpus(made, context.laptop)}")
         return False
     to_do = [made.runs[name] for name in made.costs]
-    used = {one.config.data.name for one in to_do}
+    used = {one.config.data for one in to_do}
     used |= {"sentiment" for one in to_do if one.evaluation.tasks}
     away = [name for name in sorted(used) if not costs.is_here(name, context.data_dir)]
     require(

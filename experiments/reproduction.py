@@ -11,8 +11,8 @@ from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from experiments.tables import Row, expected
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, PretrainConfig
-from hypersphere_jax.config.objective import WEIGHTS
+from hypersphere_jax.configs import DataConfig, PretrainConfig
+from hypersphere_jax.configs.objective import WEIGHTS
 
 TEXT = ("books", "sentiment")  # data sets that are text, each in a folder of its name
 # A harder task than digits for a network of the same size: its 10,000 test images tell encoders
@@ -127,7 +127,7 @@ def run(
     config: PretrainConfig, context: Context, evaluation: Evaluation, about: Mapping[str, Any]
 ) -> Planned:
     """A run in the context's folders, with the columns that tell it from the others."""
-    moved = dataclasses.replace(config.data, data_dir=folder_of(config.data.name, context.data_dir))
+    moved = dataclasses.replace(config.data, data_dir=folder_of(config.data, context.data_dir))
     config = dataclasses.replace(config, runs_dir=str(context.runs_dir), data=moved)
     return Planned(config, settings(config) | dict(about), evaluation)
 
@@ -136,11 +136,11 @@ def settings(config: PretrainConfig) -> dict:
     """Columns that tell what is trained."""
     rule = config.optimizer
     return {
-        "data": config.data.name,
+        "data": config.data,
         "loss": specifications.formula(config.objective)
-        + ("" if config.model.unit_norm else ", no unit norm"),
+        + ("" if config.unit_norm else ", no unit norm"),
         "kind": kind(config),
-        "dim": config.model.dim,
+        "dim": config.dim,
         "batch": rule.batch_size,
         "epochs": rule.epochs,
         "seed": config.seed,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -42,18 +42,20 @@ SETTINGS = (
 
 STL10 = PretrainConfig(
     name="stl10",
-    data=DataConfig("stl10", recipe="stl10"),
-    model=ModelConfig("small_alexnet", dim=128, image_size=64, init="authors"),
-    optimizer=OptimizerConfig(
-        epochs=200,
-        batch_size=768,
-        learning_rate=0.36,
-        scaling="none",
-        decay_at=(155 / 200, 170 / 200, 185 / 200),
-        momentum=0.9,
-        weight_decay=1e-4,
-    ),
-    runtime=RuntimeConfig(log_every_steps=100),
+    data="stl10",
+    recipe="stl10",
+    model="small_alexnet",
+    dim=128,
+    image_size=64,
+    init="authors",
+    epochs=200,
+    batch_size=768,
+    learning_rate=0.36,
+    scaling="none",
+    decay_at=(155 / 200, 170 / 200, 185 / 200),
+    momentum=0.9,
+    weight_decay=1e-4,
+    log_every_steps=100,
 )
 
 # The tables of which encoders can be trained, and what their rows do not say.
@@ -149,13 +151,10 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
         runs_dir=runs_dir,
         seed=_repeats(row),
         init_from=start and f"{runs_dir}/{_run_name(start)}",
-        model=dataclasses.replace(
-            base.model, dim=values["dim"], unit_norm=values.get("l2_normalized", True)
-        ),
-        objective=ObjectiveConfig(
-            **{name: values[name] for name in LOSSES if values.get(name) is not None}
-        ),
-        moco=dataclasses.replace(base.moco, queue_size=values.get("queue_size", 0)),
+        dim=values["dim"],
+        unit_norm=values.get("l2_normalized", True),
+        **{name: values[name] for name in LOSSES if values.get(name) is not None},
+        queue_size=values.get("queue_size", 0),
         optimizer=_optimizer(base.optimizer, values),
     )
     return SCALES[scale](config)
@@ -208,9 +207,9 @@ def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerC
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
     """Of digits, an eighth of the epochs and a quarter of the batch."""
-    if config.data.name == "books":
+    if config.data == "books":
         return _laptop_text(config)
-    model = ModelConfig("small_cnn", dim=config.model.dim)
+    model = ModelConfig("small_cnn", dim=config.dim)
     return _smaller(config, "laptop", DataConfig("digits"), model, epochs=8, batch=4)
 
 
@@ -221,22 +220,21 @@ def _laptop_text(config: PretrainConfig) -> PretrainConfig:
     the encoders begin with a long memory: in so few steps Quick-Thought's do not learn one.
     """
     rule = config.optimizer
-    model = dataclasses.replace(
-        config.model, dim=config.model.dim // 12, embedding=100, init="chrono"
-    )
+    model = dataclasses.replace(config.model, dim=config.dim // 12, embedding=100, init="chrono")
     return dataclasses.replace(
         config,
         name=f"{config.name}_laptop",
         model=model,
         optimizer=dataclasses.replace(rule, learning_rate=4 * rule.learning_rate),
-        runtime=RuntimeConfig(devices=1, log_every_steps=50),
+        devices=1,
+        log_every_steps=50,
     )
 
 
 def _cifar10(config: PretrainConfig) -> PretrainConfig:
     """Narrow, at 16 pixels, a hundredth of the epochs and a sixth of the batch."""
     size = {"width": 0.125, "image_size": 16}
-    model = ModelConfig("small_alexnet", dim=config.model.dim, init="authors", **size)
+    model = ModelConfig("small_alexnet", dim=config.dim, init="authors", **size)
     return _smaller(config, "cifar10", DataConfig("cifar10"), model, epochs=100, batch=6)
 
 
@@ -264,7 +262,8 @@ def _smaller(
             learning_rate=rule.learning_rate * batch_size / rule.batch_size,
         ),
         # One device, over which any batch divides.
-        runtime=RuntimeConfig(devices=1, log_every_steps=50),
+        devices=1,
+        log_every_steps=50,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax import cli
-from hypersphere_jax.config import Stopped, require
+from hypersphere_jax.configs import Stopped, require
 from hypersphere_jax.data.threads import end_with_parent
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training.stopping import StopOnSignal

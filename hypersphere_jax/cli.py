@@ -17,8 +17,8 @@ from typing import Any
 import tyro
 
 from hypersphere_jax import __version__, memory
-from hypersphere_jax import config as C
-from hypersphere_jax.config.base import check_values, did_you_mean, flag_of, program
+from hypersphere_jax import configs as C
+from hypersphere_jax.configs.base import check_values, did_you_mean, flag_of, program
 from hypersphere_jax.terminal import LONGEST, printable, say
 from hypersphere_jax.verbs import VERBS, Part, experiments_for, in_repository
 
@@ -171,7 +171,7 @@ def _parse(target: Any, verb: str, arguments: list[str]) -> Any:
             options["description"] = _description(verb, target, named=default is not None)
         file, arguments = _option("--config", arguments)
         if file is not None:
-            from hypersphere_jax.config.from_file import blank, with_file
+            from hypersphere_jax.configs.from_file import blank, with_file
 
             default = with_file(default or blank(target, tyro.MISSING), file)
         elif default is None and verb != "quickstart":

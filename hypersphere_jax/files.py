@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hypersphere_jax.config.base import UserError
-from hypersphere_jax.config.kinds import check
+from hypersphere_jax.configs.base import UserError
+from hypersphere_jax.configs.kinds import check
 
 logger = logging.getLogger("hypersphere_jax")
 

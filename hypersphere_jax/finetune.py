@@ -14,7 +14,7 @@ import numpy as np
 
 from hypersphere_jax import data, models
 from hypersphere_jax.augment.recipes import CROP_FLIP
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     Diverged,
     FinetuneConfig,
     MocoConfig,
@@ -61,12 +61,12 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     Raises:
       UserError: as `train`; for data without labels or a test split; if all rates diverged.
     """
-    processes.initialize(config.runtime)
+    processes.initialize(config)
     with processes.exit_on_error():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
-        valid = held_out(whole, config.fraction, base.data.subset_seed)
+        valid = held_out(whole, config.fraction, base.subset_seed)
         if len(valid) < ENOUGH:
             logger.warning("learning_rates=: %d held-out images: a noisy choice", len(valid))
         valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
@@ -76,29 +76,29 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         folder = training.train(run, command)
         if not processes.is_first():
             return folder, None
-        test_scores = score(folder, run_dir.test_split(whole), config.runtime.devices)
+        test_scores = score(folder, run_dir.test_split(whole), config.devices)
     except Diverged as error:
         raise Diverged(error.reason, ADVICE) from error
     result = {
         "run": folder.name,
         "init_from": run.init_from,
         "init_step": run.init_step,
-        "data": run.data.name,
+        "data": run.data,
         "split": "test",
         "protocol": "finetune",
-        "layer": run.model.classifier_layer,
+        "layer": run.classifier_layer,
         "fraction": config.fraction,
-        "labels": _count(whole, config.fraction, run.data.subset_seed),
+        "labels": _count(whole, config.fraction, run.subset_seed),
         **test_scores,
-        "num_classes": run_dir.read_config(folder).model.num_classes,
+        "num_classes": run_dir.read_config(folder).num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
         "valid_top1": valid_top1,
         "n_valid": 0 if valid is None else len(valid),
-        "epochs": run.optimizer.epochs,
-        "batch_size": run.optimizer.batch_size,
+        "epochs": run.epochs,
+        "batch_size": run.batch_size,
         "weight_decay": config.weight_decay,
-        "recipe": run.data.recipe,
+        "recipe": run.recipe,
         "seed": config.seed,
     }
     results_file.save(folder / "eval" / "finetune.json", result)
@@ -123,14 +123,14 @@ def recorded(folder: Path) -> FinetuneConfig:
         step=run.init_step,
         name=run.name,
         runs_dir=run.runs_dir,
-        fraction=run.data.fraction,
-        layer=run.model.classifier_layer,
-        learning_rates=tuple(sorted(tried)) or (run.optimizer.learning_rate,),
-        epochs=run.optimizer.epochs,
-        batch_size=run.optimizer.batch_size,
-        weight_decay=run.optimizer.weight_decay,
-        recipe=run.data.recipe,
-        data_dir=run.data.name if Path(run.data.name).is_absolute() else run.data.data_dir,
+        fraction=run.fraction,
+        layer=run.classifier_layer,
+        learning_rates=tuple(sorted(tried)) or (run.learning_rate,),
+        epochs=run.epochs,
+        batch_size=run.batch_size,
+        weight_decay=run.weight_decay,
+        recipe=run.recipe,
+        data_dir=run.data if Path(run.data).is_absolute() else run.data_dir,
         seed=run.seed,
         runtime=run.runtime,
         evaluate=run.evaluate,
@@ -169,7 +169,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
     if not np.isfinite(logits[known]).all():
         where = f"step {encoder.step} of {folder}"
         raise Diverged(f"the run diverged: logits that are not finite at {where}", ADVICE)
-    num_classes = encoder.config.model.num_classes
+    num_classes = encoder.config.num_classes
     ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
     values = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
     return {"step": encoder.step, **values, "n": int(known.sum())}
@@ -180,15 +180,15 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     folder = run_dir.find(config.run, config.runs_dir)
     run_dir.require_images(folder, "finetune")
     source = run_dir.read_config(folder)
-    label = source.model.label
+    label = source.label
     require(
-        source.model.network is None,
+        source.network is None,
         f"finetune is for the networks of this package, and {folder} has {label}",
     )
-    recipe = source.data.recipe
+    recipe = source.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
-    data_config = run_dir.moved(source.data, config.data_dir)
+    data_config = run_dir.moved(source, config.data_dir)
     recipe = config.recipe or recipe
     data_config = replace(data_config, recipe=recipe, augment=None, fraction=1.0)
     dataset = data.load(data_config)
@@ -197,17 +197,17 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     run_dir.test_split(dataset)
     model = replace(
         source.model,
-        classifier_layer=config.layer or models.before_head(source.model.name),
+        classifier_layer=config.layer or models.before_head(source.model),
         # The number of devices shall not shape the run, and there are no keys to keep apart.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
     )
     objective = ObjectiveConfig(
-        contrastive_tau=source.objective.contrastive_tau,
+        contrastive_tau=source.contrastive_tau,
         align_weight=0.0,
-        align_alpha=source.objective.align_alpha,
+        align_alpha=source.align_alpha,
         uniform_weight=0.0,
-        uniform_t=source.objective.uniform_t,
+        uniform_t=source.uniform_t,
         supervised_weight=1.0,
     )
     base = PretrainConfig(
@@ -219,7 +219,6 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         data=data_config,
         model=model,
         objective=objective,
-        moco=MocoConfig(),
         runtime=config.runtime,
         evaluate=config.evaluate,
     )
@@ -231,7 +230,7 @@ def _with_optimizer(
 ) -> PretrainConfig:
     """The run on a share of the fraction of the labels."""
     fraction = share * config.fraction
-    count = _count(whole, fraction, base.data.subset_seed)
+    count = _count(whole, fraction, base.subset_seed)
     require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
     optimizer = OptimizerConfig(
         epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
@@ -241,7 +240,7 @@ def _with_optimizer(
         nesterov=True,
         weight_decay=config.weight_decay,
     )
-    return replace(base, data=replace(base.data, fraction=fraction), optimizer=optimizer)
+    return replace(base, fraction=fraction, optimizer=optimizer)
 
 
 def _valid_top1(
@@ -262,7 +261,7 @@ def _valid_top1(
     if record | run_of_record != record:
         try:
             folder = training.train(run, command)
-            return score(folder, valid, config.runtime.devices)["top1"]
+            return score(folder, valid, config.devices)["top1"]
         except Diverged as error:
             record = run_of_record | {"reason": error.reason}
             write_json(file, record)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, encoder, loading, models, torch_files
-from hypersphere_jax.config import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
-from hypersphere_jax.config.base import changed, check_output
+from hypersphere_jax.configs import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
+from hypersphere_jax.configs.base import changed, check_output
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
 from hypersphere_jax.training import checkpoints, resolve, run_dir, sharding
@@ -46,12 +46,12 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     state = torch_files.read_state(file)
     with torch_files.naming(file):
         state, unused = torch_files.encoder_of(state, config.prefix)
-        if config.fresh_head or config.model.head == "none":
+        if config.fresh_head or config.head == "none":
             state, head = torch_files.without_head(state)
             unused = unused + head
-        model = _with_flags(torch_files.infer(state, config.model.image_size), config)
-        recipe = config.data.recipe or torch_files.recipe_of(model)
-    dataset = data.load(config.data)
+        model = _with_flags(torch_files.infer(state, config.image_size), config)
+        recipe = config.recipe or torch_files.recipe_of(model)
+    dataset = data.load(config)
     run = run.replace(model=model, recipe=recipe)
     # The classifier is the file's, whatever classes the data have.
     classes, run = model.num_classes, resolve.resolve(run, dataset)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from tyro.conf import Positional
 
-from hypersphere_jax import config as C
-from hypersphere_jax.config.base import check_output, did_you_mean, program
+from hypersphere_jax import configs as C
+from hypersphere_jax.configs.base import check_output, did_you_mean, program
 from hypersphere_jax.terminal import say
 
 ROOT = Path(__file__).parent.parent  # of the repository, where this is one
@@ -47,7 +47,7 @@ def pretrain(parse: Callable) -> None:
     from hypersphere_jax.training import processes, sharding
     from hypersphere_jax.training import train as training
 
-    sharding.keep_compiled(config.runtime.cache_dir)
+    sharding.keep_compiled(config.cache_dir)
     folder = training.train(config, command=_command(), on_setup=_say_if_new)
     if processes.is_first():
         # Imports Matplotlib, for which the first step need not wait.
@@ -146,7 +146,7 @@ def finetune(parse: Callable) -> None:
     from hypersphere_jax.reporting.tables import print_table
     from hypersphere_jax.training import sharding
 
-    sharding.keep_compiled(config.runtime.cache_dir)
+    sharding.keep_compiled(config.cache_dir)
     folder, result = finetune.run_finetune(config, command=_command())
     if result is not None:
         names = {"top1": "top-1 (%)", "top5": "top-5 (%)"}
@@ -260,10 +260,10 @@ def _say_if_new(config: C.PretrainConfig, samples: int) -> None:
         return
     others = [file.parent.name for file in Path(config.runs_dir).glob("*/config.json")]
     near = did_you_mean(config.name, [name for name in others if _stem(name) != _stem(folder.name)])
-    epochs = config.optimizer.epochs
-    data = config.data.name.removeprefix(f"{os.getcwd()}/")
-    what = f"{data}, {config.model.name}, {epochs} epoch{'s' if epochs > 1 else ''}"
-    left_over = 0 if config.model.reads_text else samples % config.optimizer.batch_size
+    epochs = config.epochs
+    data = config.data.removeprefix(f"{os.getcwd()}/")
+    what = f"{data}, {config.model}, {epochs} epoch{'s' if epochs > 1 else ''}"
+    left_over = 0 if config.reads_text else samples % config.batch_size
     if left_over:
         what += f" of whole batches: {left_over:,} of the {samples:,} images sit out each time"
     say(f"new run {folder}: {what}{near}", sys.stderr)
@@ -280,7 +280,7 @@ def _keep_compiled(runs: Sequence[str], runs_dir: str) -> None:
     folder = C.RuntimeConfig.cache_dir
     with contextlib.suppress(C.UserError, OSError):  # the verb will say what is wrong
         run, *_ = run_dir.find_all(runs[0], runs_dir)
-        folder = run_dir.read_config(run).runtime.cache_dir
+        folder = run_dir.read_config(run).cache_dir
     sharding.keep_compiled(folder)
 
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.runs import (
     stopped_after,
     train,
 )
-from hypersphere_jax.config import MetricsConfig, PretrainConfig, ProbeConfig
+from hypersphere_jax.configs import MetricsConfig, PretrainConfig, ProbeConfig
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.training.vmapped import train_vmapped

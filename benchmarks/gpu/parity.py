@@ -22,8 +22,8 @@ from benchmarks.gpu.runs import (
     train,
 )
 from hypersphere_jax import data
-from hypersphere_jax.config import PretrainConfig, require
-from hypersphere_jax.config.data import DataConfig
+from hypersphere_jax.configs import PretrainConfig, require
+from hypersphere_jax.configs.data import DataConfig
 
 OURS, TORCH = "hypersphere_jax", "PyTorch"
 COLUMNS = ("framework", "seed", "epochs", "images_per_s", *SCORES)
@@ -100,7 +100,7 @@ def _train_ours(
 ) -> None:
     labels = {"framework": OURS, "seed": config.seed}
     train(record, config, seconds, **labels)
-    scores = accuracies(f"{config.runs_dir}/{config.name}", layers=(LAYERS[config.model.name],))
+    scores = accuracies(f"{config.runs_dir}/{config.name}", layers=(LAYERS[config.model],))
     speed = images_per_s(record, **labels)
     record.add(**labels, epochs=epochs_done(config), images_per_s=speed, **scores)
 
@@ -121,13 +121,13 @@ def _train_torch(
         record.add(**labels, **row)
 
     options = torch_simclr.TorchConfig(
-        model=config.model.name,
-        width=config.model.width,
-        dtype=config.model.dtype,
-        epochs=config.optimizer.epochs,
-        batch_size=config.optimizer.batch_size,
-        peak_rate=config.optimizer.learning_rate * config.optimizer.batch_size / 256,
-        log_every_steps=config.runtime.log_every_steps,
+        model=config.model,
+        width=config.width,
+        dtype=config.dtype,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        peak_rate=config.learning_rate * config.batch_size / 256,
+        log_every_steps=config.log_every_steps,
         seed=config.seed,
         seconds=seconds,
     )

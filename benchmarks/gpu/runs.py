@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.record import Record
-from hypersphere_jax.config import PretrainConfig, ProbeConfig, Stopped, require
-from hypersphere_jax.config.data import DataConfig
+from hypersphere_jax.configs import PretrainConfig, ProbeConfig, Stopped, require
+from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.training import train as training
 
@@ -45,7 +45,7 @@ def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
         folder = data_dir.expanduser().resolve()
         require(folder.is_dir(), f"data_dir={data_dir}: no such folder; it contains train.zip")
         fraction = images / CIFAR10_IMAGES
-        return DataConfig(name="cifar10", data_dir=str(folder), fraction=fraction)
+        return DataConfig(data="cifar10", data_dir=str(folder), fraction=fraction)
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     for split in ("train", "test"):
@@ -56,7 +56,7 @@ def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "toy.npz"
     np.savez(file, **arrays)
-    return DataConfig(name=str(file))
+    return DataConfig(data=str(file))
 
 
 def make_config(record: Record, source: DataConfig, toy: bool, **options: Any) -> PretrainConfig:

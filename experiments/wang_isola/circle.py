@@ -17,7 +17,7 @@ from experiments.specifications import STL10
 from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
+from hypersphere_jax.configs import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.training import run_dir, sharding
 
@@ -39,10 +39,10 @@ CLASSES = ("airplane", "automobile", "bird", "cat")  # the figure's text does no
 def _plan(context: Context, rows: Rows) -> list[Planned]:
     size = {"width": 0.125, "image_size": 16} if context.laptop else {"image_size": 32}
     model = ModelConfig("small_alexnet", dim=2, init="authors", **size)
-    base = dataclasses.replace(STL10, data=DataConfig("cifar10"), model=model)
+    base = dataclasses.replace(STL10, data="cifar10", model=model)
     if context.laptop:
         rule = dataclasses.replace(base.optimizer, epochs=4, batch_size=128, learning_rate=0.06)
-        base = dataclasses.replace(base, optimizer=rule, runtime=RuntimeConfig(devices=1))
+        base = dataclasses.replace(base, optimizer=rule, devices=1)
     planned = []
     seeds = SEEDS if context.laptop else SEEDS[:1]
     for (name, objective), seed in itertools.product(OBJECTIVES.items(), seeds):
@@ -59,7 +59,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
 def features_of(name: str, folder: Path, step: int | None) -> dict[str, Any]:
     """A row of `circle_figure`: features of the test split, and distances of its pairs."""
     encoder = run_dir.load_encoder(folder, step)
-    dataset, devices = data.load(encoder.config.data), sharding.local_devices(1)
+    dataset, devices = data.load(encoder.config), sharding.local_devices(1)
     x, y = pair_features(encoder, dataset.test, devices)
     output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
     return {

@@ -12,7 +12,7 @@ from experiments.reproduction import Context, Reproduction, Result, Scale, plann
 from experiments.specifications import config_of, formula, initial, refusal
 from experiments.statistics import Rows, by, done, interval, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 
 TABLE8 = "wang-isola/table8"
 # What the paper evaluates of its encoders.

@@ -15,7 +15,7 @@ from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, planned_row, run, scale
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"
@@ -46,7 +46,7 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
         base = dataclasses.replace(
             start.config,
             init_from=f"{context.runs_dir}/{start.config.name}",
-            optimizer=dataclasses.replace(start.config.optimizer, epochs=1),
+            epochs=1,
         )
         planned.append(start)
         for panel, objective in {CONTROL: start.config.objective, **OBJECTIVES}.items():
@@ -80,7 +80,7 @@ def _along(
     config = dataclasses.replace(
         config,
         name=f"figure8_{name.replace(' + ', '_').replace(' ', '_')}",
-        runtime=dataclasses.replace(config.runtime, keep_every_steps=every),
+        keep_every_steps=every,
     )
     return run(config, context, ALONG, about)
 

@@ -17,7 +17,7 @@ from experiments.reproduction import Context, Reproduction, Result, planned_row,
 from experiments.specifications import config_of, refusal
 from experiments.statistics import Rows, by, done, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import ObjectiveConfig
+from hypersphere_jax.configs import ObjectiveConfig
 from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import DataConfig, UserError, require
-from hypersphere_jax.config.base import did_you_mean, plain
-from hypersphere_jax.config.data import TEXT_RECIPE
+from hypersphere_jax.configs import DataConfig, UserError, require
+from hypersphere_jax.configs.base import did_you_mean, plain
+from hypersphere_jax.configs.data import TEXT_RECIPE
 from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Arrays, Source

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import numpy as np
 
 from hypersphere_jax import data
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     InspectConfig,
     PrepareConfig,
     PrepareTextConfig,
     UserError,
     require,
 )
-from hypersphere_jax.config.base import WRITER, check_output, program
-from hypersphere_jax.config.values import Count, Within
+from hypersphere_jax.configs.base import WRITER, check_output, program
+from hypersphere_jax.configs.values import Count, Within
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import write_json

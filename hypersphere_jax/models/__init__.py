@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import ModelConfig, require
+from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.configs import ModelConfig, require
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.models.blocks import dense, linear
 

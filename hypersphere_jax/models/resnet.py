@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import heads
 from hypersphere_jax.models.blocks import channels, conv, max_pool
 from hypersphere_jax.models.initializers import scheme_of

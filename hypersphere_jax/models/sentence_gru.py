@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.packing import END, Packed, one_per_row
 

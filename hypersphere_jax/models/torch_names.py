@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, UserError, require
+from hypersphere_jax.configs import ModelConfig, UserError, require
 from hypersphere_jax.models import heads
 
 LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}

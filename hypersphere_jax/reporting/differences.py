@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.array_files import open_array
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import WRITER
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.base import WRITER
 from hypersphere_jax.evaluate import comparison
 from hypersphere_jax.evaluate.results_file import PREDICTIONS, flattened
 from hypersphere_jax.files import atomic_write

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from hypersphere_jax.config.base import WRITER
+from hypersphere_jax.configs.base import WRITER
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.reporting.tables import format_value
 

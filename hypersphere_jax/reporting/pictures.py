@@ -11,7 +11,7 @@ import numpy as np
 
 from hypersphere_jax import augment, data
 from hypersphere_jax.augment.recipes import Recipe
-from hypersphere_jax.config import PretrainConfig, UserError
+from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
@@ -45,12 +45,12 @@ def draw_pictures(
     try:
         saved = config or run_dir.read_config(Path(folder))
         drawn = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
-        if saved.model.reads_text:
+        if saved.reads_text:
             drawn = {"nearest_sentences.json": write_sentences}
         missing = [name for name in drawn if redraw or not (figures / name).is_file()]
         if not missing:
             return
-        dataset = data.load(config.data) if config else run_dir.load_data(Path(folder))
+        dataset = data.load(config) if config else run_dir.load_data(Path(folder))
         encoder = run_dir.load_encoder(Path(folder), config=saved)
         for name in missing:
             drawn[name](encoder, dataset, figures / name)
@@ -62,14 +62,14 @@ def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) 
     """Draw training images, each with two random views as the network receives them."""
     config = encoder.config
     source = dataset.pretrain
-    size = config.model.image_size
-    recipe = augment.recipe_of(config.data)
-    bad = BadImages(source, config.data.bad_images)
+    size = config.image_size
+    recipe = augment.recipe_of(config)
+    bad = BadImages(source, config.bad_images)
     images, names = read_images(source, spread(len(source), IMAGES), bad)
-    views = random_views(source, images, recipe, size, config.seed, config.data.extra_channels)
+    views = random_views(source, images, recipe, size, config.seed, config.extra_channels)
     low = min(0.0, views.min())  # a user's function may have any range
     high = max(1.0, views.max())
-    recipe_name = config.data.augment or config.data.recipe
+    recipe_name = config.augment or config.recipe
     title = f"{config.name}: views by {recipe_name}, {size} pixels"
     images = [image / 255 for image in images]
     return plots.view_sheet(title, names, images, (views - low) / (high - low), path)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.config import PretrainConfig, UserError, to_dict
-from hypersphere_jax.config.base import program
+from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
+from hypersphere_jax.configs.base import program
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import read_kept
 from hypersphere_jax.reporting import plots

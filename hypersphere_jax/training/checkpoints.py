@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax.array_files import checksum, entry
-from hypersphere_jax.config import RuntimeConfig, UserError, require
+from hypersphere_jax.configs import RuntimeConfig, UserError, require
 from hypersphere_jax.training import processes
 
 if TYPE_CHECKING:  # Orbax takes long to import, and the first step does not need it

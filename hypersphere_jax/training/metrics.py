@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.config import PretrainConfig, UserError, to_dict
+from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
 from hypersphere_jax.extras import how_to_install
 from hypersphere_jax.files import atomic_write
 
@@ -81,10 +81,10 @@ class MetricLogger:
         records = [record for record in read_metrics(folder) if record["step"] <= start]
         self.last = records[-1] if records else {}
         first_missing = self.last.get("step", 0) + 1
-        if start - first_missing + 1 >= config.runtime.log_every_steps:
+        if start - first_missing + 1 >= config.log_every_steps:
             message = "%s/metrics.jsonl has no lines of steps %d to %d any more"
             logger.warning(message, folder, first_missing, start)
-        if config.runtime.log_to == "wandb":
+        if config.log_to == "wandb":
             self._outputs.append(WandbRun(folder, config))
         self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from hypersphere_jax import losses
-from hypersphere_jax.config import ObjectiveConfig, require
-from hypersphere_jax.config.base import described
-from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
+from hypersphere_jax.configs import ObjectiveConfig, require
+from hypersphere_jax.configs.base import described
+from hypersphere_jax.configs.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.losses import (
     align_loss,
     contrastive_loss,

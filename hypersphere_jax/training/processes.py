@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hypersphere_jax import memory
-from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
+from hypersphere_jax.configs import RuntimeConfig, Stopped, UserError, differences, require
 
 # The processes may start this far apart.
 INITIALIZATION_SECONDS = 300

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax.config import Diverged, UserError, require
+from hypersphere_jax.configs import Diverged, UserError, require
 from hypersphere_jax.terminal import Meter, Progress
 from hypersphere_jax.training import processes, run_dir, sharding
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
@@ -44,7 +44,7 @@ class RunRecord:
         self.start = self.checkpointer.saved = int(state.step)
         require(
             self.start <= setup.total_steps,
-            f"{self.folder} is at step {self.start}, and epochs={setup.config.optimizer.epochs} "
+            f"{self.folder} is at step {self.start}, and epochs={setup.config.epochs} "
             f"has {setup.total_steps} steps: give more epochs",
         )
         if processes.is_first():
@@ -151,7 +151,7 @@ def open_run(setup: RunSetup, command: str) -> Iterator[RunRecord]:
     with contextlib.ExitStack() as stack:
         if processes.is_first():
             folder = run_dir.folder_of(config)
-            if config.runtime.resume == "overwrite":
+            if config.resume == "overwrite":
                 run_dir.remove(folder)
             stack.enter_context(run_dir.lock(folder))
             forced = run_dir.check_resume(config, len(setup.devices), setup.digest)
@@ -176,8 +176,8 @@ class Recorder:
         self.setup = setup
         self.start = runs[0].start
         self.intervals = Intervals(setup)
-        unit = "sentences" if setup.config.model.reads_text else "images"
-        self.meter = Meter(setup.config.optimizer.batch_size, unit)
+        unit = "sentences" if setup.config.reads_text else "images"
+        self.meter = Meter(setup.config.batch_size, unit)
         self.diverged: dict[int, Diverged] = {}
         self._runs = list(runs)
         self._vmapped = vmapped

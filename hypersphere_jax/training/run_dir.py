@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from hypersphere_jax import data, models
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     PretrainConfig,
     RuntimeConfig,
@@ -23,7 +23,7 @@ from hypersphere_jax.config import (
     require,
     to_dict,
 )
-from hypersphere_jax.config.base import Custom, did_you_mean
+from hypersphere_jax.configs.base import Custom, did_you_mean
 from hypersphere_jax.data.batches import image_cache
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoints
@@ -120,7 +120,7 @@ def lock(folder: Path) -> contextlib.AbstractContextManager:
 
 def saved_steps(config: PretrainConfig) -> list[int]:
     """Return the steps of the checkpoints that a config's run may resume from, in order."""
-    overwrite = config.runtime.resume == "overwrite"
+    overwrite = config.resume == "overwrite"
     return [] if overwrite else checkpoints.steps(folder_of(config) / "checkpoints")
 
 
@@ -174,14 +174,14 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
         return []
     record = read_record(folder)
     first = record["sessions"][0]
-    never = config.runtime.resume == "never"
+    never = config.resume == "never"
     require(not never, f"{folder} holds a run, and resume=never: {other}")
     imported = f"{folder} holds an imported encoder: {other}, and begin with it by init_from="
     require("imported" not in first, imported)
     changes = differences(training_config(read_config(folder)), training_config(config))
     if record["data_digest"] != digest:
-        changes.append(f"data: other images or labels than {config.data.name} had")
-    if config.model.batch_norm == "local" and first["device"]["count"] != devices:
+        changes.append(f"data: other images or labels than {config.data} had")
+    if config.batch_norm == "local" and first["device"]["count"] != devices:
         changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
     require(
         not changes or config.runtime.force,
@@ -239,7 +239,7 @@ def inherited_options(runtime: RuntimeConfig) -> RuntimeConfig:
 def require_custom(config: PretrainConfig) -> None:
     """Raise UserError when a config lacks custom parts that its run was trained with."""
     folder = folder_of(config)
-    if config.runtime.resume == "overwrite" or not (folder / "config.json").is_file():
+    if config.resume == "overwrite" or not (folder / "config.json").is_file():
         return
     recorded = read_config(folder)  # contains the names of the parts
     lacking = [
@@ -281,7 +281,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """
     try:
         config = read_config(folder)
-        dataset = data.load(moved(config.data, data_dir), cache_dir=image_cache(config))
+        dataset = data.load(moved(config, data_dir), cache_dir=image_cache(config))
     except UserError as error:
         hint = "; if the data of this run were moved, say where with data_dir="
         raise UserError(f"{error}{hint}") from error
@@ -302,7 +302,7 @@ def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
 
 def require_images(folder: Path, verb: str) -> None:
     """Raise UserError for a run of sentences, where a verb needs images."""
-    text = read_config(folder).model.reads_text
+    text = read_config(folder).reads_text
     require(not text, f"{verb} is for encoders of images, and {folder} is of sentences")
 
 
@@ -326,7 +326,7 @@ def read_vocabulary(folder: Path) -> tuple[str, ...]:
     file = folder / VOCABULARY
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     words = tuple(text.split("\n")[:-1])
-    expected = read_config(folder).model.vocabulary
+    expected = read_config(folder).vocabulary_size
     require(
         len(words) == expected,
         f"{file} has {len(words)} words, and the encoder knows {expected}: the same `pretrain` "
@@ -346,7 +346,7 @@ def load_encoder(
       config: with the user's own parts; defaults to the recorded config.
     """
     config = config or read_config(folder)
-    apply, params, stats = models.abstract(config.model)
+    apply, params, stats = models.abstract(config)
     like = {"params": params, "stats": stats}
     step, tree = checkpoints.restore(folder / "checkpoints", like, step)
     return RunEncoder(apply, tree["params"], tree["stats"], config, folder, step)
@@ -369,7 +369,7 @@ def initial_encoder(
     encoder = read_config(folder).model
     require(
         vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
-        f"init_from={config.init_from}: it knows other words than {config.data.name}; "
+        f"init_from={config.init_from}: it knows other words than {config.data}; "
         "prepare that text as the run's was",
     )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}

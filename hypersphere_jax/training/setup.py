@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, models
-from hypersphere_jax.config import PretrainConfig
-from hypersphere_jax.config.base import holds_custom
+from hypersphere_jax.configs import PretrainConfig
+from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data.batches import image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
@@ -42,7 +42,7 @@ class RunSetup(NamedTuple):
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self.config.optimizer.epochs * self.sampler.steps_per_epoch
+        return self.config.epochs * self.sampler.steps_per_epoch
 
     @property
     def steps_per_call(self) -> int:
@@ -51,7 +51,7 @@ class RunSetup(NamedTuple):
             return 1
         on_cpu = self.devices[0].platform == "cpu"
         default = 1 if on_cpu else ACCELERATOR_STEPS_PER_CALL
-        return self.config.runtime.steps_per_call or default
+        return self.config.steps_per_call or default
 
 
 def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
@@ -61,18 +61,18 @@ def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
       UserError: for a config that does not fit the data or the devices.
     """
     run_dir.require_custom(config)
-    devices = sharding.global_devices(config.runtime.devices)
-    sharding.check_batch_size(config.optimizer.batch_size, devices)
-    dataset = load(config.data, cache_dir=image_cache(config))
+    devices = sharding.global_devices(config.devices)
+    sharding.check_batch_size(config.batch_size, devices)
+    dataset = load(config, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
     if holds_custom(config.replace(source=None)):
         check_custom(config, dataset.pretrain, devices)
     digest = dataset.digest()
-    if config.objective.supervised_weight:
+    if config.supervised_weight:
         dataset = labelled(dataset)
-    resident = is_resident(dataset.pretrain, config.runtime.pipeline, devices)
-    sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
+    resident = is_resident(dataset.pretrain, config.pipeline, devices)
+    sampler = make_sampler(dataset.pretrain, config.batch_size, config.seed)
     return RunSetup(config, dataset, digest, devices, resident, sampler)
 
 
@@ -82,16 +82,16 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
     Parameters are random, or from the run that the config starts from.
     """
     config = setup.config
-    schedule = make_schedule(config.optimizer, setup.total_steps)
+    schedule = make_schedule(config, setup.total_steps)
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
-    apply, params, stats = models.create(config.model, network_key)
+    apply, params, stats = models.create(config, network_key)
     is_new = not run_dir.saved_steps(config)
     if config.init_from is not None and is_new and processes.is_first():
         vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
         params, stats = run_dir.initial_encoder(config, params, vocabulary)
-    state = init_state(params, stats, make_optimizer(config.optimizer, schedule))
-    if config.moco.queue_size:
-        queue = queue_init(queue_key, config.moco.queue_size, config.model.dim)
+    state = init_state(params, stats, make_optimizer(config, schedule))
+    if config.queue_size:
+        queue = queue_init(queue_key, config.queue_size, config.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))
     return apply, state, step_key
 
@@ -104,7 +104,7 @@ def _keys(seed: jax.Array) -> list[jax.Array]:
 
 def make_evaluation(setup: RunSetup, apply: Callable) -> Callable[..., dict[str, float]] | None:
     """Return the evaluation during training, None if the config asks for none."""
-    if setup.config.evaluate.eval_every_epochs is None:
+    if setup.config.eval_every_epochs is None:
         return None
     from hypersphere_jax.evaluate import online  # which other runs need not import
 
@@ -118,7 +118,7 @@ class Intervals:
 
     def __init__(self, setup: RunSetup):
         runtime = setup.config.runtime
-        epochs = setup.config.evaluate.eval_every_epochs
+        epochs = setup.config.eval_every_epochs
         self.total = setup.total_steps
         self._log = runtime.log_every_steps
         self._evaluate = epochs and epochs * setup.sampler.steps_per_epoch

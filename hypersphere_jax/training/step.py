@@ -16,8 +16,8 @@ import numpy as np
 import optax
 
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
-from hypersphere_jax.config import MocoConfig, PretrainConfig
-from hypersphere_jax.config.objective import WEIGHTS
+from hypersphere_jax.configs import MocoConfig, PretrainConfig
+from hypersphere_jax.configs.objective import WEIGHTS
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -86,8 +86,8 @@ def structure(config: PretrainConfig) -> PretrainConfig:
     return dataclasses.replace(
         config,
         **{name: getattr(standard, name) for name in places},
-        objective=dataclasses.replace(config.objective, **objective),
-        optimizer=dataclasses.replace(config.optimizer, **optimizer),
+        **objective,
+        **optimizer,
     )
 
 
@@ -132,14 +132,14 @@ def make_step_of(
 
     def step(state, images, labels, indices, key, scalars):
         rule = scalars["optimizer"]
-        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
-        optimizer = make_optimizer(config.optimizer, schedule, rule)
+        schedule = make_schedule(config, total, rule["learning_rate"])
+        optimizer = make_optimizer(config, schedule, rule)
         one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
         rate = jnp.float32(schedule(state.step))
         state, metrics = one(state, images, labels, indices, key)
         return state, metrics | {"lr": rate}
 
-    precision = config.runtime.matmul_precision
+    precision = config.matmul_precision
     return step if precision is None else jax.default_matmul_precision(precision)(step)
 
 
@@ -179,32 +179,32 @@ def make_steps(step: Callable, at_once: int = 1) -> Callable:
 
 def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):
     scalars = scalars["objective"]
-    if config.model.reads_text:
-        objective = make_sentence_objective(config.objective, scalars)
+    if config.reads_text:
+        objective = make_sentence_objective(config, scalars)
         return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
     augment = make_augment(
-        recipe_of(config.data),
-        config.model.image_size,
+        recipe_of(config),
+        config.image_size,
         cropped=cropped,
-        extra_channels=config.data.extra_channels,
+        extra_channels=config.extra_channels,
     )
-    if not config.moco.queue_size:
-        objective = make_objective(config.objective, scalars)
+    if not config.queue_size:
+        objective = make_objective(config, scalars)
         return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
     separate = None
-    if config.model.batch_norm in ("split", "local"):
-        groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+    if config.batch_norm in ("split", "local"):
+        groups = config.bn_groups if config.batch_norm == "split" else None
         separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
     return make_moco_step(
         apply,
-        make_queue_objective(config.objective, scalars),
+        make_queue_objective(config, scalars),
         optimizer,
         augment,
         axis_name=axis_name,
         separate=separate,
         resident=resident,
-        decay=ema_decay(config.moco, total),
-        own_stats=config.moco.ema_stats == "own",
+        decay=ema_decay(config, total),
+        own_stats=config.ema_stats == "own",
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax import memory, models
-from hypersphere_jax.config import PretrainConfig, Stopped, UserError
-from hypersphere_jax.config.base import holds_custom
+from hypersphere_jax.configs import PretrainConfig, Stopped, UserError
+from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches
 from hypersphere_jax.training import processes, run_dir, sharding
 from hypersphere_jax.training.profiling import Profiler
@@ -50,8 +50,8 @@ def train(
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: after a signal during the steps (to any process), once the state is saved.
     """
-    processes.initialize(config.runtime)
-    with processes.exit_on_error(), sharding.kept_compiled(config.runtime.cache_dir):
+    processes.initialize(config)
+    with processes.exit_on_error(), sharding.kept_compiled(config.cache_dir):
         setup = set_up(config)
         if on_setup is not None and processes.is_first():
             on_setup(setup.config, len(setup.dataset.pretrain))
@@ -105,7 +105,7 @@ def _mapped_step(
     steps_per_call: int,
     devices: tuple,
 ) -> Callable:
-    apply, _, _ = models.abstract(config.model)
+    apply, _, _ = models.abstract(config)
     options = {"cropped": cropped, "resident": resident}
     step = make_step_of(config, apply, total_steps, axis_name=sharding.AXIS, **options)
     steps = make_steps(step, steps_per_call)
@@ -157,7 +157,7 @@ def take_steps(
         contextlib.ExitStack() as stack,
         recorder.progress(),
         contextlib.closing(batches),
-        Profiler(config.runtime.profile, run_dir.folder_of(config) / "profile") as profiler,
+        Profiler(config.profile, run_dir.folder_of(config) / "profile") as profiler,
     ):
         if evaluate is not None and _is_evaluation_missing(recorder):
             recorder.evaluate(start, state, evaluate)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, memory, models
-from hypersphere_jax.config import Diverged, PretrainConfig, require
+from hypersphere_jax.configs import Diverged, PretrainConfig, require
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.training import run_dir, sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
@@ -59,9 +59,9 @@ def train_vmapped(
         continues.
     """
     require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
+    multi = any(config.multi_process for config in configs) or jax.process_count() > 1
     require(not multi, "encoders train in one program on one machine: start one on each")
-    several = any((config.runtime.steps_per_call or 1) > 1 for config in configs)
+    several = any((config.steps_per_call or 1) > 1 for config in configs)
     require(not several, "steps_per_call=: encoders in one program take one step at a time")
     folders = [run_dir.folder_of(config).resolve() for config in configs]
     for folder in folders:
@@ -73,7 +73,7 @@ def train_vmapped(
         first = setups[group[0]]
         compiled = functools.cache(functools.partial(_compiled, first))
         limit = MEMORY_SHARE * sharding.memory(first.devices)
-        with sharding.kept_compiled(first.config.runtime.cache_dir):
+        with sharding.kept_compiled(first.config.cache_dir):
             parts = np.array_split(group, _program_count(len(group), at_most, limit, compiled))
             for part in parts:
                 trained = _train([setups[i] for i in part], command, compiled)
@@ -87,7 +87,7 @@ def _groups(setups: Sequence[RunSetup]) -> list[list[int]]:
     for i, setup in enumerate(setups):
         step = (run_dir.saved_steps(setup.config) or [0])[-1]
         is_done = step >= setup.total_steps
-        alone = is_done or not setup.resident or setup.config.moco.queue_size > 0
+        alone = is_done or not setup.resident or setup.config.queue_size > 0
         key = i if alone else (structure(setup.config), step)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
@@ -166,11 +166,11 @@ def _compiled(setup: RunSetup, n: int) -> Any:
     source = setup.dataset.pretrain
     devices = setup.devices
     total = setup.total_steps
-    apply, params, stats = models.abstract(config.model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
+    apply, params, stats = models.abstract(config)
+    optimizer = make_optimizer(config, make_schedule(config, total))
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
     key = jax.eval_shape(jax.random.key, 0)
-    rows = config.optimizer.batch_size // len(devices)
+    rows = config.batch_size // len(devices)
     indices = jax.ShapeDtypeStruct((rows,), np.int32)
     images = jax.ShapeDtypeStruct((len(source), *source.image_shape), np.uint8)
     labels = jax.ShapeDtypeStruct((len(source),), np.int32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.evaluate import online
 from hypersphere_jax.evaluate.knn import knn_probe
@@ -27,7 +27,7 @@ def test_named_protocols_are_their_options(rng, tmp_path):
 def test_all_images_are_both_whole_splits(tmp_path):
     evaluate = C.EvaluateConfig(1, ("knn_weighted",), "all", eval_split="test")
     config = tiny_runs.short(tmp_path, evaluate=evaluate)
-    dataset = data.load(config.data)
+    dataset = data.load(config)
     bank, queries = online._parts(config, dataset)
     assert (len(bank), len(queries)) == (len(dataset.train), len(dataset.test))
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from experiments import workers
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -9,7 +9,7 @@ from reports import make_run, parse
 from scipy import stats
 
 from hypersphere_jax import cli
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.reporting import differences
 
 Z = stats.norm.ppf(0.975)

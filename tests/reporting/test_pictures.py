@@ -10,7 +10,7 @@ from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import read_json
 from hypersphere_jax.reporting import pictures, plots
@@ -102,7 +102,7 @@ def test_pictures_are_drawn_once_unless_asked(image_run, tmp_path):
 def test_missing_data_is_a_warning(image_run, tmp_path, caplog):
     run = shutil.copytree(image_run, tmp_path / "run")
     config = run_dir.read_config(run)
-    lost = dataclasses.replace(config, data=dataclasses.replace(config.data, source="my_images"))
+    lost = dataclasses.replace(config, source="my_images")
     with caplog.at_level(logging.WARNING):
         pictures.draw_pictures(run, lost)
     assert "my_images" in caplog.text

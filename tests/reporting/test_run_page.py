@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from reports import make_run, parse
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.reporting import run_page
 from hypersphere_jax.reporting.page import Section, Table, write_page
 

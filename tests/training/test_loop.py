@@ -14,7 +14,7 @@ import tiny_runs
 from run_states import assert_same_run, killed_after_checkpoint, state_of, timeless
 from tensorboardX.proto.event_pb2 import Event
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data, terminal
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
@@ -113,7 +113,7 @@ def test_several_steps_in_one_program(devices, tmp_path):
 
 def test_calls_end_where_something_is_written(tmp_path):
     runtime = C.RuntimeConfig(log_every_steps=10, checkpoint_every_steps=7, keep_every_steps=5)
-    config = tiny_runs.short(tmp_path, runtime=runtime, evaluate=C.EvaluateConfig(2))
+    config = tiny_runs.short(tmp_path, runtime=runtime, eval_every_epochs=2)
     intervals = setup.Intervals(setup.set_up(config.replace(epochs=5, devices=2)))  # 6 an epoch
     calls = list(intervals.calls(3, 4))
     assert [call.stop for call in calls] == [5, 7, 10, 12, 14, 15, 19, 20, 21, 24, 25, 28, 30]
@@ -184,7 +184,7 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
     assert params["head"].pop("classifier")["kernel"].shape == (3, 10)
     jax.tree.map(np.testing.assert_array_equal, params, state_of(short_run)["params"])
     with pytest.raises(C.UserError, match=r"does not fit.*head/output"):
-        start(model=C.ModelConfig(dim=5, width=0.1))
+        start(dim=5, width=0.1)
     # Once there are checkpoints the source is not needed.
     shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
     initial(tmp_path, init_from="gone")
@@ -231,9 +231,9 @@ def test_mistakes_leave_no_folder(short_run, tmp_path):
     local, one = C.ModelConfig(batch_norm="split", bn_groups=1), C.RuntimeConfig(devices=1)
     alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
     for changes, message in (
-        ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
+        ({"batch_size": 221}, r"not divide over 2 devices.*as 220"),
         ({"model": local}, r"bn_groups=1: .* 2 device"),
-        ({"moco": C.MocoConfig(130), "model": alone, "runtime": one}, "give the positives away"),
+        ({"queue_size": 130, "model": alone, "runtime": one}, "give the positives away"),
         ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
@@ -249,7 +249,7 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "digits", lambda: (some, test))
     task = setup.set_up(tiny_runs.short(tmp_path, objective=SUPERVISED))
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
-    assert task.config.model.num_classes == 10
+    assert task.config.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
     assert task.digest == data.load(C.DataConfig()).digest()
 

@@ -8,7 +8,7 @@ import tiny_runs
 from run_states import assert_same_run
 
 from hypersphere_jax import cli
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training import train as training
@@ -46,7 +46,7 @@ def test_a_name_alone_gives_the_options_of_the_run(short_run, queue_run, text_ru
     assert parsed(short_run, "--epochs", "7") == record.replace(epochs=7)
     # An experiment, or another name, has its own.
     experiment = parsed(short_run, "moco_cifar10/align_uniform")
-    assert experiment.moco.queue_size and experiment.name == "short"
+    assert experiment.queue_size and experiment.name == "short"
     other = cli._parse(C.PretrainConfig, "pretrain", ["--runs-dir", str(short_run.parent)])
     assert other == C.PretrainConfig(runs_dir=str(short_run.parent))
 
@@ -96,10 +96,10 @@ def test_forced_options_without_a_difference_are_not_recorded(short_run, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": C.ModelConfig(dim=4, width=0.1)}, "head/output"),
-        ({"optimizer": C.OptimizerConfig(optimizer="adam", epochs=2, batch_size=220)}, "opt_state"),
-        ({"optimizer": C.OptimizerConfig(epochs=1, batch_size=220)}, "epochs=1"),
-        ({"runtime": C.RuntimeConfig(devices=2, resume="never", force=True)}, "resume=never"),
+        ({"dim": 4, "width": 0.1}, "head/output"),
+        ({"optimizer": "adam", "epochs": 2, "batch_size": 220}, "opt_state"),
+        ({"epochs": 1, "batch_size": 220}, "epochs=1"),
+        ({"devices": 2, "resume": "never", "force": True}, "resume=never"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_under_force(changes, said, short_run, tmp_path):

@@ -10,7 +10,7 @@ import tiny_runs
 from processes import ROOT, begun
 from run_states import assert_same_run, at_line
 
-from hypersphere_jax.config import Stopped
+from hypersphere_jax.configs import Stopped
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.stopping import SIGNALS, StopOnSignal

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from hypersphere_jax.array_files import open_array
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import program
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.base import program
 from hypersphere_jax.files import open_file, read_json
 from hypersphere_jax.packing import END
 
