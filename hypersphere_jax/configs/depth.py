@@ -1,0 +1,78 @@
+"""Depth prediction on frozen features."""
+
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+from hypersphere_jax.configs.base import (
+    Config,
+    check_at_least,
+    check_positive,
+    check_seed,
+    require,
+)
+from hypersphere_jax.configs.optimizer import OptimizerConfig
+
+# Wang & Isola B.1.
+EPOCHS = 120
+DECAY_AT = (70, 90, 100, 110)
+
+
+@dataclass(frozen=True)
+class DepthConfig(Config):
+    """Depth maps from frozen features, as Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
+
+    runs: Positional[tuple[str, ...]]
+    """Runs: folders, or names in RUNS_DIR. Of several, the best by cross-validation is tested."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    layer: str = "conv5"
+    """Input layer of the predictor: `conv5` or `conv4` in the paper, or any [h, w, channels]."""
+    data: str | None = None
+    """Images with depth maps, such as `nyu_depth_v2` or FILE.mat. Defaults to the run's data."""
+    data_dir: str | None = None
+    """nyu_depth_v2_labeled.mat, or the folder of TensorFlow Datasets. Defaults to the run's."""
+    folds: int = 0
+    """Folds of cross-validation on the training images; 5 in the paper, 0 for none."""
+    step: int | None = None
+    """Checkpoint; 0 is the random initialization. Defaults to the newest."""
+    epochs: int = EPOCHS
+    """Passes over the training images. The rate decays at 70, 90, 100 and 110 of 120."""
+    batch_size: int = 128
+    """Images in a batch; all of them if there are fewer."""
+    learning_rate: float = 3e-3
+    """Initial learning rate of Adam."""
+    rows: int = 6
+    """Test images in the picture."""
+    seed: int = 0
+    """Seed of the predictor, its batches and the folds."""
+    devices: int | None = None
+    """Devices for the features. Defaults to all; the predictor is trained on one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "epochs", "batch_size", "rows", "devices")
+        check_positive(self, "learning_rate")
+        check_seed(self, "seed")
+        require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
+        require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
+        is_one = len(self.runs) == 1
+        require(is_one or self.folds > 0, "several runs are compared by cross-validation: give folds=")
+        are_distinct = len(set(self.runs)) == len(self.runs)
+        require(are_distinct, f"a run is named twice: {', '.join(self.runs)}")
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """Adam as in Wang & Isola B.1."""
+        return OptimizerConfig(
+            epochs=self.epochs,
+            batch_size=max(2, self.batch_size),
+            optimizer="adam",
+            learning_rate=self.learning_rate,
+            scaling="none",
+            decay_at=tuple(epoch / EPOCHS for epoch in DECAY_AT),
+            decay_factor=0.2,
+            weight_decay=0.0,
+            adam_betas=(0.5, 0.999),
+            adam_eps=1e-8,
+        )

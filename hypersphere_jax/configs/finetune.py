@@ -1,0 +1,79 @@
+"""Fine-tuning on labels."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from hypersphere_jax.configs.base import (
+    Config,
+    check_at_least,
+    check_folder_name,
+    check_positive,
+    check_seed,
+    check_share,
+    require,
+)
+from hypersphere_jax.configs.evaluation import EvaluateConfig
+from hypersphere_jax.configs.runtime import RuntimeConfig
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(Config):
+    """Fine-tuning of an encoder and a classifier, on all labels or a share of them."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """Run of the encoder: a folder, or a name in RUNS_DIR."""
+    step: int | None = None
+    """Checkpoint to start from. 0 is the random initialization, the supervised baseline. Defaults
+    to the newest."""
+    name: str | None = None
+    """Name of the new run: its folder is RUNS_DIR/NAME. Defaults to RUN-finetune-FRACTION."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    fraction: float = 1.0
+    """Share of the training images whose labels are used, the same of each class; usually 0.01 or
+    0.1."""
+    layer: str | None = None
+    """Layer of the classifier: the layer before the head, a layer of the head, or `output`.
+    Defaults to the layer before the head."""
+    learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
+    """Learning rate for 256 images. Of several, each is tried on 80% of the labels, and the best on
+    the other 20% is used (the smallest of equals)."""
+    epochs: int | None = None
+    """Passes over the images. Defaults to 60 up to 1% of the labels, otherwise to 30."""
+    batch_size: int | None = None
+    """Images in the global batch. Defaults to 256, or the largest power of two with enough images."""
+    weight_decay: float = 0.0
+    """L2 decay of all parameters."""
+    recipe: str | None = None
+    """Augmentation recipe. Defaults to the crop and flip of the run's recipe (`RECIPE:crop_flip`)."""
+    data_dir: str | None = None
+    """Folder of the run's data, if it was moved."""
+    seed: int = 0
+    """Seed of the classifier's initialization, the order of the images, and augmentation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None:
+            check_folder_name(self, "name")
+        check_share(self, "fraction")
+        check_positive(self, "learning_rates")
+        check_at_least(self, 1, "epochs", "batch_size")
+        check_at_least(self, 0, "weight_decay")
+        check_seed(self, "seed")
+        rates = self.learning_rates
+        are_distinct = 0 < len(rates) == len(set(rates))
+        require(are_distinct, f"learning_rates={rates}: give one or more, each once")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(RuntimeConfig, EvaluateConfig, FinetuneOptions):
+    """Options of `finetune`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            len(self.learning_rates) == 1 or not self.multi_process,
+            "learning_rates=: several are tried in one process; give one for several processes",
+        )

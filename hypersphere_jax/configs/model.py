@@ -1,0 +1,131 @@
+"""Encoder architecture."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Suppress, arg
+
+from hypersphere_jax.configs.base import (
+    Config,
+    Custom,
+    changed,
+    check_at_least,
+    check_at_most,
+    check_positive,
+    hold_custom,
+    refuse,
+    require,
+)
+
+Network = Literal[
+    "small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"
+]
+# The only network of some initializations.
+NETWORK_OF_INIT = {"authors": "small_alexnet", "simclr": "resnet", "chrono": "sentence_gru"}
+TEXT_OPTIONS = ("embedding", "unit_norm", "vocabulary_size")
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """Encoder."""
+
+    model: Network = "small_cnn"
+    """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola) for 32 and 64
+    pixels, ResNets for all sizes, `sentence_gru` for text (both encoders of Quick-Thought)."""
+    dim: int = 32
+    """Dimension d of the output on the unit hypersphere."""
+    width: float = 1.0
+    """Factor on the channel counts of the backbone."""
+    stem: Literal["cifar", "imagenet"] | None = None
+    """First layer of a ResNet: `cifar` (3x3 convolution) or `imagenet` (7x7 with stride 2, and a
+    max pool). Defaults to `cifar` below 64 pixels."""
+    init: Literal["authors", "torch", "simclr", "he", "chrono"] = "he"
+    """Initialization: `authors` (Wang & Isola's small_alexnet, N(0, 0.02)); `torch` (nn.Conv2d,
+    nn.Linear and torchvision's ResNets); `simclr` (its ResNets); `he` (He et al., LeCun for linear
+    outputs); `chrono` (sentence_gru with update gates that remember 1 to 63 words)."""
+    zero_init_residual: bool = False
+    """Start the last scale of each residual block at zero; `--init simclr` does so."""
+    head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
+    """Projection head: linear; MoCo v2's MLP; SimCLR's with 2 or 3 layers and batch norm; the
+    balanced paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
+    head_hidden: int | None = None
+    """Width of the head's hidden layers. Defaults to the backbone's features (`balanced`: 2048)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of convolutions and linear maps. Parameters, batch statistics, output and loss are
+    float32."""
+    image_size: int | None = None
+    """Side of the images that enter the network, in pixels. Defaults to the size of the data."""
+    in_channels: Annotated[int | None, Suppress] = None
+    """Channels of these images; set from the data."""
+    num_classes: Annotated[int, Suppress] = 0
+    """Classes of a linear classifier (layer `logits`); set from the data of supervised runs."""
+    classifier_layer: str = "output"
+    """Layer of this classifier: `output`, a hidden layer of the head (`projection1`,
+    `projection2`), or the layer before the head (`backbone`, `fc7` of small_alexnet)."""
+    batch_norm: Literal["sync", "local", "split"] | None = None
+    """Batch statistics of the global batch (`sync`), of each device (`local`), or of `bn_groups`
+    equal parts of the global batch on any number of devices (`split`). Defaults to `split` with a
+    queue, where `sync` would leak the positives, otherwise to `sync`."""
+    bn_groups: int = 8
+    """Parts of the global batch for `--batch-norm split`."""
+    embedding: int = 620
+    """Dimension of the word embeddings of `sentence_gru`."""
+    unit_norm: bool = True
+    """Normalize the features of `sentence_gru` for the contrastive loss."""
+    vocabulary_size: Annotated[int | None, Suppress] = None
+    """Words that `sentence_gru` knows, with the special ones; set from the data."""
+    network: Annotated[Any, Suppress] = None
+    """A network of your own in place of `model`; from Python only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hold_custom(self, "network")
+        check_at_least(self, 2, "dim")
+        check_at_least(self, 4, "image_size")
+        check_at_least(self, 1, "head_hidden", "embedding", "bn_groups")
+        check_at_most(self, 1e6, "dim", "head_hidden", "embedding")
+        check_at_most(self, 1e4, "image_size")
+        check_positive(self, "width")
+        check_at_most(self, 100, "width")
+        if self.network is not None:
+            own = {"image_size", "in_channels", "dim", "network"}
+            names = [name for name in changed(self, ModelConfig) if name not in own]
+            refuse(self, names, "is for the networks of this package, and network= is your own")
+        if self.batch_norm not in (None, "split"):
+            refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
+        if not self.model.startswith("resnet"):
+            names = ["stem", "zero_init_residual"]
+            refuse(self, names, f"is for ResNets, and {self.model} is none")
+        network = NETWORK_OF_INIT.get(self.init, "")
+        require(
+            self.model.startswith(network),
+            f"init={self.init} is for model={network}, not {self.model}: use torch or he",
+        )
+        if self.head in ("linear", "none"):
+            refuse(self, ["head_hidden"], "needs a head= with hidden layers")
+        if self.reads_text:
+            self._check_text()
+        else:
+            refuse(self, TEXT_OPTIONS, f"is for encoders of sentences, not {self.model}")
+
+    def _check_text(self) -> None:
+        allowed = {*TEXT_OPTIONS, "model", "dim", "dtype", "network"}
+        if self.init == "chrono":
+            allowed.add("init")
+        names = [name for name in changed(self, ModelConfig) if name not in allowed]
+        refuse(self, names, f"is for encoders of images, not {self.model}")
+        require(
+            self.dim % 2 == 0,
+            f"dim={self.dim}: {self.model} has half of it for each direction: use an even number",
+        )
+
+    @property
+    def label(self) -> str:
+        """Name of the network, for messages."""
+        network = self.network
+        return network.name if isinstance(network, Custom) else network or self.model
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether this is an encoder of sentences."""
+        return self.model == "sentence_gru"

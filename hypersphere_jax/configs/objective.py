@@ -1,0 +1,138 @@
+"""Losses, and the queue of Momentum Contrast."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Suppress, arg
+
+from hypersphere_jax.configs.base import (
+    Config,
+    changed,
+    check_at_least,
+    check_at_most,
+    check_positive,
+    hold_custom,
+    refuse,
+    require,
+)
+
+# The terms of the loss "weighted".
+WEIGHTS = ("contrastive_weight", "align_weight", "uniform_weight", "supervised_weight")
+# The options of each loss, besides the supervised term and the logged metrics.
+SETTINGS = {
+    "weighted": (*WEIGHTS[:3], "contrastive_tau"),
+    "nt_xent": ("loss_tau", "similarity"),
+    "decoupled_nt_xent": ("loss_tau", "loss_lam", "align_scaling", "self_similarity"),
+    "generalized_contrastive": ("loss_lam", "prior", "align_scaling"),
+    "dcl": ("loss_tau",),
+    "balanced_contrastive": ("loss_alpha", "loss_lam"),
+    "generalized_nt_xent": ("loss_alpha", "loss_lam"),
+    "logsumexp": ("loss_tau",),
+    "prior_matching": ("prior",),
+}
+Loss = Literal[
+    "weighted",
+    "nt_xent",
+    "decoupled_nt_xent",
+    "generalized_contrastive",
+    "dcl",
+    "balanced_contrastive",
+    "generalized_nt_xent",
+    "logsumexp",
+    "prior_matching",
+]
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(Config):
+    """Loss."""
+
+    contrastive_weight: float = 0.0
+    """Weight of the contrastive loss (Wang & Isola B.1: symmetric, within the batch)."""
+    contrastive_tau: Annotated[float, arg(aliases=["--temperature"])] = 0.5
+    """Temperature of the contrastive loss."""
+    align_weight: float = 1.0
+    """Weight of the alignment loss."""
+    align_alpha: float = 2.0
+    """Power of the distance in the alignment loss, and in the logged `align`."""
+    uniform_weight: float = 1.0
+    """Weight of the uniformity loss."""
+    uniform_t: float = 2.0
+    """Scale t of the Gaussian potential in the uniformity loss, and in the logged `uniform`."""
+    uniform_intra_batch: bool = True
+    """With a queue: count pairs within the batch in the uniformity loss as well."""
+    supervised_weight: float = 0.0
+    """Weight of the cross-entropy of a linear classifier that is trained along."""
+    loss: Loss = "weighted"
+    """`weighted`: the sum of the weighted losses above. Another loss replaces contrastive,
+    alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
+    loss (Chen et al.); DCL, the balanced contrastive loss or the generalized NT-Xent (balanced
+    paper); or, without alignment, LogSumExp or a prior (Chen et al., Section C)."""
+    loss_tau: float | None = None
+    """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1)."""
+    loss_alpha: float | None = None
+    """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
+    loss_lam: float | None = None
+    """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
+    (5), `balanced_contrastive` and `generalized_nt_xent` (2)."""
+    similarity: Literal["cosine", "dot", "neg_euclidean"] | None = None
+    """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
+    distance) use unnormalized features."""
+    prior: Literal["hypersphere", "normal", "hypercube"] | None = None
+    """Prior of `generalized_contrastive` and `prior_matching` (default `hypersphere`). The others
+    use unnormalized features."""
+    align_scaling: Literal["per_sample", "per_dimension"] | None = None
+    """Mean of the alignment term over samples (default of `decoupled_nt_xent`, Eq. (5)), or over
+    dimensions as well (default of `generalized_contrastive`, as in the paper's tables, whose lambda
+    is d times smaller for it)."""
+    self_similarity: bool = False
+    """Keep a view's similarity with itself in `decoupled_nt_xent`, as the authors' notebook does."""
+    loss_factor: float = 1.0
+    """Factor of the whole loss, except `weighted` (Chen et al.: 1000 with `per_dimension`)."""
+    function: Annotated[Any, Suppress] = None
+    """A loss of your own in place of the weighted sum; from Python only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hold_custom(self, "function")
+        check_at_least(self, 0, *WEIGHTS, "loss_lam")
+        check_positive(self, "contrastive_tau", "align_alpha", "uniform_t", "loss_tau")
+        check_positive(self, "loss_alpha", "loss_factor")
+        if self.function is not None:
+            own = {"function", "align_alpha", "uniform_t"}
+            names = [name for name in changed(self, ObjectiveConfig) if name not in own]
+            refuse(self, names, "is for the losses of this package, and loss= is your own")
+        require(
+            any(getattr(self, name) for name in WEIGHTS),
+            "all weights of the loss are 0: at least one must be above 0",
+        )
+        if self.loss == "weighted":
+            refuse(self, ["loss_factor"], "is for the other losses; `weighted` has weights")
+        for name in changed(self, ObjectiveConfig):
+            losses = [loss for loss, names in SETTINGS.items() if name in names]
+            require(
+                not losses or self.loss in losses,
+                f"{name}= is for loss={' or '.join(losses)}, not {self.loss}",
+            )
+
+
+@dataclass(frozen=True)
+class MocoConfig(Config):
+    """Momentum Contrast."""
+
+    queue_size: int = 0
+    """Keys in the queue. 0: no queue and no momentum encoder. With a queue the contrastive loss is
+    InfoNCE, and uniformity is that of the queries and the queue."""
+    ema_decay: float = 0.999
+    """Decay of the momentum encoder's parameters."""
+    ema_schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine`: the decay rises to 1 over the run."""
+    ema_stats: Literal["own", "averaged"] = "own"
+    """Running batch statistics of the momentum encoder: of its keys, or averaged."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "queue_size", "ema_decay")
+        check_at_most(self, 1, "ema_decay")
+        if self.queue_size == 0:
+            refuse(self, changed(self, MocoConfig), "needs queue_size= above 0")

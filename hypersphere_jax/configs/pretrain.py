@@ -1,0 +1,64 @@
+"""All options of a training run."""
+
+from dataclasses import dataclass
+
+from hypersphere_jax.configs.base import Config, check_folder_name, check_seed, refuse, require
+from hypersphere_jax.configs.data import DataConfig
+from hypersphere_jax.configs.evaluation import EvaluateConfig
+from hypersphere_jax.configs.model import ModelConfig
+from hypersphere_jax.configs.objective import MocoConfig, ObjectiveConfig
+from hypersphere_jax.configs.optimizer import OptimizerConfig
+from hypersphere_jax.configs.runtime import RuntimeConfig
+
+
+@dataclass(frozen=True)
+class RunConfig(Config):
+    """Run."""
+
+    name: str = "default"
+    """Name of the run: its folder is RUNS_DIR/NAME."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    seed: int = 0
+    """Seed of initialization, order of the images, and augmentation."""
+    init_from: str | None = None
+    """Run (name or folder) whose newest checkpoint gives the initial parameters."""
+    init_step: int | None = None
+    """Another checkpoint of that run; 0 is its random initialization."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_folder_name(self, "name")
+        check_seed(self, "seed")
+        if self.init_from is None:
+            refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
+
+
+@dataclass(frozen=True)
+class PretrainConfig(
+    RunConfig,
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    MocoConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    EvaluateConfig,
+):
+    """All options of a training run, e.g. `PretrainConfig(name="mine", epochs=10)`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not (self.queue_size and self.supervised_weight),
+            "queue_size= and supervised_weight= exclude each other: the queue has no labels",
+        )
+        require(
+            self.loss == "weighted" or not (self.queue_size or self.reads_text),
+            f"loss={self.loss} compares two views within a batch of images: use loss=weighted with "
+            "queue_size= and with model=sentence_gru",
+        )
+        if self.queue_size == 0:
+            refuse(self, ["uniform_intra_batch"], "needs queue_size= above 0")
+        if not (self.supervised_weight or self.num_classes):
+            refuse(self, ["classifier_layer"], "needs supervised_weight= above 0")

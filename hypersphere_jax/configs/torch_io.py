@@ -1,0 +1,70 @@
+"""Import from and export to PyTorch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from hypersphere_jax.configs.base import Config, check_folder_name, check_seed, require
+from hypersphere_jax.configs.data import DataConfig
+from hypersphere_jax.configs.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class ImportOptions(Config):
+    """Encoder that was trained in PyTorch."""
+
+    file: Annotated[Positional[Path], arg(metavar="FILE")]
+    """State dict: .safetensors, a PyTorch file (.pth, .pt, .pth.tar), or an .npz file with the same
+    names and arrays. Architecture options are read off its names and shapes."""
+    name: str
+    """Name of the new run: its folder is RUNS_DIR/NAME."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    prefix: str | None = None
+    """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default;
+    of MoCo's two encoders the query encoder is used."""
+    fresh_head: bool = False
+    """Replace the file's head by a random one (--head, --dim). Then probe layers before the head,
+    such as `backbone` or `fc7`."""
+    seed: int = 0
+    """Seed of the random head."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_folder_name(self, "name")
+        check_seed(self, "seed")
+
+
+@dataclass(frozen=True)
+class ImportConfig(DataConfig, ModelConfig, ImportOptions):
+    """Options of `import-torch`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not (self.fresh_head and self.head == "none"),
+            "fresh_head=True makes a head, and head=none has none: give one of them",
+        )
+        require(
+            self.fresh_head or self.init == ModelConfig.init,
+            f"init={self.init} is for a random head: use fresh_head=True",
+        )
+
+
+@dataclass(frozen=True)
+class ExportConfig(Config):
+    """Encoder to write to a file of arrays."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run (folder, or name in RUNS_DIR), or a folder that `Encoder.save` wrote."""
+    out: Path
+    """File to write, .safetensors or .npz: parameters and batch statistics."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    step: int | None = None
+    """Checkpoint. Defaults to the newest."""
+    names: Literal["torch", "own"] | None = None
+    """PyTorch's names and layouts (ResNets, SmallAlexNet), or this package's, such as
+    `params/conv1/layer/kernel`. Defaults to PyTorch's where the network has them."""
