@@ -14,7 +14,7 @@ import PIL
 from benchmarks.augment_pillow import PILLOW, pillow_views
 from benchmarks.timing import Times, median, protocol, ratio, take_turns
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.files import write_json
 from hypersphere_jax.tables import print_table
 

@@ -1,6 +1,5 @@
 """What data cost a training step: resident images, and streamed ones."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,9 @@ import numpy as np
 
 from benchmarks.timing import device_kind, median, take_turns
 from hypersphere_jax import data, models
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
-    ModelConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
@@ -36,23 +32,23 @@ def pipelines(
 ) -> None:
     """The share of a SmallAlexNet step (one device) that is data, with each pipeline."""
     whole = PretrainConfig(
-        data=config,
-        model=ModelConfig("small_alexnet", dim=128, image_size=image_size),
-        optimizer=OptimizerConfig(batch_size=batch_size),
+        **vars(config),
+        model="small_alexnet",
+        dim=128,
+        image_size=image_size,
+        batch_size=batch_size,
     )
     dataset = data.load(config)
     whole = resolve.resolve(whole, dataset)
     sampler = Sampler(len(dataset.pretrain), batch_size, 0)
     devices = sharding.local_devices(1)
-    runtimes = {
-        f"streaming, {w} workers": RuntimeConfig(pipeline="streaming", workers=w) for w in workers
-    }
+    runtimes = {f"streaming, {w} workers": {"pipeline": "streaming", "workers": w} for w in workers}
     if dataset.pretrain.image_shape is not None:
-        runtimes = {"resident": RuntimeConfig(pipeline="resident")} | runtimes
+        runtimes = {"resident": {"pipeline": "resident"}} | runtimes
     run = _step(whole, dataset, devices)
     rows = []
     for name, runtime in runtimes.items():
-        fed = dataclasses.replace(whole, runtime=runtime)
+        fed = whole.replace(**runtime)
         resident, taken = name == "resident", range(WARM_UP + steps)
         batches = device_batches(fed, dataset, sampler, taken, devices, resident)
         seconds, waits = _loop(run, batches)
@@ -60,14 +56,14 @@ def pipelines(
         share = 100 * (waits + gather) / seconds
         rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
     columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
-    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.name}"
+    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.data}"
     print_table(columns, rows, title=f"{title}, {device_kind()}")
 
 
 def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Callable:
     """A step on a batch, from the first state each time."""
-    apply, params, stats = models.create(config.model, jax.random.key(0))
-    optimizer = make_optimizer(config.optimizer, lambda step: 0.03)
+    apply, params, stats = models.create(config, jax.random.key(0))
+    optimizer = make_optimizer(config, lambda step: 0.03)
     cropped = dataset.pretrain.image_shape is None
     step = make_step_of(config, apply, 1000, axis_name=sharding.AXIS, cropped=cropped)
     mapped = sharding.pmap(step, devices, network=True)

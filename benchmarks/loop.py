@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import device_kind
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.data.batches import call_batches, device_batches
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import loop as training
@@ -43,9 +43,11 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
     config = C.PretrainConfig(
         name="loop",
         runs_dir=folder,
-        model=C.ModelConfig(model),  # type: ignore[arg-type]  # any of its names
-        optimizer=C.OptimizerConfig(epochs=-(-steps * BATCH // 1400), batch_size=BATCH),
-        runtime=C.RuntimeConfig(devices=1, steps_per_call=at_once),
+        model=model,  # type: ignore[arg-type]  # any of its names
+        epochs=-(-steps * BATCH // 1400),
+        batch_size=BATCH,
+        devices=1,
+        steps_per_call=at_once,
     )
     job = training.open_job(config)
     run, devices = training.make_run(job), job.devices

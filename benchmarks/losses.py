@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, make_form, unit_vectors
 from benchmarks.timing import child, median, product, protocol, ratio, take_turns
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.files import write_json
 from hypersphere_jax.tables import print_table
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 
 Model = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
 LOSSES = ("uniform", "contrastive", "dcl", "nt_xent", "balanced", "info_nce", "sliced_wasserstein")

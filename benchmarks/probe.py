@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import device_kind, median, ratio, resident_peak, take_turns
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.evaluate.linear import linear_probe
 from hypersphere_jax.tables import print_table
 

@@ -19,7 +19,7 @@ from benchmarks import roofline
 from benchmarks.collectives import RECEIVED, traffic
 from benchmarks.timing import child, protocol
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
-from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
 from hypersphere_jax.files import write_json
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.tables import print_table
@@ -168,7 +168,7 @@ def _align_uniform_loss(x: jax.Array, y: jax.Array, *, axis_name: str, ring: boo
 
 def _step(dim: int, model: str, image_size: int, ring: bool) -> tuple[Callable, Any]:
     """The step of training on batches that stream, and the shapes of its state."""
-    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3)
+    config = ModelConfig(model, dim=dim, image_size=image_size, in_channels=3)
     apply, params, stats = models.abstract(config)
 
     def objective(view1, view2, labels, axis_name, key):
@@ -186,7 +186,7 @@ def _moco_step(
     dim: int, model: str, image_size: int, resident: bool, shuffled: bool
 ) -> tuple[Callable, Any]:
     """The step with a queue and the batch norm of each device, and the shapes of its state."""
-    config = ModelConfig(model, dim=dim, image_size=image_size, channels=3, batch_norm="local")
+    config = ModelConfig(model, dim=dim, image_size=image_size, in_channels=3, batch_norm="local")
     apply, params, stats = models.abstract(config)
     transform = augment.make_augment("moco", image_size)
     objective = make_queue_objective(ObjectiveConfig())

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.timing import device_kind, median
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, require
+from hypersphere_jax.configs import DataConfig, require
 from hypersphere_jax.tables import print_table
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, ObjectiveConfig
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig
 from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
@@ -28,7 +28,7 @@ def text(dim: int, embedding: int, vocabulary: int, batch_size: int, rounds: int
         np.append(words[1:], END).astype(np.int32)
         for words in np.split(draws, np.cumsum(lengths)[:-1])
     ]
-    config = ModelConfig("sentence_gru", dim=dim, embedding=embedding, vocabulary=vocabulary)
+    config = ModelConfig("sentence_gru", dim=dim, embedding=embedding, vocabulary_size=vocabulary)
     forms = {OURS: _our_step(config, sentences), **_torch_steps(config, sentences)}
     count = int(lengths.sum())
     rows = rows_of(take_turns(forms, rounds), count, OURS)
@@ -74,7 +74,7 @@ def _torch_steps(config: ModelConfig, sentences: list[np.ndarray]) -> dict[str, 
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.words = nn.Embedding(config.vocabulary, config.embedding)
+            self.words = nn.Embedding(config.vocabulary_size, config.embedding)
             self.gru = nn.GRU(
                 config.embedding, config.dim // 2, bidirectional=True, batch_first=True
             )

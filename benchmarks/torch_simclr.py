@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks.torch_augment import two_views
 from benchmarks.torch_step import make_network
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SimCLR(nn.Module):
     def __init__(self, config: TorchConfig, image_size: int):
         super().__init__()
         network = make_network(
-            ModelConfig(config.model, width=config.width, image_size=image_size, channels=3)
+            ModelConfig(config.model, width=config.width, image_size=image_size, in_channels=3)
         )
         self.backbone = network[:-1]
         features = network[-1].in_features

@@ -12,7 +12,7 @@ from benchmarks import roofline
 from benchmarks.timing import Stepper, device_kind, pace, rows_of, take_turns
 from benchmarks.torch_step import torch_step
 from hypersphere_jax import augment, models
-from hypersphere_jax.config import ModelConfig, ObjectiveConfig, OptimizerConfig, require
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
@@ -46,7 +46,7 @@ def step(
     require(recipe in augment.RECIPES, f"--recipe {recipe}: one of {', '.join(augment.RECIPES)}")
     require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
     channels = 1 if recipe == "digits" else 3
-    of = {"image_size": image_size, "channels": channels, "dtype": dtype}
+    of = {"image_size": image_size, "in_channels": channels, "dtype": dtype}
     config = ModelConfig(model, dim=128, width=width, **of)  # type: ignore[arg-type]
     images = images_of(config, batch_size)
     views = jax.jit(functools.partial(augment.two_views, augment.make_augment(recipe, image_size)))
@@ -114,17 +114,17 @@ def record_of(
     settings: Mapping[str, Any], batch_size: int, recipe: str, peaks: roofline.Peaks
 ) -> dict[str, Any]:
     """`measured` of the step of the network with these settings, see `ModelConfig`."""
-    config = ModelConfig(dim=128, channels=3, **settings)
+    config = ModelConfig(dim=128, in_channels=3, **settings)
     images = images_of(config, batch_size)
     begin = stepper(config, images, batch_size, recipe)
     flops = flops_of(config, images, batch_size, recipe)
-    named = {"model": config.name, "dtype": config.dtype, "image_size": config.image_size}
+    named = {"model": config.model, "dtype": config.dtype, "image_size": config.image_size}
     named |= {"batch_size": batch_size, "recipe": recipe}
     return named | measured(begin, config.dtype, batch_size, flops, peaks)
 
 
 def images_of(config: ModelConfig, batch_size: int) -> np.ndarray:
-    shape = 4 * batch_size, config.image_size, config.image_size, config.channels
+    shape = 4 * batch_size, config.image_size, config.image_size, config.in_channels
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.loop import Job, Run, make_run, open_job
@@ -25,10 +25,8 @@ def vmapped(
     rounds: int,
 ) -> None:
     """Time steps of encoders in one program, on one device, beside one encoder's, so many times."""
-    base = PretrainConfig(
-        data=DataConfig(name=name), model=ModelConfig(name=model, dim=dim, width=width)
-    )
-    job = job_of(base, data.load(base.data), batch_size)
+    base = PretrainConfig(data=name, model=model, dim=dim, width=width)
+    job = job_of(base, data.load(base), batch_size)
     rows = []
     for count in encoders:
         record = measured(job, count, steps, rounds)
@@ -40,8 +38,8 @@ def vmapped(
 
 def job_of(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> Job:
     """The run of one of the encoders."""
-    rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05)
-    return open_job(base.replace(optimizer=rule, devices=1), lambda _, cache_dir: dataset)
+    config = base.replace(batch_size=batch_size, learning_rate=0.05, devices=1)
+    return open_job(config, lambda _, cache_dir: dataset)
 
 
 def measured(job: Job, count: int, steps: int, rounds: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The papers' experiments: configs, and what their results are compared with."""
 
 from experiments import moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
-from hypersphere_jax.config import PretrainConfig, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import PretrainConfig, require
+from hypersphere_jax.configs.base import did_you_mean
 
 # What `python run.py pretrain` takes as its first argument: FILE/VARIANT.
 PRETRAIN: dict[str, PretrainConfig] = {

@@ -10,7 +10,7 @@ import jax
 
 from experiments.step_costs import make
 from hypersphere_jax import signals
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.training import sharding
 
 POLL = 0.1  # seconds between two looks at the memory

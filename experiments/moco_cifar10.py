@@ -27,11 +27,7 @@ docs/moco.md.
 """
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.config import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
+from hypersphere_jax.configs import (
     PretrainConfig,
 )
 
@@ -39,26 +35,24 @@ CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_cifar10_{variant}",
         # The notebook's crops, flips, jitter and grey: SimCLR's for CIFAR-10, normalized.
-        data=DataConfig("cifar10", recipe="balanced_cifar"),
-        model=ModelConfig(
-            "resnet18",
-            dim=128,
-            init="torch",
-            dtype="bfloat16",
-            image_size=32,
-            batch_norm="split",
-            bn_groups=8,
-        ),
-        objective=objective,
-        moco=MocoConfig(queue_size=4096, ema_decay=0.99),
-        optimizer=OptimizerConfig(
-            epochs=200,
-            batch_size=512,
-            learning_rate=0.06,
-            scaling="none",
-            schedule="cosine_epochs",
-            weight_decay=5e-4,
-        ),
+        data="cifar10",
+        recipe="balanced_cifar",
+        model="resnet18",
+        dim=128,
+        init="torch",
+        dtype="bfloat16",
+        image_size=32,
+        batch_norm="split",
+        bn_groups=8,
+        **vars(objective),
+        queue_size=4096,
+        ema_decay=0.99,
+        epochs=200,
+        batch_size=512,
+        learning_rate=0.06,
+        scaling="none",
+        schedule="cosine_epochs",
+        weight_decay=5e-4,
     )
     for variant, objective in objectives(tau=0.1).items()
 }

@@ -29,38 +29,33 @@ images: 1.0e18. `--dtype bfloat16` is faster, with other numbers.
 from pathlib import Path
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.config import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
+from hypersphere_jax.configs import (
     PretrainConfig,
-    RuntimeConfig,
 )
 
 CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_imagenet100_{variant}",
-        data=DataConfig(
-            "imagenet2012",
-            recipe="moco",
-            classes=str(Path(__file__).with_name("imagenet100_classes.txt")),
-        ),
-        model=ModelConfig(
-            "resnet50", dim=128, image_size=224, init="torch", batch_norm="split", bn_groups=8
-        ),
-        objective=objective,
-        moco=MocoConfig(queue_size=16384, ema_decay=0.999),
-        optimizer=OptimizerConfig(
-            epochs=240,
-            batch_size=128,
-            learning_rate=0.03,
-            scaling="none",
-            decay_at=(120 / 240, 160 / 240, 200 / 240),
-            momentum=0.9,
-            weight_decay=1e-4,
-        ),
-        runtime=RuntimeConfig(log_every_steps=100),
+        data="imagenet2012",
+        recipe="moco",
+        classes=str(Path(__file__).with_name("imagenet100_classes.txt")),
+        model="resnet50",
+        dim=128,
+        image_size=224,
+        init="torch",
+        batch_norm="split",
+        bn_groups=8,
+        **vars(objective),
+        queue_size=16384,
+        ema_decay=0.999,
+        epochs=240,
+        batch_size=128,
+        learning_rate=0.03,
+        scaling="none",
+        decay_at=(120 / 240, 160 / 240, 200 / 240),
+        momentum=0.9,
+        weight_decay=1e-4,
+        log_every_steps=100,
     )
     for variant, objective in objectives(tau=0.07).items()
 }

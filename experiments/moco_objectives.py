@@ -1,6 +1,6 @@
 """The two objectives that Wang & Isola compare with a queue (Tables 3 and 5)."""
 
-from hypersphere_jax.config import ObjectiveConfig
+from hypersphere_jax.configs import ObjectiveConfig
 
 
 def objectives(tau: float) -> dict[str, ObjectiveConfig]:

@@ -30,40 +30,33 @@ faster, with other numbers.
 """
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.config import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
+from hypersphere_jax.configs import (
     PretrainConfig,
-    RuntimeConfig,
 )
 
 CONFIGS = {
     variant: PretrainConfig(
         name=f"moco_v2_imagenet_{variant}",
-        data=DataConfig("imagenet2012", recipe="moco_v2"),
-        model=ModelConfig(
-            "resnet50",
-            dim=128,
-            head="moco_v2",
-            image_size=224,
-            init="torch",
-            batch_norm="split",
-            bn_groups=8,
-        ),
-        objective=objective,
-        moco=MocoConfig(queue_size=65536, ema_decay=0.999),
-        optimizer=OptimizerConfig(
-            epochs=200,
-            batch_size=256,
-            learning_rate=0.03,
-            scaling="none",
-            decay_at=(120 / 200, 160 / 200),
-            momentum=0.9,
-            weight_decay=1e-4,
-        ),
-        runtime=RuntimeConfig(log_every_steps=100),
+        data="imagenet2012",
+        recipe="moco_v2",
+        model="resnet50",
+        dim=128,
+        head="moco_v2",
+        image_size=224,
+        init="torch",
+        batch_norm="split",
+        bn_groups=8,
+        **vars(objective),
+        queue_size=65536,
+        ema_decay=0.999,
+        epochs=200,
+        batch_size=256,
+        learning_rate=0.03,
+        scaling="none",
+        decay_at=(120 / 200, 160 / 200),
+        momentum=0.9,
+        weight_decay=1e-4,
+        log_every_steps=100,
     )
     for variant, objective in objectives(tau=0.2).items()
 }

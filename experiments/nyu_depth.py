@@ -28,11 +28,8 @@ Expected time: not measured. Estimate: 2,400 steps of 128 pairs. A forward pass 
 GPU, and 8 hours at the 100 GFLOP/s of 2 CPU cores.
 """
 
-from hypersphere_jax.config import (
-    DataConfig,
-    ModelConfig,
+from hypersphere_jax.configs import (
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
 )
 
@@ -48,17 +45,19 @@ OBJECTIVES = {
 CONFIGS = {
     variant: PretrainConfig(
         name=f"nyu_depth_{variant}",
-        data=DataConfig("nyu_depth_v2", recipe="nyu_depth"),
-        model=ModelConfig("small_alexnet", dim=128, image_size=64, init="authors"),
-        objective=objective,
-        optimizer=OptimizerConfig(
-            epochs=400,
-            batch_size=128,
-            learning_rate=0.12,
-            decay_at=(310 / 400, 340 / 400, 370 / 400),
-            momentum=0.9,
-            weight_decay=1e-4,
-        ),
+        data="nyu_depth_v2",
+        recipe="nyu_depth",
+        model="small_alexnet",
+        dim=128,
+        image_size=64,
+        init="authors",
+        **vars(objective),
+        epochs=400,
+        batch_size=128,
+        learning_rate=0.12,
+        decay_at=(310 / 400, 340 / 400, 370 / 400),
+        momentum=0.9,
+        weight_decay=1e-4,
     )
     for variant, objective in OBJECTIVES.items()
 }

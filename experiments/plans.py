@@ -12,7 +12,7 @@ from experiments.costs import Cost, Machine, memory_text, time_text
 from experiments.reproduction import Context, Scale
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
-from hypersphere_jax.config import PretrainConfig, require
+from hypersphere_jax.configs import PretrainConfig, require
 from hypersphere_jax.tables import print_table
 from hypersphere_jax.terminal import say
 
@@ -226,18 +226,18 @@ def measure(made: Plan, here: Machine) -> Steps:
             known[key, pairs] = outcome = measured_steps.measured(plain, limit)
             _log(f"  {outcome if isinstance(outcome, str) else f'{step_text(outcome)} s a step'}")
         outcome = known[key, pairs]
-        batch = config.optimizer.batch_size / max(1, here.devices)
+        batch = config.batch_size / max(1, here.devices)
         steps[name] = outcome if isinstance(outcome, str) else outcome * batch / pairs
     return steps
 
 
 def _measured_as(config: PretrainConfig, here: Machine) -> tuple[str, int]:
     """What tells the step that is measured for a run: its stored cost, and its pairs."""
-    batch = config.optimizer.batch_size
+    batch = config.batch_size
     if here.devices:
         pairs = math.ceil(batch / here.devices)
     else:
-        pairs = batch if config.model.reads_text else min(batch, MOST_PAIRS)
+        pairs = batch if config.reads_text else min(batch, MOST_PAIRS)
     return costs.key(config), pairs
 
 

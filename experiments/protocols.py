@@ -10,7 +10,7 @@ import numpy as np
 from experiments.predictions import COLUMN, Predictions
 from experiments.statistics import Rows
 from hypersphere_jax import data
-from hypersphere_jax.config import DepthConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax.configs import DepthConfig, MetricsConfig, ProbeConfig
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
@@ -69,7 +69,7 @@ def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
 
 def _steps(folder: Path) -> list[int]:
     """Checkpoints that every run of this config has, wherever it was interrupted."""
-    every = run_folder.read_config(folder).runtime.keep_every_steps
+    every = run_folder.read_config(folder).keep_every_steps
     saved = checkpoint.steps(folder / "checkpoints")
     return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
 

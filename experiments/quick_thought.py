@@ -24,13 +24,11 @@ FLOP: 6.4e16 in all, and as the recurrence has some 130 short products a step, i
 for more: at 30 ms a step, an hour on a GPU.
 """
 
-from hypersphere_jax.config import (
-    DataConfig,
+from hypersphere_jax.configs import (
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 MODEL = ModelConfig("sentence_gru", dim=1200, embedding=620)
@@ -57,11 +55,11 @@ def _contrastive(tau: float) -> ObjectiveConfig:
 def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL) -> PretrainConfig:
     return PretrainConfig(
         name=f"quick_thought_{variant}",
-        data=DataConfig("books"),
-        model=model,
-        objective=objective,
-        optimizer=OPTIMIZER,
-        runtime=RuntimeConfig(log_every_steps=100),
+        data="books",
+        **vars(model),
+        **vars(objective),
+        **vars(OPTIMIZER),
+        log_every_steps=100,
     )
 
 

@@ -27,19 +27,17 @@ from experiments.plots.planes import metric_planes
 from experiments.specifications import formula
 from experiments.wang_isola import circle
 from hypersphere_jax import plots, report
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     MetricsConfig,
-    ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
     ProbeConfig,
     RuntimeConfig,
     UserError,
     to_dict,
 )
-from hypersphere_jax.config.base import program
+from hypersphere_jax.configs.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.files import write_json
@@ -161,7 +159,7 @@ def _each(tasks: Sequence[Task], config: QuickstartConfig, command: str) -> dict
 
 
 def _carry_out(task: Task, command: str) -> Found:
-    sharding.keep_compiled(task.config.runtime.cache_dir)
+    sharding.keep_compiled(task.config.cache_dir)
     folder = loop.train(task.config, command)
     return Found(
         {step: _scores(folder, step) for step in task.steps},
@@ -295,14 +293,15 @@ def _config(
         name=f"{name}_seed{seed}",
         runs_dir=runs_dir,
         seed=seed,
-        data=images or DataConfig(),
-        model=ModelConfig(dim=dim),
-        objective=objective,
-        optimizer=OptimizerConfig(
-            epochs=epochs, batch_size=BATCH_SIZE, schedule="cosine", learning_rate=rate
-        ),
+        **vars(images or DataConfig()),
+        dim=dim,
+        **vars(objective),
+        epochs=epochs,
+        batch_size=BATCH_SIZE,
+        schedule="cosine",
+        learning_rate=rate,
         # One device is enough for digits, and any batch divides over it.
-        runtime=RuntimeConfig(devices=1),
+        devices=1,
     )
 
 

@@ -12,8 +12,8 @@ from experiments.plans import Plan
 from experiments.reproduction import Context, Reproduction, Result, Scale
 from experiments.statistics import Rows, done
 from hypersphere_jax import report
-from hypersphere_jax.config import PretrainConfig, UserError, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import PretrainConfig, UserError, require
+from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.files import read_kept, write_json
@@ -235,7 +235,7 @@ def _begins(scale: Scale, context: Context, options: ReproduceConfig, command: s
             say(f"time {plans.on_gpus(made, context.laptop)}")
         return False
     to_do = [made.runs[name] for name in made.costs]
-    used = {one.config.data.name for one in to_do}
+    used = {one.config.data for one in to_do}
     used |= {"sentiment" for one in to_do if one.evaluation.tasks}
     away = [name for name in sorted(used) if not costs.is_here(name, context.data_dir)]
     require(
@@ -285,13 +285,12 @@ def _trained(scale: Scale, context: Context, rows: Rows) -> list[list]:
     groups: dict[tuple[str, str], dict[str, dict]] = {}
     for row in done(rows):
         file = context.runs_dir / row["run"] / "config.json"
-        record = read_kept(file, {"config": {"data": dict, "model": dict}})
-        config = record["config"] if record else {"data": {}, "model": {}}
-        images, model = config["data"], config["model"]
+        record = read_kept(file, ("config",))
+        config = record["config"] if record else {}
         parts = [("fraction", 1.0), ("subset", "all"), ("bits", 0), ("folds", 1)]
-        told = [f"{k} {images[k]}" for k, usual in parts if images.get(k, usual) != usual]
-        network = str(model.get("network") or model.get("name", "-"))
-        network += f", width {model['width']}" if model.get("width", 1.0) != 1 else ""
+        told = [f"{k} {config[k]}" for k, usual in parts if config.get(k, usual) != usual]
+        network = str(config.get("network") or config.get("model", "-"))
+        network += f", width {config['width']}" if config.get("width", 1.0) != 1 else ""
         runs = groups.setdefault((", ".join([Path(row["data"]).name, *told]), network), {})
         runs[row["run"]] = row  # one that is evaluated twice has two rows
     if not groups:

@@ -32,7 +32,7 @@ from experiments.reproduce import (
 from experiments.reproduction import Context
 from experiments.statistics import Rows
 from experiments.tables import value_of
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data import EMBEDDED
 from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.tables import text_of

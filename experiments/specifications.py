@@ -11,16 +11,15 @@ BookCorpus (B.3) are in nyu_depth.py, moco_imagenet100.py, moco_v2_imagenet.py, 
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
     UserError,
     require,
 )
@@ -42,18 +41,20 @@ SETTINGS = (
 
 STL10 = PretrainConfig(
     name="stl10",
-    data=DataConfig("stl10", recipe="stl10"),
-    model=ModelConfig("small_alexnet", dim=128, image_size=64, init="authors"),
-    optimizer=OptimizerConfig(
-        epochs=200,
-        batch_size=768,
-        learning_rate=0.36,
-        scaling="none",
-        decay_at=(155 / 200, 170 / 200, 185 / 200),
-        momentum=0.9,
-        weight_decay=1e-4,
-    ),
-    runtime=RuntimeConfig(log_every_steps=100),
+    data="stl10",
+    recipe="stl10",
+    model="small_alexnet",
+    dim=128,
+    image_size=64,
+    init="authors",
+    epochs=200,
+    batch_size=768,
+    learning_rate=0.36,
+    scaling="none",
+    decay_at=(155 / 200, 170 / 200, 185 / 200),
+    momentum=0.9,
+    weight_decay=1e-4,
+    log_every_steps=100,
 )
 
 # The tables of which encoders can be trained, and what their rows do not say.
@@ -149,14 +150,11 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
         runs_dir=runs_dir,
         seed=_repeats(row),
         init_from=start and f"{runs_dir}/{_run_name(start)}",
-        model=dataclasses.replace(
-            base.model, dim=values["dim"], unit_norm=values.get("l2_normalized", True)
-        ),
-        objective=ObjectiveConfig(
-            **{name: values[name] for name in LOSSES if values.get(name) is not None}
-        ),
-        moco=dataclasses.replace(base.moco, queue_size=values.get("queue_size", 0)),
-        optimizer=_optimizer(base.optimizer, values),
+        dim=values["dim"],
+        unit_norm=values.get("l2_normalized", True),
+        **{name: values[name] for name in LOSSES if values.get(name) is not None},
+        queue_size=values.get("queue_size", 0),
+        **_optimizer(base, values),
     )
     return SCALES[scale](config)
 
@@ -193,24 +191,23 @@ def _repeats(row: Row) -> int:
     return above.count(mine)
 
 
-def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerConfig:
+def _optimizer(base: PretrainConfig, values: Mapping[str, Value]) -> dict[str, Any]:
     epochs = values["epochs"]
     decay_epochs = [share * base.epochs for share in base.decay_at]
-    return dataclasses.replace(
-        base,
-        epochs=epochs,
-        batch_size=values["batch_size"],
-        learning_rate=values["initial_lr"],
-        scaling="none",
-        decay_at=tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
-    )
+    return {
+        "epochs": epochs,
+        "batch_size": values["batch_size"],
+        "learning_rate": values["initial_lr"],
+        "scaling": "none",
+        "decay_at": tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
+    }
 
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
     """Of digits, an eighth of the epochs and a quarter of the batch."""
-    if config.data.name == "books":
+    if config.data == "books":
         return _laptop_text(config)
-    model = ModelConfig("small_cnn", dim=config.model.dim)
+    model = ModelConfig("small_cnn", dim=config.dim)
     return _smaller(config, "laptop", DataConfig("digits"), model, epochs=8, batch=4)
 
 
@@ -220,23 +217,21 @@ def _laptop_text(config: PretrainConfig) -> PretrainConfig:
     That is 300 steps where the paper has 132,000, so that the rate is four times the paper's, and
     the encoders begin with a long memory: in so few steps Quick-Thought's do not learn one.
     """
-    rule = config.optimizer
-    model = dataclasses.replace(
-        config.model, dim=config.model.dim // 12, embedding=100, init="chrono"
-    )
-    return dataclasses.replace(
-        config,
+    return config.replace(
         name=f"{config.name}_laptop",
-        model=model,
-        optimizer=dataclasses.replace(rule, learning_rate=4 * rule.learning_rate),
-        runtime=RuntimeConfig(devices=1, log_every_steps=50),
+        dim=config.dim // 12,
+        embedding=100,
+        init="chrono",
+        learning_rate=4 * config.learning_rate,
+        devices=1,
+        log_every_steps=50,
     )
 
 
 def _cifar10(config: PretrainConfig) -> PretrainConfig:
     """Narrow, at 16 pixels, a hundredth of the epochs and a sixth of the batch."""
     size = {"width": 0.125, "image_size": 16}
-    model = ModelConfig("small_alexnet", dim=config.model.dim, init="authors", **size)
+    model = ModelConfig("small_alexnet", dim=config.dim, init="authors", **size)
     return _smaller(config, "cifar10", DataConfig("cifar10"), model, epochs=100, batch=6)
 
 
@@ -249,22 +244,18 @@ def _smaller(
     batch: int,
 ) -> PretrainConfig:
     """The run on other data, epochs and batch (2 pairs at least) divided; the rate as the batch."""
-    rule = config.optimizer
-    batch_size = max(2, rule.batch_size // batch)
-    return dataclasses.replace(
-        config,
+    batch_size = max(2, config.batch_size // batch)
+    return config.replace(
         name=f"{config.name}_{scale}",
         init_from=config.init_from and f"{config.init_from}_{scale}",
-        data=data,
-        model=model,
-        optimizer=dataclasses.replace(
-            rule,
-            epochs=max(1, rule.epochs // epochs),
-            batch_size=batch_size,
-            learning_rate=rule.learning_rate * batch_size / rule.batch_size,
-        ),
+        **vars(data),
+        **vars(model),
+        epochs=max(1, config.epochs // epochs),
+        batch_size=batch_size,
+        learning_rate=config.learning_rate * batch_size / config.batch_size,
         # One device, over which any batch divides.
-        runtime=RuntimeConfig(devices=1, log_every_steps=50),
+        devices=1,
+        log_every_steps=50,
     )
 
 

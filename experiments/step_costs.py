@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.costs import DIM, FILE, VOCABULARY, key, plain, shape_of
 from hypersphere_jax import data, models
-from hypersphere_jax.config import DataConfig, PretrainConfig
+from hypersphere_jax.configs import DataConfig, PretrainConfig
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.packing import END, SPECIAL, pack
 from hypersphere_jax.training import resolve
@@ -36,7 +36,7 @@ FREE += ("transpose",)
 
 def counted(config: PretrainConfig) -> dict[str, list[float]]:
     """`flop` and `elements` of a step: of all of it, and of each pair."""
-    texts = config.model.reads_text
+    texts = config.reads_text
     few, many = (count(program(with_pairs(config, n))) for n in (PAIRS if not texts else (0, 0)))
     names = ("flop", "elements")
     if texts:  # the update of the words is most of a small step, and does not grow with the batch
@@ -51,10 +51,7 @@ def _line(pairs: tuple[int, int], values: list[float]) -> list[float]:
 
 def with_pairs(config: PretrainConfig, pairs: int) -> PretrainConfig:
     """The config with another batch; 0: with its own."""
-    rule = config.optimizer
-    return dataclasses.replace(
-        config, optimizer=dataclasses.replace(rule, batch_size=pairs or rule.batch_size)
-    )
+    return config.replace(batch_size=pairs or config.batch_size)
 
 
 def memory(config: PretrainConfig) -> list[float]:
@@ -67,7 +64,7 @@ def memory(config: PretrainConfig) -> list[float]:
         compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})
         return compiled.memory_analysis().temp_size_in_bytes
 
-    if config.model.reads_text:
+    if config.reads_text:
         return [temporary(0), 0]
     return _line(COMPILED, [temporary(pairs) for pairs in COMPILED])
 
@@ -113,35 +110,34 @@ def count(jaxpr: Any) -> tuple[float, float]:
 
 def make(config: PretrainConfig, axis_name: str | None) -> tuple[Callable, Callable, tuple]:
     """Step, what makes its first state, and a batch of random images or words."""
-    random, pairs = np.random.default_rng(0), config.optimizer.batch_size
-    if config.model.reads_text:
+    random, pairs = np.random.default_rng(0), config.batch_size
+    if config.reads_text:
         source = None
-        model = dataclasses.replace(config.model, vocabulary=VOCABULARY)
-        config = dataclasses.replace(config, model=model)
+        config = config.replace(vocabulary_size=VOCABULARY)
         sentences = [
             np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
             for n in np.resize(LENGTHS, pairs)
         ]
         batch = *pack(sentences, max(LENGTHS)), np.zeros(0, np.int32), np.zeros(0, np.int32)
     else:
-        shape = (2 * pairs, *shape_of(config.data))
+        shape = (2 * pairs, *shape_of(config))
         images = random.integers(0, 256, shape, dtype=np.uint8)
         labels = np.arange(len(images), dtype=np.int32) % 2
         source = data.Arrays(images, labels, ("a", "b"), "random images")
-        recipe = config.data.recipe or data.NAMED[config.data.name]
-        few = DataConfig(recipe=config.data.recipe, bits=config.data.extra_channels)
-        config = dataclasses.replace(config, data=few)
+        recipe = config.recipe or data.NAMED[config.data]
+        few = DataConfig(recipe=config.recipe, bits=config.extra_channels)
+        config = config.replace(**vars(few))
         config = resolve.resolve(config, data.Dataset(source, source, source, recipe))
         batch = images, labels, np.arange(pairs, dtype=np.int32)
-    apply, _, _ = models.abstract(config.model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1000))
+    apply, _, _ = models.abstract(config)
+    optimizer = make_optimizer(config, make_schedule(config, 1000))
 
     def start():
-        _, params, stats = models.create(config.model, jax.random.key(0))
+        _, params, stats = models.create(config, jax.random.key(0))
         state = init_state(params, stats, optimizer)
-        if not config.moco.queue_size:
+        if not config.queue_size:
             return state
-        queue = queue_init(jax.random.key(1), config.moco.queue_size, DIM)
+        queue = queue_init(jax.random.key(1), config.queue_size, DIM)
         return state._replace(momentum=Momentum(params, stats, queue))
 
     step, scalars = make_step_of(config, apply, 1000, axis_name=axis_name), scalars_of(config)

@@ -18,7 +18,7 @@ from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
 from hypersphere_jax import data, memory
-from hypersphere_jax.config import Diverged, PretrainConfig, UserError, to_dict
+from hypersphere_jax.configs import Diverged, PretrainConfig, UserError, to_dict
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_kept, write_json
 from hypersphere_jax.terminal import say
@@ -148,7 +148,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
     if not planned:
         return []
     configs = [one.config for one in planned]
-    sharding.keep_compiled(configs[0].runtime.cache_dir)
+    sharding.keep_compiled(configs[0].cache_dir)
     try:
         outcomes = train_vmapped(configs, command)
     except (UserError, jax.errors.JaxRuntimeError) as error:
@@ -163,7 +163,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
 def carry_out(one: Planned, command: str = "") -> str | UserError | None:
     """Trains and evaluates a run: None, the reason of its failure, or an error of the input."""
     began, is_new = time.monotonic(), not run_folder.folder_of(one.config).exists()
-    sharding.keep_compiled(one.config.runtime.cache_dir)
+    sharding.keep_compiled(one.config.cache_dir)
     try:
         folder = loop.train(one.config, command)
         trained = time.monotonic()

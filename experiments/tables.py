@@ -13,7 +13,7 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 
 FOLDER = Path(__file__).with_name("paper_tables")
 TABLES = {

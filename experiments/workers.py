@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax import cli, signals
-from hypersphere_jax.config import Stopped, require
+from hypersphere_jax.configs import Stopped, require
 from hypersphere_jax.terminal import say
 from hypersphere_jax.training.processes import StopSignals
 

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hypersphere_jax.augment import Recipe as Recipe
-    from hypersphere_jax.config import Diverged as Diverged
-    from hypersphere_jax.config import PretrainConfig as PretrainConfig
-    from hypersphere_jax.config import Stopped as Stopped
-    from hypersphere_jax.config import UserError as UserError
+    from hypersphere_jax.configs import Diverged as Diverged
+    from hypersphere_jax.configs import PretrainConfig as PretrainConfig
+    from hypersphere_jax.configs import Stopped as Stopped
+    from hypersphere_jax.configs import UserError as UserError
     from hypersphere_jax.encoder import Encoder as Encoder
     from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 
 # Where names are that are no losses.
 _MODULES = {
-    **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "config"),
+    **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "configs"),
     **dict.fromkeys(("Run", "train"), "run"),
     "Encoder": "encoder",
     "Recipe": "augment",

@@ -13,7 +13,7 @@ from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.files import open_file
 
 HEADER = re.compile(

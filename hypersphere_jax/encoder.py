@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models, torch_files
-from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
+from hypersphere_jax.configs import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.inputs import as_image, as_images, is_array
@@ -57,18 +57,18 @@ class Encoder:
         return _restored, (config, self.params, self.stats, self.step, self.origin)
 
     def __repr__(self) -> str:
-        model = self.config.model
-        images = f"{model.image_size}x{model.image_size}x{model.channels} images"
+        config = self.config
+        images = f"{config.image_size}x{config.image_size}x{config.in_channels} images"
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         source = f"step {self.step}" if self.origin is None else f"weights of {self.origin}"
-        what = f"{model.label}, {images}, {count:,} parameters, {source}"
+        what = f"{config.label}, {images}, {count:,} parameters, {source}"
         return f"Encoder({self.config.name!r}: {what})"
 
     @functools.cached_property
     @sharding.isolated()
     def layers(self) -> dict[str, tuple[int, ...]]:
         """Names of its layers, in the network's order, and their shapes for one image."""
-        return models.layers(self.config.model)
+        return models.layers(self.config)
 
     def __call__(self, images: Any, layer: str = "output") -> np.ndarray:
         """Features of images, prepared as in the evaluation of its run: resized, and normalized.
@@ -86,11 +86,11 @@ class Encoder:
         Raises:
           UserError: for a layer that it does not have, or images that do not fit.
         """
-        models.check_layer(self.config.model, layer, "layer=")
+        models.check_layer(self.config, layer, "layer=")
         if is_array(images):
             shape = np.shape(images)
             require(
-                len(shape) != 3 or not shape[0] == 3 == self.config.model.channels,
+                len(shape) != 3 or not shape[0] == 3 == self.config.in_channels,
                 f"images: shape {shape} may be one channels-first image: pass "
                 "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
             )
@@ -121,7 +121,7 @@ class Encoder:
           count: how many images there are, or more. None: many.
           devices: to compute on. None: all.
         """
-        models.check_layer(self.config.model, layer, "layer=")
+        models.check_layer(self.config, layer, "layer=")
         devices = sharding.local_devices(given=devices)
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
@@ -175,7 +175,7 @@ class Encoder:
         padded[: len(images)] = images
         program = self._program(layer, cropped, images.shape[1:], tuple(devices))
         rows = sharding.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
-        with sharding.kept_compiled(self.config.runtime.cache_dir):
+        with sharding.kept_compiled(self.config.cache_dir):
             layers = np.asarray(program(*self._on(tuple(devices)), rows))
         return layers.reshape(-1, *layers.shape[2:])[: len(images)]
 
@@ -187,14 +187,14 @@ class Encoder:
         if len({image.shape for image in images}) == 1:
             return np.stack(images), False
         config = self.config
-        size: Any = config.model.image_size  # which is known of a trained encoder
-        crop = augment.host_crops(augment.recipe_of(config.data), size)[1]
+        size: Any = config.image_size  # which is known of a trained encoder
+        crop = augment.host_crops(augment.recipe_of(config), size)[1]
         return np.stack([crop(image) for image in same_channels(images, "images")]), True
 
     def _recoloured(self, images: np.ndarray) -> np.ndarray:
         """Grey or RGB images as the run had them: grey, if its network takes one channel."""
-        channels = self.config.data.channels
-        if self.config.model.channels == 1 and self.config.data.preprocess is None:
+        channels = self.config.in_channels
+        if self.config.in_channels == 1 and self.config.preprocess is None:
             channels = 1
         if channels is None or images.shape[-1] not in (1, 3):
             return images
@@ -209,18 +209,18 @@ class Encoder:
         key = layer, cropped, shape, devices
         if key not in self._programs:
             config = self.config
-            size: Any = config.model.image_size
+            size: Any = config.image_size
             prepare = augment.make_evaluate(
-                augment.recipe_of(config.data),
+                augment.recipe_of(config),
                 size,
                 cropped=cropped,
-                extra_channels=config.data.extra_channels,
+                extra_channels=config.extra_channels,
             )
             try:
                 view = jax.eval_shape(prepare, jax.ShapeDtypeStruct(shape, jnp.uint8))
             except ValueError as error:
                 raise UserError(f"images of shape {list(shape)}: {error}") from error
-            channels = config.model.channels
+            channels = config.in_channels
             require(
                 view.shape[-1] == channels,
                 f"images of {shape[-1]} channel(s), and the encoder takes {channels}",
@@ -236,14 +236,14 @@ class Encoder:
     def _card(self) -> str:
         config = self.config
         layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
-        size = config.model.image_size
-        images, batch = f"by the recipe `{config.data.recipe}`", config.optimizer.batch_size
+        size = config.image_size
+        images, batch = f"by the recipe `{config.recipe}`", config.batch_size
         if self.origin is not None:
             rows = f"| evaluation images | {images} |\n| weights of | `{self.origin}` |"
         else:
-            rows = f"""| data | {config.data.name}, evaluation images {images} |
+            rows = f"""| data | {config.data}, evaluation images {images} |
 | trained | step {self.step}, seed {config.seed}, batches of {batch} |"""
-        own = {"network": config.model.network, "preprocess": config.data.preprocess}
+        own = {"network": config.network, "preprocess": config.preprocess}
         own = [name for name, value in own.items() if value is not None]
         needs = "".join(f", {name}={name}" for name in own)
         yours = f"  # your own {' and '.join(own)}, as in training" if own else ""
@@ -259,7 +259,7 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 
 | | |
 | --- | --- |
-| network | {config.model.label}, {size} x {size} pixels, {config.model.channels} channel(s) |
+| network | {config.label}, {size} x {size} pixels, {config.in_channels} channel(s) |
 {rows}
 
 | layer | shape |
@@ -269,7 +269,7 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 
 
 def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin: str) -> Encoder:
-    apply, _, _ = models.abstract(config.model)
+    apply, _, _ = models.abstract(config)
     return Encoder(config, params, stats, step, apply, origin)
 
 

@@ -14,15 +14,16 @@ import numpy as np
 
 from hypersphere_jax import data, models
 from hypersphere_jax.augment.recipes import CROP_FLIP
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
+    DataConfig,
     Diverged,
+    EvaluateConfig,
     FinetuneConfig,
-    MocoConfig,
     ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
+    RuntimeConfig,
     require,
+    section,
 )
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import results_file
@@ -60,12 +61,12 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     Raises:
       UserError: as `loop.train`; for data without labels or a test split; if all rates diverged.
     """
-    processes.initialize(config.runtime)
+    processes.initialize(config)
     with processes.exit_on_error():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
-        valid = held_out(whole, config.fraction, base.data.subset_seed)
+        valid = held_out(whole, config.fraction, base.subset_seed)
         if len(valid) < ENOUGH:
             logger.warning("learning_rates=: %d held-out images: a noisy choice", len(valid))
         valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
@@ -75,29 +76,29 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         folder = loop.train(run, command)
         if not processes.is_first():
             return folder, None
-        test_scores = score(folder, run_folder.test_split(whole), config.runtime.devices)
+        test_scores = score(folder, run_folder.test_split(whole), config.devices)
     except Diverged as error:
         raise Diverged(error.reason, ADVICE) from error
     result = {
         "run": folder.name,
         "init_from": run.init_from,
         "init_step": run.init_step,
-        "data": run.data.name,
+        "data": run.data,
         "split": "test",
         "protocol": "finetune",
-        "layer": run.model.classifier_layer,
+        "layer": run.classifier_layer,
         "fraction": config.fraction,
-        "labels": _count(whole, config.fraction, run.data.subset_seed),
+        "labels": _count(whole, config.fraction, run.subset_seed),
         **test_scores,
-        "num_classes": run_folder.read_config(folder).model.num_classes,
+        "num_classes": run_folder.read_config(folder).num_classes,
         "chosen": {"learning_rate": chosen},
         "learning_rates": list(rates),
         "valid_top1": valid_top1,
         "n_valid": 0 if valid is None else len(valid),
-        "epochs": run.optimizer.epochs,
-        "batch_size": run.optimizer.batch_size,
+        "epochs": run.epochs,
+        "batch_size": run.batch_size,
         "weight_decay": config.weight_decay,
-        "recipe": run.data.recipe,
+        "recipe": run.recipe,
         "seed": config.seed,
     }
     results_file.save(folder / "eval" / "finetune.json", result)
@@ -122,17 +123,17 @@ def recorded(folder: Path) -> FinetuneConfig:
         step=run.init_step,
         name=run.name,
         runs_dir=run.runs_dir,
-        fraction=run.data.fraction,
-        layer=run.model.classifier_layer,
-        learning_rates=tuple(sorted(tried)) or (run.optimizer.learning_rate,),
-        epochs=run.optimizer.epochs,
-        batch_size=run.optimizer.batch_size,
-        weight_decay=run.optimizer.weight_decay,
-        recipe=run.data.recipe,
-        data_dir=run.data.name if Path(run.data.name).is_absolute() else run.data.data_dir,
+        fraction=run.fraction,
+        layer=run.classifier_layer,
+        learning_rates=tuple(sorted(tried)) or (run.learning_rate,),
+        epochs=run.epochs,
+        batch_size=run.batch_size,
+        weight_decay=run.weight_decay,
+        recipe=run.recipe,
+        data_dir=run.data if Path(run.data).is_absolute() else run.data_dir,
         seed=run.seed,
-        runtime=run.runtime,
-        evaluate=run.evaluate,
+        **vars(section(run, RuntimeConfig)),
+        **vars(section(run, EvaluateConfig)),
     )
 
 
@@ -168,7 +169,7 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
     if not np.isfinite(logits[known]).all():
         where = f"step {encoder.step} of {folder}"
         raise Diverged(f"the run diverged: logits that are not finite at {where}", ADVICE)
-    num_classes = encoder.config.model.num_classes
+    num_classes = encoder.config.num_classes
     ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
     values = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
     return {"step": encoder.step, **values, "n": int(known.sum())}
@@ -179,35 +180,25 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     folder = run_folder.find(config.run, config.runs_dir)
     run_folder.require_images(folder, "finetune")
     source = run_folder.read_config(folder)
-    label = source.model.label
+    label = source.label
     require(
-        source.model.network is None,
+        source.network is None,
         f"finetune is for the networks of this package, and {folder} has {label}",
     )
-    recipe = source.data.recipe
+    recipe = source.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
-    data_config = run_folder.moved(source.data, config.data_dir)
-    recipe = config.recipe or recipe
-    data_config = replace(data_config, recipe=recipe, augment=None, fraction=1.0)
+    moved = run_folder.moved(section(source, DataConfig), config.data_dir)
+    data_config = moved.replace(recipe=config.recipe or recipe, augment=None, fraction=1.0)
     dataset = data.load(data_config)
     labelled = bool(dataset.class_names)
     require(labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
     run_folder.test_split(dataset)
-    model = replace(
-        source.model,
-        classifier_layer=config.layer or models.before_head(source.model.name),
+    model = section(source, ModelConfig).replace(
+        classifier_layer=config.layer or models.before_head(source.model),
         # The number of devices shall not shape the run, and there are no keys to keep apart.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
-    )
-    objective = ObjectiveConfig(
-        contrastive_tau=source.objective.contrastive_tau,
-        align_weight=0.0,
-        align_alpha=source.objective.align_alpha,
-        uniform_weight=0.0,
-        uniform_t=source.objective.uniform_t,
-        supervised_weight=1.0,
     )
     base = PretrainConfig(
         name=config.name or f"{folder.resolve().name}-finetune-{config.fraction:g}",
@@ -215,12 +206,16 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         seed=config.seed,
         init_from=str(folder.resolve()),
         init_step=config.step,
-        data=data_config,
-        model=model,
-        objective=objective,
-        moco=MocoConfig(),
-        runtime=config.runtime,
-        evaluate=config.evaluate,
+        contrastive_tau=source.contrastive_tau,
+        align_weight=0.0,
+        align_alpha=source.align_alpha,
+        uniform_weight=0.0,
+        uniform_t=source.uniform_t,
+        supervised_weight=1.0,
+        **vars(data_config),
+        **vars(model),
+        **vars(section(config, RuntimeConfig)),
+        **vars(section(config, EvaluateConfig)),
     )
     return base, dataset
 
@@ -230,9 +225,10 @@ def _with_optimizer(
 ) -> PretrainConfig:
     """The run on a share of the fraction of the labels."""
     fraction = share * config.fraction
-    count = _count(whole, fraction, base.data.subset_seed)
+    count = _count(whole, fraction, base.subset_seed)
     require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
-    optimizer = OptimizerConfig(
+    return base.replace(
+        fraction=fraction,
         epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
         batch_size=config.batch_size or 2 ** (min(256, count).bit_length() - 1),
         learning_rate=rate,
@@ -240,7 +236,6 @@ def _with_optimizer(
         nesterov=True,
         weight_decay=config.weight_decay,
     )
-    return replace(base, data=replace(base.data, fraction=fraction), optimizer=optimizer)
 
 
 def _valid_top1(
@@ -257,11 +252,11 @@ def _valid_top1(
     run = _with_optimizer(config, placed, whole, rate, FITTING)
     file = run_folder.folder_of(run) / "diverged.json"
     run_of_record = {"config": run_folder.training_config(run), "data_digest": whole.digest()}
-    record = read_kept(file, {"reason": str}) or {}
+    record = read_kept(file, ("reason",)) or {}
     if record | run_of_record != record:
         try:
             folder = loop.train(run, command)
-            return score(folder, valid, config.runtime.devices)["top1"]
+            return score(folder, valid, config.devices)["top1"]
         except Diverged as error:
             record = run_of_record | {"reason": error.reason}
             write_json(file, record)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from hypersphere_jax import augment, models, torch_files
-from hypersphere_jax.config import DataConfig, PretrainConfig, UserError, from_dict, require
+from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require
 from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
 from hypersphere_jax.files import parse_json
 from hypersphere_jax.models.torch_names import shortened
@@ -81,7 +81,7 @@ def load(
         return _load_saved(folder, own)
     folder = run_folder.find(str(where), runs_dir)
     config = run_folder.read_config(folder).replace(**own)
-    require(not config.model.reads_text, f"{folder} is an encoder of sentences, not of images")
+    require(not config.reads_text, f"{folder} is an encoder of sentences, not of images")
     _require_preprocess(config)
     loaded = run_folder.load_encoder(folder, step, config)
     return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
@@ -116,25 +116,24 @@ def _load_file(
         augment.find(recipe)
     except ValueError as error:
         raise UserError(f"recipe={recipe!r}: {error}") from error
-    data = DataConfig(name="unknown", recipe=recipe)
     name = file.resolve().parent.name if file.name == torch_files.OF_FOLDER else file.stem
-    config = PretrainConfig(name=name or "encoder", data=data, model=model).replace(**own)
+    options = vars(model) | {"data": "unknown", "recipe": recipe}
+    config = PretrainConfig(name=name or "encoder", **options).replace(**own)
     return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
 
 
 def _require_preprocess(config: PretrainConfig) -> None:
-    own = config.data.preprocess
+    own = config.preprocess
     require(not isinstance(own, str), f"images were prepared by your own {own}: give preprocess=")
 
 
 def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
-    schema = {"config": PretrainConfig, "step": int, "origin?": str | None}
     saved, metadata = torch_files.read_safetensors(folder / WEIGHTS)
     where, text = f"{folder / WEIGHTS}: config", metadata.get(RECORD, "")
-    record = parse_json(text.encode(), where, schema, "save the encoder again")
-    config = from_dict(PretrainConfig, record["config"], f"{where}.").replace(**own)
+    record = parse_json(text.encode(), where, ("config", "step"), "save the encoder again")
+    config = from_dict(PretrainConfig, record["config"]).replace(**own)
     _require_preprocess(config)
-    apply, params, stats = models.abstract(config.model)
+    apply, params, stats = models.abstract(config)
     like = {"params": params, "stats": stats}
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]

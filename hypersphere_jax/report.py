@@ -8,12 +8,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from hypersphere_jax.config import PretrainConfig, UserError, require, to_dict
-from hypersphere_jax.config.base import WRITER, flag_of, program
-from hypersphere_jax.config.pretrain import NAMED
-from hypersphere_jax.config.values import Count, NotNegative, Within
+from hypersphere_jax.configs import PretrainConfig, UserError, require, to_dict
+from hypersphere_jax.configs.base import WRITER, program
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.files import atomic_write, read_kept
 from hypersphere_jax.tables import numeric_columns, text_of, with_error
@@ -28,11 +26,6 @@ HIDDEN = ("run", "protocol", "data", "init_from", "units", "data_wait", "num_cla
 # And how a fit ended.
 HIDDEN += ("C", "steps", "gradient_norm", "chosen_at_edge", "projection_half_width")
 HIDDEN += ("projection_ks_normal",)
-# What is read of it.
-RESULT: dict[str, Any] = {"protocol?": str, "step?": int | None, "n?": Count | None}
-RESULT |= {"top1?": Annotated[float, Within("[0, 100]")] | None}
-RESULT |= {f"{score}?": float | None for score in ("align", "uniform")}
-RESULT |= {f"{score}_standard_error?": NotNegative | None for score in ("align", "uniform")}
 # Columns with numbers that were given, not measured.
 OPTIONS = ("align alpha", "uniform t", "valid fraction")
 # Pictures of a run, by their file's name, in the order of its page; then come all others.
@@ -170,7 +163,7 @@ def _without_shared(columns: list[str], rows: list[list]) -> tuple[str, list[str
 
 def _sentences(file: Path) -> Iterable[tuple]:
     """Nearest neighbours of a run of text."""
-    table = read_kept(file, {"columns": list[str], "rows": list[list]})
+    table = read_kept(file, ("columns", "rows"))
     if table and all(len(row) == len(table["columns"]) for row in table["rows"]):
         yield from (("heading", "Nearest sentences"), ("table", table["columns"], table["rows"]))
 
@@ -179,7 +172,7 @@ def _finetuned(run_dir: Path) -> Iterable[tuple]:
     """Results of the runs beside this one that were fine-tuned from it."""
     rows = []
     for file in sorted(run_dir.resolve().parent.glob("*/eval/finetune.json")):
-        result = read_kept(file, RESULT) or {}
+        result = read_kept(file) or {}
         if result.get("init_from") == str(run_dir.resolve()):
             rows.append([result.get(key) for key in ("run", "labels", "top1", "top1_interval")])
     if rows:
@@ -210,7 +203,7 @@ def results_of(run_dir: Path) -> dict[str, dict]:
     records = read_metrics(run_dir)
     newest = records[-1]["step"] if records else 0
     files = sorted((run_dir / "eval").glob("*.json"))
-    results = {file.stem: result for file in files if (result := read_kept(file, RESULT))}
+    results = {file.stem: result for file in files if (result := read_kept(file))}
     for result in results.values():
         if isinstance(step := result.get("step"), int) and step < newest:
             result["step"] = f"{step} of {newest}"
@@ -233,10 +226,10 @@ def next_commands(run_dir: Path) -> list[str]:
     """What to type next, as far as the run's data have labels and a test split."""
     saved, run = read_config(run_dir), shlex.quote(str(run_dir))
     config, of_data = saved["config"], saved.get("data", {})
-    model, recipe = config.get("model", {}), str(config.get("data", {}).get("recipe"))
+    recipe = str(config.get("recipe"))
     has_test = of_data.get("test_split", True)
     metrics = f"metrics {run}" if has_test else f"metrics {run} --split train"
-    if model.get("vocabulary"):
+    if config.get("vocabulary_size"):
         verbs = [metrics, f"probe {run} {OF_SENTENCES}"]
     elif recipe.startswith("nyu_depth"):
         verbs = [f"depth {run}", metrics]
@@ -244,7 +237,7 @@ def next_commands(run_dir: Path) -> list[str]:
         verbs = [metrics]
     else:
         verbs = [f"probe {run}", metrics]
-        verbs += [] if model.get("num_classes") else [f"finetune {run}"]
+        verbs += [] if config.get("num_classes") else [f"finetune {run}"]
     return [f"{program()} {verb}" for verb in verbs]
 
 
@@ -285,8 +278,8 @@ def settings_of(config: Mapping) -> dict[str, str]:
 
 def option_of(key: str) -> str:
     """The command line's option of a key as "optimizer.epochs"."""
-    part, _, field = key.rpartition(".")
-    return flag_of(part if NAMED.get(part) == field else field)
+    field = key.rpartition(".")[2]
+    return f"--{field.replace('_', '-')}"
 
 
 @functools.cache

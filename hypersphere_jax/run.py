@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.augment import Recipe
-from hypersphere_jax.config import PretrainConfig, Stopped, require
-from hypersphere_jax.config.base import Custom
+from hypersphere_jax.configs import PretrainConfig, Stopped, require
+from hypersphere_jax.configs.base import Custom
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.source import name_classes
@@ -149,13 +149,13 @@ def train(
     require(given is not None or test is None, "test goes with images or data")
     if given is not None:
         own |= {"data": "python", "source": _dataset(given, labels, test)}
-        if test is not None and config.evaluate.eval_split is None:
+        if test is not None and config.eval_split is None:
             own["eval_split"] = "test"
     config = config.replace(**own)
     require(isinstance(overwrite, bool), f"overwrite={overwrite!r}: must be True or False")
     if overwrite:
         config = config.replace(resume="overwrite")
-    sharding.prepare(config.runtime.devices, config.runtime.deterministic)
+    sharding.prepare(config.devices, config.deterministic)
     return Run(loop.train(config, "hypersphere_jax.train(...)"), own)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from hypersphere_jax import plots, report
 from hypersphere_jax.array_files import open_array
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.objective import SETTINGS, WEIGHTS
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.objective import SETTINGS, WEIGHTS
 from hypersphere_jax.evaluate import comparison
 from hypersphere_jax.evaluate.results_file import PREDICTIONS
 from hypersphere_jax.tables import text_of, with_error
@@ -50,7 +50,7 @@ def sweep_report(run_dirs: Sequence[str | Path], path: str | Path, title: str) -
     configs = {name: report.settings_of(config) for name, config in raw.items()}
     curves = curves_of(path)
     records = {name: read_metrics(each) for name, each in folders.items()}
-    kinds = {name: _kinds(config.get("objective", {})) for name, config in raw.items()}
+    kinds = {name: _kinds(config) for name, config in raw.items()}
     if has_curves := any(len(of) > 1 for of in records.values()):
         plots.training_curves(records, curves, kinds)
     blocks = [
@@ -81,8 +81,8 @@ def _groups(configs: Mapping[str, Mapping]) -> dict[str, list[str]]:
     """Runs that differ by seed alone, together, under their names."""
     groups: dict[str, list[str]] = {}
     for name, config in configs.items():
-        kept = {k: v for k, v in config.items() if k not in (*NOT_COMPARED, "seed")}
-        kept["data"] = {k: v for k, v in kept.get("data", {}).items() if k != "data_dir"}
+        dropped = {*NOT_COMPARED, "seed", "data_dir"}
+        kept = {k: v for k, v in config.items() if k not in dropped}
         groups.setdefault(str(kept), []).append(name)
     return {
         ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]}": names

@@ -12,7 +12,7 @@ import numpy as np
 from hypersphere_jax import augment, data, plots
 from hypersphere_jax.augment.host import middle_crop
 from hypersphere_jax.augment.recipes import Recipe
-from hypersphere_jax.config import PretrainConfig, UserError
+from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
@@ -46,32 +46,30 @@ def draw(folder: str | Path, config: PretrainConfig | None = None, redraw: bool 
     folder = Path(folder)
     try:
         own, config = config, config or run_folder.read_config(folder)
-        names = [SENTENCE_TABLE] if config.model.reads_text else [VIEWS, NEIGHBOURS]
+        names = [SENTENCE_TABLE] if config.reads_text else [VIEWS, NEIGHBOURS]
         files = {name: folder / "figures" / name for name in names}
         files = {name: file for name, file in files.items() if redraw or not file.is_file()}
         if not files:
             return
-        dataset = run_folder.load_data(folder) if own is None else data.load(config.data)
+        dataset = run_folder.load_data(folder) if own is None else data.load(config)
         if VIEWS in files:
             draw_views(config, dataset, files.pop(VIEWS))
         for file in files.values():
             encoder = run_folder.load_encoder(folder, config=config)
-            (write_sentences if config.model.reads_text else draw_neighbours)(
-                encoder, dataset, file
-            )
+            (write_sentences if config.reads_text else draw_neighbours)(encoder, dataset, file)
     except (UserError, OSError, ValueError, RuntimeError) as error:  # such as too little memory
         logger.warning("%s: its page lacks pictures of images: %s", folder, error)
 
 
 def draw_views(config: PretrainConfig, dataset: Dataset, path: Path | None = None) -> Any:
     """Some of the images that a run trains on, each with two views as the network sees them."""
-    source, size, recipe = dataset.pretrain, config.model.image_size, augment.recipe_of(config.data)
-    numbers, bad = spread(len(source), IMAGES), BadImages(source, config.data.bad_images)
+    source, size, recipe = dataset.pretrain, config.image_size, augment.recipe_of(config)
+    numbers, bad = spread(len(source), IMAGES), BadImages(source, config.bad_images)
     images, names = read_images(source, numbers, bad)
-    views = random_views(source, images, recipe, size, config.seed, config.data.extra_channels)
+    views = random_views(source, images, recipe, size, config.seed, config.extra_channels)
     low, high = min(0.0, views.min()), max(1.0, views.max())  # of one's own function
     views = np.round(255 * (views - low) / (high - low)).astype(np.uint8)
-    how = f"own {config.data.augment}" if config.data.augment else f"recipe {config.data.recipe}"
+    how = f"own {config.augment}" if config.augment else f"recipe {config.recipe}"
     title = f"{config.name}: views by {how}, {size} pixels"
     shown = np.array([[_small(view) for view in pair] for pair in views])
     return plots.view_sheet(title, names, list(map(_small, images)), shown, path)

@@ -19,9 +19,9 @@ from safetensors.numpy import save
 
 from hypersphere_jax import models, torch_format
 from hypersphere_jax.array_files import array_names, checksum, entry, open_array
-from hypersphere_jax.config import ModelConfig, UserError, require
-from hypersphere_jax.config.base import WRITER
-from hypersphere_jax.files import check_depth, read_json
+from hypersphere_jax.configs import ModelConfig, UserError, require
+from hypersphere_jax.configs.base import WRITER
+from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch, head_of, shortened
 
 State = dict[str, np.ndarray]
@@ -189,7 +189,7 @@ def recipe_of(model: ModelConfig) -> str:
     """The recipe with the evaluation that such encoders are usually trained for."""
     if model.image_size < 64:
         return "cifar10"
-    return "stl10" if model.name == "small_alexnet" else "moco"
+    return "stl10" if model.model == "small_alexnet" else "moco"
 
 
 def converted(state: State, model: ModelConfig) -> tuple[dict, dict]:
@@ -281,10 +281,10 @@ def _resnet(shapes: Mapping[str, tuple[int, ...]], image_size: int | None) -> Mo
     usual_size = 32 if stem == "cifar" else 224
     features = _shape(shapes, f"layer4.0.conv{3 if expansion > 1 else 2}.weight", 4)[0]
     return ModelConfig(
-        name=known[expansion, depths],
+        model=known[expansion, depths],
         width=features / expansion / 512,
         stem=stem,
-        channels=channels,
+        in_channels=channels,
         image_size=usual_size if image_size is None else image_size,
         **_head(shapes, "fc", features, "backbone"),
     )
@@ -302,9 +302,9 @@ def _small_alexnet(shapes: Mapping[str, tuple[int, ...]], image_size: int | None
         f"image_size={size}: its fc6 has {flat} inputs, those of {least} to {least + 7} pixels",
     )
     return ModelConfig(
-        name="small_alexnet",
+        model="small_alexnet",
         width=features / 4096,
-        channels=_shape(shapes, FIRST["SmallAlexNet"], 4)[1],
+        in_channels=_shape(shapes, FIRST["SmallAlexNet"], 4)[1],
         image_size=size,
         **_head(shapes, "blocks.7", features, "fc7"),
     )
@@ -356,7 +356,6 @@ def _read_torch(file: Path) -> State:
     """The mapping of names to tensors that has an encoder; of several, each name with its place."""
     try:
         content, array = torch_format.read(file.read_bytes())
-        check_depth(content)
         found = dict(_tensors(content, "", set()))
         found = {at: of for at, of in found.items() if _prefixes(_renamed(of))} or found
         return {

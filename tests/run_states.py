@@ -17,12 +17,12 @@ from hypersphere_jax.training.step import Momentum, init_state
 def state_of(folder, step=None):
     """The whole state of a run, its structure taken from a state made anew."""
     made = run_folder.read_config(folder)
-    _, params, stats = models.abstract(made.model)
-    optimizer = make_optimizer(made.optimizer, make_schedule(made.optimizer, 100))
+    _, params, stats = models.abstract(made)
+    optimizer = make_optimizer(made, make_schedule(made, 100))
 
     def anew(params, stats):
-        state, size = init_state(params, stats, optimizer), made.moco.queue_size
-        queue = queue_init(jax.random.key(0), size or 1, made.model.dim)
+        state, size = init_state(params, stats, optimizer), made.queue_size
+        queue = queue_init(jax.random.key(0), size or 1, made.dim)
         return state._replace(momentum=Momentum(params, stats, queue)) if size else state
 
     like = jax.eval_shape(anew, params, stats)._asdict().items()

@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 import experiments
 import hypersphere_jax
 from hypersphere_jax import cli, tables, verbs
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     Diverged,
     PretrainConfig,
     ProbeConfig,
@@ -181,7 +181,7 @@ def test_a_flag_overrides_an_experiment_and_the_rest_stays():
     name = "moco_cifar10/align_uniform"
     config = cli._parse(PretrainConfig, "pretrain", [name, "--epochs", "7"])
     expected = experiments.find(name)
-    assert config.optimizer.epochs == 7 and expected.optimizer.epochs == 200
+    assert config.epochs == 7 and expected.epochs == 200
     assert config.model == expected.model and config.objective == expected.objective
 
 
@@ -243,7 +243,7 @@ def test_from_training_to_report(capsys, tmp_path):
 def test_compiled_programs_are_kept_where_the_run_keeps_them(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(sharding, "keep_compiled", kept.append)
-    config = PretrainConfig(runtime=RuntimeConfig(cache_dir="elsewhere"))
+    config = PretrainConfig(cache_dir="elsewhere")
     session = {"device": {"count": 1}}
     record = {"config": to_dict(config), "data_digest": "", "sessions": [session]}
     write_json(tmp_path / "a" / "config.json", record)

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import hypersphere_jax as hj
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.training import run_folder

@@ -10,7 +10,7 @@ import pytest
 from run_states import killed_after_checkpoint, state_of
 
 from hypersphere_jax import augment, cli, data, finetune
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.files import read_json
 from hypersphere_jax.training import loop, run_folder
 
@@ -49,8 +49,8 @@ def test_what_is_trained(tuned, image_run, queue_run):
     assert not np.isclose(*(p["conv1"]["layer"]["kernel"] for p in (start, end)), atol=1e-6).all()
     # Of a queue nothing is left: devices are not to shape the run, and all labels count.
     base, whole = finetune._base(asked(queue_run, tuned))
-    assert base.model.batch_norm == "sync" and base.model.bn_groups == C.ModelConfig().bn_groups
-    assert base.moco == C.MocoConfig() and base.data.fraction == 1 and len(whole.train) == 1400
+    assert base.batch_norm == "sync" and base.bn_groups == C.ModelConfig().bn_groups
+    assert base.moco == C.MocoConfig() and base.fraction == 1 and len(whole.train) == 1400
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_name_alone_gives_the_options(tuned, image_run, tmp_path):
     for where, rates in ((tuned, (0.05,)), (folder, (0.01, 0.1))):
         named = ["--name", where.name, "--runs-dir", str(where.parent)]
         config = cli._parse(C.FinetuneConfig, "finetune", named)
-        assert config.learning_rates == rates and config.runtime.devices == 1
+        assert config.learning_rates == rates and config.devices == 1
     base, whole = finetune._base(replace(config, name=tuned.name))
     made = loop.open_job(finetune._with_optimizer(config, base, whole, 0.05)).config
     made = run_folder.training_config(made)
@@ -112,7 +112,7 @@ def planned(tuned, tmp_path, monkeypatch):
 
     def train(run, command):
         runs_.append(run)
-        rate = run.optimizer.learning_rate
+        rate = run.learning_rate
         if top1[rate] is None:
             raise C.Diverged("the run diverged", "choose another --name")
         folder = tmp_path / f"made-{rate}"
@@ -136,8 +136,8 @@ def test_learning_rate_is_chosen_without_the_test_split(image_run, tmp_path, pla
     config = asked(image_run, tmp_path, fraction=0.1, learning_rates=tuple(top1))
     _, result = finetune.run_finetune(config)
     assert result["chosen"] == {"learning_rate": 0.1}
-    assert [run.optimizer.learning_rate for run in runs_] == [*top1, 0.1]
-    assert [round(run.data.fraction, 12) for run in runs_] == [0.08] * 4 + [0.1]
+    assert [run.learning_rate for run in runs_] == [*top1, 0.1]
+    assert [round(run.fraction, 12) for run in runs_] == [0.08] * 4 + [0.1]
     assert (runs_[-1].runs_dir, runs_[-1].name) == (str(tmp_path), "images-finetune-0.1")
     assert runs_[0].runs_dir == str(tmp_path / "images-finetune-0.1" / "learning_rates")
     whole = data.load(C.DataConfig())
@@ -163,7 +163,7 @@ def test_rates_that_diverged_are_not_tried_again(image_run, tmp_path, planned):
         runs_.clear()
         with pytest.raises(C.UserError, match=r"learning_rates=5000 6000\b.* diverged at each"):
             finetune.run_finetune(asked(image_run, tmp_path, learning_rates=rates))
-        return [run.optimizer.learning_rate for run in runs_]
+        return [run.learning_rate for run in runs_]
 
     assert tried(5000.0, 6000.0) == [5000, 6000]
     assert tried(5000.0, 6000.0, 7000.0) == [7000]

@@ -104,7 +104,7 @@ late |= {"PIL", "matplotlib", "safetensors", "tensorboardX"}  # training on arra
 late |= {"orbax.checkpoint"}  # the first step comes before
 assert not late & set(sys.modules)
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 models.abstract(ModelConfig(image_size=8, channels=1))  # as loading does, before training may
 assert not xla_bridge.backends_are_initialized()
 """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import cli, report
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     ExportConfig,
     FeaturesConfig,
     InspectConfig,
@@ -15,7 +15,7 @@ from hypersphere_jax.config import (
     ProbeConfig,
     UserError,
 )
-from hypersphere_jax.config.base import check_output
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import data_verb
 
 # Verbs, up to the option, and the endings that it takes.

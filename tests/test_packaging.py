@@ -12,18 +12,17 @@ from types import ModuleType
 import processes
 import pytest
 import tiny_runs
+from hypersphere_jax.configs.from_file import blank, with_file
 
 import hypersphere_jax
 from hypersphere_jax import __main__, cli, data, moco, theory, verbs
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     FinetuneConfig,
     PretrainConfig,
-    RuntimeConfig,
     UserError,
     to_dict,
 )
-from hypersphere_jax.config.from_file import blank, with_file
 from hypersphere_jax.extras import EXTRAS, how_to_install
 from hypersphere_jax.training import loop, metrics_log
 
@@ -140,7 +139,7 @@ def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tm
     with pytest.raises(SystemExit):
         cli.main(["pretrain", "--help"])
     assert "moco_cifar10" not in capsys.readouterr().out
-    assert cli._parse(PretrainConfig, "pretrain", ["--epochs", "3"]).optimizer.epochs == 3
+    assert cli._parse(PretrainConfig, "pretrain", ["--epochs", "3"]).epochs == 3
 
 
 def test_commands_are_named_as_they_were_called(monkeypatch):
@@ -192,11 +191,11 @@ def test_options_in_yaml_as_flags_are_named(tmp_path):
     # On top of an experiment; valid with its flags alone.
     named = ["pretrain", ["moco_cifar10/align_uniform", "--config", str(tmp_path / "options.yaml")]]
     config = cli._parse(PretrainConfig, *named)
-    assert (config.moco.queue_size, config.optimizer.epochs) == (4096, 7)
-    assert parsed(tmp_path, "data: random_bits", "--bits", "4").data.bits == 4
+    assert (config.queue_size, config.epochs) == (4096, 7)
+    assert parsed(tmp_path, "data: random_bits", "--bits", "4").bits == 4
     text = "run: mine\nlearning_rates: [0.1, 0.2]\nkeep-last: 5"
     config = parsed(tmp_path, text, "--seed", "3", verb="finetune", cls=FinetuneConfig)
-    expected = {"learning_rates": (0.1, 0.2), "seed": 3, "runtime": RuntimeConfig(keep_last=5)}
+    expected = {"learning_rates": (0.1, 0.2), "seed": 3, "keep_last": 5}
     assert config == FinetuneConfig("mine", **expected)
 
 

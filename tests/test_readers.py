@@ -11,11 +11,17 @@ import zipfile
 
 import numpy as np
 import pytest
+from hypersphere_jax.configs.from_file import with_file
 
 from hypersphere_jax import data, encoder, report
 from hypersphere_jax.array_files import array_names, mapped, open_array
-from hypersphere_jax.config import DataConfig, PrepareTextConfig, PretrainConfig, UserError, to_dict
-from hypersphere_jax.config.from_file import with_file
+from hypersphere_jax.configs import (
+    DataConfig,
+    PrepareTextConfig,
+    PretrainConfig,
+    UserError,
+    to_dict,
+)
 from hypersphere_jax.data import image_files, text
 from hypersphere_jax.evaluate import feature_files
 from hypersphere_jax.files import read_json, read_kept, write_json

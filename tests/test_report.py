@@ -11,10 +11,10 @@ import pytest
 from rich.text import Text
 
 from hypersphere_jax import plots, report, runs_page, tables
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.evaluate import results_file
 
-EPOCHS = PretrainConfig().optimizer.epochs
+EPOCHS = PretrainConfig().epochs
 
 
 def parsed(path):

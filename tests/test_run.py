@@ -12,7 +12,7 @@ import run_states
 from sklearn.datasets import load_digits
 
 import hypersphere_jax as hj
-import hypersphere_jax.config
+import hypersphere_jax.configs
 from hypersphere_jax import augment, cli, sheets
 from hypersphere_jax.data import Arrays
 
@@ -114,7 +114,7 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(sheets, "draw", lambda *a: drawn.append(a))
     assert run.report() == run.folder / "report.html" and run.report().is_file()
-    assert drawn[0][1].data.augment.value is noisy and drawn[0][1].model.network.value is NETWORK
+    assert drawn[0][1].augment.value is noisy and drawn[0][1].network.value is NETWORK
     saved = run.encoder.save(tmp_path / "saved")
     for place in (run.folder, saved):
         np.testing.assert_array_equal(hj.load(place, network=NETWORK)(IMAGES[:3]), z)
@@ -338,10 +338,10 @@ def test_labels_of_test_images_are_class_ids_of_a_named_source(tmp_path):
 
 def test_a_flat_config():
     flat = hj.PretrainConfig(name="a", epochs=3, model="resnet18", optimizer="lars", data="cifar10")
-    assert flat.optimizer.epochs == 3 and flat.optimizer.optimizer == "lars"
-    assert flat.model.name == "resnet18" and flat.data.name == "cifar10"
+    assert flat.epochs == 3 and flat.optimizer == "lars"
+    assert flat.model == "resnet18" and flat.data == "cifar10"
     again = flat.replace(dim=8, seed=2)
-    assert (again.model.dim, again.model.name, again.seed, flat.seed) == (8, "resnet18", 2, 0)
+    assert (again.dim, again.model, again.seed, flat.seed) == (8, "resnet18", 2, 0)
     for wrong, match in (
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"epochs": "3"}, "must be a whole number"),
@@ -352,6 +352,6 @@ def test_a_flat_config():
             hj.PretrainConfig(**wrong)
     assert "\nepochs = 200: " in hj.PretrainConfig.__doc__
     loss = functools.partial(hj.nt_xent_loss, tau=0.1)
-    named = hypersphere_jax.config.to_dict(hj.PretrainConfig(function=loss, network=NETWORK))
+    named = hypersphere_jax.configs.to_dict(hj.PretrainConfig(function=loss, network=NETWORK))
     assert named["objective"]["function"].endswith("nt_xent_loss(tau=0.1)")
     assert named["model"]["network"] == "test_run.<lambda>, test_run.<lambda>"

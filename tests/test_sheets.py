@@ -79,7 +79,7 @@ def test_what_cannot_be_drawn_is_warned_of(image_run, tmp_path, monkeypatch, cap
     sheets.draw(tmp_path)
     assert drawn == [sheets.NEIGHBOURS, sheets.VIEWS, sheets.NEIGHBOURS]
     assert not caplog.records
-    lost = dataclasses.replace(config, data=dataclasses.replace(config.data, source="my_images"))
+    lost = dataclasses.replace(config, source="my_images")
     with caplog.at_level(logging.WARNING):
         sheets.draw(tmp_path, lost)
     assert "your own my_images" in caplog.text and len(drawn) == 3

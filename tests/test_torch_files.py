@@ -20,7 +20,7 @@ from torch_networks import (
 )
 
 import hypersphere_jax as hj
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import models, torch_files
 from hypersphere_jax.models.torch_names import torch_names
 
@@ -104,10 +104,10 @@ def test_the_network_is_inferred_from_shapes():
     """Also at full size, where the shapes are torchvision's and those of the authors."""
     narrow = replace(ALEXNET, width=0.0625)
     for config, size, recipe in (
-        (C.ModelConfig("resnet18", dim=1000, image_size=224, channels=3), 224, "moco"),
-        (C.ModelConfig("resnet50", dim=1000, image_size=224, channels=3), 224, "moco"),
+        (C.ModelConfig("resnet18", dim=1000, image_size=224, in_channels=3), 224, "moco"),
+        (C.ModelConfig("resnet50", dim=1000, image_size=224, in_channels=3), 224, "moco"),
         (replace(RESNET, name="resnet34", head="simclr3", head_hidden=7), 32, "cifar10"),
-        (C.ModelConfig("small_alexnet", dim=128, image_size=64, channels=3), 64, "stl10"),
+        (C.ModelConfig("small_alexnet", dim=128, image_size=64, in_channels=3), 64, "stl10"),
         (replace(narrow, head="none", dim=256), 32, "cifar10"),
         (replace(narrow, head="balanced", head_hidden=9, channels=1), 32, "cifar10"),
         (replace(narrow, head="simclr2", head_hidden=7, num_classes=4), 32, "cifar10"),
@@ -152,7 +152,7 @@ def test_networks_that_are_not_plain_are_refused(tmp_path, rng):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18.tv_in1k"}))
     save_file(state, tmp_path / "model.safetensors")
     encoder = hj.load(tmp_path, recipe="none")  # a folder as Hugging Face has it
-    assert (encoder.config.name, encoder.config.data.recipe) == (tmp_path.name, "none")
+    assert (encoder.config.name, encoder.config.recipe) == (tmp_path.name, "none")
 
 
 def test_arguments_that_do_not_fit(tmp_path, image_run, rng):
@@ -226,7 +226,7 @@ def test_features_are_those_of_the_libraries(library, depth, tmp_path, rng):
     save_file({name: a.numpy() for name, a in state.items()}, tmp_path / "a.safetensors")
     for file in ("a.pth.tar", "a.pth", "a.safetensors"):
         encoder = hj.load(tmp_path / file, image_size=64, recipe="none")
-        assert encoder.config.model.name == f"resnet{depth}"
+        assert encoder.config.model == f"resnet{depth}"
         found = encoder(images, "unnormalized")
         np.testing.assert_allclose(found, logits, rtol=0, atol=1e-5 * np.abs(logits).max())
         unit = logits / np.linalg.norm(logits, axis=1, keepdims=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch_networks import assert_same, torch_file
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import torch_files
 
 

@@ -27,7 +27,7 @@ from torch_networks import (
 
 import hypersphere_jax as hj
 from hypersphere_jax import cli, models, torch_io
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.files import read_json
@@ -40,7 +40,7 @@ def import_state(tmp_path, rng):
     arrays = rng.integers(0, 256, (20, 32, 32, 3), np.uint8), np.arange(20) % 4
     names = ("train_images", "train_labels", "test_images", "test_labels")
     np.savez(tmp_path / "images.npz", **dict(zip(names, arrays * 2, strict=True)))
-    images = C.DataConfig(name=str(tmp_path / "images.npz"), recipe="cifar10")
+    images = C.DataConfig(data=str(tmp_path / "images.npz"), recipe="cifar10")
 
     def import_state(state, image_size=None, options=None, kind=".npz", **others):
         file = tmp_path / f"a{kind}"
@@ -65,7 +65,7 @@ def test_import_and_export_change_no_bit(import_state, tmp_path, rng):
     folder = import_state(given, 16)
     encoder = run_folder.load_encoder(folder)
     assert encoder.step == 0
-    assert (encoder.config.model.num_classes, encoder.config.model.stem) == (4, "imagenet")
+    assert (encoder.config.num_classes, encoder.config.stem) == (4, "imagenet")
     made = encoder.params, encoder.stats
     assert_same(made, from_torch(model, state))
     origin = read_json(folder / "config.json")["sessions"][0]["imported"]

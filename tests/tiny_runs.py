@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 
 
 def two() -> int:
@@ -11,42 +11,58 @@ def two() -> int:
     return min(2, jax.device_count())
 
 
+def flat(changes):
+    """Return options by name, with those of whole sections, such as `C.RuntimeConfig(...)`."""
+    options = {}
+    for name, value in changes.items():
+        options |= vars(value) if isinstance(value, C.Config) else {name: value}
+    return options
+
+
 def images(folder, name="images", **changes) -> C.PretrainConfig:
     """56 steps of digits; a probe of the result scores above 75%."""
     parts = {
-        "model": C.ModelConfig(dim=6, width=0.25),
-        "optimizer": C.OptimizerConfig(epochs=8, batch_size=200),
-        "runtime": C.RuntimeConfig(devices=1, log_every_steps=7, checkpoint_every_steps=28),
+        "dim": 6,
+        "width": 0.25,
+        "epochs": 8,
+        "batch_size": 200,
+        "devices": 1,
+        "log_every_steps": 7,
+        "checkpoint_every_steps": 28,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 def short(folder, name="short", **changes) -> C.PretrainConfig:
     """12 steps of the smallest encoder on two devices, with checkpoints 0, 6, 9, 12."""
     parts = {
-        "model": C.ModelConfig(dim=3, width=0.1),
-        "optimizer": C.OptimizerConfig(epochs=2, batch_size=220),
-        "runtime": C.RuntimeConfig(devices=two(), log_every_steps=2, checkpoint_every_steps=3),
+        "dim": 3,
+        "width": 0.1,
+        "epochs": 2,
+        "batch_size": 220,
+        "devices": two(),
+        "log_every_steps": 2,
+        "checkpoint_every_steps": 3,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 def queue(folder, name="queue", **changes) -> C.PretrainConfig:
     """10 steps with a queue of 130 keys, which the batch of 104 does not divide."""
     parts = {
-        "data": C.DataConfig(fraction=0.15),
-        "objective": C.ObjectiveConfig(contrastive_weight=0.5),
-        "moco": C.MocoConfig(queue_size=130, ema_decay=0.9),
-        "optimizer": C.OptimizerConfig(epochs=5, batch_size=104),
-        "runtime": C.RuntimeConfig(
-            devices=two(),
-            log_every_steps=1,
-            checkpoint_every_steps=2,
-            keep_last=2,
-            keep_every_steps=4,
-        ),
+        "fraction": 0.15,
+        "contrastive_weight": 0.5,
+        "queue_size": 130,
+        "ema_decay": 0.9,
+        "epochs": 5,
+        "batch_size": 104,
+        "devices": two(),
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 2,
+        "keep_last": 2,
+        "keep_every_steps": 4,
     }
-    return short(folder, name, **(parts | changes))
+    return short(folder, name, **(parts | flat(changes)))
 
 
 def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
@@ -54,13 +70,20 @@ def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
     rule = {"optimizer": "adam", "learning_rate": 0.03, "scaling": "none", "decay_at": ()}
     rule |= {"epochs": 2, "batch_size": 24, "weight_decay": 0, "clip_norm": 0.5}
     parts = {
-        "data": C.DataConfig(str(texts / "books")),
-        "model": C.ModelConfig("sentence_gru", dim=8, embedding=6),
-        "objective": C.ObjectiveConfig(1, 0.2, align_weight=0.5, uniform_weight=0.1),
-        "optimizer": C.OptimizerConfig(**rule),
-        "runtime": C.RuntimeConfig(devices=two(), log_every_steps=1, checkpoint_every_steps=3),
+        "data": str(texts / "books"),
+        "model": "sentence_gru",
+        "dim": 8,
+        "embedding": 6,
+        "contrastive_weight": 1,
+        "contrastive_tau": 0.2,
+        "align_weight": 0.5,
+        "uniform_weight": 0.1,
+        **rule,
+        "devices": two(),
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 3,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 TOPICS = (

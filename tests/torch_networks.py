@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models.torch_names import torch_names
 
-RESNET = ModelConfig(name="resnet18", image_size=16, channels=3, width=0.125, dim=5)
-ALEXNET = ModelConfig(name="small_alexnet", image_size=32, channels=3, width=0.05, dim=5)
+RESNET = ModelConfig(model="resnet18", image_size=16, in_channels=3, width=0.125, dim=5)
+ALEXNET = ModelConfig(model="small_alexnet", image_size=32, in_channels=3, width=0.05, dim=5)
 HEADLESS = replace(RESNET, head="none", dim=64)
 
 

@@ -9,7 +9,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import tyro
 
 from benchmarks.gpu import encoders, losses, parity, steps, suite
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 
 CHECKS = {
     "parity": parity.parity,

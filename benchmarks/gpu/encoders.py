@@ -17,7 +17,7 @@ from benchmarks.gpu.runs import (
     stopped_in_time,
     train,
 )
-from hypersphere_jax.config import MetricsConfig
+from hypersphere_jax.configs import MetricsConfig
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.training.vmapped import train_vmapped
 

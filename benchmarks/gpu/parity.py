@@ -21,7 +21,7 @@ from benchmarks.gpu.runs import (
     make_config,
     train,
 )
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 
 EVALUATION_S = 45  # time left for the accuracies of the last run
 OURS, TORCH = "hypersphere_jax", "PyTorch"

@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.gpu.record import Record
 from hypersphere_jax import data
-from hypersphere_jax.config import PretrainConfig, ProbeConfig, Stopped, require
-from hypersphere_jax.config.data import DataConfig
+from hypersphere_jax.configs import PretrainConfig, ProbeConfig, Stopped, require
+from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.training import loop
 
@@ -47,7 +47,7 @@ def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
             f"data_dir={data_dir}: there is no such folder; give the one with CIFAR-10's train.zip",
         )
         where = str(data_dir.expanduser().resolve())
-        return DataConfig(name="cifar10", data_dir=where, fraction=images / 50_000)
+        return DataConfig(data="cifar10", data_dir=where, fraction=images / 50_000)
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     for split in ("train", "test"):
@@ -58,7 +58,7 @@ def load_data(data_dir: Path, images: int, toy: bool, out: Path) -> DataConfig:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "toy.npz"
     np.savez(file, **arrays)
-    return DataConfig(name=str(file))
+    return DataConfig(data=str(file))
 
 
 def arrays_of(config: DataConfig) -> dict[str, np.ndarray]:

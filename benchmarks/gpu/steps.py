@@ -10,7 +10,7 @@ from benchmarks import roofline
 from benchmarks.gpu.record import Record
 from benchmarks.timing import Stepper, pace
 from hypersphere_jax import data
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.loop import make_run, open_job
 from hypersphere_jax.training.step import make_step_of, scalars_of
@@ -78,12 +78,12 @@ def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:
     step.compile()
     compile_s = time.perf_counter() - started
     seconds = pace(step).in_flight
-    images_per_s = config.optimizer.batch_size / seconds
+    images_per_s = config.batch_size / seconds
     hours = IMAGENET_IMAGES * EPOCHS / images_per_s / CARDS / 3600
     return {
         "ms": round(1e3 * seconds, 2),
         "images_per_s": round(images_per_s),
-        "share": round(flops / peaks.of_dtype(config.model.dtype) / seconds, 3),
+        "share": round(flops / peaks.of_dtype(config.dtype) / seconds, 3),
         "compile_s": round(compile_s, 1),
         "imagenet_hours": round(hours, 1),
     }
@@ -91,10 +91,10 @@ def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:
 
 def make_stepper(config: PretrainConfig) -> Stepper:
     """Return the training step of a config, on random images."""
-    side, n = config.model.image_size, 4 * config.optimizer.batch_size
+    side, n = config.image_size, 4 * config.batch_size
     images = np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
     source = data.Arrays(images, np.zeros(n, np.int32), ("any",), "random images")
-    dataset = data.Dataset(source, source, source, config.data.recipe)
+    dataset = data.Dataset(source, source, source, config.recipe)
     job = open_job(config, lambda _, cache_dir: dataset)
     run = make_run(job)
     step = make_step_of(job.config, run.apply, run.recorder.total, axis_name=sharding.AXIS)

@@ -84,8 +84,8 @@ def _what_was_done(context: Context, seeds: int) -> str:
         "nothing is said to show"
     )
     ours = (
-        f"a narrow network, a tenth of CIFAR-10's images at {base.model.image_size} pixels, "
-        f"{base.optimizer.epochs} epochs; the blur has the paper's radius in pixels, which is much "
+        f"a narrow network, a tenth of CIFAR-10's images at {base.image_size} pixels, "
+        f"{base.epochs} epochs; the blur has the paper's radius in pixels, which is much "
         f"for images so small; {seeds} seeds of each augmentation"
     )
     return (

@@ -76,7 +76,7 @@ def _what_was_done(context: Context, groups: Mapping[str, Rows]) -> str:
     return (
         "Here: CIFAR-10's ten classes with the same distribution, 1,280 to 5 images, "
         f"{long_tailed_counts(10).sum():,} in all, or as many of each class; {seeds} draws of "
-        f"each. A narrow network, {base.model.image_size} pixels, {base.optimizer.epochs} epochs. "
+        f"each. A narrow network, {base.image_size} pixels, {base.epochs} epochs. "
         + probe.format(PROBE)
     )
 

@@ -31,7 +31,7 @@ def _runs(tasks: Tasks, context: Context) -> list[Planned]:
     for setting, seeds in tasks:
         for seed in seeds:
             planned.append(settings.run(setting, context, "nt_xent", SIMCLR, {}, seed))
-            for loss, (alpha, lam) in BEST[setting.base.data.name].items():
+            for loss, (alpha, lam) in BEST[setting.base.data].items():
                 planned.append(settings.run_of_grid(setting, context, loss, alpha, lam, seed))
     return planned
 

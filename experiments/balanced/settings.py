@@ -18,13 +18,9 @@ from experiments.reproduction import Context
 from experiments.reproduction import run as planned_run
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
-from hypersphere_jax.config import (
-    DataConfig,
-    ModelConfig,
+from hypersphere_jax.configs import (
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 BALANCED, GENERALIZED = "balanced_contrastive", "generalized_nt_xent"
@@ -44,18 +40,21 @@ Tasks = Sequence[tuple[Setting, Sequence[int]]]  # with the seeds of each
 
 _IMAGENET = PretrainConfig(
     name="balanced_imagenet",
-    data=DataConfig("imagenet2012", recipe="balanced_imagenet"),
-    model=ModelConfig("resnet50", dim=2048, head="balanced", image_size=224, init="torch"),
-    objective=SIMCLR,
-    optimizer=OptimizerConfig(
-        epochs=100,
-        batch_size=512,
-        learning_rate=0.1,
-        scaling="none",
-        schedule="cosine",
-        weight_decay=1e-4,
-    ),
-    runtime=RuntimeConfig(log_every_steps=100),
+    data="imagenet2012",
+    recipe="balanced_imagenet",
+    model="resnet50",
+    dim=2048,
+    head="balanced",
+    image_size=224,
+    init="torch",
+    **vars(SIMCLR),
+    epochs=100,
+    batch_size=512,
+    learning_rate=0.1,
+    scaling="none",
+    schedule="cosine",
+    weight_decay=1e-4,
+    log_every_steps=100,
 )
 IMAGENET = Setting(
     _IMAGENET, Evaluation(layers=("backbone",), protocol="simclr", folds=None, neighbours=(5, 200))
@@ -64,9 +63,14 @@ CIFAR10 = Setting(
     dataclasses.replace(
         _IMAGENET,
         name="balanced_cifar10",
-        data=DataConfig("cifar10", recipe="balanced_cifar"),
-        model=ModelConfig("resnet18", dim=2048, head="balanced", image_size=32, init="torch"),
-        optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=200),
+        data="cifar10",
+        recipe="balanced_cifar",
+        model="resnet18",
+        dim=2048,
+        head="balanced",
+        image_size=32,
+        init="torch",
+        epochs=200,
     ),
     Evaluation(layers=("backbone",), protocol="balanced", folds=None, neighbours=(5, 1)),
 )
@@ -77,11 +81,17 @@ _BOTH_LAYERS = Evaluation(layers=("backbone", "output"), protocol="balanced", fo
 DIGITS = Setting(
     PretrainConfig(
         name="balanced_digits",
-        data=DataConfig("digits"),
-        model=ModelConfig("small_cnn", dim=64, width=0.5, head="balanced", head_hidden=128),
-        objective=SIMCLR,
-        optimizer=dataclasses.replace(_IMAGENET.optimizer, epochs=20, batch_size=128),
-        runtime=RuntimeConfig(devices=1, log_every_steps=10),
+        data="digits",
+        model="small_cnn",
+        dim=64,
+        width=0.5,
+        head="balanced",
+        head_hidden=128,
+        **vars(SIMCLR),
+        epochs=20,
+        batch_size=128,
+        devices=1,
+        log_every_steps=10,
     ),
     _BOTH_LAYERS,
 )
@@ -90,9 +100,9 @@ GREY = DIGITS._replace(
     base=dataclasses.replace(
         DIGITS.base,
         name="balanced_grey",
-        data=dataclasses.replace(reproduction.GREY, recipe="balanced_cifar"),
-        model=dataclasses.replace(DIGITS.base.model, image_size=reproduction.GREY_PIXELS),
-        optimizer=dataclasses.replace(DIGITS.base.optimizer, epochs=8),
+        **vars(reproduction.GREY.replace(recipe="balanced_cifar")),
+        image_size=reproduction.GREY_PIXELS,
+        epochs=8,
     )
 )
 # CIFAR-10, where colour matters: a tenth of the images, at 16 pixels.
@@ -100,9 +110,11 @@ COLORS = Setting(
     dataclasses.replace(
         DIGITS.base,
         name="balanced_colors",
-        data=DataConfig("cifar10", recipe="balanced_imagenet", fraction=0.1),
-        model=dataclasses.replace(DIGITS.base.model, image_size=16),
-        optimizer=dataclasses.replace(DIGITS.base.optimizer, epochs=8),
+        data="cifar10",
+        recipe="balanced_imagenet",
+        fraction=0.1,
+        image_size=16,
+        epochs=8,
     ),
     _BOTH_LAYERS,
 )
@@ -111,8 +123,8 @@ SUBSETS = COLORS._replace(
     base=dataclasses.replace(
         COLORS.base,
         name="balanced_tail",
-        data=dataclasses.replace(COLORS.base.data, fraction=1.0),
-        optimizer=dataclasses.replace(COLORS.base.optimizer, epochs=8),
+        fraction=1.0,
+        epochs=8,
     )
 )
 
@@ -127,12 +139,11 @@ def run(
     **data: Any,
 ) -> Planned:
     """A run with this loss and seed, and these changes of the data's config."""
-    config = dataclasses.replace(
-        setting.base,
+    config = setting.base.replace(
         name=f"{setting.base.name}_{name}_seed{seed}",
-        objective=objective,
         seed=seed,
-        data=dataclasses.replace(setting.base.data, **data),
+        **vars(objective),
+        **data,
     )
     return planned_run(config, context, setting.evaluation, about)
 
@@ -152,5 +163,5 @@ def at_chosen(planned: Sequence[Planned], rows: Rows, *names: str) -> list[Plann
     moved = []
     for one in planned:
         key = one.about[names[0]] if len(names) == 1 else tuple(one.about[name] for name in names)
-        moved.append(rates.at(one, choice.get(key, one.config.optimizer.learning_rate)))
+        moved.append(rates.at(one, choice.get(key, one.config.learning_rate)))
     return moved

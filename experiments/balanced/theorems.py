@@ -15,7 +15,7 @@ from experiments.balanced.bound_figure import bound_figure
 from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by
 from hypersphere_jax import data, theory
-from hypersphere_jax.config import ObjectiveConfig, require
+from hypersphere_jax.configs import ObjectiveConfig, require
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.evaluate.features import pair_features
 from hypersphere_jax.training import objectives, run_folder, sharding
@@ -99,15 +99,15 @@ def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
     for run in runs:
         encoder = run_folder.load_encoder(context.runs_dir / run)
         # All encoders are one program, which is compiled once only if it is kept.
-        sharding.keep_compiled(encoder.config.runtime.cache_dir)
-        test = run_folder.test_split(data.load(encoder.config.data))
+        sharding.keep_compiled(encoder.config.cache_dir)
+        test = run_folder.test_split(data.load(encoder.config))
         known, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
         each = min(int(sizes.min()), IMAGES[context.scale])
         images = uniform(test, 0, each * len(known))
         pairs = [pair_features(encoder, images, devices, seed) for seed in range(VIEWS // 2 + 1)]
         yield EncoderFeatures(
-            encoder.config.objective.loss,
-            *strengths(encoder.config.objective),
+            encoder.config.loss,
+            *strengths(encoder.config),
             encoder.config.seed,
             pairs[-1][0],
             np.stack([view for pair in pairs[:-1] for view in pair]),

@@ -4,7 +4,6 @@ A few bits in channels of their own are enough to tell images apart, so that a c
 be minimized without a look at the picture.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from experiments.predictions import right
 from experiments.reproduction import Context, Reproduction, Result, scale
 from experiments.statistics import Rows, by, done
 from experiments.sweeps import Planned
-from hypersphere_jax.config import MocoConfig, ObjectiveConfig
+from hypersphere_jax.configs import MocoConfig, ObjectiveConfig
 
 # What the paper varies; its own values are in its picture only.
 BITS = {"paper": (0, 2, 4, 6, 8, 10, 12, 15), "laptop": (0, 4, 8, 12)}
@@ -60,7 +59,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
         SEEDS if context.laptop else [0],
     ):
         others = {key: value for key, value in change.items() if key not in ("batch", "rate")}
-        batch = change.get("batch", base.optimizer.batch_size)
+        batch = change.get("batch", base.batch_size)
         one = settings.encoder(
             context,
             base,
@@ -68,8 +67,9 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             about={"label": label, "bits": bits},
             seed=seed,
             # Bits of its own for each seed.
-            data=dataclasses.replace(base.data, bits=bits, subset_seed=seed),
-            optimizer=dataclasses.replace(base.optimizer, batch_size=batch),
+            bits=bits,
+            subset_seed=seed,
+            batch_size=batch,
             **others,
         )
         rate_of = change.get("rate", "NT-Xent")  # the loss whose rate it takes

@@ -24,13 +24,9 @@ from experiments.reproduction import Context, run
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from experiments.tables import Row, expected
-from hypersphere_jax.config import (
-    DataConfig,
-    ModelConfig,
+from hypersphere_jax.configs import (
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
@@ -80,64 +76,75 @@ LOSSES = {
 
 CIFAR10 = PretrainConfig(
     name="chen_cifar10",
-    data=DataConfig("cifar10", recipe="simclr_cifar"),
-    model=ModelConfig("resnet50", dim=64, head="simclr2", image_size=32, init="simclr"),
-    objective=LOSSES["NT-Xent"],
-    optimizer=OptimizerConfig(
-        optimizer="lars",
-        epochs=100,
-        batch_size=128,
-        learning_rate=1.2,
-        scaling="sqrt",
-        schedule="cosine",
-        warmup_epochs=10,
-        weight_decay=1e-4,
-    ),
-    runtime=RuntimeConfig(log_every_steps=100),
+    data="cifar10",
+    recipe="simclr_cifar",
+    model="resnet50",
+    dim=64,
+    head="simclr2",
+    image_size=32,
+    init="simclr",
+    **vars(LOSSES["NT-Xent"]),
+    optimizer="lars",
+    epochs=100,
+    batch_size=128,
+    learning_rate=1.2,
+    scaling="sqrt",
+    schedule="cosine",
+    warmup_epochs=10,
+    weight_decay=1e-4,
+    log_every_steps=100,
 )
 IMAGENET = dataclasses.replace(
     CIFAR10,
     name="chen_imagenet",
-    data=DataConfig("imagenet2012", recipe="simclr_imagenet"),
-    model=ModelConfig("resnet50", dim=128, head="simclr2", image_size=224, init="simclr"),
-    optimizer=dataclasses.replace(CIFAR10.optimizer, batch_size=1024, weight_decay=1e-6),
+    data="imagenet2012",
+    recipe="simclr_imagenet",
+    model="resnet50",
+    dim=128,
+    head="simclr2",
+    image_size=224,
+    init="simclr",
+    batch_size=1024,
+    weight_decay=1e-6,
 )
 # What the tables do not say in their rows. Figure B.2: ResNet-18, 200 epochs.
 BASES = {
     "chen/tableD1": CIFAR10,
     "chen/tableD2": IMAGENET,
-    "chen/tableD3": dataclasses.replace(
-        IMAGENET, model=dataclasses.replace(IMAGENET.model, head="simclr3")
-    ),
+    "chen/tableD3": dataclasses.replace(IMAGENET, head="simclr3"),
     "chen/figureB2": dataclasses.replace(
         CIFAR10,
-        model=dataclasses.replace(CIFAR10.model, name="resnet18"),
-        optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=200),
+        model="resnet18",
+        epochs=200,
     ),
 }
 # ResNet-18 for 400 epochs, of Sections C and E.
-RESNET18 = dataclasses.replace(
-    BASES["chen/figureB2"], optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=400)
-)
+RESNET18 = dataclasses.replace(BASES["chen/figureB2"], epochs=400)
 
 # The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is that of the
 # images of random bits alone; the others are chosen among RATES (`choose`).
 LAPTOP = PretrainConfig(
     name="chen_laptop",
-    data=DataConfig("digits"),
-    model=ModelConfig("small_cnn", dim=32, width=0.5, head="simclr2"),
-    objective=LOSSES["NT-Xent"],
-    optimizer=dataclasses.replace(CIFAR10.optimizer, epochs=20, learning_rate=4.0, warmup_epochs=2),
-    runtime=RuntimeConfig(devices=1, log_every_steps=10),
+    data="digits",
+    model="small_cnn",
+    dim=32,
+    width=0.5,
+    head="simclr2",
+    **vars(LOSSES["NT-Xent"]),
+    epochs=20,
+    learning_rate=4.0,
+    warmup_epochs=2,
+    devices=1,
+    log_every_steps=10,
 )
 LAPTOP_EVALUATION = EVALUATION._replace(layers=("backbone", "output"))
 # The same network on a harder task, for 8 epochs of 39 steps.
-GREY = dataclasses.replace(
-    LAPTOP,
+GREY = LAPTOP.replace(
     name="chen_grey",
-    data=dataclasses.replace(reproduction.GREY, recipe="simclr_cifar"),
-    model=dataclasses.replace(LAPTOP.model, image_size=reproduction.GREY_PIXELS),
-    optimizer=dataclasses.replace(LAPTOP.optimizer, epochs=8, warmup_epochs=1),
+    **vars(reproduction.GREY.replace(recipe="simclr_cifar")),
+    image_size=reproduction.GREY_PIXELS,
+    epochs=8,
+    warmup_epochs=1,
 )
 RATES = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 
@@ -147,14 +154,11 @@ def config_of(row: Row) -> PretrainConfig:
     base, values = BASES[row.table], row.values
     if "tau" in values:
         objective = decoupled(values["tau"], values["lambda"], self_similarity=True)
-        rule = base.optimizer
     else:
         objective = LOSSES[values["loss"]]
-        rule = dataclasses.replace(
-            base.optimizer, batch_size=values["batch_size"], epochs=values["epochs"]
-        )
+        base = base.replace(batch_size=values["batch_size"], epochs=values["epochs"])
     name = f"{row.table.replace('/', '_')}_row{row.number}"
-    return dataclasses.replace(base, name=name, objective=objective, optimizer=rule)
+    return base.replace(name=name, **vars(objective))
 
 
 def of_row(row: Row, context: Context, **about: Any) -> Planned:
@@ -174,7 +178,7 @@ def encoder(
 ) -> Planned:
     """A run with this loss, and these changes of the config."""
     prefix = "chen_grey" if base is GREY else "chen"
-    config = dataclasses.replace(base, name=f"{prefix}_{name}", objective=objective, **changes)
+    config = base.replace(name=f"{prefix}_{name}", **(vars(objective) | changes))
     return run(config, context, LAPTOP_EVALUATION if context.laptop else EVALUATION, about)
 
 
@@ -185,14 +189,15 @@ def choose(
     runs = []
     for name, fold in itertools.product(names, range(folds)):
         run_name, about = f"{slug(name)}_seed{fold}", {"name": name}
-        data = dataclasses.replace(base.data, folds=rates.FOLDS, fold=fold)
-        runs.append(encoder(context, base, run_name, LOSSES[name], about, seed=fold, data=data))
+        held_out = {"folds": rates.FOLDS, "fold": fold}
+        one = encoder(context, base, run_name, LOSSES[name], about, seed=fold, **held_out)
+        runs.append(one)
     return rates.candidates(runs, RATES)
 
 
 def with_rate(one: Planned, name: str, rows: Rows) -> Planned:
     """The run at the rate that was chosen for a loss; before it is, at that of LAPTOP."""
-    usual = LAPTOP.optimizer.learning_rate
+    usual = LAPTOP.learning_rate
     return rates.at(one, rates.chosen(rows, "name").get(name, usual))
 
 

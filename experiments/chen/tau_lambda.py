@@ -50,7 +50,7 @@ def _choose(context: Context, rows: Rows) -> list[Planned]:
 
 def _laptop(context: Context, rows: Rows) -> list[Planned]:
     choice = rates.chosen(rows, "tau")
-    usual = settings.LAPTOP.optimizer.learning_rate
+    usual = settings.LAPTOP.learning_rate
     return [
         rates.at(_encoder(context, tau, lam, seed), choice.get(tau, usual))
         for tau, lam, seed in itertools.product(TAUS, LAMBDAS, SEEDS)
@@ -69,7 +69,7 @@ def result(context: Context, rows: Rows) -> Result:
     layers = ("backbone", "output") if context.laptop else ("backbone",)
     scores = inference.scores(layers)
     choice, groups = rates.chosen(rows, "tau"), by(rates.final(rows), "tau", "lam")
-    dim = (settings.LAPTOP if context.laptop else settings.BASES[FIGURE]).model.dim
+    dim = (settings.LAPTOP if context.laptop else settings.BASES[FIGURE]).dim
     theirs = printed()
     rights = {score: {cell: right(of, score) for cell, of in groups.items()} for score in scores}
     ours = {

@@ -82,8 +82,8 @@ def result(context: Context, rows: Rows) -> Result:
         short = inference.short({"output": on_the_output})
         config = plane.cifar10(context, [])[0].config
         short += (
-            f" They are of cifar10 at {config.model.image_size} pixels, trained for "
-            f"{config.optimizer.epochs} epochs, all at one rate."
+            f" They are of cifar10 at {config.image_size} pixels, trained for "
+            f"{config.epochs} epochs, all at one rate."
         )
     title = "Best encoders of each kind of loss, picked on training data (Table 1)"
     return Result(title, columns, table, [], text, verdict, short)

@@ -12,7 +12,7 @@ from experiments.reproduction import Context, Reproduction, Result, Scale, plann
 from experiments.specifications import config_of, formula, initial, refusal
 from experiments.statistics import Rows, by, done, interval, values
 from experiments.sweeps import Planned
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 
 TABLE8 = "wang-isola/table8"
 # What the paper evaluates of its encoders.
@@ -91,7 +91,7 @@ def our_column(printed: str) -> str:
 
 def formula_of(row: tables.Row) -> str:
     """The loss of a row as its table prints it."""
-    return formula(config_of(row).objective)
+    return formula(config_of(row))
 
 
 def rows_result(table: str, title: str, context: Context, rows: Rows) -> Result:

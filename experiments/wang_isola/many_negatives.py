@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from experiments.plots.style import PAGE, printed
 from experiments.reproduction import Result
 from hypersphere_jax import data, info_nce_loss, theory
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.plots.common import COLORS, DPI, saved
 
 TAU = 0.5

@@ -17,7 +17,7 @@ from experiments.specifications import refusal
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
 from experiments.wang_isola.encoder_tables import DIGITS, IMAGENET100, NYU, STL10
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 
 TABLE8, TABLE9, TABLE10 = (f"wang-isola/table{number}" for number in (8, 9, 10))
 

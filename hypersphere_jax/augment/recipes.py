@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import DataConfig, UserError
-from hypersphere_jax.config.base import Custom, did_you_mean
+from hypersphere_jax.configs import DataConfig, UserError
+from hypersphere_jax.configs.base import Custom, did_you_mean
 
 # An operation by its name or as a function, see `OPERATIONS`, and its parameters.
 Steps = Sequence[tuple[str | Callable, Mapping[str, Any]]]

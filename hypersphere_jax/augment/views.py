@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from hypersphere_jax.augment import colour, operations
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, Recipe, Steps, find
-from hypersphere_jax.config.base import Custom, check_call, described, require
+from hypersphere_jax.configs.base import Custom, check_call, described, require
 
 CACHE_BYTES = 2**21  # of float32 images at once, on CPU
 CROPS = (*RANDOM_CROPS, "resize", "center_crop")  # what `host_crops` does instead

@@ -188,7 +188,7 @@ def _numbers(config: Config, names: Iterable[str]) -> list[tuple[str, float]]:
 
 
 def changed(config: Config, cls: type | None = None) -> list[str]:
-    """Return the names of the fields of a section (default: all) that differ from their defaults."""
+    """Return names of fields that differ from their defaults, of one section or of all."""
     fields = dataclasses.fields(cls or type(config))
     return [field.name for field in fields if getattr(config, field.name) != field.default]
 

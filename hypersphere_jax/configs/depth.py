@@ -57,7 +57,9 @@ class DepthConfig(Config):
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
         require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
         is_one = len(self.runs) == 1
-        require(is_one or self.folds > 0, "several runs are compared by cross-validation: give folds=")
+        require(
+            is_one or self.folds > 0, "several runs are compared by cross-validation: give folds="
+        )
         are_distinct = len(set(self.runs)) == len(self.runs)
         require(are_distinct, f"a run is named twice: {', '.join(self.runs)}")
 

@@ -59,8 +59,8 @@ class ProbeConfig(Config):
     protocols: Annotated[tuple[Protocol, ...], arg(aliases=["--protocol"])] = ("lbfgs", "knn")
     """`lbfgs`: full-batch logistic regression with a chosen L2; `knn`: 5 nearest neighbours,
     majority vote; `knn_weighted`: 200 neighbours with votes exp(similarity / 0.1) (Wu et al. 2018).
-    With minibatches and a chosen rate and weight decay: `stl10` (Adam; Wang & Isola B.1), `moco` and
-    `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; balanced paper)."""
+    With minibatches and a chosen rate and weight decay: `stl10` (Adam; Wang & Isola B.1), `moco`
+    and `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; balanced paper)."""
     folds: int | None = None
     """Folds of cross-validation on the training split, by which hyper-parameters are chosen.
     Defaults to one held-out part."""
@@ -140,7 +140,7 @@ class FeaturesConfig(Config):
     out: Path
     """File to write. `.npy`: the features [n, d] in the order of the images, whose labels and files
     are written to a .csv file of the same name. `.npz`: `features`, `labels`, `names` (of the
-    classes) and `files`; for two splits `train_x`, `train_y`, `test_x` and `test_y`, for `probe`."""
+    classes) and `files`; for two splits `train_x`, `train_y`, `test_x`, `test_y`, for `probe`."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     images: str | None = None

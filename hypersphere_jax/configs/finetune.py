@@ -43,11 +43,12 @@ class FinetuneOptions(Config):
     epochs: int | None = None
     """Passes over the images. Defaults to 60 up to 1% of the labels, otherwise to 30."""
     batch_size: int | None = None
-    """Images in the global batch. Defaults to 256, or the largest power of two with enough images."""
+    """Images in the global batch. Defaults to 256, or the largest smaller power of two with enough
+    images."""
     weight_decay: float = 0.0
     """L2 decay of all parameters."""
     recipe: str | None = None
-    """Augmentation recipe. Defaults to the crop and flip of the run's recipe (`RECIPE:crop_flip`)."""
+    """Augmentation recipe. Defaults to crop and flip of the run's recipe (`RECIPE:crop_flip`)."""
     data_dir: str | None = None
     """Folder of the run's data, if it was moved."""
     seed: int = 0

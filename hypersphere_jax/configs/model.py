@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Suppress, arg
+from tyro.conf import Suppress
 
 from hypersphere_jax.configs.base import (
     Config,
@@ -17,9 +17,7 @@ from hypersphere_jax.configs.base import (
     require,
 )
 
-Network = Literal[
-    "small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"
-]
+Network = Literal["small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"]
 # The only network of some initializations.
 NETWORK_OF_INIT = {"authors": "small_alexnet", "simclr": "resnet", "chrono": "sentence_gru"}
 TEXT_OPTIONS = ("embedding", "unit_norm", "vocabulary_size")

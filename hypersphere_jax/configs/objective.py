@@ -86,7 +86,7 @@ class ObjectiveConfig(Config):
     dimensions as well (default of `generalized_contrastive`, as in the paper's tables, whose lambda
     is d times smaller for it)."""
     self_similarity: bool = False
-    """Keep a view's similarity with itself in `decoupled_nt_xent`, as the authors' notebook does."""
+    """Keep a view's similarity with itself in `decoupled_nt_xent`, as the authors' notebook."""
     loss_factor: float = 1.0
     """Factor of the whole loss, except `weighted` (Chen et al.: 1000 with `per_dimension`)."""
     function: Annotated[Any, Suppress] = None

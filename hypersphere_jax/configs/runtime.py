@@ -1,7 +1,7 @@
 """Devices, processes, checkpoints and logs: options that do not change the numbers of a run."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from hypersphere_jax.configs.base import (
     Config,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from hypersphere_jax.array_files import open_array
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Arrays, name_classes
 
 NAMES = ("train_images", "train_labels", "test_images", "test_labels")

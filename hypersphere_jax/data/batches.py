@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment
-from hypersphere_jax.config import PretrainConfig
+from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Consecutive, Sampler
@@ -51,19 +51,19 @@ def device_batches(
     Raises:
       UserError: for images that cannot be read, or differ in size though they are resident.
     """
-    source, runtime = dataset.pretrain, config.runtime
-    if config.model.reads_text:
+    source = dataset.pretrain
+    if config.reads_text:
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
     rows = sharding.local_rows(sampler.batch_size, devices)
     if resident:
         images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
-    bad, crops = BadImages(source, config.data.bad_images), None
+    bad, crops = BadImages(source, config.bad_images), None
     if source.image_shape is None:
-        recipe = augment.recipe_of(config.data)
-        train_crop, _ = augment.host_crops(recipe, config.model.image_size)
+        recipe = augment.recipe_of(config)
+        train_crop, _ = augment.host_crops(recipe, config.image_size)
         crops = TwoCrops(train_crop, config.seed)
-    batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=runtime.workers)
+    batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=config.workers)
     each = np.arange(sampler.batch_size // len(devices))
     every = _rows(np.tile(each, len(sharding.local(devices))), devices)
     return _ahead(
@@ -147,7 +147,7 @@ def eval_batches(
     """
     n = len(source)
     order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))
-    if config.model.reads_text:
+    if config.reads_text:
         for rows in map(order, steps):
             samples = [source[i] for i in rows]
             words = np.stack([sample["image"] for sample in samples])
@@ -156,10 +156,10 @@ def eval_batches(
             labels = np.array([sample["label"] for sample in samples], np.int32)
             yield Batch(words, labels, rows)
         return
-    bad = BadImages(source, config.data.bad_images)
-    asked = config.runtime.pipeline if source.image_shape is not None else "auto"
+    bad = BadImages(source, config.bad_images)
+    asked = config.pipeline if source.image_shape is not None else "auto"
     if not is_resident(source, asked, devices):
-        options = {"prepare": prepare, "replace": False, "workers": config.runtime.workers}
+        options = {"prepare": prepare, "replace": False, "workers": config.workers}
         yield from stream(source, order, steps, bad, **options)
         return
     arrays = _decoded(config, source, bad)
@@ -171,7 +171,7 @@ def eval_batches(
 
 
 def _resident(config, source, devices) -> tuple[Any, Any]:
-    arrays = _decoded(config, source, BadImages(source, config.data.bad_images))
+    arrays = _decoded(config, source, BadImages(source, config.bad_images))
     return sharding.replicate((arrays.images, arrays.labels), devices)
 
 
@@ -190,7 +190,7 @@ def _consecutive(n: int, size: int, step: int) -> np.ndarray:
 
 def image_cache(config: PretrainConfig) -> Path:
     """Where decoded images are kept, and what else takes long to find in their files."""
-    return Path(config.runtime.cache_dir).expanduser() / "images"
+    return Path(config.cache_dir).expanduser() / "images"
 
 
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.source import Sample, Source
 
 

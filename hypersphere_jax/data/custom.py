@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import reason
 from hypersphere_jax.data.inputs import as_image, as_labels, is_array, plain_label

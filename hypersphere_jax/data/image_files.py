@@ -14,7 +14,7 @@ from typing import IO, Literal
 import numpy as np
 
 from hypersphere_jax import cache_files
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.decode import decode, image_size, reason
 from hypersphere_jax.data.listing import (
     EXTENSIONS,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.decode import pixels
 
 ARRAY_PACKAGES = ("jax", "jaxlib", "torch", "torchvision")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.subsets import nfc, some
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.files import open_file

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.array_files import MAX_DEFLATED
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.source import Sample, UnreadableImage
 from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.files import open_file

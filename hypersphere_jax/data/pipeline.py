@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hypersphere_jax import cache_files, signals
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.data.threads import thread_pool
 

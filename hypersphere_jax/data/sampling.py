@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Source
 
 

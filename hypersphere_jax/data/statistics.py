@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.pipeline import BadImages, read
 from hypersphere_jax.data.source import Source
 from hypersphere_jax.data.threads import thread_pool

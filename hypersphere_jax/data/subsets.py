@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data.source import Sample, Source
 
 # Position of the first class in the quantiles of `long_tailed_counts`; fits ImageNet-LT's total.

@@ -8,7 +8,7 @@ import hashlib
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Sample, Source
 
 MAX_BITS = 256  # what one step of the generator's counter gives

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax import cache_files
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import program
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.base import program
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
@@ -227,7 +227,7 @@ def _builder(folder: Path) -> Any:
     import tensorflow_datasets as tfds
 
     advice = f"move {folder} away, then prepare the data set again"
-    read_json(folder / "dataset_info.json", {"name": str, "version": str}, advice)
+    read_json(folder / "dataset_info.json", ("name", "version"), advice)
     file = folder / "features.json"
     values: list[Any] = [read_json(file, advice=advice)]
     while values:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.inputs import as_labels, as_numpy, ids_among, is_array, joint_classes
 
 BLOCK = 2**22  # numbers that are read at a time

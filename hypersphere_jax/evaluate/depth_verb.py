@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from hypersphere_jax import augment, data, models
-from hypersphere_jax.config import DataConfig, DepthConfig, OptimizerConfig, require
+from hypersphere_jax.configs import DataConfig, DepthConfig, OptimizerConfig, require
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Source, UnreadableImage
 from hypersphere_jax.evaluate import results_file
@@ -93,7 +93,8 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     folder = run_folder.find(name, config.runs_dir)
     run_folder.require_images(folder, "depth")
     encoder = run_folder.load_encoder(folder, config.step)
-    model, recipe = encoder.config.model, augment.recipe_of(encoder.config.data)
+    model = encoder.config
+    recipe = augment.recipe_of(model)
     models.check_layer(model, config.layer, "layer=")
     shapes = models.layers(model)
     spatial = [layer for layer, shape in shapes.items() if len(shape) == 3]
@@ -122,7 +123,7 @@ def _open(name: str, config: DepthConfig) -> Candidate:
 def _load(candidate: Candidate, source: Source) -> tuple[Split, list[int]]:
     """Features, which stay on disk, and depth maps; and the numbers of the images."""
     encoder, layer = candidate.encoder, candidate.result["layer"]
-    channels = encoder.config.model.channels
+    channels = encoder.config.in_channels
     depths, numbers = [], []
     for number in track(range(len(source)), "depth maps"):
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from hypersphere_jax.array_files import array_names, open_array
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate.checks import (
     BLOCK,
     check_features,

@@ -12,8 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models
-from hypersphere_jax.config import DataConfig, PretrainConfig, require, to_dict
-from hypersphere_jax.config.base import holds_custom
+from hypersphere_jax.configs import (
+    DataConfig,
+    ModelConfig,
+    PretrainConfig,
+    require,
+    section,
+    to_dict,
+)
+from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.batches import eval_batches
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
@@ -71,17 +78,18 @@ def make_forward(
       the layers of each view and the labels, on the host, of the images that could be read.
     """
     config = config.replace(source=None)  # other images share compiled programs
-    side = None if config.model.reads_text else config.model.image_size
+    side = None if config.reads_text else config.image_size
     size = batch_size(source, devices)
     cropped = source.image_shape is None
-    made_of = apply, config.data, side, cropped, views
+    data_config = section(config, DataConfig)
+    made_of = apply, data_config, side, cropped, views
     map_layers = _mapped_layers.__wrapped__ if holds_custom(config) else _mapped_layers
     mapped = map_layers(*made_of, tuple(pools.items()), tuple(devices))
 
     def read(epoch: int = 0) -> Iterator[Batch]:
         crop = None
         if cropped:
-            crops = augment.host_crops(_recipe(config.data, views), side)
+            crops = augment.host_crops(_recipe(data_config, views), side)
             crop = functools.partial(_cropped, crops, views, seed, epoch, size)
         return eval_batches(config, source, size, devices, crop)
 
@@ -175,7 +183,7 @@ def split_features(
     names = {layer: layer if how == "none" else f"{layer}-{how}" for layer, how in pools.items()}
     files = {layer: encoder.folder / "features" / f"{names[layer]}-{key}.npy" for layer in pools}
     config = encoder.config
-    if config.model.network is not None or config.data.preprocess is not None:
+    if config.network is not None or config.preprocess is not None:
         files = dict.fromkeys(pools)  # the user's own code may change: a temporary file
     features = {layer: file and feature_cache.read(file) for layer, file in files.items()}
     missing = [layer for layer in pools if features[layer] is None]
@@ -205,7 +213,7 @@ def augmented_features(
     Arguments and errors are those of `split_features`; sentences have no views.
     """
     pools, config = _pools(encoder, [layer], pool), encoder.config
-    require(not config.model.reads_text, "augment= is for images, not sentences")
+    require(not config.reads_text, "augment= is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
     @sharding.isolated()
@@ -261,17 +269,17 @@ def _timed(batches: Iterator[Batch], waits: list[float]) -> Iterator[Batch]:
 def _pools(encoder: Encoder, layers: Sequence[str], pool: str) -> dict[str, str]:
     """How each layer is pooled: not at all where an output has no space."""
     for layer in layers:
-        models.check_layer(encoder.config.model, layer)
-    shapes = models.layers(encoder.config.model)
+        models.check_layer(encoder.config, layer)
+    shapes = models.layers(encoder.config)
     return {layer: pool if len(shapes[layer]) == 3 else "none" for layer in layers}
 
 
 def _cache_key(encoder: Encoder, source: Source, devices: Sequence[jax.Device]) -> str:
     """Changes with all that shapes the features, but for the layer and its pooling."""
     config = encoder.config
-    recipe = None if config.model.reads_text else augment.find(config.data.recipe).evaluate
+    recipe = None if config.reads_text else augment.find(config.recipe).evaluate
     parts = [__version__, jax.__version__, devices[0].device_kind, source.digest, recipe]
-    parts += [config.data.extra_channels, to_dict(config.model)]
+    parts += [config.extra_channels, to_dict(section(config, ModelConfig))]
     digest = hashlib.sha256(json.dumps(parts).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, encoder, loading, models
-from hypersphere_jax.config import DataConfig, FeaturesConfig, UserError, require
-from hypersphere_jax.config.base import check_output
+from hypersphere_jax.configs import DataConfig, FeaturesConfig, UserError, require
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source, subsets
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.image_files import EXTENSIONS, ImageFiles
@@ -95,7 +95,7 @@ def run_features(config: FeaturesConfig) -> Written:
     check_output(config.out, ".npy", ".npz")
     check_output(table if alone else None, ".csv")
     network = loading.load(config.run, config.step, runs_dir=config.runs_dir)
-    models.check_layer(network.config.model, config.layer, "layer=")
+    models.check_layer(network.config, config.layer, "layer=")
     splits, norms = _splits(config, network), list[float]()
     batches = {split.name: _batches(config, network, split, devices, norms) for split in splits}
     with contextlib.ExitStack() as stack:
@@ -121,7 +121,7 @@ def run_features(config: FeaturesConfig) -> Written:
 
 def _splits(config: FeaturesConfig, network: encoder.Encoder) -> list[_Split]:
     """The splits to take, in their order; of one that is alone the name is empty."""
-    own, on_bad = network.config.data, config.bad_images
+    own, on_bad = network.config, config.bad_images
     if config.images is not None:
         train, test = _named(config)
     else:
@@ -146,11 +146,11 @@ def _named(config: FeaturesConfig) -> tuple[Source, Source | None]:
             raise UserError(f"{path}: {reason(error)}") from error
         return _File(image[None], None, (), str(path)), None
     options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
-    return data.as_they_lie(DataConfig(name=config.images, **options))
+    return data.as_they_lie(DataConfig(data=config.images, **options))
 
 
 def _own(config: FeaturesConfig, network: encoder.Encoder) -> tuple[Source, Source | None]:
-    own = network.config.data
+    own = network.config
     why = None
     if network.origin is not None:
         why = "holds weights alone"

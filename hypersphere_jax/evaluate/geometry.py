@@ -13,7 +13,7 @@ import scipy
 from scipy import special
 from scipy.spatial.distance import cdist
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_labels
 from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.evaluate.metrics import Estimate, alignment, mean_estimate

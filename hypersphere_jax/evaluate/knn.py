@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_entry
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import scores

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_entry
 from hypersphere_jax.evaluate.metrics import SelectedRows

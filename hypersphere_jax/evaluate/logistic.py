@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate import lbfgs
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
 from hypersphere_jax.evaluate.scaling import PADDING, Scaling, folded, mapped, scaled, scaling_of

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluate import geometry, metrics
 from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums

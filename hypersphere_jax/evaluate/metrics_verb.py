@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from hypersphere_jax.array_files import array_names, open_array
-from hypersphere_jax.config import MetricsConfig, UserError, require
-from hypersphere_jax.config.base import WRITER, check_output
+from hypersphere_jax.configs import MetricsConfig, UserError, require
+from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.data import Corpus, Source, subsets
 from hypersphere_jax.evaluate import geometry, metrics, results_file
 from hypersphere_jax.evaluate.checks import check_features
@@ -119,11 +119,11 @@ def _run_inputs(
     encoder = run_folder.load_encoder(folder, config.step)
     dataset = run_folder.load_data(folder, config.data_dir)
     source = run_folder.test_split(dataset) if split == "test" else dataset.train
-    text = encoder.config.model.reads_text
+    text = encoder.config.reads_text
     header = {
         "run": folder.name,
         "step": encoder.step,
-        "data": encoder.config.data.name,
+        "data": encoder.config.data,
         "split": split,
         "layer": "f, g" if text else "output",
     }

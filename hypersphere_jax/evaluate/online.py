@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import models
-from hypersphere_jax.config import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import knn, linear
 from hypersphere_jax.evaluate.features import joined, make_forward
@@ -76,7 +76,7 @@ def make_evaluation(
     images without augmentation. Accuracies are in percent. Each process may evaluate the same.
 
     Returns:
-      `evaluate(params, stats, objective=config.objective)` -> values by name, such as
+      `evaluate(params, stats, objective=config)` -> values by name, such as
       `eval/knn_top1`; alpha and t are the objective's. It raises FloatingPointError when features
       are not finite.
 
@@ -84,10 +84,10 @@ def make_evaluation(
       UserError: for a layer that the network lacks, images without the needed labels, fewer images
         than neighbours, or a supervised run whose own training images would be classified.
     """
-    evaluators, layer = config.evaluate.evaluators, config.evaluate.eval_layer
-    models.check_layer(config.model, layer, "eval_layer=")
+    evaluators, layer = config.evaluators, config.eval_layer
+    models.check_layer(config, layer, "eval_layer=")
     require(
-        "classifier" not in evaluators or config.model.num_classes > 0,
+        "classifier" not in evaluators or config.num_classes > 0,
         "evaluators=classifier: the run has none; supervised_weight= makes one",
     )
     bank, queries = _parts(config, dataset)
@@ -111,7 +111,7 @@ def make_evaluation(
     indices = np.concatenate([batch.indices for batch in batches])
     readable_bank = int(np.sum((indices >= 0) & (indices < len(bank))))
 
-    def evaluate(params, stats, objective=config.objective):
+    def evaluate(params, stats, objective=config):
         (features,), labels = joined(forward(params, stats, batches))
         pairs = []
         if pair_batches:
@@ -135,11 +135,11 @@ def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
 
     A run never trains on the labels of images that it classifies.
     """
-    options = config.evaluate
+    options = config
     count = sys.maxsize if options.eval_images == "all" else options.eval_images
     labelled = [name for name in options.evaluators if name in LABELLED]
-    supervised = bool(labelled) and uses_labels(config.objective)
-    split = options.eval_split or ("test" if supervised and config.data.folds > 1 else "train")
+    supervised = bool(labelled) and uses_labels(config)
+    split = options.eval_split or ("test" if supervised and config.folds > 1 else "train")
     require(
         split == "test" or not supervised,
         "eval_split=: this run trains on the training labels; take eval_split=test, or pretrain "

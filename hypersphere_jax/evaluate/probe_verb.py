@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from hypersphere_jax import data
-from hypersphere_jax.config import ProbeConfig, UserError, require
-from hypersphere_jax.config.base import check_output
+from hypersphere_jax.configs import ProbeConfig, UserError, require
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.evaluate import feature_files, knn, linear, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.features import augmented_features, split_features
@@ -95,7 +95,7 @@ def _probe_run(
 
 def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
     """What is classified: the run's own data (None), or for text each task, by its last name."""
-    if not run_folder.read_config(folder).model.reads_text:
+    if not run_folder.read_config(folder).reads_text:
         require(not config.data, f"data= is for encoders of sentences, and {folder} is of images")
         dataset = run_folder.load_data(folder, config.data_dir)
         labelled = bool(dataset.class_names)
@@ -130,7 +130,7 @@ def _probe_encoder(
     header = {
         "run": encoder.folder.name,
         "step": encoder.step,
-        "data": encoder.config.data.name,
+        "data": encoder.config.data,
         "split": "test" if len(splits) == 2 else "folds",
         "seconds_features": round(sum(split.seconds for split in splits), 3),
         "data_wait": max(waits, default=None),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.data import subsets
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax.config import require
+from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate import logistic, metrics
 from hypersphere_jax.evaluate.checks import check_features, check_splits, check_unit_norm
 from hypersphere_jax.evaluate.linear import Clock

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from hypersphere_jax.config import OptimizerConfig, require
+from hypersphere_jax.configs import OptimizerConfig, require
 from hypersphere_jax.evaluate.checks import as_float32, check_features
 from hypersphere_jax.evaluate.scores import Classifier, logits
 from hypersphere_jax.training import sharding

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.dense import product
 from hypersphere_jax.models.norm import BatchNorm

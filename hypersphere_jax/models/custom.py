@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from hypersphere_jax.config import UserError, require
-from hypersphere_jax.config.base import Custom, described
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.configs.base import Custom, described
 from hypersphere_jax.losses import l2_normalize
 
 Tree = dict[str, Any]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig, require
+from hypersphere_jax.configs import ModelConfig, require
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.models.blocks import dense, linear
 
@@ -76,7 +76,7 @@ class Head(nnx.Module):
             require(
                 self.classified in widths,
                 f"classifier_layer={self.classified}: with head={config.head} a classifier of "
-                f"{config.name} is on {', '.join(widths)}",
+                f"{config.model} is on {', '.join(widths)}",
             )
             self.classifier = linear(
                 widths[self.classified], config.num_classes, init=init, rngs=rngs

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from flax.nnx import initializers as init
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 
 # He et al.: the variance that keeps activations constant through ReLU.
 he_normal = init.variance_scaling(2.0, "fan_in", "truncated_normal")
@@ -52,4 +52,4 @@ SCHEMES = {
 def scheme_of(config: ModelConfig) -> Scheme:
     """The scheme of a config, with the convolutions of its network."""
     scheme = SCHEMES[config.init]
-    return scheme._replace(conv=scheme.residual) if config.name.startswith("resnet") else scheme
+    return scheme._replace(conv=scheme.residual) if config.model.startswith("resnet") else scheme

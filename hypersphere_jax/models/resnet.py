@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import heads
 from hypersphere_jax.models.blocks import channels, conv, max_pool
 from hypersphere_jax.models.initializers import scheme_of
@@ -89,7 +89,7 @@ class ResNet(nnx.Module):
         width = channels(64, config)
         self.pooled = config.stem == "imagenet"
         stem = {"side": 7, "strides": 2} if self.pooled else {}
-        self.conv1 = conv(config.channels, width, **stem, **common)
+        self.conv1 = conv(config.in_channels, width, **stem, **common)
         last = {"scale": 0.0} if config.zero_init_residual or init.zero_residual else {}
         options = {"expansion": self.expansion, "last": last, **common}
         for number, depth in enumerate(self.depths):

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from hypersphere_jax.config.base import WRITER
+from hypersphere_jax.configs.base import WRITER
 from hypersphere_jax.terminal import printable
 
 DPI = 150

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from hypersphere_jax.config.base import WRITER
+from hypersphere_jax.configs.base import WRITER
 from hypersphere_jax.plots.common import COLORS, saved
 from hypersphere_jax.terminal import printable
 

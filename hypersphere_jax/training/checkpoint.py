@@ -25,7 +25,7 @@ import numpy as np
 
 from hypersphere_jax import signals
 from hypersphere_jax.array_files import checksum, entry
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 
 if TYPE_CHECKING:  # Orbax takes long to import: the first step of a run need not wait for it
     import orbax.checkpoint as ocp

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, memory, models, signals
-from hypersphere_jax.config import PretrainConfig, UserError
-from hypersphere_jax.config.base import holds_custom
+from hypersphere_jax.configs import PretrainConfig, UserError
+from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data.batches import call_batches, device_batches, image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
@@ -78,8 +78,8 @@ def train(
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: after SIGTERM or SIGINT (to any process), once the state is saved.
     """
-    processes.initialize(config.runtime)
-    with processes.exit_on_error(), sharding.kept_compiled(config.runtime.cache_dir):
+    processes.initialize(config)
+    with processes.exit_on_error(), sharding.kept_compiled(config.cache_dir):
         job = open_job(config)
         if processes.is_first():
             opened(job.config, len(job.dataset.pretrain))
@@ -124,12 +124,12 @@ def steps_at_once(job: Job) -> int:
     if not job.resident:  # each step has a batch of its own, and its time outweighs the host's
         return 1
     on_cpu = job.devices[0].platform == "cpu"
-    return job.config.runtime.steps_per_call or (1 if on_cpu else AT_ONCE)
+    return job.config.steps_per_call or (1 if on_cpu else AT_ONCE)
 
 
 def calls_of(recorder: Recorder, at_once: int = 1) -> Iterator[range]:
     """The steps that are left, those together that are taken in one call."""
-    runtime, every = recorder.config.runtime, _evaluation_every(recorder)
+    runtime, every = recorder.config, _evaluation_every(recorder)
     ends = {every, runtime.log_every_steps}
     ends |= {runtime.checkpoint_every_steps or every, runtime.keep_every_steps or every}
     start = recorder.start
@@ -141,7 +141,7 @@ def calls_of(recorder: Recorder, at_once: int = 1) -> Iterator[range]:
 
 def _evaluation_every(recorder: Recorder) -> int:
     """Steps between two evaluations, if there are some."""
-    return (recorder.config.evaluate.eval_every_epochs or 1) * recorder.steps_per_epoch
+    return (recorder.config.eval_every_epochs or 1) * recorder.steps_per_epoch
 
 
 @functools.lru_cache(maxsize=4)  # runs that differ in scalar hyper-parameters compile once
@@ -153,7 +153,7 @@ def _mapped_step(
     at_once: int,
     devices: tuple,
 ) -> Callable:
-    apply, _, _ = models.abstract(config.model)
+    apply, _, _ = models.abstract(config)
     options = {"cropped": cropped, "resident": resident}
     step = make_step_of(config, apply, total, axis_name=sharding.AXIS, **options)
     step = make_steps(step, at_once)
@@ -186,7 +186,7 @@ def fit(
       Stopped: as `train`.
     """
     total, every = recorder.total, _evaluation_every(recorder)
-    runtime = recorder.config.runtime
+    runtime = recorder.config
     log_every = runtime.log_every_steps
     with (
         StopSignals(command, f"all steps are done and saved in {recorder.where}") as stop,
@@ -260,17 +260,17 @@ def open_job(config: PretrainConfig, load: Callable = data.load) -> Job:
       UserError: for a config that does not fit the data or the devices.
     """
     run_folder.require_known(config)
-    devices = sharding.global_devices(config.runtime.devices)
-    sharding.check_batch_size(config.optimizer.batch_size, devices)
-    dataset = load(config.data, cache_dir=image_cache(config))
+    devices = sharding.global_devices(config.devices)
+    sharding.check_batch_size(config.batch_size, devices)
+    dataset = load(config, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
     if holds_custom(config.replace(source=None)):
         check_custom(config, dataset.pretrain, devices)
     digest = dataset.digest()
-    if config.objective.supervised_weight:
+    if config.supervised_weight:
         dataset = labelled(dataset)
-    resident = is_resident(dataset.pretrain, config.runtime.pipeline, devices)
+    resident = is_resident(dataset.pretrain, config.pipeline, devices)
     return Job(config, dataset, digest, devices, resident)
 
 
@@ -278,18 +278,18 @@ def make_run(job: Job) -> Run:
     """Network and the state at step 0: random, or that of the run to start from."""
     config, source = job.config, job.dataset.pretrain
     vocabulary = getattr(source, "vocabulary", None)
-    sampler = make_sampler(source, config.optimizer.batch_size, config.seed)
-    total = config.optimizer.epochs * sampler.steps_per_epoch
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
+    sampler = make_sampler(source, config.batch_size, config.seed)
+    total = config.epochs * sampler.steps_per_epoch
+    optimizer = make_optimizer(config, make_schedule(config, total))
     recorder = Recorder(config, sampler.steps_per_epoch, vocabulary, job.dataset)
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
-    apply, params, stats = models.create(config.model, network_key)
+    apply, params, stats = models.create(config, network_key)
     fresh = not run_folder.saved_steps(config)
     if config.init_from is not None and fresh and processes.is_first():
         params, stats = run_folder.initial_encoder(config, params, vocabulary)
     state = init_state(params, stats, optimizer)
-    if config.moco.queue_size:
-        queue = queue_init(queue_key, config.moco.queue_size, config.model.dim)
+    if config.queue_size:
+        queue = queue_init(queue_key, config.queue_size, config.dim)
         state = state._replace(momentum=Momentum(params, stats, queue))
     return Run(apply, sampler, step_key, state, recorder)
 
@@ -302,7 +302,7 @@ def _keys(seed: jax.Array) -> list[jax.Array]:
 
 def make_evaluate(job: Job, apply: Callable) -> Evaluate | None:
     """What scores the encoder while it trains, if the config asks for it."""
-    if job.config.evaluate.eval_every_epochs is None:
+    if job.config.eval_every_epochs is None:
         return None
     from hypersphere_jax.evaluate.online import make_evaluation  # which others need not import
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from hypersphere_jax.config import PretrainConfig, UserError, to_dict
+from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
 from hypersphere_jax.extras import how_to_install
 from hypersphere_jax.files import atomic_write
 
@@ -62,11 +62,11 @@ class MetricsWriter:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
-        wandb = config.runtime.log_to == "wandb"
+        wandb = config.log_to == "wandb"
         self._wandb = WandbRun(folder, config) if wandb else None
         kept = [record for record in read_metrics(folder) if record["step"] <= step]
         last = kept[-1]["step"] if kept else 0
-        if step - last >= config.runtime.log_every_steps:
+        if step - last >= config.log_every_steps:
             lost = "%s/metrics.jsonl has no lines of steps %d to %d any more"
             logger.warning(lost, folder, last + 1, step)
         lines = [f"{json.dumps(record)}\n".encode() for record in kept]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hypersphere_jax.config import OptimizerConfig
+from hypersphere_jax.configs import OptimizerConfig
 
 
 def make_schedule(

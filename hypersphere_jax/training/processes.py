@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hypersphere_jax import memory, signals
-from hypersphere_jax.config import RuntimeConfig, Stopped, UserError, differences, require
+from hypersphere_jax.configs import RuntimeConfig, Stopped, UserError, differences, require
 
 # The processes may start this far apart.
 INITIALIZATION_SECONDS = 300

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data
-from hypersphere_jax.config import Diverged, PretrainConfig, UserError
+from hypersphere_jax.configs import Diverged, PretrainConfig, UserError
 from hypersphere_jax.training import checkpoint, processes, run_folder, sharding
 from hypersphere_jax.training.metrics_log import MetricsWriter
 from hypersphere_jax.training.progress import Meter, Progress
@@ -40,9 +40,9 @@ class Recorder:
     ):
         self.config, self.folder = config, run_folder.folder_of(config)
         self.steps_per_epoch = steps_per_epoch
-        self.total = config.optimizer.epochs * steps_per_epoch
-        unit = "sentences" if config.model.reads_text else "images"
-        self.meter = Meter(config.optimizer.batch_size, unit)
+        self.total = config.epochs * steps_per_epoch
+        unit = "sentences" if config.reads_text else "images"
+        self.meter = Meter(config.batch_size, unit)
         self.title, self.where = config.name, str(self.folder)  # for messages
         self._vocabulary, self._dataset = vocabulary, dataset
         self._first: checkpoint.Tree | None = None  # the state at step 0, until it is saved
@@ -63,7 +63,7 @@ class Recorder:
         if not processes.is_first():
             yield
             return
-        if self.config.runtime.resume == "overwrite":
+        if self.config.resume == "overwrite":
             run_folder.remove(self.folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.lock(self.folder))
@@ -74,7 +74,7 @@ class Recorder:
             )
             if self._vocabulary is not None:
                 run_folder.write_vocabulary(self.folder, self._vocabulary)
-            runtime = self.config.runtime
+            runtime = self.config
             self._checkpoints = checkpoint.Checkpoints(
                 self.folder / "checkpoints", runtime.keep_last, runtime.keep_every_steps
             )
@@ -150,7 +150,7 @@ class Recorder:
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be saved after this step."""
-        runtime = self.config.runtime
+        runtime = self.config
         multiples = (runtime.checkpoint_every_steps, runtime.keep_every_steps)
         passed = time.monotonic() - self._saved_at
         late = passed > 60 * runtime.checkpoint_every_minutes and self._checkpoints is not None
@@ -190,7 +190,7 @@ class Recorder:
         """
         self._check_finite(step, finite)
         try:
-            scores = evaluate(encoder["params"], encoder["stats"], self.config.objective)
+            scores = evaluate(encoder["params"], encoder["stats"], self.config)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
         return scores if self._log is None else self._log.extend(scores)

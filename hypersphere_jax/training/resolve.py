@@ -1,6 +1,5 @@
 """A config with its open fields filled in from the data, and refused where it does not fit them."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import augment, data, models
-from hypersphere_jax.config import PretrainConfig, UserError, require
+from hypersphere_jax.configs import PretrainConfig, UserError, require
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import objectives, sharding
@@ -31,54 +30,51 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     is_text = isinstance(dataset.pretrain, data.Corpus)
     kinds = ("sentences", "images") if is_text else ("images", "sentences")
     require(
-        is_text == config.model.reads_text,
-        f"{dataset.origin} holds {kinds[0]}, and model={config.model.name} is for {kinds[1]}"
+        is_text == config.reads_text,
+        f"{dataset.origin} holds {kinds[0]}, and model={config.model} is for {kinds[1]}"
         + (": take model=sentence_gru" if is_text else ""),
     )
     if is_text:
         return _resolved_text(config, dataset)
-    recipe = config.data.recipe or ("none" if config.data.augment else dataset.recipe)
-    shape, size = dataset.pretrain.image_shape, config.model.image_size
+    recipe = config.recipe or ("none" if config.augment else dataset.recipe)
+    shape, size = dataset.pretrain.image_shape, config.image_size
     require(
         bool(shape or size),
         f"the images of {dataset.pretrain.origin} differ in size: give the side of those that "
         "enter the network, such as image_size=224",
     )
     size = size or max(shape[:2])
-    extra = config.data.extra_channels
+    extra = config.extra_channels
     try:
-        whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
+        whole = augment.recipe_of(config.replace(recipe=recipe))
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
         view = jax.eval_shape(evaluate, _image(config, dataset.pretrain, size))
     except ValueError as error:
-        if config.data.preprocess is not None:  # an error in the user's code
+        if config.preprocess is not None:  # an error in the user's code
             raise
         raise UserError(f"recipe={recipe}: {error}") from error
-    supervised = config.objective.supervised_weight > 0
+    supervised = config.supervised_weight > 0
     require(
-        bool(dataset.class_names) or not objectives.uses_labels(config.objective),
+        bool(dataset.class_names) or not objectives.uses_labels(config),
         f"the loss takes labels, and the images of {dataset.origin} have none: leave "
         "supervised_weight= out, or take another loss",
     )
-    model = dataclasses.replace(config.model, image_size=size, channels=view.shape[-1])
-    if model.network is None:
-        norm = model.batch_norm or ("split" if config.moco.queue_size else "sync")
-        classes = len(dataset.class_names) if supervised else 0
-        model = dataclasses.replace(model, num_classes=classes, batch_norm=norm)
+    filled: dict[str, Any] = {"image_size": size, "in_channels": view.shape[-1], "recipe": recipe}
+    if config.network is None:
+        default_norm = "split" if config.queue_size else "sync"
+        filled["batch_norm"] = config.batch_norm or default_norm
+        filled["num_classes"] = len(dataset.class_names) if supervised else 0
     else:
         require(not supervised, "supervised_weight= is for this package's networks: pass a loss=")
-        model = dataclasses.replace(model, dim=models.layers(model)["output"][0])
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, recipe=recipe, **data.located(config.data)),
-        objective=objectives.resolved(config.objective),
-        model=models.resolved(model),
-    )
+        network = config.replace(image_size=size, in_channels=view.shape[-1])
+        filled["dim"] = models.layers(network)["output"][0]
+    config = objectives.resolved(config.replace(**filled, **data.located(config)))
+    return config.replace(stem=models.resolved(config).stem)
 
 
 def _image(config: PretrainConfig, source: data.Source, size: int) -> jax.ShapeDtypeStruct:
     """An image of a source, or one of the network's size where images differ in size."""
-    channels = (config.data.channels or 3) + config.data.extra_channels
+    channels = (config.channels or 3) + config.extra_channels
     return jax.ShapeDtypeStruct(source.image_shape or (size, size, channels), np.uint8)
 
 
@@ -88,29 +84,29 @@ def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence)
     Raises:
       UserError: for one that returns something of the wrong kind.
     """
-    size, extra = config.model.image_size, config.data.extra_channels
+    size, extra = config.image_size, config.extra_channels
     key = jax.eval_shape(jax.random.key, 0)
-    transform = augment.make_augment(augment.recipe_of(config.data), size, extra_channels=extra)
+    transform = augment.make_augment(augment.recipe_of(config), size, extra_channels=extra)
     view = jax.eval_shape(transform, key, _image(config, source, size))
     require(
-        view.shape[-1] == config.model.channels,
+        view.shape[-1] == config.in_channels,
         f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
-        f"{config.model.channels}: change augment= or preprocess=",
+        f"{config.in_channels}: change augment= or preprocess=",
     )
-    rows = config.optimizer.batch_size // len(devices)
-    apply, params, stats = models.abstract(config.model)
+    rows = config.batch_size // len(devices)
+    apply, params, stats = models.abstract(config)
 
     def loss(params, stats, views, labels, queue, key):
         layers = apply(params, stats, views, True, sharding.AXIS)[0]
-        if not config.moco.queue_size:
-            objective = objectives.make_objective(config.objective)
+        if not config.queue_size:
+            objective = objectives.make_objective(config)
             return objective(layers, layers, labels, sharding.AXIS, key)[0]
-        objective = objectives.make_queue_objective(config.objective)
+        objective = objectives.make_queue_objective(config)
         return objective(layers["output"], layers["output"], queue, sharding.AXIS)[0]
 
     views = jax.ShapeDtypeStruct((rows, *view.shape), view.dtype)
     labels = jax.ShapeDtypeStruct((rows,), np.int32)
-    queue = jax.ShapeDtypeStruct((config.moco.queue_size, config.model.dim), np.float32)
+    queue = jax.ShapeDtypeStruct((config.queue_size, config.dim), np.float32)
     each = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((len(sharding.local(devices)), *x.shape), x.dtype),
         (params, stats, views, labels, queue, key),
@@ -120,15 +116,15 @@ def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence)
 
 def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     for unfit, flag in (
-        (config.moco.queue_size > 0, "queue_size="),
-        (config.objective.supervised_weight > 0, "supervised_weight="),
-        (config.evaluate.eval_every_epochs is not None, "eval_every_epochs="),
-        (config.runtime.pipeline != "auto", "pipeline="),
-        (config.runtime.workers > 0, "workers="),
+        (config.queue_size > 0, "queue_size="),
+        (config.supervised_weight > 0, "supervised_weight="),
+        (config.eval_every_epochs is not None, "eval_every_epochs="),
+        (config.pipeline != "auto", "pipeline="),
+        (config.workers > 0, "workers="),
     ):
         require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
     source: Any = dataset.pretrain  # a corpus
-    size = config.optimizer.batch_size
+    size = config.batch_size
     used = size * make_sampler(source, size, config.seed).steps_per_epoch
     if used < MOST_USED * len(source):
         logger.warning(
@@ -138,10 +134,9 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
             len(source),
             size,
         )
-    return dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, recipe=dataset.recipe, **data.located(config.data)),
-        model=dataclasses.replace(config.model, vocabulary=len(source.vocabulary)),
+    vocabulary_size = len(source.vocabulary)
+    return config.replace(
+        recipe=dataset.recipe, vocabulary_size=vocabulary_size, **data.located(config)
     )
 
 
@@ -151,15 +146,15 @@ def check_batch_norm(config: PretrainConfig, devices: int) -> None:
     Raises:
       UserError: for groups that do not fit, or would give the positives away.
     """
-    norm, groups = config.model.batch_norm, config.model.bn_groups
-    batch_size = config.optimizer.batch_size
+    norm, groups = config.batch_norm, config.bn_groups
+    batch_size = config.batch_size
     if norm == "split":
         require(
             groups % devices == 0 and batch_size % groups == 0,
             f"bn_groups={groups}: must be a multiple of the {devices} device(s), and divide "
             f"batch_size={batch_size}",
         )
-    if not config.moco.queue_size:
+    if not config.queue_size:
         return
     require(
         not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),

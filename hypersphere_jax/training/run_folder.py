@@ -6,42 +6,45 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from hypersphere_jax import data, models
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
+    EvaluateConfig,
+    ModelConfig,
     PretrainConfig,
     RuntimeConfig,
     UserError,
     differences,
     from_dict,
     require,
+    section,
     to_dict,
 )
-from hypersphere_jax.config.base import Custom, did_you_mean
+from hypersphere_jax.configs.base import C, Custom, did_you_mean
 from hypersphere_jax.data.batches import image_cache
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoint, processes
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+D = TypeVar("D", bound=DataConfig)
 SHOWN = 8  # names of runs in a message
 VOCABULARY = "vocabulary.txt"
-# Where a run is kept and how it is carried out: not part of `training_config`.
-NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
+# Options that do not change the numbers of a run.
+NOT_COMPARED = {"name", "runs_dir"}
+for _section in (RuntimeConfig, EvaluateConfig):
+    NOT_COMPARED |= {field.name for field in fields(_section)}
 # Of the runtime: of one session alone, and not kept as options of the run.
 PROCESSES = ("processes", "coordinator", "num_processes", "process_index")
 SCHEDULE = ("epochs", "decay_at")  # options of the optimizer that may change with extend=True
 OF_SESSION = ("resume", "extend", "profile", *PROCESSES)
 # Of config.json, what is read.
-SESSION = {"command?": str, "device": {"count": int}, "from_step?": int}
-RECORD = {"config": PretrainConfig, "data_digest": str, "sessions": [SESSION]}
-RECORD |= {"data?": {"labels?": bool, "test_split?": bool}}
 
 
 class Encoder(NamedTuple):
@@ -92,7 +95,7 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
 
 def saved_steps(config: PretrainConfig) -> list[int]:
     """Steps of the checkpoints that a config's run continues from, in order."""
-    overwrite = config.runtime.resume == "overwrite"
+    overwrite = config.resume == "overwrite"
     return [] if overwrite else checkpoint.steps(folder_of(config) / "checkpoints")
 
 
@@ -155,7 +158,7 @@ def open_folder(
     if dataset is not None:
         has_test = dataset.test is not None
         record["data"] = {"labels": bool(dataset.class_names), "test_split": has_test}
-    record["config"] = to_dict(replace(config, runtime=of_all_sessions(config.runtime)))
+    record["config"] = to_dict(of_all_sessions(config))
     kind = devices[0].device_kind
     session: dict[str, Any] = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -187,16 +190,17 @@ def record_start(folder: Path, step: int) -> None:
     write_json(folder / "config.json", record)
 
 
-def of_all_sessions(runtime: RuntimeConfig) -> RuntimeConfig:
-    """The options that the next session has, too, unless it is given others."""
-    return replace(runtime, **{name: getattr(RuntimeConfig, name) for name in OF_SESSION})
+def of_all_sessions(config: C) -> C:
+    """Return a config without the options that apply to one session only."""
+    return config.replace(**{name: getattr(RuntimeConfig, name) for name in OF_SESSION})
 
 
 def read_config(folder: Path) -> PretrainConfig:
     """The config of the run in a folder."""
-    values = read_record(folder)["config"]
-    where = f"{folder / 'config.json'}: config."
-    return from_dict(PretrainConfig, values, where)
+    try:
+        return from_dict(PretrainConfig, read_record(folder)["config"])
+    except UserError as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from error
 
 
 def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
@@ -211,7 +215,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """
     try:
         config = read_config(folder)
-        dataset = data.load(moved(config.data, data_dir), cache_dir=image_cache(config))
+        dataset = data.load(moved(config, data_dir), cache_dir=image_cache(config))
     except UserError as error:
         hint = "; if the data of this run were moved, say where with data_dir="
         raise UserError(f"{error}{hint}") from error
@@ -232,7 +236,7 @@ def read_vocabulary(folder: Path) -> tuple[str, ...]:
     """The words of a run of text, by number; UserError when their file is missing or cut."""
     file = folder / VOCABULARY
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    words, known = tuple(text.split("\n")[:-1]), read_config(folder).model.vocabulary
+    words, known = tuple(text.split("\n")[:-1]), read_config(folder).vocabulary_size
     require(
         len(words) == known,
         f"{file} has {len(words)} words, and the encoder knows {known}: the same `pretrain` "
@@ -241,17 +245,17 @@ def read_vocabulary(folder: Path) -> tuple[str, ...]:
     return words
 
 
-def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
+def moved(config: D, data_dir: str | None) -> D:
     """The config of the same data in another place, or in its own where that is None."""
     if data_dir is None:
         return config
-    field = "name" if Path(config.name).is_absolute() else "data_dir"
-    return replace(config, **{field: data_dir})
+    field = "data" if Path(config.data).is_absolute() else "data_dir"
+    return config.replace(**{field: data_dir})
 
 
 def require_images(folder: Path, verb: str) -> None:
     """Raises UserError for a run of sentences, where a verb needs images."""
-    text = read_config(folder).model.reads_text
+    text = read_config(folder).reads_text
     require(not text, f"{verb} is for encoders of images, and {folder} is of sentences")
 
 
@@ -267,11 +271,12 @@ def test_split(dataset: data.Dataset) -> data.Source:
 def training_config(config: PretrainConfig) -> dict[str, Any]:
     """The part of a config that determines the results: must not change between two sessions."""
     kept = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
-    # Of the data the digest is compared: they may have moved.
-    places: dict[str, Any] = {"data_dir": None, "classes": None, "bad_images": None}
-    if "/" in kept["data"]["name"]:
-        places["name"] = "a path"
-    return kept | {"data": kept["data"] | places}
+    # The data may have moved; their digest is compared.
+    for name in ("data_dir", "classes", "bad_images"):
+        del kept[name]
+    if "/" in kept["data"]:
+        kept["data"] = "a path"
+    return kept
 
 
 def lock(folder: Path) -> contextlib.AbstractContextManager:
@@ -291,7 +296,7 @@ def load_encoder(
       config: of the run, with what is the user's own in it; None: as it is on disk.
     """
     config = config or read_config(folder)
-    apply, params, stats = models.abstract(config.model)
+    apply, params, stats = models.abstract(config)
     like = {"params": params, "stats": stats}
     step, tree = checkpoint.restore(folder / "checkpoints", like, step)
     return Encoder(apply, tree["params"], tree["stats"], config, folder, step)
@@ -311,17 +316,18 @@ def initial_encoder(
       UserError: for a run of another encoder, or of other words than the vocabulary.
     """
     folder = find(config.init_from, config.runs_dir)
-    encoder = read_config(folder).model
+    encoder = read_config(folder)
     require(
         vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
-        f"init_from={config.init_from}: it knows other words than {config.data.name}; "
+        f"init_from={config.init_from}: it knows other words than {config.data}; "
         "prepare that text as the run's was",
     )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
-    source = replace(config.model, **classifier)
+    model = section(config, ModelConfig)
+    source = model.replace(**classifier)
     like = dict(zip(("params", "stats"), models.abstract(source)[1:], strict=True))
     _, tree = checkpoint.restore(folder / "checkpoints", like, config.init_step)
-    if source != config.model:  # in their classifiers, that is
+    if source != model:  # the classifiers differ
         tree["params"] = models.with_classifier(tree["params"], params)
     return tree["params"], tree["stats"]
 
@@ -338,12 +344,13 @@ def _check_continues(
     before, now = training_config(old), training_config(config)
     changed = differences(before, now)
     for values in (before, now):
-        values["optimizer"] = {k: v for k, v in values["optimizer"].items() if k not in SCHEDULE}
+        for name in SCHEDULE:
+            del values[name]
     first = record["sessions"][0]
-    begun, local = first["device"]["count"], config.model.batch_norm == "local"
+    begun, local = first["device"]["count"], config.batch_norm == "local"
     other_name = "choose another name="
     for applies, reason in (
-        (config.runtime.resume == "never", f"holds a run, and resume=never: {other_name}"),
+        (config.resume == "never", f"holds a run, and resume=never: {other_name}"),
         (
             "imported" in first,
             f"holds an imported encoder: {other_name}, and begin with it by init_from=",
@@ -355,7 +362,7 @@ def _check_continues(
         ),
         (
             record["data_digest"] != digest,
-            f"is of images or labels that {config.data.name} no longer has: restore them, or "
+            f"is of images or labels that {config.data} no longer has: restore them, or "
             f"{other_name}",
         ),
         (
@@ -370,17 +377,17 @@ def _has_other_schedule(
     folder: Path, old: PretrainConfig, new: PretrainConfig, epochs_done: float
 ) -> bool:
     """Whether a resumed run follows another schedule, which `extend=True` allows."""
-    before, now = ({k: getattr(c.optimizer, k) for k in SCHEDULE} for c in (old, new))
+    before, now = ({k: getattr(c, k) for k in SCHEDULE} for c in (old, new))
     changes = "; ".join(differences(before, now))
     if not changes:
         return False
     least = math.ceil(epochs_done)
     require(
-        new.optimizer.epochs >= least,
+        new.epochs >= least,
         f"{folder} is at epoch {epochs_done:.4g}: give epochs={least} or more",
     )
     require(
-        new.runtime.extend,
+        new.extend,
         f"{folder} has another schedule ({changes}): resume it by the new one with extend=True, or "
         "choose another name=",
     )
@@ -390,10 +397,10 @@ def _has_other_schedule(
 def require_known(config: PretrainConfig) -> None:
     """Raises UserError for a config that lacks its run, or parts of the user's own that it has."""
     folder = folder_of(config)
-    if config.runtime.resume == "overwrite":
+    if config.resume == "overwrite":
         return
     if not (folder / "config.json").is_file():
-        missing = config.runtime.extend and processes.is_first()
+        missing = config.extend and processes.is_first()
         require(not missing, f"extend=True: {_no_run(config.name, config.runs_dir)}")
         return
     parts = _own(read_config(folder), config)  # names alone, as read from a file
@@ -407,16 +414,16 @@ def require_known(config: PretrainConfig) -> None:
 
 def _own(*configs: PretrainConfig) -> list[tuple[Any, ...]]:
     """The user's own parts by the names that `train` has for them, and what each config has."""
-    places = {
-        "network": ("model", "network"),
-        "loss": ("objective", "function"),
-        "augment": ("data", "augment"),
-        "preprocess": ("data", "preprocess"),
-        "data": ("data", "source"),
+    fields_by_name = {
+        "network": "network",
+        "loss": "function",
+        "augment": "augment",
+        "preprocess": "preprocess",
+        "data": "source",
     }
     return [
-        (name, *(getattr(getattr(config, part), field) for config in configs))
-        for name, (part, field) in places.items()
+        (name, *(getattr(config, field) for config in configs))
+        for name, field in fields_by_name.items()
     ]
 
 
@@ -434,4 +441,6 @@ def _no_run(name: str, runs_dir: str | Path) -> str:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The config.json of a run; UserError where it is none."""
-    return read_json(folder / "config.json", RECORD, "take it from a copy of the run")
+    file = folder / "config.json"
+    keys = ("config", "data_digest", "sessions")
+    return read_json(file, keys, "take it from a copy of the run")

@@ -16,8 +16,8 @@ import numpy as np
 import optax
 
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
-from hypersphere_jax.config import MocoConfig, PretrainConfig
-from hypersphere_jax.config.objective import WEIGHTS
+from hypersphere_jax.configs import MocoConfig, PretrainConfig
+from hypersphere_jax.configs.objective import WEIGHTS
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -36,15 +36,22 @@ from hypersphere_jax.training.objectives import (
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
-# Scalar hyper-parameters: arguments of the step, so that runs of other values compile nothing.
-SCALARS = {
-    "objective": (
-        *WEIGHTS,
-        *("contrastive_tau", "align_alpha", "uniform_t"),
-        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
-    ),
-    "optimizer": ("learning_rate", "weight_decay", "momentum"),
-}
+# Scalar hyper-parameters are arguments of the step, so that runs with other values share a program.
+SCALARS = (
+    *WEIGHTS,
+    "contrastive_tau",
+    "align_alpha",
+    "uniform_t",
+    "loss_tau",
+    "loss_alpha",
+    "loss_lam",
+    "loss_factor",
+    "learning_rate",
+    "weight_decay",
+    "momentum",
+)
+# Options that tell runs apart and do not enter the program.
+IDENTITY = ("name", "runs_dir", "seed", "init_from", "init_step")
 
 
 class Momentum(NamedTuple):
@@ -74,35 +81,21 @@ def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation)
 
 
 def structure(config: PretrainConfig) -> PretrainConfig:
-    """What runs of one program share: all but scalar hyper-parameters, seed, start and name.
+    """Compilation key: the config without traced scalars, seed and run identity.
 
-    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    Whether a weight is zero belongs to it, because a term without weight stays out of the loss.
     """
     standard = PretrainConfig()
-    objective = {name: getattr(standard.objective, name) for name in SCALARS["objective"]}
-    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
-    optimizer = {name: getattr(standard.optimizer, name) for name in SCALARS["optimizer"]}
-    places = ("name", "runs_dir", "seed", "init_from", "init_step")
-    return dataclasses.replace(
-        config,
-        **{name: getattr(standard, name) for name in places},
-        objective=dataclasses.replace(config.objective, **objective),
-        optimizer=dataclasses.replace(config.optimizer, **optimizer),
-    )
+    shared = {name: getattr(standard, name) for name in (*SCALARS, *IDENTITY)}
+    shared |= {name: float(getattr(config, name) > 0) for name in WEIGHTS}
+    return dataclasses.replace(config, **shared)
 
 
-def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
-    """A config's scalar hyper-parameters, as `make_step_of`'s step takes them; float32.
-
-    Those that its loss does not have, None in a config with open fields filled in, are left out.
-    """
+def scalars_of(config: PretrainConfig) -> dict[str, np.ndarray]:
+    """Return the scalar hyper-parameters that a config's loss has, as float32."""
+    values = {name: getattr(config, name) for name in SCALARS}
     return {
-        part: {
-            name: np.asarray(value, np.float32)
-            for name in names
-            if (value := getattr(getattr(config, part), name)) is not None
-        }
-        for part, names in SCALARS.items()
+        name: np.asarray(value, np.float32) for name, value in values.items() if value is not None
     }
 
 
@@ -131,15 +124,14 @@ def make_step_of(
     """
 
     def step(state, images, labels, indices, key, scalars):
-        rule = scalars["optimizer"]
-        schedule = make_schedule(config.optimizer, total, rule["learning_rate"])
-        optimizer = make_optimizer(config.optimizer, schedule, rule)
+        schedule = make_schedule(config, total, scalars["learning_rate"])
+        optimizer = make_optimizer(config, schedule, scalars)
         one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
         rate = jnp.float32(schedule(state.step))
         state, metrics = one(state, images, labels, indices, key)
         return state, metrics | {"lr": rate}
 
-    precision = config.runtime.matmul_precision
+    precision = config.matmul_precision
     return step if precision is None else jax.default_matmul_precision(precision)(step)
 
 
@@ -178,33 +170,32 @@ def make_steps(step: Callable, at_once: int = 1) -> Callable:
 
 
 def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):
-    scalars = scalars["objective"]
-    if config.model.reads_text:
-        objective = make_sentence_objective(config.objective, scalars)
+    if config.reads_text:
+        objective = make_sentence_objective(config, scalars)
         return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
     augment = make_augment(
-        recipe_of(config.data),
-        config.model.image_size,
+        recipe_of(config),
+        config.image_size,
         cropped=cropped,
-        extra_channels=config.data.extra_channels,
+        extra_channels=config.extra_channels,
     )
-    if not config.moco.queue_size:
-        objective = make_objective(config.objective, scalars)
+    if not config.queue_size:
+        objective = make_objective(config, scalars)
         return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
     separate = None
-    if config.model.batch_norm in ("split", "local"):
-        groups = config.model.bn_groups if config.model.batch_norm == "split" else None
+    if config.batch_norm in ("split", "local"):
+        groups = config.bn_groups if config.batch_norm == "split" else None
         separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
     return make_moco_step(
         apply,
-        make_queue_objective(config.objective, scalars),
+        make_queue_objective(config, scalars),
         optimizer,
         augment,
         axis_name=axis_name,
         separate=separate,
         resident=resident,
-        decay=ema_decay(config.moco, total),
-        own_stats=config.moco.ema_stats == "own",
+        decay=ema_decay(config, total),
+        own_stats=config.ema_stats == "own",
     )
 
 

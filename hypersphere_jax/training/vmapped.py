@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, memory, models
-from hypersphere_jax.config import Diverged, PretrainConfig, require
+from hypersphere_jax.configs import Diverged, PretrainConfig, require
 from hypersphere_jax.data.batches import vmapped_batches
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import run_folder, sharding
@@ -75,9 +75,9 @@ def train_vmapped(
         goes on.
     """
     require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    multi = any(config.runtime.multi_process for config in configs) or jax.process_count() > 1
+    multi = any(config.multi_process for config in configs) or jax.process_count() > 1
     require(not multi, "encoders train in one program on one machine: start one on each")
-    several = any((config.runtime.steps_per_call or 1) > 1 for config in configs)
+    several = any((config.steps_per_call or 1) > 1 for config in configs)
     require(not several, "steps_per_call=: encoders in one program take one step at a time")
     folders = [run_folder.folder_of(config).resolve() for config in configs]
     for folder in folders:
@@ -89,7 +89,7 @@ def train_vmapped(
         first = jobs[group[0]]
         compiled = functools.cache(functools.partial(_compiled, first))
         limit = MEMORY_SHARE * sharding.memory(first.devices)
-        with sharding.kept_compiled(first.config.runtime.cache_dir):
+        with sharding.kept_compiled(first.config.cache_dir):
             for part in np.array_split(group, _parts(len(group), at_most, limit, compiled)):
                 trained = _train([jobs[i] for i in part], command, compiled)
                 outcomes |= dict(zip(part, trained, strict=True))
@@ -239,10 +239,10 @@ def _groups(jobs: Sequence[Job]) -> list[list[int]]:
     """The places of the jobs, those together that can train in one program."""
     groups: dict[Any, list[int]] = {}
     for i, (config, dataset, _, _, resident) in enumerate(jobs):
-        sampler = make_sampler(dataset.pretrain, config.optimizer.batch_size, config.seed)
+        sampler = make_sampler(dataset.pretrain, config.batch_size, config.seed)
         saved = run_folder.saved_steps(config) or [0]
-        done = saved[-1] >= config.optimizer.epochs * sampler.steps_per_epoch
-        alone = done or not resident or config.moco.queue_size > 0
+        done = saved[-1] >= config.epochs * sampler.steps_per_epoch
+        alone = done or not resident or config.queue_size > 0
         groups.setdefault(i if alone else (structure(config), saved[-1]), []).append(i)
     return list(groups.values())
 
@@ -273,10 +273,10 @@ def _bytes_needed(compiled: Callable, n: int) -> float:
 def _compiled(job: Job, n: int) -> Any:
     """The step of n encoders, compiled."""
     config, source, devices = job.config, job.dataset.pretrain, job.devices
-    size = config.optimizer.batch_size
-    total = config.optimizer.epochs * (len(source) // size)
-    apply, params, stats = models.abstract(config.model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, total))
+    size = config.batch_size
+    total = config.epochs * (len(source) // size)
+    apply, params, stats = models.abstract(config)
+    optimizer = make_optimizer(config, make_schedule(config, total))
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
     key = jax.eval_shape(jax.random.key, 0)
     indices = jax.ShapeDtypeStruct((size // len(devices),), np.int32)

@@ -34,7 +34,7 @@ from benchmarks import (
 from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import small_alexnet, winograd
 from hypersphere_jax.models.convolution import convolution as convolution_of_models
 from hypersphere_jax.models.norm import BatchNorm
@@ -69,7 +69,7 @@ def test_every_option_arrives(monkeypatch):
 @pytest.mark.slow
 def test_layers_are_those_of_the_step(monkeypatch):
     """With the arithmetic of each, and no gradient of images; views pass at once or in turn."""
-    config = ModelConfig("small_cnn", dim=16, image_size=8, channels=1, width=0.5)
+    config = ModelConfig("small_cnn", dim=16, image_size=8, in_channels=1, width=0.5)
     images = train_step.images_of(config, 4)
     begin = train_step.stepper(config, images, 4, "none")
     with layers.recorded() as found:

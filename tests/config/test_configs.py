@@ -10,7 +10,7 @@ from hypersphere_jax import config as of
 
 NAN, INF = float("nan"), float("inf")
 SECOND = {"coordinator": "a:7000", "num_processes": 2, "process_index": 1}
-L2, QUEUE = {"l2": (1.0,)}, {"moco": of.MocoConfig(4)}
+L2, QUEUE = {"l2": (1.0,)}, {"queue_size": 4}
 LABELLED = of.ObjectiveConfig(supervised_weight=1), of.ObjectiveConfig(loss="dcl")
 # Of each config: what it takes, then what it refuses.
 CASES = [
@@ -92,7 +92,7 @@ def test_defaults_are_those_of_the_papers():
 
 def test_to_json_and_back():
     rule = of.OptimizerConfig(decay_at=(0.5, 0.75), adam_betas=(0.5, 0.9))
-    config = of.PretrainConfig(seed=3, data=of.DataConfig(folds=5, fold=2), optimizer=rule)
+    config = of.PretrainConfig(seed=3, folds=5, fold=2, optimizer=rule)
     plain = of.to_dict(config)
     assert plain["optimizer"]["decay_at"] == [0.5, 0.75]
     again = of.from_dict(of.PretrainConfig, plain)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypersphere_jax.config import PrepareTextConfig, UserError
+from hypersphere_jax.configs import PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 
 equal = np.testing.assert_array_equal

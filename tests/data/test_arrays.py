@@ -6,7 +6,7 @@ import numpy as np
 from data_cases import equal, images, why
 from sklearn.datasets import load_digits
 
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data import Arrays, load
 from hypersphere_jax.data.subsets import Concatenated
 from hypersphere_jax.data.synthetic import BitChannels, RandomBits

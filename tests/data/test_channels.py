@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tiny_runs
 from data_cases import encoded, equal, picture, why, write
+from hypersphere_jax.configs.from_file import with_file
 from PIL import Image
 
 from hypersphere_jax import augment, data
 from hypersphere_jax.augment import colour
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     DataConfig,
     InspectConfig,
     MetricsConfig,
@@ -19,7 +20,6 @@ from hypersphere_jax.config import (
     ProbeConfig,
     from_dict,
 )
-from hypersphere_jax.config.from_file import with_file
 from hypersphere_jax.data import data_verb
 from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
@@ -75,12 +75,10 @@ def test_data_of_one_channel(mixed):
 
 def test_networks_take_one_channel(mixed):
     for recipe in augment.RECIPES:
-        config = PretrainConfig(
-            data=DataConfig(str(mixed), channels=1, recipe=recipe), image_size=8
-        )
-        assert resolve(config, data.load(config.data)).model.channels == 1, recipe
+        config = PretrainConfig(data=str(mixed), channels=1, recipe=recipe, image_size=8)
+        assert resolve(config, data.load(config)).in_channels == 1, recipe
     config = PretrainConfig(data=str(mixed), channels=3, image_size=8)
-    assert resolve(config, data.load(config.data)).model.channels == 3
+    assert resolve(config, data.load(config)).in_channels == 3
 
 
 def test_recipes_of_grey_images(rng):
@@ -123,10 +121,10 @@ def test_the_option_and_the_networks_field(tmp_path):
     file = tmp_path / "some.json"
     file.write_text(json.dumps({"channels": 1}))
     for config in (PretrainConfig(channels=1), with_file(PretrainConfig(), str(file))):
-        assert (config.data.channels, config.model.channels) == (1, None)
+        assert (config.channels, config.in_channels) == (1, None)
     old = {"data": {"name": "digits"}, "model": {"channels": 3}}
     config = from_dict(PretrainConfig, old)
-    assert (config.data.channels, config.model.channels) == (None, 3)
+    assert (config.channels, config.in_channels) == (None, 3)
     assert "channels=2: must be 1 (grey) or 3 (RGB)" in why(lambda: DataConfig(channels=2))
 
 
@@ -148,15 +146,15 @@ def test_a_run_of_grey_images_without_labels(mixed, tmp_path):
         file.rename(mixed / f"{file.parent.name}{file.name}")
     for animal in ("cat", "dog"):
         (mixed / animal).rmdir()
-    parts = {"data": DataConfig(str(mixed), channels=1), "image_size": 8, "batch_size": 6}
+    parts = {"data": str(mixed), "channels": 1, "image_size": 8, "batch_size": 6}
     config = tiny_runs.images(tmp_path).replace(epochs=1, **parts)
     folder = loop.train(config)
     result = run_metrics(MetricsConfig(str(folder), devices=1))
     assert result["n"] == 2 and np.isfinite([result["align"], result["uniform"]]).all()
     encoder = load(folder)
-    assert encoder.config.model.channels == 1
+    assert encoder.config.in_channels == 1
     files = sorted(mixed.iterdir())
-    held_out = data.load(config.data).test
+    held_out = data.load(config).test
     names = [files[i] for i in held_out.source.indices]
     x = split_features(run_folder.load_encoder(folder), held_out, ["output"], jax.devices()[:1])
     np.testing.assert_allclose(encoder(names), x.features["output"].x, atol=1e-5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data import custom
 from hypersphere_jax.data.custom import Items, as_image, as_source
 from hypersphere_jax.data.source import Arrays

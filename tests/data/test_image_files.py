@@ -15,7 +15,7 @@ from data_cases import encoded, equal, images, picture, why, write, zipped
 from PIL import Image, ImageFile
 
 from hypersphere_jax import cache_files
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data import decode as decoding
 from hypersphere_jax.data import image_files
 from hypersphere_jax.data.decode import decode, image_size

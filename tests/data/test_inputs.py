@@ -7,7 +7,7 @@ from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax import data
-from hypersphere_jax.config import DataConfig, UserError
+from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.inputs import as_image, as_images
 
@@ -67,7 +67,7 @@ class Pairs:
 
 def of_file(images, folder):
     np.save(folder / "images.npy", images)
-    return data.load(DataConfig(name=str(folder / "images.npy"), folds=3)).train.source.images
+    return data.load(DataConfig(data=str(folder / "images.npy"), folds=3)).train.source.images
 
 
 ENTRIES = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from data_cases import encoded, equal, images, picture, why, write, zipped
 
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data import load
 from hypersphere_jax.data.decode import decode
 from hypersphere_jax.data.image_files import is_image_tree, open_image_files

@@ -10,7 +10,7 @@ from PIL import Image
 from tfds_cases import example, noise, write
 
 from hypersphere_jax import data, plots
-from hypersphere_jax.config import DataConfig, InspectConfig
+from hypersphere_jax.configs import DataConfig, InspectConfig
 from hypersphere_jax.data import data_verb, load, subsets
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.data.statistics import statistics
@@ -43,7 +43,7 @@ def test_the_encoder_of_a_part_sees_that_part_and_what_has_no_label(tmp_path):
     records = [example(image, -1) for image in unlabelled]
     write(tmp_path, {"train": [labelled], "test": [labelled[:2]], "unlabelled": [records]})
     for part, n in (({}, 20), ({"fraction": 0.5}, 10), ({"folds": 4, "fold": 1}, 15)):
-        found = load(DataConfig(name="shapes", data_dir=str(tmp_path), **part))
+        found = load(DataConfig(data="shapes", data_dir=str(tmp_path), **part))
         assert len(found.train) == n
         assert found.pretrain.labels.tolist() == [*found.train.labels.tolist(), *[-1] * 7]
         equal(images(found.pretrain), [*images(found.train), *unlabelled])
@@ -60,17 +60,17 @@ def test_bits_are_more_channels():
     other = load(DataConfig(bits=60, subset_seed=1)).train
     assert not bits[0] & (bits[1] | {other[i]["image"][0, 0, 1:].tobytes() for i in range(397)})
     # Nor does a seed make the test split of another one's training split.
-    configs = [DataConfig(name="random_bits", bits=9, subset_seed=seed) for seed in range(3)]
+    configs = [DataConfig(data="random_bits", bits=9, subset_seed=seed) for seed in range(3)]
     splits = [split for config in configs for split in load(config)[:2]]
     assert len({split.digest for split in splits}) == 6 and load(configs[0]).recipe == "none"
 
 
 def test_names_and_places(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    by_path = load(DataConfig(name=str(folder)))
+    by_path = load(DataConfig(data=str(folder)))
     assert [len(by_path.train), len(by_path.test)] == [6, 3] and by_path.recipe == "stl10"
     for name, recipe in (("cifar100", "cifar10"), ("imagenet2012", "moco_v2"), ("stl10", "stl10")):
-        named = load(DataConfig(name=name, data_dir=str(folder)))
+        named = load(DataConfig(data=name, data_dir=str(folder)))
         assert named.recipe == recipe and named.digest() == by_path.digest()
     lacking = f"prepared in {tmp_path}"
     for name, said in (
@@ -79,9 +79,9 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
         ("CIFAR10", "^no data set 'CIFAR10'; did you mean 'cifar10'\\?$"),
         ("my-fotos", f"^no file or folder my-fotos, and .* {lacking} \\(see `data list`,"),
     ):
-        assert re.search(said, why(load, DataConfig(name=name))), name
+        assert re.search(said, why(load, DataConfig(data=name))), name
     monkeypatch.chdir(tmp_path)
-    config, some = DataConfig(name=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
+    config, some = DataConfig(data=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
     assert data.located(config) == {"name": str(folder), "data_dir": None, "classes": some}
 
 

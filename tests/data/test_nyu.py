@@ -8,7 +8,7 @@ import pytest
 from data_cases import equal, why
 from depth_cases import scenes, write_mat, write_splits
 
-from hypersphere_jax.config import DataConfig
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data import load, nyu
 
 

@@ -11,7 +11,7 @@ from depth_cases import scenes, write_mat
 
 from hypersphere_jax import augment, data, models
 from hypersphere_jax import cli as command_line
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.files import read_json
@@ -124,7 +124,7 @@ def top(tmp_path_factory):
         config = C.PretrainConfig(name=name, runs_dir=str(folder), data=where, model=model)
         config = resolve(config, dataset)
         run_folder.open_folder(config, jax.devices()[:1], dataset.digest(), "")
-        _, params, stats = models.create(config.model, jax.random.key(seed))
+        _, params, stats = models.create(config, jax.random.key(seed))
         with contextlib.closing(checkpoint.Checkpoints(folder / name / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})
     return folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import augment
-from hypersphere_jax.config import DataConfig, ModelConfig, PretrainConfig
+from hypersphere_jax.configs import ModelConfig, PretrainConfig
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.data.pipeline import TwoCrops
@@ -18,7 +18,7 @@ from hypersphere_jax.evaluate.features import augmented_features, pair_features
 from hypersphere_jax.evaluate.features import split_features as split
 from hypersphere_jax.training import run_folder
 
-MODEL = ModelConfig(dim=6, width=0.25, image_size=8, channels=1)
+MODEL = ModelConfig(dim=6, width=0.25, image_size=8, in_channels=1)
 as_seen = jax.vmap(augment.make_evaluate("digits", 8))
 ONE, TWO = jax.devices()[:1], jax.devices()[:2]
 
@@ -32,7 +32,7 @@ def layers_of(params, stats, x, train):
 @pytest.fixture
 def encoder(tmp_path):
     params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
-    config = PretrainConfig(model=MODEL, data=DataConfig(recipe="digits"))
+    config = PretrainConfig(model=MODEL, recipe="digits")
     return run_folder.Encoder(layers_of, params, stats, config, tmp_path, 0)
 
 
@@ -63,7 +63,7 @@ def showing(encoder, recipe):
     """An encoder whose output is the image that it is given."""
     apply = lambda p, s, x, train: ({"output": x.reshape(len(x), -1), "conv2": x}, s)  # noqa: E731
     model = dataclasses.replace(MODEL, channels=3)
-    config = PretrainConfig(model=model, data=DataConfig(recipe=recipe, bad_images="skip"))
+    config = PretrainConfig(model=model, recipe=recipe, bad_images="skip")
     return encoder._replace(apply=apply, config=config)
 
 
@@ -107,7 +107,7 @@ def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
     for change in (
         *({}, {"params": {"w": np.float32(2.01)}}, {"stats": {"m": np.float32(0.51)}}),
         *({"source": some_digits(slice(19, None, -1))}, {"pool": "max"}),
-        config(data=DataConfig(recipe="none")),
+        config(recipe="none"),
         config(model=dataclasses.replace(MODEL, dtype="bfloat16")),
     ):
         asked = {"source": source} | change

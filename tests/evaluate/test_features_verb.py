@@ -9,7 +9,7 @@ from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax import cli, data
-from hypersphere_jax.config import DataConfig, FeaturesConfig, MetricsConfig
+from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig
 from hypersphere_jax.evaluate import features_verb, metrics_verb
 from hypersphere_jax.evaluate.feature_files import read_splits
 

@@ -8,7 +8,7 @@ import pytest
 from overlapping import Watched, splits
 from points import sphere
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.evaluate import knn
 from hypersphere_jax.evaluate.knn import knn_probe, nearest, ranked_classes
 

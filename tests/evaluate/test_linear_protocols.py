@@ -9,7 +9,7 @@ from overlapping import Watched, scikit_learn, splits
 from sklearn import metrics
 from sklearn.preprocessing import StandardScaler
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.evaluate import checks, linear, logistic, scores
 from hypersphere_jax.evaluate.scores import Classifier
 from hypersphere_jax.evaluate.selection import best_cell, held_out_part, validation_folds

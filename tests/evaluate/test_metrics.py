@@ -14,8 +14,8 @@ from points import sphere
 
 from hypersphere_jax import cli as command_line
 from hypersphere_jax import theory
-from hypersphere_jax.config import MetricsConfig, UserError
-from hypersphere_jax.config.base import check_output
+from hypersphere_jax.configs import MetricsConfig, UserError
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays, subsets
 from hypersphere_jax.evaluate import metrics, metrics_verb, sentences
 from hypersphere_jax.evaluate.feature_cache import Features

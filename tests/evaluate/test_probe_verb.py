@@ -12,9 +12,8 @@ import tiny_runs
 from sklearn.neighbors import KNeighborsClassifier
 
 from hypersphere_jax import cli as command_line
-from hypersphere_jax import config as C
-from hypersphere_jax.config import ProbeConfig, UserError
-from hypersphere_jax.config.base import check_output
+from hypersphere_jax.configs import ProbeConfig, UserError
+from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
@@ -158,12 +157,15 @@ def test_a_run_has_the_classes_that_occur(tmp_path):
             images[f"{part}_labels"] = classes[source.labels[rows]]
         np.savez(tmp_path / f"{name}.npz", **images)
         options = {
-            "data": C.DataConfig(str(tmp_path / f"{name}.npz"), recipe="digits"),
-            "objective": C.ObjectiveConfig(supervised_weight=0.5),
-            "evaluate": C.EvaluateConfig(2, ("knn", "classifier"), eval_split="test"),
+            "data": str(tmp_path / f"{name}.npz"),
+            "recipe": "digits",
+            "supervised_weight": 0.5,
+            "eval_every_epochs": 2,
+            "evaluators": ("knn", "classifier"),
+            "eval_split": "test",
         }
         loop.train(tiny_runs.short(tmp_path, name, **options))
-        assert run_folder.read_config(tmp_path / name).model.num_classes == 5
+        assert run_folder.read_config(tmp_path / name).num_classes == 5
         last = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
         results = probe_verb.run_probe(asked(tmp_path / name, k=(5,), l2=(0.1,)))
         assert all(result["num_classes"] == 5 and result["top5"] is None for result in results)

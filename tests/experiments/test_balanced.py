@@ -26,7 +26,7 @@ def test_balanced_grids_train_what_the_paper_says(plan):
             assert (rule.epochs, rule.batch_size, rule.schedule) == (epochs, 512, "cosine")
             assert (rule.momentum, rule.weight_decay) == (0.9, 1e-4)
             assert (model.name, model.head, model.dim) == (network, "balanced", 2048)
-            assert [config.data.recipe, model.image_size] == images
+            assert [config.recipe, model.image_size] == images
             actual = (how.protocol, how.neighbours, how.layers)
             assert actual == (protocol, (5, k), ("backbone",))
         losses = [config.objective for config in configs(planned)]
@@ -38,9 +38,9 @@ def test_five_seeds_of_the_best(plan):
     for scale, count in (("laptop", 3 * 5 + 2 * 5), ("paper", 25)):
         planned = plan("balanced/table3", scale)
         actual = [one.config for one in planned if rates.HELD_OUT not in one.about]
-        assert len({(c.data.name, c.objective, c.seed) for c in actual}) == len(actual) == count
+        assert len({(c.data, c.objective, c.seed) for c in actual}) == len(actual) == count
         assert {config.seed for config in actual} == set(range(5))
-        losses = {(c.objective, c.data.name) for c in actual}
+        losses = {(c.objective, c.data) for c in actual}
         best = {(of.loss_alpha, of.loss_lam, name) for of, name in losses if "balanced" in of.loss}
         first = "digits" if scale == "laptop" else "imagenet2012"
         assert best == {(4, 2, first), (2, 4, "cifar10")}
@@ -62,17 +62,17 @@ def test_the_paper_s_probe_measures_what_is_compared(plan):
 
 def test_other_balanced_items_train_what_the_paper_says(plan):
     five = plan("balanced/figure3", "paper")
-    assert [one.config.data.recipe for one in five] == list(augmentations.RECIPES.values())
+    assert [one.config.recipe for one in five] == list(augmentations.RECIPES.values())
     assert all(one.evaluation.prototype for one in five)
-    actual = [c.objective.similarity for c in configs(plan("balanced/table1", "paper"))]
+    actual = [c.similarity for c in configs(plan("balanced/table1", "paper"))]
     assert actual == [None, "dot", "neg_euclidean"]
     planned = plan("balanced/table4", "paper")
-    subsets = [(one.config.data.subset, one.about["paper_top1"]) for one in planned]
+    subsets = [(one.config.subset, one.about["paper_top1"]) for one in planned]
     assert subsets == [("uniform", 20.82), ("long_tailed", 13.65)]
     counts = long_tailed_counts(1000)
     assert (counts[0], counts[-1], counts.sum()) == (1280, 5, 115_846)
     laptop = plan("balanced/table4")  # another subset for each seed, and the same probe for all
-    draws = [(one.config.seed, one.config.data.subset_seed) for one in laptop]
+    draws = [(one.config.seed, one.config.subset_seed) for one in laptop]
     assert draws == 2 * [(seed, seed) for seed in range(5)]
     assert {one.evaluation.probe_size for one in laptop} == {5000}
 
@@ -173,7 +173,7 @@ def test_next_to_nothing_is_less_than_a_tenth_of_the_gain(context):
 
 def test_losses_are_compared_on_each_data_set(context):
     def row(one):
-        small = one.config.data.name == "digits"
+        small = one.config.data == "digits"
         ahead = 0 if small or one.about["kind"] == "nt_xent" else 3
         n, probe = (400, 50) if small else (4000, 80 if ahead else 20)
         values = like(one, (95 if small else 40) + ahead, n=n)

@@ -45,7 +45,7 @@ def test_chen_tables_train_what_the_paper_says(plan):
             model, rule, loss = one.config.model, one.config.optimizer, one.config.objective
             assert (model.name, model.dim, model.head) == ("resnet50", dim, head)
             assert (rule.optimizer, rule.scaling) == ("lars", "sqrt")
-            assert [one.config.data.recipe, model.image_size, rule.weight_decay] == images
+            assert [one.config.recipe, model.image_size, rule.weight_decay] == images
             printed = [row.values[name] for name in ("batch_size", "epochs", "top1")]
             assert [rule.batch_size, rule.epochs, one.about["paper_top1"]] == printed
             actual = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
@@ -58,16 +58,16 @@ def test_chen_tables_train_what_the_paper_says(plan):
     assert schedule(9) < schedule(10) == pytest.approx(0.075 * 1024**0.5, rel=1e-3)
     choice, laptop = split(plan("chen/tableD1"))
     for config in configs(laptop + choice):  # a tenth of CIFAR-10, in grey, at 16 pixels
-        assert (config.data.name, config.data.fraction, config.data.channels) == ("cifar10", 0.1, 1)
-        assert config.model.image_size == 16
+        assert (config.data, config.fraction, config.channels) == ("cifar10", 0.1, 1)
+        assert config.image_size == 16
     assert len({(c.objective, c.seed) for c in configs(laptop)}) == len(laptop) == 5 * 8
-    assert {(c.data.folds, c.optimizer.learning_rate) for c in configs(choice)} == {
+    assert {(c.folds, c.learning_rate) for c in configs(choice)} == {
         (5, rate) for rate in settings.RATES
     }
     # The items of digits choose by the same runs, each fold held out once.
     of_b1, of_e1 = (configs(split(plan(f"chen/figure{item}"))[0]) for item in ("B1", "E1"))
     assert {c.name for c in of_b1} < {c.name for c in of_e1}
-    assert {(c.data.fold, c.seed) for c in of_b1} == {(k, k) for k in range(5)}
+    assert {(c.fold, c.seed) for c in of_b1} == {(k, k) for k in range(5)}
 
 
 def test_the_paper_s_probe_measures_what_is_compared(plan):
@@ -96,20 +96,20 @@ def test_bits(plan):
     """Section C: 32 x 32 pixels, no augmentation, no alignment, 400 epochs of ResNet-18."""
     paper = configs(plan("chen/figureC1", "paper"))
     for config in paper:
-        assert (config.model.name, config.optimizer.epochs) == ("resnet18", 400)
-        assert (config.data.name, config.data.recipe) == ("random_bits", "none")
-        assert config.objective.loss in ("logsumexp", "prior_matching")
+        assert (config.model, config.epochs) == ("resnet18", 400)
+        assert (config.data, config.recipe) == ("random_bits", "none")
+        assert config.loss in ("logsumexp", "prior_matching")
     assert data.load(paper[0].data).train.image_shape == (32, 32, 1)
     _, laptop = split(plan("chen/figureE1"))
     some = {c.data for c in configs(laptop) if c.seed == 0}
     shapes = {data.load(of).train.image_shape for of in some}
     assert shapes == {(8, 8, 1 + bits) for bits in competing_bits.BITS["laptop"]}
-    assert all(c.data.subset_seed == c.seed for c in configs(laptop))
+    assert all(c.subset_seed == c.seed for c in configs(laptop))
 
 
 def test_rates_are_chosen_on_training_images(plan):
     choice, _ = split(plan("chen/figureB2"))
-    folds = [(one.config.data.folds, one.config.data.fold, one.config.seed) for one in choice]
+    folds = [(one.config.folds, one.config.fold, one.config.seed) for one in choice]
     assert set(folds) == {(5, k, k) for k in range(4)}  # a weight has a fold
     assert {one.evaluation.layers for one in choice} == {("backbone",)}
     how = {"held_out": 0, "name": "a"}
@@ -125,7 +125,7 @@ def test_rates_are_chosen_on_training_images(plan):
     assert "edge" not in rates.told({"a": 4}, (1, 4, 16))
     assert "each held out once" in rates.told({"a": 4}, (1, 4, 16), folds=5)
     one = settings.with_rate(plan("chen/tableD1")[0], "a", rows)
-    assert one.config.optimizer.learning_rate == one.about["rate"] == 1
+    assert one.config.learning_rate == one.about["rate"] == 1
 
 
 def test_the_grid(context, drawn):

@@ -7,7 +7,7 @@ import scipy
 from experiments import inference, predictions
 from experiments.inference import Estimate
 from experiments.predictions import Predictions
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 
 
 def rows_of(right, **others):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments import quickstart, workers
-from hypersphere_jax.config import UserError
-from hypersphere_jax.config.objective import WEIGHTS
+from hypersphere_jax.configs import UserError
+from hypersphere_jax.configs.objective import WEIGHTS
 
 
 def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
@@ -18,7 +18,7 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
     assert list(runs)[1:3] == ["align_uniform", "circle_supervised"]
     weights = [[getattr(config.objective, name) for name in WEIGHTS] for config in configs]
     assert weights == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
-    assert [(c.model.dim, c.seed) for c in configs] == [(32, 3), (32, 3), (2, 3), (2, 3)]
+    assert [(c.dim, c.seed) for c in configs] == [(32, 3), (32, 3), (2, 3), (2, 3)]
     for rows in (quickstart.ENCODERS, quickstart.circle.ENCODERS):
         (first, step), *others = rows.values()  # step 0 of another row's run
         assert step == 0 and (first, None) in others
@@ -96,6 +96,6 @@ def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_pat
 
     monkeypatch.setattr(quickstart, "_scores", score)
     quickstart.main(quickstart.QuickstartConfig(str(tmp_path), seeds=(1, 2), **one_by_one))
-    assert {config.data.folds for config in trained} == {5} and len(trained) == 2 * 5 * 2
+    assert {config.folds for config in trained} == {5} and len(trained) == 2 * 5 * 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines[-2:]] == ["0.48", "1.92"]

@@ -20,7 +20,7 @@ from experiments.costs import Machine
 from experiments.reproduce import PREDICTIONS, REPRODUCTIONS, ReproduceConfig
 from experiments.reproduction import Context, Result, Scale
 from hypersphere_jax import data
-from hypersphere_jax.config import (
+from hypersphere_jax.configs import (
     UserError,
 )
 from hypersphere_jax.files import read_json, write_json

@@ -10,7 +10,7 @@ import pytest
 import experiments
 from experiments.specifications import BASES, DETAILS, config_of, formula, initial, refusal
 from experiments.tables import TABLES, expected, row_of, rows
-from hypersphere_jax.config import PretrainConfig, UserError, from_dict, to_dict
+from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, to_dict
 from hypersphere_jax.data.image_files import read_classes
 from hypersphere_jax.training.optimizers import make_schedule
 
@@ -98,7 +98,7 @@ def test_rows_are_the_papers():
         table = f"wang-isola/table{number}"
         config = config_of(row_with(table, tuple(map(float, results.split()))))
         rule, objective, moco = config.optimizer, config.objective, config.moco
-        printed = [rule.epochs, rule.batch_size, rule.learning_rate, config.model.dim]
+        printed = [rule.epochs, rule.batch_size, rule.learning_rate, config.dim]
         assert printed == [*map(float, settings.split())], line
         assert formula(objective) == losses and rule.scaling == "none", line
         *names, drops = COMMON[table]
@@ -151,11 +151,11 @@ def test_every_row_gives_a_config_or_a_reason():
 def test_laptop_keeps_what_the_row_is_about():
     row = row_with(STL10, (61.53, 76.83))
     paper, laptop = config_of(row), config_of(row, "laptop")
-    assert laptop.objective == paper.objective and laptop.model.dim == paper.model.dim
-    assert laptop.name != paper.name and laptop.data.name == "digits"
+    assert laptop.objective == paper.objective and laptop.dim == paper.dim
+    assert laptop.name != paper.name and laptop.data == "digits"
     assert laptop.init_from == f"runs/{config_of(initial(row), 'laptop').name}"
     for scale in ("laptop", "cifar10"):
-        assert config_of(row_with(STL10, (81.48, 82.88)), scale).model.dim == 1024
+        assert config_of(row_with(STL10, (81.48, 82.88)), scale).dim == 1024
     for number, scale, *settings in (
         (row.number, "laptop", 1, 64, 0.03),
         (row.number, "cifar10", 1, 42, 0.12 * 42 / 256),
@@ -164,8 +164,8 @@ def test_laptop_keeps_what_the_row_is_about():
         rule = config_of(row_of(STL10, number), scale).optimizer
         assert [rule.epochs, rule.batch_size, rule.learning_rate] == pytest.approx(settings)
     books = config_of(row_of(BOOKS, 1), "laptop")
-    assert (books.model.dim, books.model.embedding, books.optimizer.epochs) == (100, 100, 1)
-    assert books.optimizer.learning_rate == 4 * 5e-4 and not books.model.unit_norm
+    assert (books.dim, books.embedding, books.epochs) == (100, 100, 1)
+    assert books.learning_rate == 4 * 5e-4 and not books.unit_norm
 
 
 def test_experiments_are_the_papers():
@@ -183,7 +183,7 @@ def test_experiments_are_the_papers():
         assert loss.uniform_intra_batch and model.unit_norm == (name[-12:] != "unnormalized"), name
         schedule = make_schedule(rule, 2 * rule.epochs)
         rates = [pytest.approx(float(schedule(step))) for step in (0, rule.epochs)]
-        assert BEGINNINGS[file] == (config.data.recipe, model.image_size, *rates), name
+        assert BEGINNINGS[file] == (config.recipe, model.image_size, *rates), name
         assert file not in DROPS or decays(config) == dict.fromkeys(DROPS[file], 0.1), name
         if file == "quick_thought":
             assert (rule.optimizer, rule.clip_norm, model.embedding) == ("adam", 0.5, 620), name
@@ -191,5 +191,5 @@ def test_experiments_are_the_papers():
             head = "moco_v2" if file == "moco_v2_imagenet" else "linear"
             assert (rule.optimizer, rule.momentum, model.head) == ("sgd", 0.9, head), name
         if file == "moco_imagenet100":  # Table 7
-            classes = read_classes(Path(config.data.classes))
+            classes = read_classes(Path(config.classes))
             assert (len({*classes}), *classes[::99]) == (100, "n02869837", "n02090622"), name

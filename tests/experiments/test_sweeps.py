@@ -12,7 +12,7 @@ from experiments import protocols, sweeps
 from experiments.plans import matching
 from experiments.protocols import Evaluation, evaluate
 from experiments.sweeps import Planned
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.training import loop, run_folder
 
@@ -116,7 +116,7 @@ def test_a_result_is_of_a_config_and_of_what_was_measured(tmp_path, trained):
     assert [sweeps.rows_of(other) for other in (changed(one, seed=1), *others)] == [None] * 4
     # How a run is carried out, and where its data lie, shape nothing.
     runtime = C.RuntimeConfig(devices=1, log_every_steps=7)
-    moved = changed(one, runtime=runtime, data=C.DataConfig(data_dir="elsewhere"))
+    moved = changed(one, runtime=runtime, data_dir="elsewhere")
     assert sweeps.rows_of(moved) == sweeps.rows_of(one)
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_others_begin_from_comes_first(tmp_path, trained):
 
 def test_data_must_be_there(tmp_path, trained):
     one = planned(tmp_path, "a")
-    lost = changed(one, data=C.DataConfig(str(tmp_path / "nothing")))
+    lost = changed(one, data=str(tmp_path / "nothing"))
     with pytest.raises(C.UserError, match="nothing"):
         sweeps.sweep([planned(tmp_path, "b"), lost])
     assert trained["names"] == []
@@ -174,7 +174,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(protocols, "run_metrics", measure)
     monkeypatch.setattr(protocols, "run_probe", probe)
-    made = C.PretrainConfig(runtime=C.RuntimeConfig(keep_every_steps=5))
+    made = C.PretrainConfig(keep_every_steps=5)
     monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):

@@ -16,7 +16,7 @@ from experiments.wang_isola import (
     theory_figures,
 )
 from hypersphere_jax import theory
-from hypersphere_jax.config import ObjectiveConfig
+from hypersphere_jax.configs import ObjectiveConfig
 
 SIDES = ("left", "right", "mean gap")
 GRID = 2 * np.pi * np.arange(1440) / 1440

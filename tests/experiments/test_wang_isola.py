@@ -17,7 +17,7 @@ from experiments.predictions import Predictions, right
 from experiments.reproduce import REPRODUCTIONS
 from experiments.specifications import config_of, formula
 from experiments.wang_isola import best_encoders, circle, plane, trajectories, weights
-from hypersphere_jax.config import UserError, to_dict
+from hypersphere_jax.configs import UserError, to_dict
 
 
 def encoder(align, uniform, accuracy, **more):
@@ -46,7 +46,7 @@ def test_a_row_trains_that_very_encoder(context, plan):
 
 def test_the_laptops_sweeps_span_the_papers_ranges(plan):
     both = plan("wang-isola/figure5a")
-    digits, cifar10 = ([p for p in both if p.config.data.name == n] for n in ("digits", "cifar10"))
+    digits, cifar10 = ([p for p in both if p.config.data == n] for n in ("digits", "cifar10"))
     assert len({config.name for config in configs(both)}) == len(both)
     assert all(one.config.init_from is None for one in both)  # none is there to begin from
     assert all(row.values["init"] == "rand" for row in plane.usable_rows())
@@ -71,7 +71,7 @@ def test_the_laptops_sweeps_span_the_papers_ranges(plan):
         formula(config_of(row).objective) for row in tables.rows(best_encoders.TABLE1)
     } <= losses
     assert len(cifar10) == 3 * len(losses) and {c.seed for c in configs(cifar10)} == {0, 1, 2}
-    assert {config.model.init for config in configs(cifar10)} == {"authors"}
+    assert {config.init for config in configs(cifar10)} == {"authors"}
 
 
 def test_figure_7_at_both_scales(plan):
@@ -81,7 +81,7 @@ def test_figure_7_at_both_scales(plan):
         shape = (loss.align_weight, loss.uniform_weight, config.seed)
         assert shape[:2] == (about["align_weight"], about["uniform_weight"])
         assert "align{:g}_uniform{:g}_seed{}".format(*shape) in config.name
-        shapes.add((config.data.name, *shape))
+        shapes.add((config.data, *shape))
     assert len(shapes) == 13 * 5 + 5 * 3
     for images, seed in (("digits", 4), ("cifar10", 2)):
         assert {(images, *pair, seed) for pair in ((1, 0), (0, 1), (1, 1), (0.25, 1))} <= shapes
@@ -94,7 +94,7 @@ def test_figure_8_begins_at_the_high_temperature(context, plan):
         assert len({config.name for config in configs(planned)}) == len(planned) == 5 * seeds
         for seed in range(seeds):
             start, control, *finetuned = planned[5 * seed : 5 * seed + 5]
-            assert start.config.objective.contrastive_tau == tau
+            assert start.config.contrastive_tau == tau
             assert control.config.objective == start.config.objective
             assert {config.seed for config in configs([start, control, *finetuned])} == {seed}
             assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
@@ -109,7 +109,7 @@ def test_figure_8_begins_at_the_high_temperature(context, plan):
 def test_the_circle(plan):
     """Its encoders have two dimensions, a supervised and a contrastive one."""
     planned = plan("wang-isola/figure3")
-    trained = [(c.model.dim, c.objective.supervised_weight) for c in configs(planned)]
+    trained = [(c.dim, c.supervised_weight) for c in configs(planned)]
     assert trained == [(2, 1)] * 3 + [(2, 0)] * 3
     assert [one.about["seed"] for one in planned] == 2 * [0, 1, 2]
     assert {one.about["kind"] for one in planned} == {"supervised", "contrastive"}

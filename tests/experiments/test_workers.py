@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from experiments import workers
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -12,13 +12,13 @@ from flax import nnx
 from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, random_state
 
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig, UserError
+from hypersphere_jax.configs import ModelConfig, UserError
 from hypersphere_jax.models import blocks
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.models.torch_names import from_torch, to_torch, torch_names
 
-CNN = ModelConfig(name="small_cnn", image_size=10, channels=2, width=0.2, dim=3, num_classes=4)
+CNN = ModelConfig(model="small_cnn", image_size=10, in_channels=2, width=0.2, dim=3, num_classes=4)
 TORCHS = {
     "small_alexnet": ALEXNET,
     "resnet18": replace(RESNET, image_size=9, head="moco_v2"),
@@ -88,7 +88,7 @@ def test_names_and_shapes_are_torchvisions():
         ("resnet34", 21_797_672, 110, 36),
         ("resnet50", 25_557_032, 161, 53),
     ):
-        entries = torch_names(ModelConfig(name, image_size=224, channels=3, dim=1000))
+        entries = torch_names(ModelConfig(name, image_size=224, in_channels=3, dim=1000))
         found = {path: (entry.name, entry.shape) for path, entry in entries.items()}
         assert len(dict(found.values())) == len(found) == tensors + 2 * norms
         learned = [shape for path, (_, shape) in found.items() if path.startswith("params/")]
@@ -133,19 +133,19 @@ def test_small_cnn_is_numpys(rng):
 
 
 def test_layers_of_the_small_alexnet_and_stem_by_the_size_of_images():
-    layers = models.layers(ModelConfig("small_alexnet", image_size=64, channels=3, dim=128))
+    layers = models.layers(ModelConfig("small_alexnet", image_size=64, in_channels=3, dim=128))
     maps = (31, 31, 96), (15, 15, 192), (15, 15, 384), (15, 15, 384), (7, 7, 192)
     assert tuple(layers.values()) == (*maps, (4096,), (4096,), (128,), (128,))
     for size, stem in ((8, "cifar"), (63, "cifar"), (64, "imagenet"), (224, "imagenet")):
-        config = ModelConfig("resnet18", image_size=size, channels=3)
+        config = ModelConfig("resnet18", image_size=size, in_channels=3)
         assert models.resolved(config).stem == stem, size
     assert models.resolved(replace(config, stem="cifar")).stem == "cifar"
     with pytest.raises(UserError, match="at least 15 pixels, not 8"):
-        models.abstract(ModelConfig("small_alexnet", image_size=8, channels=1))
+        models.abstract(ModelConfig("small_alexnet", image_size=8, in_channels=1))
 
 
 def test_heads_have_the_papers_layers_norms_and_biases():
-    alexnet = ModelConfig(name="small_alexnet", image_size=15, channels=1, dim=128, width=0.5)
+    alexnet = ModelConfig(model="small_alexnet", image_size=15, in_channels=1, dim=128, width=0.5)
     d, out = 2048, 128
     for head, changes, parameters in (
         ("linear", {}, d * out + out),

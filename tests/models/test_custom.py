@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import models
-from hypersphere_jax.config.base import Custom
+from hypersphere_jax.configs.base import Custom
 from hypersphere_jax.models import custom
 
 SHAPE = (4, 4, 1)
@@ -145,7 +145,7 @@ def test_statistics_of_a_pair_of_functions(x):
 
 
 def test_as_a_model_of_a_config(x):
-    config = C.ModelConfig(network=Nnx(nnx.Rngs(0)), image_size=4, channels=1)
+    config = C.ModelConfig(network=Nnx(nnx.Rngs(0)), image_size=4, in_channels=1)
     apply, params, stats = models.create(config, jax.random.key(0))
     assert models.layers(config) == {"before": (6,), "output": (6,), "unnormalized": (6,)}
     abstract = models.abstract(config)[1:]
@@ -154,14 +154,14 @@ def test_as_a_model_of_a_config(x):
     with pytest.raises(C.UserError, match=r"layers are before, output, unnormalized"):
         models.check_layer(config, "fc7")
     with pytest.raises(C.UserError, match=r"mine\.ViT.*network="):
-        models.resolved(C.ModelConfig(network="mine.ViT", image_size=4, channels=1))
+        models.resolved(C.ModelConfig(network="mine.ViT", image_size=4, in_channels=1))
     with pytest.raises(C.UserError, match="width: for this package's networks"):
         C.ModelConfig(network=PAIR, width=0.5)
 
 
 def test_nnx_parameters_are_those_of_the_time(x):
     module = Nnx(nnx.Rngs(0))
-    config = C.ModelConfig(network=module, image_size=4, channels=1)
+    config = C.ModelConfig(network=module, image_size=4, in_channels=1)
     before = models.create(config, jax.random.key(0))[1]
     nnx.update(module, nnx.state(Nnx(nnx.Rngs(1)), nnx.Param))
     after = models.create(config, jax.random.key(0))[1]
@@ -180,4 +180,4 @@ def test_nnx_parameters_are_those_of_the_time(x):
 )
 def test_what_is_no_network(network, match):
     with pytest.raises(C.UserError, match=match):
-        models.layers(C.ModelConfig(network=network, image_size=4, channels=1))
+        models.layers(C.ModelConfig(network=network, image_size=4, in_channels=1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import models
-from hypersphere_jax.config import ImportConfig, ModelConfig, UserError
+from hypersphere_jax.configs import ImportConfig, ModelConfig, UserError
 from hypersphere_jax.models import functional, initializers
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 
@@ -26,7 +26,7 @@ LAWS = {  # by the inputs of a unit: convolutions, a ResNet's (by outputs), line
 DRAWN_TWICE = """
 import functools, jax, numpy as np
 from hypersphere_jax import models
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import functional
 config = ModelConfig("small_cnn", image_size=8, channels=1, dim=32)
 build = functools.partial(models._build, config)
@@ -111,6 +111,6 @@ def test_a_source_is_for_its_network():
         with pytest.raises(UserError, match=said):
             ModelConfig(name, init=init)
     with pytest.raises(UserError, match="init=torch is for a random head, see fresh_head="):
-        ImportConfig(Path("a.pth"), "a", model=ModelConfig(init="torch"))
+        ImportConfig(Path("a.pth"), "a", init="torch")
     with pytest.raises(UserError, match="init: for this package's networks"):
         ModelConfig(init="torch", network=object())

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit
 
 from hypersphere_jax import models, packing
-from hypersphere_jax.config import ModelConfig
+from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
 
 CONFIG = {"dim": 6, "embedding": 5, "vocabulary": 11}

@@ -18,7 +18,7 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.files import atomic_write, read_json, write_json
 from hypersphere_jax.training import checkpoint, loop, run_folder
@@ -345,10 +345,10 @@ def test_on_other_devices(killed_run, short_run, tmp_path):
 
 def test_folder_with_another_run(short_run, tmp_path):
     folder = shutil.copytree(short_run, tmp_path / "short")
-    double = {"objective": C.ObjectiveConfig(align_weight=2)}
+    double = {"align_weight": 2}
     for changes, message in (
         (double, r"objective.align_weight: 1.0 -> 2.*choose another name="),
-        ({"runtime": C.RuntimeConfig(devices=2, resume="never")}, "resume=never"),
+        ({"devices": 2, "resume": "never"}, "resume=never"),
     ):
         with pytest.raises(C.UserError, match=message):
             loop.train(tiny_runs.short(tmp_path, **changes))
@@ -382,14 +382,14 @@ def test_without_synchronized_batch_norm_devices_shape_the_run(short_run, tmp_pa
     (folder / "config.json").write_text(json.dumps(record))
     local = C.ModelConfig(dim=3, width=0.1, batch_norm="local")
     with pytest.raises(C.UserError, match="begun with batch_norm=local: give devices=2"):
-        loop.train(tiny_runs.short(tmp_path, model=local, runtime=C.RuntimeConfig(devices=4)))
+        loop.train(tiny_runs.short(tmp_path, model=local, devices=4))
     assert loop.train(tiny_runs.short(tmp_path, model=local)) == folder
 
 
 def test_what_shapes_a_run():
     """All but where it lies, how it is carried out, and what is evaluated."""
 
-    shape = lambda **of: run_folder.training_config(tiny_runs.short(".", data=C.DataConfig(**of)))  # noqa: E731
+    shape = lambda **of: run_folder.training_config(tiny_runs.short(".", **of))  # noqa: E731
 
     parts = {"seed", "init_from", "init_step", "data", "model", "objective", "moco", "optimizer"}
     assert shape().keys() == parts
@@ -412,7 +412,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 def test_words_that_a_run_of_text_knows(text_run, tmp_path):
     words = run_folder.read_vocabulary(text_run)
-    assert len(set(words)) == len(words) == run_folder.read_config(text_run).model.vocabulary
+    assert len(set(words)) == len(words) == run_folder.read_config(text_run).vocabulary_size
     shutil.copy(text_run / "config.json", tmp_path)
     for known in (words[:-1], (*words, "more")):
         run_folder.write_vocabulary(tmp_path, known)

@@ -6,7 +6,7 @@ import jax
 import processes
 import pytest
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.training import sharding
 
 

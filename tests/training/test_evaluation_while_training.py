@@ -15,7 +15,7 @@ from run_states import assert_same_run, state_of, timeless
 from scipy.spatial.distance import pdist
 
 from hypersphere_jax import augment, data, models
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.evaluate import features, knn, linear, online
@@ -50,10 +50,10 @@ def expected(folder, step, objective=None):
     """By NumPy, from the checkpoint, on one device at once."""
     made, state = run_folder.read_config(folder), state_of(folder, step)
     objective = objective or made.objective
-    train = data.load(made.data).train
+    train = data.load(made).train
     bank, queries = subsets.fold(subsets.fraction(train, 200 / len(train), 0), 2, 0, 0)
     images = np.stack([part[i]["image"] for part in (bank, queries) for i in range(len(part))])
-    apply = models.abstract(made.model)[0]
+    apply = models.abstract(made)[0]
 
     @jax.jit
     def outputs(images):
@@ -203,7 +203,7 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setitem(online.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
     knn = C.EvaluateConfig(1, ("knn",), 200)
     config, dataset, _, devices, _ = loop.open_job(tiny_runs.short(tmp_path, evaluate=knn))
-    apply, params, stats = models.create(config.model, jax.random.key(0))
+    apply, params, stats = models.create(config, jax.random.key(0))
     online.make_evaluation(config, dataset, apply, devices)(params, stats)
     bank, queries = online._parts(config, dataset)
     known = np.delete(np.concatenate([bank.labels, queries.labels]), [3, 5])

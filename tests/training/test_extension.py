@@ -8,7 +8,7 @@ import tiny_runs
 from run_states import assert_same_run
 
 from hypersphere_jax import cli
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.training import loop, run_folder
 
 EXTEND = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, extend=True)
@@ -43,7 +43,7 @@ def test_a_name_alone_gives_the_options_of_the_run(short_run, queue_run, text_ru
     assert parsed(short_run, "--epochs", "7") == record.replace(epochs=7)
     # An experiment, or another name, has its own.
     experiment = parsed(short_run, "moco_cifar10/align_uniform")
-    assert experiment.moco.queue_size and experiment.name == "short"
+    assert experiment.queue_size and experiment.name == "short"
     other = cli._parse(C.PretrainConfig, "pretrain", ["--runs-dir", str(short_run.parent)])
     assert other == C.PretrainConfig(runs_dir=str(short_run.parent))
 
@@ -75,7 +75,7 @@ def test_another_schedule_needs_extend_and_is_recorded(killed_run, short_run, tm
     loop.train(tiny_runs.short(tmp_path, runtime=EXTEND))
     assert_same_run(folder, short_run)  # whose first nine steps have the same rates
     assert sessions(folder)[-1]["extended"] and sessions(folder)[-1]["from_step"] == 9
-    assert not run_folder.read_config(folder).runtime.extend
+    assert not run_folder.read_config(folder).extend
     loop.train(parsed(folder))
     assert "extended" not in sessions(folder)[-1]
     with pytest.raises(C.UserError, match="shrt"):

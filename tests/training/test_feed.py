@@ -13,7 +13,7 @@ from PIL import Image
 from run_states import timeless
 
 from hypersphere_jax import augment
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.data import batches, subsets
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.sampling import Sampler, make_sampler
@@ -45,10 +45,16 @@ def varied(folder, images, bad_images="skip"):
         "varied",
         # With this seed the bad one is in the last batch of the first epoch.
         seed=next(seed for seed in range(99) if BAD in Sampler(60, 10, seed)(5)),
-        data=C.DataConfig(name=str(images), bad_images=bad_images),
-        model=C.ModelConfig(dim=3, width=0.1, image_size=8),
-        optimizer=C.OptimizerConfig(epochs=2, batch_size=10),
-        runtime=C.RuntimeConfig(devices=2, log_every_steps=1, checkpoint_every_steps=100),
+        data=str(images),
+        bad_images=bad_images,
+        dim=3,
+        width=0.1,
+        image_size=8,
+        epochs=2,
+        batch_size=10,
+        devices=2,
+        log_every_steps=1,
+        checkpoint_every_steps=100,
     )
 
 
@@ -96,7 +102,7 @@ def test_the_host_crops_images_of_many_sizes(images, tmp_path):
     job = loop.open_job(varied(tmp_path, images))
     source, seed = job.dataset.pretrain, job.config.seed
     order, steps = make_sampler(source, 10, seed), range(4, 9)
-    crops = TwoCrops(augment.host_crops(job.config.data.recipe, 8)[0], seed)
+    crops = TwoCrops(augment.host_crops(job.config.recipe, 8)[0], seed)
     fed = batches.device_batches(job.config, job.dataset, order, steps, job.devices, False)
     for step, batch in zip(steps, fed, strict=True):
         found, labels = gathered(*batch)
@@ -134,7 +140,7 @@ def test_images_in_order(images, tmp_path, monkeypatch):
 
 
 def test_sentences_in_order_keep_all_their_words(rng):
-    config = tiny_runs.short("runs", model=C.ModelConfig("sentence_gru"))
+    config = tiny_runs.short("runs", model="sentence_gru")
     lengths = rng.integers(1, 60, 21)
     words = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 9, (21, 64)), 0)
     source = [{"image": row, "label": i % 3} for i, row in enumerate(words)]
@@ -190,7 +196,7 @@ def test_moved_data(varied_run, images, tmp_path):
     )
     # The run itself goes on there, and remembers.
     shutil.copytree(varied_run, tmp_path / "varied")
-    assert run_folder.read_config(loop.train(varied(tmp_path, moved))).data.name == moved
+    assert run_folder.read_config(loop.train(varied(tmp_path, moved))).data == moved
 
 
 def test_each_process_reads_its_rows(monkeypatch):

@@ -16,7 +16,7 @@ import tiny_runs
 from run_states import assert_same_run, killed_after_checkpoint, state_of, timeless
 from tensorboardX.proto.event_pb2 import Event
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data, signals
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
@@ -185,7 +185,7 @@ def test_a_run_starts_from_another_run(short_run, tmp_path):
     assert params["head"].pop("classifier")["kernel"].shape == (3, 10)
     jax.tree.map(np.testing.assert_array_equal, params, state_of(short_run)["params"])
     with pytest.raises(C.UserError, match=r"does not fit.*head/output"):
-        start(model=C.ModelConfig(dim=5, width=0.1))
+        start(dim=5, width=0.1)
     # Once there are checkpoints the source is not needed.
     shutil.copytree(short_run / "checkpoints", tmp_path / "short" / "checkpoints")
     begun(tmp_path, init_from="gone")
@@ -229,9 +229,9 @@ def test_mistakes_leave_no_folder(short_run, tmp_path):
     local, one = C.ModelConfig(batch_norm="split", bn_groups=1), C.RuntimeConfig(devices=1)
     alone = C.ModelConfig(batch_norm="local")  # keys that nobody shuffles
     for changes, message in (
-        ({"optimizer": C.OptimizerConfig(batch_size=221)}, r"not divide over 2 devices.*as 220"),
+        ({"batch_size": 221}, r"not divide over 2 devices.*as 220"),
         ({"model": local}, r"bn_groups=1: .* 2 device"),
-        ({"moco": C.MocoConfig(130), "model": alone, "runtime": one}, "give the positives away"),
+        ({"queue_size": 130, "model": alone, "runtime": one}, "give the positives away"),
         ({"init_from": str(short_run.parent / "shrot")}, "did you mean"),
         ({"init_from": str(short_run), "init_step": 7}, "no checkpoint of step 7 .* 0, 6, 9, 12"),
     ):
@@ -247,7 +247,7 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "digits", lambda: (some, test))
     task = loop.open_job(tiny_runs.short(tmp_path, objective=SUPERVISED))
     assert np.array_equal(task.dataset.pretrain.labels, labels[:1000])
-    assert task.config.model.num_classes == 10
+    assert task.config.num_classes == 10
     # The data are the same ones nonetheless, of which evaluation has the digest.
     assert task.digest == data.load(C.DataConfig()).digest()
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from run_states import assert_same_run, killed_after_checkpoint, state_of
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.training import checkpoint, loop, run_folder, sharding
@@ -184,7 +184,7 @@ def telling(params, stats, x, train, axis_name):
 def two_steps(devices, moco, batch_norm="split"):
     """The states after two steps that training makes of a config, of 10 in all."""
     groups = {"bn_groups": 4} if batch_norm == "split" else {}
-    model = C.ModelConfig(dim=2, image_size=4, channels=1, batch_norm=batch_norm, **groups)
+    model = C.ModelConfig(dim=2, image_size=4, in_channels=1, batch_norm=batch_norm, **groups)
     rule = {"learning_rate": 0.5, "scaling": "none", "momentum": 0, "weight_decay": 0}
     sgd = C.OptimizerConfig(batch_size=SIZE, **rule)
     plain = C.DataConfig(recipe="none")

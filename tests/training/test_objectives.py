@@ -9,7 +9,7 @@ import pytest
 from steps_by_hand import assert_close
 
 import hypersphere_jax as hj
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.training import objectives
 from hypersphere_jax.training.objectives import make_objective
@@ -161,7 +161,7 @@ def test_defaults_are_filled_in():
         ("prior_matching", {"prior": "hypersphere"}),
         ("weighted", {}),
     ):
-        asked = C.PretrainConfig(objective=C.ObjectiveConfig(loss=loss))
+        asked = C.PretrainConfig(loss=loss)
         made = resolve(asked, dataset)
         assert made.objective == dataclasses.replace(asked.objective, **filled), loss
         assert resolve(made, dataset) == made, loss

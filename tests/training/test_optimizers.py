@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from hypersphere_jax.config import OptimizerConfig
+from hypersphere_jax.configs import OptimizerConfig
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule, weight_mask
 
 STEPS = 8

@@ -19,7 +19,7 @@ import pytest
 from processes import begun, environment
 from run_states import assert_same_run, state_of, timeless
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.training import checkpoint, processes
 
 TINY = "--width 0.1 --dim 3 --name run"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import tiny_runs
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax.training import loop, run_folder
 from hypersphere_jax.training.profiling import Profiler
 
@@ -55,4 +55,4 @@ def test_a_runs_trace_is_in_its_folder_and_of_one_session(tmp_path, capsys):
     folder = loop.train(tiny_runs.short(tmp_path, runtime=runtime))
     assert traced(folder / "profile") == [2, 3, 4, 5]
     assert f"tensorboard --logdir {folder}/profile" in capsys.readouterr().err
-    assert run_folder.read_config(folder).runtime.profile is None
+    assert run_folder.read_config(folder).profile is None

@@ -16,7 +16,7 @@ from processes import ROOT, begun
 from rich.console import Console
 
 from hypersphere_jax import signals
-from hypersphere_jax.config import Stopped
+from hypersphere_jax.configs import Stopped
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.training import checkpoint, progress
 from hypersphere_jax.training.processes import StopSignals

@@ -15,7 +15,7 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
 from experiments.protocols import Evaluation
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data.batches import packed
 from hypersphere_jax.data.sampling import Consecutive, make_sampler
@@ -64,7 +64,7 @@ def test_batches_are_of_consecutive_sentences_of_one_document():
 
 
 def test_a_run_of_text(text_run, books):
-    assert run_folder.read_config(text_run).model.vocabulary == len(books.train.vocabulary)
+    assert run_folder.read_config(text_run).vocabulary_size == len(books.train.vocabulary)
     assert run_folder.read_vocabulary(text_run) == books.train.vocabulary
     records = read_metrics(text_run)
     assert [record["step"] for record in records] == list(range(1, 11))
@@ -130,6 +130,6 @@ def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
     # As many words, and others.
     for file in tiny_runs.books(tmp_path / "others").iterdir():
         file.write_text(file.read_text().replace("ship", "boat"))
-    other = dataclasses.replace(asked, data=C.DataConfig(str(tmp_path / "others")))
+    other = dataclasses.replace(asked, data=str(tmp_path / "others"))
     with pytest.raises(C.UserError, match="it knows other words"):
         loop.train(other)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from points import sphere
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import models
 from hypersphere_jax.models import convolution
 from hypersphere_jax.models.norm import BatchNorm
@@ -284,7 +284,7 @@ def test_batch_norm_with_relu(rng, monkeypatch):
 def test_the_config_says_over_what(rng):
     """Outputs and averaged statistics of a CNN on so many devices."""
     x = samples(rng, 8 * 32).reshape(8, 8, 8, -1)[..., :1]
-    plain = C.ModelConfig(image_size=8, channels=1, width=0.1, dim=3)
+    plain = C.ModelConfig(image_size=8, in_channels=1, width=0.1, dim=3)
     _, params, stats = models.create(plain, jax.random.key(0))
 
     def on_devices(batch_norm, devices, **options):
@@ -307,7 +307,7 @@ def test_the_config_says_over_what(rng):
 @pytest.mark.parametrize("norm", [{"batch_norm": "split", "bn_groups": 4}], ids=str)
 def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
     """Of an encoder with batch norm on augmented digits."""
-    found, parts = [], {"model": C.ModelConfig(dim=3, width=0.1, **norm)}
+    found, parts = [], {"dim": 3, "width": 0.1, **norm}
     parts["objective"] = C.ObjectiveConfig(contrastive_weight=0.5, supervised_weight=0.3)
     for devices in (1, 2, 4):
         runtime = C.RuntimeConfig(devices=devices, log_every_steps=1)
@@ -321,12 +321,15 @@ def test_runs_on_1_2_and_4_devices_agree(norm, tmp_path):
 def test_precision_of_the_products_of_a_step(asked):
     """The network's have what is asked for, in both directions; those of the loss their own."""
     config = C.PretrainConfig(
-        model=C.ModelConfig(dim=3, width=0.1, image_size=8, channels=1),
-        data=C.DataConfig(recipe="digits"),
-        runtime=C.RuntimeConfig(matmul_precision=asked),
+        dim=3,
+        width=0.1,
+        image_size=8,
+        in_channels=1,
+        recipe="digits",
+        matmul_precision=asked,
     )
-    apply, params, stats = models.abstract(config.model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 10))
+    apply, params, stats = models.abstract(config)
+    optimizer = make_optimizer(config, make_schedule(config, 10))
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
     step = train_step.make_step_of(config, apply, 10, axis_name=None)
     images, labels = jnp.zeros((6, 8, 8, 1), jnp.uint8), jnp.zeros(6, jnp.int32)

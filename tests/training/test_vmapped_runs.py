@@ -14,7 +14,7 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, at_line, state_of, timeless
 
-from hypersphere_jax import config as C
+from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluate import online
@@ -37,7 +37,7 @@ def config(folder, name, number="a", **changes):
     """6 steps of a tiny encoder."""
     rule = {"epochs": 1, "batch_size": 220, "warmup_epochs": 0.4} | RULES[number]
     made = {"seed": ord(number), "objective": OBJECTIVES[number], "runtime": RUNTIME}
-    made |= {"optimizer": C.OptimizerConfig(**rule), "evaluate": C.EvaluateConfig(2)}
+    made |= {**rule, "eval_every_epochs": 2}
     return tiny_runs.short(folder, name, **(made | changes))
 
 
@@ -151,10 +151,10 @@ def test_groups(tmp_path, monkeypatch, alone):
     planned = []
     no_align = dataclasses.replace(OBJECTIVES["a"], align_weight=0.0)
     split = C.ModelConfig(dim=3, width=0.1, bn_groups=4, batch_norm="split")
-    queue = {"moco": C.MocoConfig(queue_size=220), "model": split}
+    queue = {"queue_size": 220, "model": split}
     streamed = {"runtime": dataclasses.replace(RUNTIME, pipeline="streaming")}
-    apart = {"wide": {"model": C.ModelConfig(dim=4, width=0.1)}}
-    apart["adam"] = {"optimizer": C.OptimizerConfig(optimizer="adam", batch_size=220, epochs=1)}
+    apart = {"wide": {"dim": 4, "width": 0.1}}
+    apart["adam"] = {"optimizer": "adam", "batch_size": 220, "epochs": 1}
     apart |= {"queue": queue, "queue_2": queue, "streamed": streamed, "streamed_2": streamed}
     different = {"a": {}, "b": {"seed": 5}, "c": {"init_from": "somewhere"}, **apart}
     different["no_align"] = {"objective": no_align}
@@ -171,7 +171,7 @@ def test_groups(tmp_path, monkeypatch, alone):
     assert planned == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
     with pytest.raises(C.UserError, match=r"two encoders .*/0$"):
         vmapped.train_vmapped([*configs, configs[0]])
-    several = config(tmp_path, "several", runtime=C.RuntimeConfig(steps_per_call=2))
+    several = config(tmp_path, "several", steps_per_call=2)
     with pytest.raises(C.UserError, match="steps_per_call=: encoders in one program"):
         vmapped.train_vmapped([*configs, several])
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.config import require
-from hypersphere_jax.config.base import did_you_mean
+from hypersphere_jax.configs import require
+from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data.subsets import nfc
 from hypersphere_jax.data.text.reading import read_lines
 from hypersphere_jax.data.text.rules import words

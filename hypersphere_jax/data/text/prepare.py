@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax import cache_files
-from hypersphere_jax.config import PrepareTextConfig, UserError, require
+from hypersphere_jax.configs import PrepareTextConfig, UserError, require
 from hypersphere_jax.data.text import reading, rules
 from hypersphere_jax.data.text.corpus import (
     FILES,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from hypersphere_jax.config import UserError, require
+from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.text import rules
 from hypersphere_jax.files import open_file
 

@@ -14,7 +14,7 @@ import pytest
 from data_cases import made, read_back, write
 
 from hypersphere_jax import data, files
-from hypersphere_jax.config import DataConfig, PrepareTextConfig, UserError
+from hypersphere_jax.configs import DataConfig, PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 from hypersphere_jax.data.text import prepare as prepare_module
 from hypersphere_jax.data.text import rules
@@ -111,12 +111,12 @@ def test_damage(library, tmp_path):
 
 def test_load(library, tmp_path, caplog):
     root = str(library[0])
-    config = DataConfig(name="books", data_dir=root, max_tokens=9)
+    config = DataConfig(data="books", data_dir=root, max_tokens=9)
     dataset = data.load(config)
     assert dataset.recipe == "sentences" and dataset.pretrain is dataset.train
     assert dataset.train.max_tokens == 9 and len(dataset.test) == 8
     kept = str(dataset.train.folder)
-    for same in (DataConfig(name=root, max_tokens=9), DataConfig(name=kept), config):
+    for same in (DataConfig(data=root, max_tokens=9), DataConfig(data=kept), config):
         assert data.load(same).digest() == dataset.digest()
     tokens = dataset.train.folder / "train" / "tokens.bin"
     tokens.unlink()
@@ -124,7 +124,7 @@ def test_load(library, tmp_path, caplog):
     again = data.load(config)
     assert "is damaged" in caplog.text and "it is prepared again" in caplog.text
     assert again.train.text(0) == dataset.train.text(0) and again.digest() == dataset.digest()
-    other = data.load(DataConfig(name=f"{root}/a.txt", recipe="sentences"))
+    other = data.load(DataConfig(data=f"{root}/a.txt", recipe="sentences"))
     assert other.train.max_tokens == 64 and other.train.folder != dataset.train.folder
     for options in ({"name": kept, "max_tokens": 12}, {"name": root, "fraction": 0.5}):
         with pytest.raises(UserError, match=r"was prepared with 9|is for images"):
@@ -132,7 +132,7 @@ def test_load(library, tmp_path, caplog):
     # Images beside text are images.
     for file, found in (("labels.txt", tmp_path), ("1.JPG", None)):
         (tmp_path / file).write_text("A cat.")
-        assert data.text_folder(DataConfig(name=str(tmp_path))) == found
+        assert data.text_folder(DataConfig(data=str(tmp_path))) == found
 
 
 def contents(folder):

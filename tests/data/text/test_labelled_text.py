@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from hypersphere_jax.config import UserError
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data import text
 
 POSITIVE = ["it 's a gem .", "clichés , but loved ones — all !", "…"]
