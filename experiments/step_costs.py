@@ -7,7 +7,6 @@ for each pair of its batch, the FLOP of products and convolutions, the elements 
 operations give, and the bytes of memory beside the images, as XLA lays them out for a CPU.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable

@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import sys
+import types
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -186,7 +187,8 @@ def join_help_lines(cls: type[Config]) -> None:
         if dataclasses.is_dataclass(base):
             for option in docstring_parser.parse_from_object(base).params:
                 text = " ".join((option.description or "").split())
-                base.__dataclass_fields__[option.arg_name].metadata = {"help": text}
+                field = base.__dataclass_fields__[option.arg_name]
+                field.metadata = types.MappingProxyType({"help": text})
 
 
 def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorded: Callable) -> Any:

@@ -20,7 +20,7 @@ from hypersphere_jax.configs.runtime import RuntimeConfig
 
 @dataclass(frozen=True)
 class FinetuneOptions(Config):
-    """Fine-tuning of an encoder and a classifier, on all labels or a share of them."""
+    """Fine-tuning."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """Run of the encoder: a folder, or a name in RUNS_DIR."""
@@ -70,7 +70,7 @@ class FinetuneOptions(Config):
 
 @dataclass(frozen=True)
 class FinetuneConfig(RuntimeConfig, EvaluateConfig, FinetuneOptions):
-    """Options of `finetune`."""
+    """Fine-tune an encoder and a classifier, on all labels or a share of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

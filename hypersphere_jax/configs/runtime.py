@@ -84,9 +84,9 @@ class RuntimeConfig(Config):
             "coordinator=, num_processes= and process_index= are given all or none",
         )
         if self.coordinator is not None:
-            self._check_cluster(self.coordinator)
+            self._check_cluster(self.coordinator, self.num_processes or 0, self.process_index or 0)
 
-    def _check_cluster(self, coordinator: str) -> None:
+    def _check_cluster(self, coordinator: str, num_processes: int, process_index: int) -> None:
         host, _, port = coordinator.rpartition(":")
         is_address = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
         require(
@@ -95,9 +95,9 @@ class RuntimeConfig(Config):
         )
         require(self.processes == "one", "processes=auto: leave coordinator= out")
         require(
-            0 <= self.process_index < self.num_processes,
-            f"process_index={self.process_index}: must be at least 0 and below "
-            f"num_processes={self.num_processes}",
+            0 <= process_index < num_processes,
+            f"process_index={process_index}: must be at least 0 and below "
+            f"num_processes={num_processes}",
         )
 
     @property

@@ -13,7 +13,7 @@ from hypersphere_jax.configs.model import ModelConfig
 
 @dataclass(frozen=True)
 class ImportOptions(Config):
-    """Encoder that was trained in PyTorch."""
+    """PyTorch file."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """State dict: .safetensors, a PyTorch file (.pth, .pt, .pth.tar), or an .npz file with the same
@@ -39,7 +39,7 @@ class ImportOptions(Config):
 
 @dataclass(frozen=True)
 class ImportConfig(DataConfig, ModelConfig, ImportOptions):
-    """Options of `import-torch`."""
+    """Make a run from an encoder that was trained in PyTorch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
