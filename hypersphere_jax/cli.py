@@ -28,6 +28,7 @@ from hypersphere_jax.configs.base import (
     UserError,
     check_output,
     did_you_mean,
+    from_dict,
     program,
     require,
     section,
@@ -211,8 +212,7 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
     known, _ = peek.parse_known_args(arguments)
     folder = Path(known.runs_dir, known.name or "default")
     if known.config is not None:
-        values = read_config_file(known.config)
-        default = cls(**values) if default is None else default.replace(**values)
+        default = with_file(cls, known.config, default)
         only_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         only_config.add_argument("--config")
         _, arguments = only_config.parse_known_args(arguments)
@@ -229,6 +229,15 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
     sharding.prepare(config.devices, config.deterministic)
     sharding.keep_compiled(config.cache_dir)
     return config
+
+
+def with_file(cls: type[Config], file: str, default: Any) -> Any:
+    """Return a config with the options of a file in place of those of `default`, if given."""
+    values = read_config_file(file)
+    try:
+        return from_dict(cls, values) if default is None else default.replace(**values)
+    except UserError as error:
+        raise UserError(f"--config {file}: {error}") from error
 
 
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:

@@ -75,7 +75,7 @@ C = TypeVar("C", bound=Config)
 
 
 @functools.cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """Return the type of each field of a config class, without annotations for tyro."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
