@@ -56,7 +56,7 @@ class Config:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in field_types(type(self)).items():
+        for name, kind in field_types(type(self)).items():  # type: ignore[arg-type]
             value = _converted(getattr(self, name), kind)
             object.__setattr__(self, name, value)
             require(matches(value, kind), f"{name}={value!r}: must be {described_type(kind)}")
