@@ -13,7 +13,7 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 FLOORS = (
-    "config extras files memory signals tables terminal xla_flags",
+    "configs extras files memory signals tables terminal xla_flags",
     "array_files cache_files losses moco packing theory torch_format training.processes",
     "augment data models training.profiling training.progress training.sharding",
     "data.batches training.checkpoint training.metrics_log training.objectives"
@@ -21,7 +21,7 @@ FLOORS = (
     " torch_files",
     "encoder evaluate finetune loading torch_io training.loop training.vmapped",
     "data.data_verb plots report run runs_page sheets",
-    "cli verbs __main__",
+    "cli __main__",
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 FLOOR_OF |= {"__init__": 1, "training.__init__": 0}  # the package itself re-exports floor 1
@@ -30,9 +30,9 @@ OF_FLOOR_1 = {"jax", "numpy", "hypersphere_jax", *sys.stdlib_module_names}
 HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
 HOMES["scipy"] = ["data", "evaluate"]
 HOMES |= {"PIL": ["data", "augment", "plots"], "flax": ["models"], "orbax": ["training.checkpoint"]}
-HOMES |= {"tyro": ["config", "cli", "verbs"], "matplotlib": ["plots"]}
+HOMES |= {"tyro": ["configs", "cli"], "matplotlib": ["plots"]}
 HOMES |= {"tensorboardX": ["training.metrics_log"], "safetensors": ["torch_files"], "torch": []}
-HOMES |= {"equinox": ["models.custom"], "yaml": ["config"], "wandb": ["training.metrics_log"]}
+HOMES |= {"equinox": ["models.custom"], "yaml": ["configs"], "wandb": ["training.metrics_log"]}
 # The same of names of JAX's.
 ONLY = {"jax.pmap": ["training.sharding"], "jax.distributed": ["training.processes"]}
 
@@ -72,7 +72,7 @@ def test_imports_go_down():
                 assert there == here or not FLOOR_OF[there] == FLOOR_OF[here] == 2, said
             elif FLOOR_OF[here] == 1:
                 assert top in OF_FLOOR_1, said
-            assert here == "verbs" or top not in ("experiments", "benchmarks"), said
+            assert here == "cli" or top not in ("experiments", "benchmarks"), said
 
 
 def test_heavy_packages_stay_in_their_places():
@@ -105,7 +105,7 @@ late |= {"orbax.checkpoint"}  # the first step comes before
 assert not late & set(sys.modules)
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig
-models.abstract(ModelConfig(image_size=8, channels=1))  # as loading does, before training may
+models.abstract(ModelConfig(image_size=8, in_channels=1))  # as loading does, before training may
 assert not xla_bridge.backends_are_initialized()
 """
     done = processes.python("-c", code)
@@ -114,8 +114,8 @@ assert not xla_bridge.backends_are_initialized()
     code = """
 import contextlib, sys
 import benchmarks, hypersphere_jax.cli
-verbs = [[verb] for verb in hypersphere_jax.cli.VERBS]
-for words in [*verbs, *(["bench", part] for part in benchmarks.PARTS)]:
+commands = [[command] for command in hypersphere_jax.cli.COMMANDS]
+for words in [*commands, *(["bench", part] for part in benchmarks.PARTS)]:
     with contextlib.suppress(SystemExit):
         hypersphere_jax.cli.main([*words, "--help"])
 with contextlib.suppress(SystemExit):

@@ -204,7 +204,7 @@ def score(folder, top1, uniform, seed=0, tau=0.5, n=397):
     """A run with an accuracy and a uniformity, which has a standard error."""
     make_run(folder, seed)
     record = json.loads((folder / "config.json").read_text())
-    record["config"] = {"name": folder.name, "seed": seed, "objective": {"contrastive_tau": tau}}
+    record["config"] = {"name": folder.name, "seed": seed, "contrastive_tau": tau}
     values = {"uniform": uniform, "uniform_standard_error": 0.04}
     for name, content in {
         "config": record,

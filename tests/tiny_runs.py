@@ -3,7 +3,14 @@
 import jax
 import numpy as np
 
+from hypersphere_jax import cli
 from hypersphere_jax import configs as C
+from hypersphere_jax.training import run_folder
+
+
+def parse_pretrain(*arguments) -> C.PretrainConfig:
+    """Return the config that `pretrain` reads from a command line."""
+    return cli.parse_run(C.PretrainConfig, "pretrain", arguments, run_folder.read_config)
 
 
 def two() -> int:

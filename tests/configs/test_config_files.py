@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from run_states import parse_pretrain
+from tiny_runs import parse_pretrain
 
 import experiments
 from hypersphere_jax import cli
@@ -52,7 +52,7 @@ def test_a_file_overrides_an_experiment(tmp_path):
 
 def test_a_file_of_a_finetuning(tmp_path):
     file = write(tmp_path, "run: mine\nlearning_rates: [0.1, 0.2]\nkeep-last: 5")
-    arguments = ["mine", "--config", file, "--seed", "3"]
+    arguments = ["--config", file, "--seed", "3"]
     config = cli.parse_run(FinetuneConfig, "finetune", arguments, None)
     assert config == FinetuneConfig("mine", learning_rates=(0.1, 0.2), seed=3, keep_last=5)
 

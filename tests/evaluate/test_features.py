@@ -108,7 +108,7 @@ def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
         *({}, {"params": {"w": np.float32(2.01)}}, {"stats": {"m": np.float32(0.51)}}),
         *({"source": some_digits(slice(19, None, -1))}, {"pool": "max"}),
         config(recipe="none"),
-        config(model=dataclasses.replace(MODEL, dtype="bfloat16")),
+        config(dtype="bfloat16"),
     ):
         asked = {"source": source} | change
         assert computes(**asked) and not computes(**asked), change

@@ -9,9 +9,14 @@ from junk import edited, edits
 
 OPTIONS = {
     "seed": 3,
-    "data": {"name": "digits", "fraction": 0.5},
-    "model": {"name": "small_cnn", "dim": 8, "image_size": None},
-    "optimizer": {"epochs": 2, "decay_at": [1], "learning_rate": 0.1},
+    "data": "digits",
+    "fraction": 0.5,
+    "model": "small_cnn",
+    "dim": 8,
+    "image_size": None,
+    "epochs": 2,
+    "decay_at": [1],
+    "learning_rate": 0.1,
 }
 RESULT = {"run": "images", "step": 56, "layer": "output", "protocol": "knn", "top1": 80.0, "n": 397}
 

@@ -38,9 +38,8 @@ def begun(folder, **changes):
 
 def test_folder_of_a_run(short_run, tmp_path):
     saved = json.loads((short_run / "config.json").read_text())
-    filled = {"image_size": 8, "channels": 1, "num_classes": 0, "batch_norm": "sync"}
-    assert saved["config"]["model"].items() >= filled.items()
-    assert saved["config"]["data"]["recipe"] == "digits"
+    filled = {"image_size": 8, "in_channels": 1, "num_classes": 0, "batch_norm": "sync"}
+    assert saved["config"].items() >= filled.items() and saved["config"]["recipe"] == "digits"
     assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "processes": 1}
     assert checkpoint.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.
@@ -115,8 +114,7 @@ def test_several_steps_in_one_program(devices, tmp_path):
 
 
 def test_calls_end_where_something_is_written():
-    runtime = C.RuntimeConfig(log_every_steps=10, checkpoint_every_steps=7, keep_every_steps=5)
-    config = C.PretrainConfig(runtime=runtime)
+    config = C.PretrainConfig(log_every_steps=10, checkpoint_every_steps=7, keep_every_steps=5)
     recorder = SimpleNamespace(config=config, start=3, total=26, steps_per_epoch=13)
     stops = [call.stop for call in loop.calls_of(recorder, 4)]
     assert stops == [5, 7, 10, 13, 14, 15, 19, 20, 21, 25, 26]

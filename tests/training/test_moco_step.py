@@ -187,8 +187,8 @@ def two_steps(devices, moco, batch_norm="split"):
     model = C.ModelConfig(dim=2, image_size=4, in_channels=1, batch_norm=batch_norm, **groups)
     rule = {"learning_rate": 0.5, "scaling": "none", "momentum": 0, "weight_decay": 0}
     sgd = C.OptimizerConfig(batch_size=SIZE, **rule)
-    plain = C.DataConfig(recipe="none")
-    made = C.PretrainConfig(data=plain, model=model, moco=moco, optimizer=sgd)
+    sections = vars(model) | vars(moco) | vars(sgd)
+    made = C.PretrainConfig(recipe="none", **sections)
     optimizer = make_optimizer(sgd, optax.constant_schedule(0.5))
     step = make_step_of(made, telling, 10, axis_name=sharding.AXIS)
     params = {"w": jnp.array([[0.01, 0.3]])}

@@ -101,14 +101,14 @@ def test_vmapped_as_alone(pair, alone):
 @pytest.mark.slow
 def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     made = config(tmp_path, "a")
-    rule = dataclasses.replace(made.optimizer, learning_rate=1e18)
-    lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", optimizer=rule), made])
+    rule = {**RULES["a"], "learning_rate": 1e18}
+    lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", **rule), made])
     assert_close_run(a, alone / "a")
     assert isinstance(lost, C.Diverged)
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.reason
     assert all(np.isfinite(record["loss"]) for record in timeless(tmp_path / "wild"))
     with pytest.raises(C.Diverged, match=r"diverged: .* step 0 is kept in"):
-        loop.train(config(tmp_path, "alone", "b", optimizer=rule))
+        loop.train(config(tmp_path, "alone", "b", **rule))
 
 
 @pytest.mark.slow
