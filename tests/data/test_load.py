@@ -134,6 +134,6 @@ def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
     # As eyes need them: not normalized. The two views differ.
     assert subsets.shape == (5, 2, 12, 12, 3) and subsets.min() >= 0 and subsets.max() <= 1
     assert np.abs(subsets[:, 0] - subsets[:, 1]).max() > 0.1
-    data_verb.show(InspectConfig(name="digits", recipe="none", bits=2), count=3, out=out)
+    data_verb.show(InspectConfig(data="digits", recipe="none", bits=2), count=3, out=out)
     _, _, shown, subsets, _ = drawn[1]
     np.testing.assert_allclose(subsets, np.stack([shown, shown], axis=1), atol=1e-6)
