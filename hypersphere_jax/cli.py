@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import keyword
 import logging
 import os
 import platform
@@ -172,6 +173,7 @@ def parse(
         else:
             value = dataclasses.field(default=base())
         name = base.__name__.removesuffix("Config").removesuffix("Options").lower()
+        name = f"{name}_" if keyword.iskeyword(name) else name
         fields.append((name, base, value))
     fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
     grouped = dataclasses.make_dataclass("Options", fields)

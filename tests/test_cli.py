@@ -146,16 +146,16 @@ def test_flags_override_an_experiment():
 
 
 def test_a_new_run_is_announced_with_a_similar_name(tmp_path, capsys):
-    for name in ("pets", "birds-1"):
+    for name in ("flowers_long_run", "birds"):
         write_json(tmp_path / name / "config.json", {})
-    for name, similar in (("pest", "pets"), ("birds", "birds-1"), ("other", "")):
+    for name, similar in (("flowers_long_rnu", "flowers_long_run"), ("other", "")):
         config = PretrainConfig(name=name, runs_dir=str(tmp_path))
         cli.announce(config, 512)
         whole = capsys.readouterr().err
         assert str(tmp_path / name) in whole and similar in whole
         cli.announce(config, 1400)
         assert "120 of 1,400" in capsys.readouterr().err
-    cli.announce(PretrainConfig(name="pets", runs_dir=str(tmp_path)), 1400)
+    cli.announce(PretrainConfig(name="birds", runs_dir=str(tmp_path)), 1400)
     assert capsys.readouterr().err == ""
 
 

@@ -139,6 +139,7 @@ def show(
       runs_dir: Folder of all runs.
     """
     check_output(out, ".png")
+    require(count >= 1, f"count={count}: must be at least 1")
     from hypersphere_jax import augment, plots, sheets
 
     is_text = data.text_folder(config) is not None
