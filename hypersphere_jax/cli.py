@@ -308,7 +308,8 @@ def finetune(arguments: list[str]) -> None:
     folder, result = finetune.run_finetune(config, command=typed())
     if result is not None:
         keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
-        print_table(keys, [[result[key] for key in keys]])
+        columns = ["protocol", "layer", "labels", "top-1 (%)", "top-5 (%)", "n", "chosen"]
+        print_table(columns, [[result[key] for key in keys]])
         sheets.draw(folder)
         report.run_report(folder)
         print(f"finetuned: {folder} ({folder / 'report.html'})")
@@ -340,7 +341,7 @@ def metrics(arguments: list[str]) -> None:
 
     result = metrics_verb.run_metrics(config)
     where = [key for key in ("split", "step") if key in result]
-    columns = [*where, "n", "d", "L_align", "L_uniform", "optimum", "bound at n"]
+    columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
     row = [result[key] for key in (*where, "n", "d")]
     row += [with_error(result[k], result[f"{k}_standard_error"]) for k in ("align", "uniform")]
     row += [f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")]
@@ -349,7 +350,7 @@ def metrics(arguments: list[str]) -> None:
     others = [[name, with_error(*of), uniform] for name, *of, uniform in metrics_verb.lines(result)]
     if others:
         print()
-        print_table(["also", "measured", "uniform on the sphere"], others)
+        print_table(["beside these", "measured", "uniform sphere"], others)
     out, figure = metrics_verb.places(config)
     is_drawn = figure is not None and plots.metrics_figure(result, figure)
     for path in (out, figure if is_drawn else None):
