@@ -120,7 +120,7 @@ for words in [*commands, *(["bench", part] for part in benchmarks.PARTS)]:
         hypersphere_jax.cli.main([*words, "--help"])
 with contextlib.suppress(SystemExit):
     hypersphere_jax.cli.main(["bench", "step", "--model", "vit"])
-assert not {"jax", "numpy"} & set(sys.modules)
+assert "jax" not in sys.modules
 hypersphere_jax.cli.main(["data", "list"])
 assert "jax" not in sys.modules
 assert {"align_loss", "load", "losses"} <= {*dir(hypersphere_jax), "losses"}

@@ -43,6 +43,7 @@ def test_requirements_are_those_of_the_extras():
 def test_extras_name_what_the_package_imports():
     of_pip = {"orbax": "orbax-checkpoint", "sklearn": "scikit-learn", "PIL": "pillow"}
     of_pip |= {"tensorflow_datasets": "tensorflow-datasets", "yaml": "pyyaml"}
+    of_pip |= {"docstring_parser": "docstring-parser"}
     for extra, modules in EXTRAS.items():
         named = {re.split("[><=]", one)[0] for one in PROJECT["optional-dependencies"][extra]}
         assert {of_pip.get(module, module) for module in modules} == named

@@ -124,6 +124,8 @@ def described_type(kind: Any) -> str:
 
 def _converted(value: Any, kind: Any) -> Any:
     """Return lists as tuples, and paths as text where the field is text."""
+    if kind is Any:  # an object of the user's
+        return value
     if isinstance(value, list):
         value = tuple(value)
     if isinstance(value, tuple):
