@@ -109,7 +109,7 @@ def test_the_network_is_inferred_from_shapes():
         (replace(RESNET, model="resnet34", head="simclr3", head_hidden=7), 32, "cifar10"),
         (C.ModelConfig("small_alexnet", dim=128, image_size=64, in_channels=3), 64, "stl10"),
         (replace(narrow, head="none", dim=256), 32, "cifar10"),
-        (replace(narrow, head="balanced", head_hidden=9, channels=1), 32, "cifar10"),
+        (replace(narrow, head="balanced", head_hidden=9, in_channels=1), 32, "cifar10"),
         (replace(narrow, head="simclr2", head_hidden=7, num_classes=4), 32, "cifar10"),
         (replace(narrow, num_classes=4, classifier_layer="fc7"), 32, "cifar10"),
     ):
