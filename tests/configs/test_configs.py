@@ -206,9 +206,13 @@ def test_differences_name_options_and_both_values():
     ],
     ids=["from_dict", "replace"],
 )
-def test_unknown_options_are_refused_with_the_similar_one(make):
-    with pytest.raises(C.UserError, match=r"'epohcs'.*'epochs'"):
-        make(epohcs=3)
+@pytest.mark.parametrize(
+    ("name", "similar"), [("epohcs", "epochs"), ("BatchSize", "batch_size"), ("lrate", None)]
+)
+def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
+    with pytest.raises(C.UserError, match=name) as error:
+        make(**{name: 3})
+    assert similar is None or f"'{similar}'" in str(error.value)
 
 
 class OtherPath:
