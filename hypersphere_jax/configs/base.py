@@ -228,6 +228,9 @@ def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
     Raises:
       UserError: for an unknown key or an invalid value.
     """
+    require(
+        isinstance(values, Mapping), f"{cls.__name__}: must be options by name, not {values!r:.50}"
+    )
     check_names(cls, values)
     return cls(**values)
 
