@@ -14,7 +14,7 @@ import platform
 import shlex
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from hypersphere_jax.configs.base import (
     Config,
     Stopped,
     UserError,
+    check_names,
     check_output,
+    checked,
     did_you_mean,
-    from_dict,
+    field_types,
     program,
     require,
-    section,
 )
 from hypersphere_jax.configs.files import read_config_file
 
@@ -167,7 +168,7 @@ def parse(
         is_required = any(f.default is dataclasses.MISSING for f in dataclasses.fields(base))
         value: Any
         if default is not None:
-            value = dataclasses.field(default=section(default, base))
+            value = dataclasses.field(default=unchecked(base, vars(default)))
         elif is_required:
             value = dataclasses.field()
         else:
@@ -234,12 +235,31 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
 
 
 def with_file(cls: type[Config], file: str, default: Any) -> Any:
-    """Return a config with the options of a file in place of those of `default`, if given."""
+    """Return a config with the options of a file in place of those of `default`, if given.
+
+    Only names and types are checked: a file may need flags to be complete.
+    """
     values = read_config_file(file)
+    kinds = field_types(cls)  # type: ignore[arg-type]
     try:
-        return from_dict(cls, values) if default is None else default.replace(**values)
+        check_names(cls, values)
+        values = {name: checked(name, value, kinds[name]) for name, value in values.items()}
     except UserError as error:
         raise UserError(f"--config {file}: {error}") from error
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    if default is not None:
+        defaults = vars(default)
+    return unchecked(cls, defaults | values)
+
+
+def unchecked(cls: type[Config], values: Mapping[str, Any]) -> Any:
+    """Return a config that tyro takes as defaults, without the checks of its class."""
+    config = object.__new__(cls)
+    for field in dataclasses.fields(cls):
+        value = values[field.name]
+        value = tyro.MISSING if value is dataclasses.MISSING else value
+        object.__setattr__(config, field.name, value)
+    return config
 
 
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:

@@ -57,9 +57,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():  # type: ignore[arg-type]
-            value = _converted(getattr(self, name), kind)
-            object.__setattr__(self, name, value)
-            require(matches(value, kind), f"{name}={value!r}: must be {described_type(kind)}")
+            object.__setattr__(self, name, checked(name, getattr(self, name), kind))
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values.
@@ -104,6 +102,17 @@ def matches(value: Any, kind: Any) -> bool:
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
         return is_number and math.isfinite(value)
     return isinstance(value, kind)
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """Return the value of an option, with lists as tuples and paths as text.
+
+    Raises:
+      UserError: for a value of another type.
+    """
+    value = _converted(value, kind)
+    require(matches(value, kind), f"{name}={value!r}: must be {described_type(kind)}")
+    return value
 
 
 def described_type(kind: Any) -> str:

@@ -50,11 +50,22 @@ def test_a_file_overrides_an_experiment(tmp_path):
     assert config == experiments.find(name).replace(epochs=7, seed=2)
 
 
-def test_a_file_of_a_finetuning(tmp_path):
-    file = write(tmp_path, "run: mine\nlearning_rates: [0.1, 0.2]\nkeep-last: 5")
-    arguments = ["--config", file, "--seed", "3"]
+@pytest.mark.parametrize("run", [[], ["other"]])
+def test_a_file_of_a_finetuning(run, tmp_path):
+    text = "learning_rates: [0.1, 0.2]\nkeep-last: 5\n"
+    file = write(tmp_path, text if run else f"{text}run: mine")
+    arguments = [*run, "--config", file, "--seed", "3"]
     config = cli.parse_run(FinetuneConfig, "finetune", arguments, None)
-    assert config == FinetuneConfig("mine", learning_rates=(0.1, 0.2), seed=3, keep_last=5)
+    assert (config.run, config.seed) == ("other" if run else "mine", 3)
+    assert (config.learning_rates, config.keep_last) == ((0.1, 0.2), 5)
+
+
+def test_flags_complete_a_file(tmp_path):
+    file = write(tmp_path, "data: random_bits\nqueue_size: 8\nema_decay: 0.5")
+    config = parse_pretrain("--config", file, "--bits", "4", "--queue-size", "16")
+    assert (config.data, config.bits, config.queue_size) == ("random_bits", 4, 16)
+    with pytest.raises(UserError, match="bits"):
+        parse_pretrain("--config", file)
 
 
 def test_the_record_of_a_run_is_a_file_of_options(short_run):
