@@ -144,6 +144,8 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
     require(reason is None, str(reason))
     row, start = specified(row), initial(row)
     base, values = BASES[row.table], row.values
+    losses = {name: values[name] for name in LOSSES if values.get(name) is not None}
+    objective = ObjectiveConfig(**losses)
     config = dataclasses.replace(
         base,
         name=_run_name(row),
@@ -152,7 +154,7 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
         init_from=start and f"{runs_dir}/{_run_name(start)}",
         dim=values["dim"],
         unit_norm=values.get("l2_normalized", True),
-        **{name: values[name] for name in LOSSES if values.get(name) is not None},
+        **vars(objective),
         queue_size=values.get("queue_size", 0),
         **_optimizer(base, values),
     )

@@ -20,7 +20,9 @@ from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from hypersphere_jax.configs import (
     ObjectiveConfig,
+    OptimizerConfig,
     PretrainConfig,
+    section,
 )
 
 BALANCED, GENERALIZED = "balanced_contrastive", "generalized_nt_xent"
@@ -88,8 +90,7 @@ DIGITS = Setting(
         head="balanced",
         head_hidden=128,
         **vars(SIMCLR),
-        epochs=20,
-        batch_size=128,
+        **vars(section(_IMAGENET, OptimizerConfig).replace(epochs=20, batch_size=128)),
         devices=1,
         log_every_steps=10,
     ),

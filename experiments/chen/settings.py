@@ -26,7 +26,9 @@ from experiments.sweeps import Planned
 from experiments.tables import Row, expected
 from hypersphere_jax.configs import (
     ObjectiveConfig,
+    OptimizerConfig,
     PretrainConfig,
+    section,
 )
 
 FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
@@ -123,6 +125,7 @@ RESNET18 = dataclasses.replace(BASES["chen/figureB2"], epochs=400)
 
 # The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is that of the
 # images of random bits alone; the others are chosen among RATES (`choose`).
+LAPTOP_RATE = {"epochs": 20, "learning_rate": 4.0, "warmup_epochs": 2}
 LAPTOP = PretrainConfig(
     name="chen_laptop",
     data="digits",
@@ -131,9 +134,7 @@ LAPTOP = PretrainConfig(
     width=0.5,
     head="simclr2",
     **vars(LOSSES["NT-Xent"]),
-    epochs=20,
-    learning_rate=4.0,
-    warmup_epochs=2,
+    **vars(section(CIFAR10, OptimizerConfig).replace(**LAPTOP_RATE)),
     devices=1,
     log_every_steps=10,
 )

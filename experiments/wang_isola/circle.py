@@ -16,7 +16,7 @@ from experiments.specifications import STL10
 from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from hypersphere_jax import data
-from hypersphere_jax.configs import ModelConfig, ObjectiveConfig
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.training import run_folder, sharding
 
@@ -40,7 +40,8 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
     model = ModelConfig("small_alexnet", dim=2, init="authors", **size)
     base = STL10.replace(data="cifar10", data_dir=None, recipe=None, **vars(model))
     if context.laptop:
-        base = base.replace(epochs=4, batch_size=128, learning_rate=0.06, devices=1)
+        base = base.replace(epochs=4, batch_size=128, learning_rate=0.06)
+        base = base.replace(**vars(RuntimeConfig(devices=1)))
     planned = []
     seeds = SEEDS if context.laptop else SEEDS[:1]
     for (name, objective), seed in itertools.product(OBJECTIVES.items(), seeds):

@@ -105,10 +105,10 @@ def test_bits(plan):
         assert (config.model, config.epochs) == ("resnet18", 400)
         assert (config.data, config.recipe) == ("random_bits", "none")
         assert config.loss in ("logsumexp", "prior_matching")
-    assert data.load(paper[0].data).train.image_shape == (32, 32, 1)
+    assert data.load(paper[0]).train.image_shape == (32, 32, 1)
     _, laptop = split(plan("chen/figureE1"))
-    some = {c.data for c in configs(laptop) if c.seed == 0}
-    shapes = {data.load(of).train.image_shape for of in some}
+    some = {C.section(c, C.DataConfig) for c in configs(laptop) if c.seed == 0}
+    shapes = {data.load(one).train.image_shape for one in some}
     assert shapes == {(8, 8, 1 + bits) for bits in competing_bits.BITS["laptop"]}
     assert all(c.subset_seed == c.seed for c in configs(laptop))
 
