@@ -82,7 +82,7 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
         assert re.search(said, why(load, DataConfig(data=name))), name
     monkeypatch.chdir(tmp_path)
     config, some = DataConfig(data=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
-    assert data.located(config) == {"name": str(folder), "data_dir": None, "classes": some}
+    assert data.located(config) == {"data": str(folder), "data_dir": None, "classes": some}
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_statistics_are_those_of_all_pixels(animals, monkeypatch):
 def test_inspect(capsys, tmp_path, animals):
     cut = tmp_path / "animals/train/cat/4.png"
     cut.write_bytes(cut.read_bytes()[:60])
-    assert "cat/4.png" in why(data_verb.inspect, InspectConfig(name=animals))
-    data_verb.inspect(InspectConfig(name=animals, bad_images="skip"))
+    assert "cat/4.png" in why(data_verb.inspect, InspectConfig(data=animals))
+    data_verb.inspect(InspectConfig(data=animals, bad_images="skip"))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train", "13", "0", "2", "3", "to", "10", "5x5x3", "to", "6x9x3"] in rows
     assert ["cat", "10", "2"] in rows and ["dog", "3", "2"] in rows
@@ -127,7 +127,7 @@ def test_inspect(capsys, tmp_path, animals):
 def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
     drawn, out = [], tmp_path / "sheet.png"
     monkeypatch.setattr(plots, "view_sheet", lambda *a: drawn.append(a))
-    config = InspectConfig(name=animals, recipe="moco_v2:crop_flip")
+    config = InspectConfig(data=animals, recipe="moco_v2:crop_flip")
     data_verb.show(config, image_size=12, count=5, out=out)
     _, names, _, subsets, path = drawn[0]
     assert names == ["cat", "cat", "cat", "cat", "dog"] and path == out

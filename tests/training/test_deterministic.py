@@ -14,13 +14,13 @@ def test_deterministic_kernels_are_asked_for_before_jax_begins():
     """In a process of its own, where the user's flags stay."""
     code = """
 import os, sys
-from hypersphere_jax import cli, config
+from hypersphere_jax import cli, configs
 from hypersphere_jax.training import loop
 
 def train(*_, **__):
     import jax
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    raise config.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
+    raise configs.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
 
 loop.train = train
 sys.exit(cli.main(sys.argv[1:]))

@@ -154,8 +154,8 @@ def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
         moved = jax.tree.leaves(jax.tree.map(np.subtract, end.params, other))
         assert any(np.abs(leaf).max() > 1e-4 for leaf in moved)
     # With a queue, keys have statistics of other images than their queries, unless it is told.
-    model = run_folder.read_config(queue_run).model
-    assert (model.batch_norm, model.bn_groups) == ("split", 8)
+    config = run_folder.read_config(queue_run)
+    assert (config.batch_norm, config.bn_groups) == ("split", 8)
     # What is measured of the run is the trained encoder.
     jax.tree.map(
         np.testing.assert_array_equal, run_folder.load_encoder(queue_run).params, last["params"]

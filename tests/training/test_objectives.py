@@ -122,7 +122,7 @@ def test_numbers_as_arguments(found):
         "prior_matching raw normal": {},
         "dcl": {"loss_tau": 0.4},
     }
-    dataset, held = data.load(C.PretrainConfig().data), {}
+    dataset, held = data.load(C.PretrainConfig()), {}
     bases = {case: objective_of(case) for case in asked}
     others = {c: dataclasses.replace(bases[c], **own, **numbers) for c, own in asked.items()}
     for case in asked:
@@ -149,7 +149,7 @@ def test_numbers_as_arguments(found):
 def test_defaults_are_filled_in():
     """Those that the help names, so that config.json has them; what is given stays."""
     chen = {"prior": "hypersphere", "align_scaling": "per_dimension"}
-    dataset = data.load(C.PretrainConfig().data)
+    dataset = data.load(C.PretrainConfig())
     for loss, filled in (
         ("nt_xent", {"loss_tau": 0.5, "similarity": "cosine"}),
         ("decoupled_nt_xent", {"loss_tau": 1, "loss_lam": 0.1, "align_scaling": "per_sample"}),
