@@ -1,6 +1,5 @@
 """What data cost a training step: resident images, and streamed ones."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,10 +11,7 @@ from benchmarks.timing import device_kind, median, take_turns
 from hypersphere_jax import data, models
 from hypersphere_jax.configs import (
     DataConfig,
-    ModelConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
@@ -36,7 +32,7 @@ def pipelines(
 ) -> None:
     """The share of a SmallAlexNet step (one device) that is data, with each pipeline."""
     whole = PretrainConfig(
-        data=config,
+        **vars(config),
         model="small_alexnet",
         dim=128,
         image_size=image_size,
@@ -46,15 +42,13 @@ def pipelines(
     whole = resolve.resolve(whole, dataset)
     sampler = Sampler(len(dataset.pretrain), batch_size, 0)
     devices = sharding.local_devices(1)
-    runtimes = {
-        f"streaming, {w} workers": RuntimeConfig(pipeline="streaming", workers=w) for w in workers
-    }
+    runtimes = {f"streaming, {w} workers": {"pipeline": "streaming", "workers": w} for w in workers}
     if dataset.pretrain.image_shape is not None:
-        runtimes = {"resident": RuntimeConfig(pipeline="resident")} | runtimes
+        runtimes = {"resident": {"pipeline": "resident"}} | runtimes
     run = _step(whole, dataset, devices)
     rows = []
     for name, runtime in runtimes.items():
-        fed = dataclasses.replace(whole, runtime=runtime)
+        fed = whole.replace(**runtime)
         resident, taken = name == "resident", range(WARM_UP + steps)
         batches = device_batches(fed, dataset, sampler, taken, devices, resident)
         seconds, waits = _loop(run, batches)
@@ -62,7 +56,7 @@ def pipelines(
         share = 100 * (waits + gather) / seconds
         rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
     columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
-    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.name}"
+    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.data}"
     print_table(columns, rows, title=f"{title}, {device_kind()}")
 
 

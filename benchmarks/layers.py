@@ -89,7 +89,7 @@ def layers(
 ) -> None:
     """Times each layer of a network, its loss and its optimizer, beside the least of each."""
     require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
-    of = {"image_size": image_size, "channels": channels, "width": width}
+    of = {"image_size": image_size, "in_channels": channels, "width": width}
     config = ModelConfig(model, dim=128, **of)  # type: ignore[arg-type]
     images = train_step.images_of(config, batch_size)
     begin = train_step.stepper(config, images, batch_size, "none")

@@ -74,7 +74,7 @@ def _torch_steps(config: ModelConfig, sentences: list[np.ndarray]) -> dict[str, 
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.words = nn.Embedding(config.vocabulary, config.embedding)
+            self.words = nn.Embedding(config.vocabulary_size, config.embedding)
             self.gru = nn.GRU(
                 config.embedding, config.dim // 2, bidirectional=True, batch_first=True
             )

@@ -14,8 +14,8 @@ def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Call
     Networks are the small AlexNet, the digits' network, and ResNet-18 and -34 with the stem for
     small images.
     """
-    small = config.name in ("resnet18", "resnet34") and config.image_size < 64
-    if config.dtype != "float32" or not (small or config.name in ("small_alexnet", "small_cnn")):
+    small = config.model in ("resnet18", "resnet34") and config.image_size < 64
+    if config.dtype != "float32" or not (small or config.model in ("small_alexnet", "small_cnn")):
         return None
     try:
         import torch
@@ -73,8 +73,8 @@ def make_network(config: ModelConfig) -> Any:
         def forward(self, x):
             return nn.functional.relu(self.inner(x) + self.outer(x), inplace=True)
 
-    side, channels = config.image_size, config.channels
-    if config.name == "small_alexnet":
+    side, channels = config.image_size, config.in_channels
+    if config.model == "small_alexnet":
         for _ in range(3):
             side = (side - 1) // 2
         c1, c2, c3, c4, c5, hidden = map(width, (96, 192, 384, 384, 192, 4096))
@@ -89,7 +89,7 @@ def make_network(config: ModelConfig) -> Any:
             dense(hidden, hidden),
             nn.Linear(hidden, config.dim),
         )
-    if config.name == "small_cnn":
+    if config.model == "small_cnn":
         side, (c1, c2, c3) = -(-side // 4), map(width, (32, 64, 128))
         return nn.Sequential(
             conv(channels, c1, nn.GELU()),
@@ -100,7 +100,7 @@ def make_network(config: ModelConfig) -> Any:
         )
     inputs = width(64)
     layers = [conv(channels, inputs, relu())]
-    depths = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[config.name]
+    depths = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}[config.model]
     for stage, depth in enumerate(depths):
         outputs = width(64 * 2**stage)
         for number in range(depth):

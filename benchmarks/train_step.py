@@ -46,7 +46,7 @@ def step(
     require(recipe in augment.RECIPES, f"--recipe {recipe}: one of {', '.join(augment.RECIPES)}")
     require(batch_size >= 2 and rounds >= 1, "--batch-size must be at least 2, --rounds 1")
     channels = 1 if recipe == "digits" else 3
-    of = {"image_size": image_size, "channels": channels, "dtype": dtype}
+    of = {"image_size": image_size, "in_channels": channels, "dtype": dtype}
     config = ModelConfig(model, dim=128, width=width, **of)  # type: ignore[arg-type]
     images = images_of(config, batch_size)
     views = jax.jit(functools.partial(augment.two_views, augment.make_augment(recipe, image_size)))
@@ -118,13 +118,13 @@ def record_of(
     images = images_of(config, batch_size)
     begin = stepper(config, images, batch_size, recipe)
     flops = flops_of(config, images, batch_size, recipe)
-    named = {"model": config.name, "dtype": config.dtype, "image_size": config.image_size}
+    named = {"model": config.model, "dtype": config.dtype, "image_size": config.image_size}
     named |= {"batch_size": batch_size, "recipe": recipe}
     return named | measured(begin, config.dtype, batch_size, flops, peaks)
 
 
 def images_of(config: ModelConfig, batch_size: int) -> np.ndarray:
-    shape = 4 * batch_size, config.image_size, config.image_size, config.channels
+    shape = 4 * batch_size, config.image_size, config.image_size, config.in_channels
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 

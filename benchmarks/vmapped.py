@@ -2,7 +2,7 @@
 
 from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import OptimizerConfig, PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training import sharding
 from hypersphere_jax.training.setup import RunSetup, initial_state, set_up

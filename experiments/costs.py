@@ -4,7 +4,6 @@ The time of a step is that of its FLOP and of the elements of everything else (s
 what this machine is taken to do in a second.
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -17,7 +16,13 @@ from experiments import workers
 from experiments.reproduction import folder_of
 from experiments.sweeps import Planned
 from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
+from hypersphere_jax.configs import (
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    PretrainConfig,
+    section,
+)
 from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.data.text import labelled, reading
@@ -116,7 +121,7 @@ def cost(one: Planned, here: Machine, laptop: bool, step: float | str | None = N
     """
     config, needs = one.config, _stored()[key(one.config)]
     batch = config.batch_size
-    n = sentences(config.data, laptop) if config.reads_text else images(config.data)
+    n = sentences(config, laptop) if config.reads_text else images(config)
     steps = config.epochs * max(1, n // batch)
     devices = max(1, min(config.devices or here.devices, here.devices))
     flop, elements, memory = (
@@ -124,7 +129,7 @@ def cost(one: Planned, here: Machine, laptop: bool, step: float | str | None = N
         for whole, each in (needs[name] for name in ("flop", "elements", "bytes"))
     )
     estimate = flop / here.flop + elements / here.elements
-    kept = 0 if config.reads_text else n * math.prod(shape_of(config.data))
+    kept = 0 if config.reads_text else n * math.prod(shape_of(config))
     memory += PROCESS + (kept if kept < RESIDENT * here.memory else 0)
     if isinstance(step, str):
         return Cost(steps, math.nan, 0.0, memory)
@@ -148,13 +153,12 @@ def _stored() -> dict[str, dict[str, list[float]]]:
 
 def plain(config: PretrainConfig) -> PretrainConfig:
     """Of a config what matters to the cost of a step of some pairs."""
-    model = config.model
     queue = QUEUE if config.queue_size else 0
     return PretrainConfig(
-        data_dir=None,
-        model=model if model.reads_text else dataclasses.replace(model, dim=DIM),
+        **vars(section(config, DataConfig).replace(data_dir=None)),
+        **vars(section(config, ModelConfig).replace(dim=config.dim if config.reads_text else DIM)),
         queue_size=queue,
-        objective=EVERY_TERM,
+        **vars(EVERY_TERM),
         batch_size=config.batch_size,
         optimizer=config.optimizer,
     )
@@ -162,36 +166,36 @@ def plain(config: PretrainConfig) -> PretrainConfig:
 
 def key(config: PretrainConfig) -> str:
     """The name of a config's entry among the stored costs."""
-    model, rule = config.model, config.optimizer
+    model, rule = config, config.optimizer
     if model.reads_text:
         parts = (model.dim, model.embedding, rule, config.batch_size)
-        return "{} {} of {}, {}, batch {}".format(model.name, *parts)
-    side, _, channels = shape_of(config.data)
+        return "{} {} of {}, {}, batch {}".format(model.model, *parts)
+    side, _, channels = shape_of(config)
     head = f"{model.head}{model.head_hidden or ''}"
     views = f"{channels}x{side} to {model.image_size or side}"
     recipe = config.recipe or data.NAMED[config.data]
-    network = f"{model.name} x{model.width:g} {head}, {views}, {recipe}, {rule}"
+    network = f"{model.model} x{model.width:g} {head}, {views}, {recipe}, {rule}"
     return network + (", MoCo" if config.queue_size else "")
 
 
 def shape_of(config: DataConfig) -> tuple[int, int, int]:
     """Shape of the images to train on."""
-    _, side, channels = IMAGES[config.name]
-    bits = config.bits if config.name == "random_bits" else config.extra_channels
+    _, side, channels = IMAGES[config.data]
+    bits = config.bits if config.data == "random_bits" else config.extra_channels
     return side, side, (config.channels or channels) + bits
 
 
 def images(config: DataConfig) -> int:
     """Number of the images to train on, as published."""
     if config.subset != "all":
-        classes = 1000 if config.name == "imagenet2012" else 10
+        classes = 1000 if config.data == "imagenet2012" else 10
         return config.subset_size or int(long_tailed_counts(classes).sum())
-    return IMAGENET100 if config.classes else round(IMAGES[config.name][0] * config.fraction)
+    return IMAGENET100 if config.classes else round(IMAGES[config.data][0] * config.fraction)
 
 
 def sentences(config: DataConfig, laptop: bool) -> int:
     """Number of the sentences to train on: by the size of their files, or as published."""
-    if not is_here(config.name, config.data_dir):
+    if not is_here(config.data, config.data_dir):
         return NOVELS if laptop else SENTENCES
     where = Path(config.data_dir).expanduser()
     if (where / "corpus.json").is_file():

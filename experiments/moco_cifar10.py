@@ -28,10 +28,6 @@ docs/moco.md.
 
 from experiments.moco_objectives import objectives
 from hypersphere_jax.configs import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
     PretrainConfig,
 )
 
@@ -48,7 +44,7 @@ CONFIGS = {
         image_size=32,
         batch_norm="split",
         bn_groups=8,
-        objective=objective,
+        **vars(objective),
         queue_size=4096,
         ema_decay=0.99,
         epochs=200,

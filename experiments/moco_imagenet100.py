@@ -30,12 +30,7 @@ from pathlib import Path
 
 from experiments.moco_objectives import objectives
 from hypersphere_jax.configs import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 CONFIGS = {
@@ -50,7 +45,7 @@ CONFIGS = {
         init="torch",
         batch_norm="split",
         bn_groups=8,
-        objective=objective,
+        **vars(objective),
         queue_size=16384,
         ema_decay=0.999,
         epochs=240,

@@ -31,12 +31,7 @@ faster, with other numbers.
 
 from experiments.moco_objectives import objectives
 from hypersphere_jax.configs import (
-    DataConfig,
-    MocoConfig,
-    ModelConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 CONFIGS = {
@@ -51,7 +46,7 @@ CONFIGS = {
         init="torch",
         batch_norm="split",
         bn_groups=8,
-        objective=objective,
+        **vars(objective),
         queue_size=65536,
         ema_decay=0.999,
         epochs=200,

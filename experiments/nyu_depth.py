@@ -29,10 +29,7 @@ GPU, and 8 hours at the 100 GFLOP/s of 2 CPU cores.
 """
 
 from hypersphere_jax.configs import (
-    DataConfig,
-    ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
 )
 
@@ -54,7 +51,7 @@ CONFIGS = {
         dim=128,
         image_size=64,
         init="authors",
-        objective=objective,
+        **vars(objective),
         epochs=400,
         batch_size=128,
         learning_rate=0.12,

@@ -1,17 +1,17 @@
 """The options of the verbs `quickstart` and `reproduce`: their help needs nothing else."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.configs.base import config, refuse
-from hypersphere_jax.configs.values import Count
+from hypersphere_jax.configs.base import Config, check_at_least, refuse
 
 
-@config
-class QuickstartConfig:
+@dataclass(frozen=True)
+class QuickstartConfig(Config):
     """The whole path in minutes: pretrain, checkpoint, probe from the checkpoint, report."""
 
     out: str | None = None
@@ -24,10 +24,12 @@ class QuickstartConfig:
     choose: bool = False
     """Try learning rates on a held-out part of the training split instead, and print their
     accuracies there."""
-    jobs: Count | None = None
+    jobs: int | None = None
     """Encoders at a time, each in a process with cores of its own. None: on CPUs up to four."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "jobs")
         require(len(self.seeds) > 0, "--seeds: at least one is needed")
 
     @property
@@ -36,8 +38,8 @@ class QuickstartConfig:
         return self.out or f"{self.runs_dir}/quickstart"
 
 
-@config
-class ReproduceConfig:
+@dataclass(frozen=True)
+class ReproduceConfig(Config):
     """A table, figure or theorem of a paper: the paper's numbers and ours, side by side.
 
     Trains and evaluates the encoders that it needs, if that is not done yet, and writes table,
@@ -50,12 +52,12 @@ class ReproduceConfig:
     scale: Literal["laptop", "paper"] | None = None
     """`laptop`: the paper's claims with digits, or CIFAR-10 and a narrow encoder, in minutes to
     hours on 2 cores; `paper`: its data and settings, which need GPUs."""
-    row: Count | None = None
+    row: int | None = None
     """Of a table: the one encoder of this row, counted from 1 as in experiments/paper_tables/."""
     only: tuple[str, ...] = ()
     """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run --only '*'` prints the
     names."""
-    jobs: Count = 1
+    jobs: int = 1
     """Processes that train at a time, each with its share of the cores; with GPUs, of these
     and, where there are fewer, of their memory."""
     vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
@@ -79,7 +81,9 @@ class ReproduceConfig:
     runs_dir: str = "runs"
     """Folder of all runs."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "row", "jobs")
         require(self.jobs == 1 or self.vmapped != "yes", "--vmapped yes needs --jobs 1")
         if self.item is None:
             refuse(self, ("scale", "row", "only", "dry_run", "retry"), "needs an ITEM")

@@ -130,7 +130,7 @@ def _balanced_features(
     """Files for the probe, by layer: of balanced training images that are drawn for it alone."""
     encoder = run_dir.load_encoder(folder, step)
     images = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
-    dataset = data.load(dataclasses.replace(encoder.config.data, **images))
+    dataset = data.load(encoder.config.replace(**images))
     splits = {"train": dataset.train, "test": run_dir.test_split(dataset)}
     devices = sharding.local_devices(1)
     features = {

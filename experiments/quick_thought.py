@@ -25,12 +25,10 @@ for more: at 30 ms a step, an hour on a GPU.
 """
 
 from hypersphere_jax.configs import (
-    DataConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
 )
 
 MODEL = ModelConfig("sentence_gru", dim=1200, embedding=620)
@@ -58,9 +56,9 @@ def _config(variant: str, objective: ObjectiveConfig, model: ModelConfig = MODEL
     return PretrainConfig(
         name=f"quick_thought_{variant}",
         data="books",
-        model=model,
-        objective=objective,
-        optimizer=OPTIMIZER,
+        **vars(model),
+        **vars(objective),
+        **vars(OPTIMIZER),
         log_every_steps=100,
     )
 

@@ -36,11 +36,10 @@ def candidates(runs: Sequence[Planned], rates: Sequence[float]) -> list[Planned]
     """
     planned = []
     for one in (at(run, rate) for run in runs for rate in rates):
-        images = dataclasses.replace(one.config.data, folds=FOLDS)
-        config = dataclasses.replace(one.config, name=f"{one.config.name}_choice", data=images)
+        config = one.config.replace(name=f"{one.config.name}_choice", folds=FOLDS)
         layers = one.evaluation.layers[:1]
         how = Evaluation(layers, protocol=None, folds=None)
-        planned.append(Planned(config, {**one.about, HELD_OUT: images.fold}, how))
+        planned.append(Planned(config, {**one.about, HELD_OUT: config.fold}, how))
     return planned
 
 

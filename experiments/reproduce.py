@@ -285,13 +285,12 @@ def _trained(scale: Scale, context: Context, rows: Rows) -> list[list]:
     groups: dict[tuple[str, str], dict[str, dict]] = {}
     for row in done(rows):
         file = context.runs_dir / row["run"] / "config.json"
-        record = read_kept(file, {"config": {"data": dict, "model": dict}})
-        config = record["config"] if record else {"data": {}, "model": {}}
-        images, model = config["data"], config["model"]
+        record = read_kept(file, ("config",))
+        config = record["config"] if record else {}
         parts = [("fraction", 1.0), ("subset", "all"), ("bits", 0), ("folds", 1)]
-        told = [f"{k} {images[k]}" for k, usual in parts if images.get(k, usual) != usual]
-        network = str(model.get("network") or model.get("name", "-"))
-        network += f", width {model['width']}" if model.get("width", 1.0) != 1 else ""
+        told = [f"{k} {config[k]}" for k, usual in parts if config.get(k, usual) != usual]
+        network = str(config.get("network") or config.get("model", "-"))
+        network += f", width {config['width']}" if config.get("width", 1.0) != 1 else ""
         runs = groups.setdefault((", ".join([Path(row["data"]).name, *told]), network), {})
         runs[row["run"]] = row  # one that is evaluated twice has two rows
     if not groups:

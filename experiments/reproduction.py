@@ -127,29 +127,26 @@ def run(
     config: PretrainConfig, context: Context, evaluation: Evaluation, about: Mapping[str, Any]
 ) -> Planned:
     """A run in the context's folders, with the columns that tell it from the others."""
-    moved = dataclasses.replace(config.data, data_dir=folder_of(config.data, context.data_dir))
-    config = dataclasses.replace(config, runs_dir=str(context.runs_dir), data=moved)
+    data_dir = folder_of(config.data, context.data_dir)
+    config = config.replace(runs_dir=str(context.runs_dir), data_dir=data_dir)
     return Planned(config, settings(config) | dict(about), evaluation)
 
 
 def settings(config: PretrainConfig) -> dict:
     """Columns that tell what is trained."""
-    rule = config.optimizer
     return {
         "data": config.data,
-        "loss": specifications.formula(config.objective)
-        + ("" if config.unit_norm else ", no unit norm"),
+        "loss": specifications.formula(config) + ("" if config.unit_norm else ", no unit norm"),
         "kind": kind(config),
         "dim": config.dim,
-        "batch": rule.batch_size,
-        "epochs": rule.epochs,
+        "batch": config.batch_size,
+        "epochs": config.epochs,
         "seed": config.seed,
     }
 
 
 def kind(config: PretrainConfig) -> str:
     """Which losses take part, such as `align+uniform`, or `nt_xent`."""
-    loss = config.objective
-    if loss.loss != "weighted":
-        return loss.loss + ("+supervised" if loss.supervised_weight else "")
-    return "+".join(name.removesuffix("_weight") for name in WEIGHTS if getattr(loss, name))
+    if config.loss != "weighted":
+        return config.loss + ("+supervised" if config.supervised_weight else "")
+    return "+".join(name.removesuffix("_weight") for name in WEIGHTS if getattr(config, name))

@@ -11,6 +11,7 @@ BookCorpus (B.3) are in nyu_depth.py, moco_imagenet100.py, moco_v2_imagenet.py, 
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.tables import Row, Value, expected, rows
@@ -18,9 +19,7 @@ from hypersphere_jax.configs import (
     DataConfig,
     ModelConfig,
     ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
     UserError,
     require,
 )
@@ -145,6 +144,8 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
     require(reason is None, str(reason))
     row, start = specified(row), initial(row)
     base, values = BASES[row.table], row.values
+    losses = {name: values[name] for name in LOSSES if values.get(name) is not None}
+    objective = ObjectiveConfig(**losses)
     config = dataclasses.replace(
         base,
         name=_run_name(row),
@@ -153,9 +154,9 @@ def config_of(row: Row, scale: str = "paper", *, runs_dir: str = "runs") -> Pret
         init_from=start and f"{runs_dir}/{_run_name(start)}",
         dim=values["dim"],
         unit_norm=values.get("l2_normalized", True),
-        **{name: values[name] for name in LOSSES if values.get(name) is not None},
+        **vars(objective),
         queue_size=values.get("queue_size", 0),
-        optimizer=_optimizer(base.optimizer, values),
+        **_optimizer(base, values),
     )
     return SCALES[scale](config)
 
@@ -192,17 +193,16 @@ def _repeats(row: Row) -> int:
     return above.count(mine)
 
 
-def _optimizer(base: OptimizerConfig, values: Mapping[str, Value]) -> OptimizerConfig:
+def _optimizer(base: PretrainConfig, values: Mapping[str, Value]) -> dict[str, Any]:
     epochs = values["epochs"]
     decay_epochs = [share * base.epochs for share in base.decay_at]
-    return dataclasses.replace(
-        base,
-        epochs=epochs,
-        batch_size=values["batch_size"],
-        learning_rate=values["initial_lr"],
-        scaling="none",
-        decay_at=tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
-    )
+    return {
+        "epochs": epochs,
+        "batch_size": values["batch_size"],
+        "learning_rate": values["initial_lr"],
+        "scaling": "none",
+        "decay_at": tuple(epoch / epochs for epoch in decay_epochs if epoch < epochs),
+    }
 
 
 def _laptop(config: PretrainConfig) -> PretrainConfig:
@@ -219,13 +219,12 @@ def _laptop_text(config: PretrainConfig) -> PretrainConfig:
     That is 300 steps where the paper has 132,000, so that the rate is four times the paper's, and
     the encoders begin with a long memory: in so few steps Quick-Thought's do not learn one.
     """
-    rule = config.optimizer
-    model = dataclasses.replace(config.model, dim=config.dim // 12, embedding=100, init="chrono")
-    return dataclasses.replace(
-        config,
+    return config.replace(
         name=f"{config.name}_laptop",
-        model=model,
-        optimizer=dataclasses.replace(rule, learning_rate=4 * rule.learning_rate),
+        dim=config.dim // 12,
+        embedding=100,
+        init="chrono",
+        learning_rate=4 * config.learning_rate,
         devices=1,
         log_every_steps=50,
     )
@@ -247,20 +246,15 @@ def _smaller(
     batch: int,
 ) -> PretrainConfig:
     """The run on other data, epochs and batch (2 pairs at least) divided; the rate as the batch."""
-    rule = config.optimizer
-    batch_size = max(2, rule.batch_size // batch)
-    return dataclasses.replace(
-        config,
+    batch_size = max(2, config.batch_size // batch)
+    return config.replace(
         name=f"{config.name}_{scale}",
         init_from=config.init_from and f"{config.init_from}_{scale}",
-        data=data,
-        model=model,
-        optimizer=dataclasses.replace(
-            rule,
-            epochs=max(1, rule.epochs // epochs),
-            batch_size=batch_size,
-            learning_rate=rule.learning_rate * batch_size / rule.batch_size,
-        ),
+        **vars(data),
+        **vars(model),
+        epochs=max(1, config.epochs // epochs),
+        batch_size=batch_size,
+        learning_rate=config.learning_rate * batch_size / config.batch_size,
         # One device, over which any batch divides.
         devices=1,
         log_every_steps=50,

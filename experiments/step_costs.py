@@ -7,7 +7,6 @@ for each pair of its batch, the FLOP of products and convolutions, the elements 
 operations give, and the bytes of memory beside the images, as XLA lays them out for a CPU.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -51,10 +50,7 @@ def _line(pairs: tuple[int, int], values: list[float]) -> list[float]:
 
 def with_pairs(config: PretrainConfig, pairs: int) -> PretrainConfig:
     """The config with another batch; 0: with its own."""
-    rule = config.optimizer
-    return dataclasses.replace(
-        config, optimizer=dataclasses.replace(rule, batch_size=pairs or rule.batch_size)
-    )
+    return config.replace(batch_size=pairs or config.batch_size)
 
 
 def memory(config: PretrainConfig) -> list[float]:
@@ -116,21 +112,20 @@ def make(config: PretrainConfig, axis_name: str | None) -> tuple[Callable, Calla
     random, pairs = np.random.default_rng(0), config.batch_size
     if config.reads_text:
         source = None
-        model = dataclasses.replace(config.model, vocabulary=VOCABULARY)
-        config = dataclasses.replace(config, model=model)
+        config = config.replace(vocabulary_size=VOCABULARY)
         sentences = [
             np.append(random.integers(len(SPECIAL), VOCABULARY, n - 1), END).astype(np.int32)
             for n in np.resize(LENGTHS, pairs)
         ]
         batch = *pack(sentences, max(LENGTHS)), np.zeros(0, np.int32), np.zeros(0, np.int32)
     else:
-        shape = (2 * pairs, *shape_of(config.data))
+        shape = (2 * pairs, *shape_of(config))
         images = random.integers(0, 256, shape, dtype=np.uint8)
         labels = np.arange(len(images), dtype=np.int32) % 2
         source = data.Arrays(images, labels, ("a", "b"), "random images")
         recipe = config.recipe or data.NAMED[config.data]
         few = DataConfig(recipe=config.recipe, bits=config.extra_channels)
-        config = dataclasses.replace(config, data=few)
+        config = config.replace(**vars(few))
         config = resolve.resolve(config, data.Dataset(source, source, source, recipe))
         batch = images, labels, np.arange(pairs, dtype=np.int32)
     apply, _, _ = models.abstract(config)

@@ -18,7 +18,14 @@ from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
 from hypersphere_jax import data, memory
-from hypersphere_jax.configs import Diverged, PretrainConfig, UserError, to_dict
+from hypersphere_jax.configs import (
+    DataConfig,
+    Diverged,
+    PretrainConfig,
+    UserError,
+    section,
+    to_dict,
+)
 from hypersphere_jax.data import text
 from hypersphere_jax.files import read_kept, write_json
 from hypersphere_jax.terminal import say
@@ -64,7 +71,7 @@ def sweep(
       UserError: when the data are missing.
       Stopped: on a signal, once the state of the runs that train is saved.
     """
-    for config in {one.config.data for one in planned}:
+    for config in {section(one.config, DataConfig) for one in planned}:
         data.load(config)
     for task, folder in {
         (t, one.evaluation.tasks_dir) for one in planned for t in one.evaluation.tasks

@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 
 # Where names are that are no losses.
 _MODULES = {
-    **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "config"),
+    **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "configs"),
     **dict.fromkeys(("Run", "train"), "run"),
     "Encoder": "encoder",
     "Recipe": "augment",

@@ -1,4 +1,4 @@
-"""The command line: `hypersphere-jax VERB`, or `python -m hypersphere_jax VERB`; see cli.py."""
+"""Entry point of `python run.py`, `python -m hypersphere_jax` and `hypersphere-jax`."""
 
 import gc
 import io
@@ -17,8 +17,8 @@ class _ClosableStream(io.FileIO):
 
 
 def main() -> int:
-    """Run the command and return its exit status, 2 if an extra of the package is missing."""
-    if sys.platform == "win32":  # files are locked by `fcntl`
+    """Run the command line and return its exit status; 2 if a package is missing."""
+    if sys.platform == "win32":
         print("error: this runs on Linux and macOS; on Windows in WSL", file=sys.stderr)
         return 2
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
@@ -40,10 +40,10 @@ def main() -> int:
 
         return cli.main(sys.argv[1:])
     except ModuleNotFoundError as error:
-        how = how_to_install(error.name)
-        if how is None:
+        advice = how_to_install(error.name)
+        if advice is None:
             raise
-        print(f"error: this needs {error.name}, which is not installed: {how}", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {advice}", file=sys.stderr)
         return 2
 
 

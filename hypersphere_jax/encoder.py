@@ -57,11 +57,11 @@ class Encoder:
         return _restored, (config, self.params, self.stats, self.step, self.origin)
 
     def __repr__(self) -> str:
-        model = self.config.model
-        images = f"{model.image_size}x{model.image_size}x{model.channels} images"
+        config = self.config
+        images = f"{config.image_size}x{config.image_size}x{config.in_channels} images"
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         source = f"step {self.step}" if self.origin is None else f"weights of {self.origin}"
-        what = f"{model.label}, {images}, {count:,} parameters, {source}"
+        what = f"{config.label}, {images}, {count:,} parameters, {source}"
         return f"Encoder({self.config.name!r}: {what})"
 
     @functools.cached_property
@@ -193,7 +193,7 @@ class Encoder:
 
     def _recoloured(self, images: np.ndarray) -> np.ndarray:
         """Grey or RGB images as the run had them: grey, if its network takes one channel."""
-        channels = self.config.channels
+        channels = self.config.in_channels
         if self.config.in_channels == 1 and self.config.preprocess is None:
             channels = 1
         if channels is None or images.shape[-1] not in (1, 3):

@@ -3,8 +3,8 @@
 # Extras of pyproject.toml and the modules that the package imports of them.
 EXTRAS = {
     "train": (
-        *("flax", "optax", "orbax", "sklearn", "PIL", "tyro", "rich", "jinja2", "matplotlib"),
-        *("tensorboardX", "h5py", "scipy", "grain", "safetensors", "yaml"),
+        *("flax", "optax", "orbax", "sklearn", "PIL", "tyro", "rich", "matplotlib", "tensorboardX"),
+        *("h5py", "scipy", "grain", "safetensors", "yaml", "docstring_parser"),
     ),
     "tfds": ("tensorflow_datasets", "importlib_resources"),
     "wandb": ("wandb",),

@@ -1,24 +1,21 @@
-"""Files that are there whole or not at all, JSON, and locks."""
+"""Atomic writes, JSON, and file locks."""
 
 import contextlib
 import fcntl
-import itertools
 import json
 import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hypersphere_jax.configs.base import UserError
-from hypersphere_jax.configs.kinds import check
 
 logger = logging.getLogger("hypersphere_jax")
 
 MAX_RECORD = 2**26  # bytes of a JSON file
-MAX_DEPTH, MAX_VALUES = 64, 10**6  # of what is in it
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -49,47 +46,42 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_json(
-    file: Path | str,
-    schema: Mapping[str, Any] | None = None,
-    advice: str = "run again what wrote it",
+    file: Path | str, keys: Iterable[str] = (), advice: str = "run again what wrote it"
 ) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a UTF-8 file.
 
     Args:
-      file: UTF-8, with a mark of byte order or without.
-      schema: the kinds of its values by key, see `config.kinds`; others may be there, too.
+      file: the file.
+      keys: keys that it must have.
       advice: what to do about a damaged file.
 
     Raises:
-      UserError: when there is something else.
+      UserError: for a file that cannot be read, is no JSON object, or lacks a key.
     """
     try:
         with open_file(file) as stream:
             text = stream.read(MAX_RECORD)
     except UserError as error:
         raise UserError(f"{error}: {advice}") from error
-    return parse_json(text, str(file), schema, advice)
+    return parse_json(text, str(file), keys, advice)
 
 
-def parse_json(
-    text: bytes, where: str, schema: Mapping[str, Any] | None, advice: str
-) -> dict[str, Any]:
-    """The JSON object in a text; see `read_json`. `where` names the text in messages."""
+def parse_json(text: bytes, where: str, keys: Iterable[str], advice: str) -> dict[str, Any]:
+    """Return the JSON object in a text; see `read_json`. `where` names the text in messages."""
     try:
-        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
-        check_depth(value)
-        check(value, schema or {}, f"{where}: ")
-    except UserError as error:
-        raise UserError(f"{error}: {advice}") from error
+        value = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}): {advice}") from error
+    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
+    if missing or not isinstance(value, dict):
+        raise UserError(f"{where} lacks {', '.join(missing) or 'a JSON object'}: {advice}")
     return value
 
 
-def read_kept(file: Path, schema: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """As `read_json`, of what can be made again: None, with a warning, where it is damaged."""
+def read_kept(file: Path, keys: Iterable[str] = ()) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing or, with a warning, damaged."""
     try:
-        return read_json(file, schema, "it is left out") if file.exists() else None
+        return read_json(file, keys, "it is left out") if file.exists() else None
     except UserError as error:
         logger.warning("%s", error)
         return None
@@ -110,28 +102,6 @@ def open_file(path: Path | str) -> BinaryIO:
 
 def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def check_depth(value: Any) -> None:
-    """ValueError for values within values more deeply, or more of them, than any record has."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [x for x in level if isinstance(x, dict | list | tuple)]
-        if not level:
-            return
-        inner = (x.values() if isinstance(x, dict) else x for x in level)
-        level = list(itertools.islice(itertools.chain.from_iterable(inner), MAX_VALUES))
-        if len(level) == MAX_VALUES:
-            break
-    raise ValueError("it is nested too deep, or too large")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} is there twice")
-    return value
 
 
 @contextlib.contextmanager

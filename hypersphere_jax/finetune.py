@@ -15,14 +15,15 @@ import numpy as np
 from hypersphere_jax import data, models
 from hypersphere_jax.augment.recipes import CROP_FLIP
 from hypersphere_jax.configs import (
+    DataConfig,
     Diverged,
+    EvaluateConfig,
     FinetuneConfig,
-    MocoConfig,
     ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
     PretrainConfig,
+    RuntimeConfig,
     require,
+    section,
 )
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import results_file
@@ -132,8 +133,8 @@ def recorded(folder: Path) -> FinetuneConfig:
         recipe=run.recipe,
         data_dir=run.data if Path(run.data).is_absolute() else run.data_dir,
         seed=run.seed,
-        runtime=run.runtime,
-        evaluate=run.evaluate,
+        **vars(section(run, RuntimeConfig)),
+        **vars(section(run, EvaluateConfig)),
     )
 
 
@@ -188,27 +189,17 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     recipe = source.recipe
     if config.recipe is None and not recipe.endswith(CROP_FLIP):
         recipe += CROP_FLIP
-    data_config = run_dir.moved(source, config.data_dir)
-    recipe = config.recipe or recipe
-    data_config = replace(data_config, recipe=recipe, augment=None, fraction=1.0)
+    moved = run_dir.moved(section(source, DataConfig), config.data_dir)
+    data_config = moved.replace(recipe=config.recipe or recipe, augment=None, fraction=1.0)
     dataset = data.load(data_config)
     labelled = bool(dataset.class_names)
     require(labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
     run_dir.test_split(dataset)
-    model = replace(
-        source.model,
+    model = section(source, ModelConfig).replace(
         classifier_layer=config.layer or models.before_head(source.model),
         # The number of devices shall not shape the run, and there are no keys to keep apart.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
-    )
-    objective = ObjectiveConfig(
-        contrastive_tau=source.contrastive_tau,
-        align_weight=0.0,
-        align_alpha=source.align_alpha,
-        uniform_weight=0.0,
-        uniform_t=source.uniform_t,
-        supervised_weight=1.0,
     )
     base = PretrainConfig(
         name=config.name or f"{folder.resolve().name}-finetune-{config.fraction:g}",
@@ -216,11 +207,16 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
         seed=config.seed,
         init_from=str(folder.resolve()),
         init_step=config.step,
-        data=data_config,
-        model=model,
-        objective=objective,
-        runtime=config.runtime,
-        evaluate=config.evaluate,
+        contrastive_tau=source.contrastive_tau,
+        align_weight=0.0,
+        align_alpha=source.align_alpha,
+        uniform_weight=0.0,
+        uniform_t=source.uniform_t,
+        supervised_weight=1.0,
+        **vars(data_config),
+        **vars(model),
+        **vars(section(config, RuntimeConfig)),
+        **vars(section(config, EvaluateConfig)),
     )
     return base, dataset
 
@@ -232,7 +228,8 @@ def _with_optimizer(
     fraction = share * config.fraction
     count = _count(whole, fraction, base.subset_seed)
     require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
-    optimizer = OptimizerConfig(
+    return base.replace(
+        fraction=fraction,
         epochs=config.epochs or (60 if config.fraction <= 0.01 else 30),
         batch_size=config.batch_size or 2 ** (min(256, count).bit_length() - 1),
         learning_rate=rate,
@@ -240,7 +237,6 @@ def _with_optimizer(
         nesterov=True,
         weight_decay=config.weight_decay,
     )
-    return replace(base, fraction=fraction, optimizer=optimizer)
 
 
 def _valid_top1(
@@ -257,7 +253,7 @@ def _valid_top1(
     run = _with_optimizer(config, placed, whole, rate, FITTING)
     file = run_dir.folder_of(run) / "diverged.json"
     run_of_record = {"config": run_dir.training_config(run), "data_digest": whole.digest()}
-    record = read_kept(file, {"reason": str}) or {}
+    record = read_kept(file, ("reason",)) or {}
     if record | run_of_record != record:
         try:
             folder = training.train(run, command)

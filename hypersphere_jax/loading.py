@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from hypersphere_jax import augment, models, torch_files
-from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError, from_dict, require
+from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require
 from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
 from hypersphere_jax.files import parse_json
 from hypersphere_jax.models.torch_names import shortened
@@ -116,9 +116,9 @@ def _load_file(
         augment.find(recipe)
     except ValueError as error:
         raise UserError(f"recipe={recipe!r}: {error}") from error
-    data = DataConfig(data="unknown", recipe=recipe)
     name = file.resolve().parent.name if file.name == torch_files.OF_FOLDER else file.stem
-    config = PretrainConfig(name=name or "encoder", data=data, model=model).replace(**own)
+    options = vars(model) | {"data": "unknown", "recipe": recipe}
+    config = PretrainConfig(name=name or "encoder", **options).replace(**own)
     return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
 
 
@@ -128,11 +128,10 @@ def _require_preprocess(config: PretrainConfig) -> None:
 
 
 def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
-    schema = {"config": PretrainConfig, "step": int, "origin?": str | None}
     saved, metadata = torch_files.read_safetensors(folder / WEIGHTS)
     where, text = f"{folder / WEIGHTS}: config", metadata.get(RECORD, "")
-    record = parse_json(text.encode(), where, schema, "save the encoder again")
-    config = from_dict(PretrainConfig, record["config"], f"{where}.").replace(**own)
+    record = parse_json(text.encode(), where, ("config", "step"), "save the encoder again")
+    config = from_dict(PretrainConfig, record["config"]).replace(**own)
     _require_preprocess(config)
     apply, params, stats = models.abstract(config)
     like = {"params": params, "stats": stats}

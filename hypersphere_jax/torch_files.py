@@ -21,7 +21,7 @@ from hypersphere_jax import models, torch_format
 from hypersphere_jax.array_files import array_names, checksum, entry, open_array
 from hypersphere_jax.configs import ModelConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.files import check_depth, read_json
+from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch, head_of, shortened
 
 State = dict[str, np.ndarray]
@@ -189,7 +189,7 @@ def recipe_of(model: ModelConfig) -> str:
     """The recipe with the evaluation that such encoders are usually trained for."""
     if model.image_size < 64:
         return "cifar10"
-    return "stl10" if model.name == "small_alexnet" else "moco"
+    return "stl10" if model.model == "small_alexnet" else "moco"
 
 
 def converted(state: State, model: ModelConfig) -> tuple[dict, dict]:
@@ -356,7 +356,6 @@ def _read_torch(file: Path) -> State:
     """The mapping of names to tensors that has an encoder; of several, each name with its place."""
     try:
         content, array = torch_format.read(file.read_bytes())
-        check_depth(content)
         found = dict(_tensors(content, "", set()))
         found = {at: of for at, of in found.items() if _prefixes(_renamed(of))} or found
         return {

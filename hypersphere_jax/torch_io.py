@@ -10,7 +10,15 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, encoder, loading, models, torch_files
-from hypersphere_jax.configs import ExportConfig, ImportConfig, ModelConfig, PretrainConfig, require
+from hypersphere_jax.configs import (
+    DataConfig,
+    ExportConfig,
+    ImportConfig,
+    ModelConfig,
+    PretrainConfig,
+    require,
+    section,
+)
 from hypersphere_jax.configs.base import changed, check_output
 from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
@@ -38,8 +46,10 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         package, or not that of the flags; when the folder holds a run already.
     """
     file = torch_files.file_in(config.file)
-    fields = {name: getattr(config, name) for name in ("name", "runs_dir", "seed", "data")}
-    run = PretrainConfig(**fields)
+    data_options = vars(section(config, DataConfig))
+    run = PretrainConfig(
+        name=config.name, runs_dir=config.runs_dir, seed=config.seed, **data_options
+    )
     folder = run_dir.folder_of(run)
     held = checkpoints.steps(folder / "checkpoints")
     require(not held, f"{folder} holds a run already: choose another name=")
@@ -52,15 +62,15 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         model = _with_flags(torch_files.infer(state, config.image_size), config)
         recipe = config.recipe or torch_files.recipe_of(model)
     dataset = data.load(config)
-    run = run.replace(model=model, recipe=recipe)
+    run = run.replace(**vars(model) | {"recipe": recipe})
     # The classifier is the file's, whatever classes the data have.
     classes, run = model.num_classes, resolve.resolve(run, dataset)
-    model = dataclasses.replace(run.model, num_classes=classes)
+    model = section(run, ModelConfig).replace(num_classes=classes)
     if config.fresh_head:
         _, params, stats = models.create(model, jax.random.key(run.seed))
         fresh = to_torch(model, params, stats)
         state = state | {name: fresh[name] for name in torch_files.without_head(fresh)[1]}
-        logger.warning("the head is random: probe layers=%s", models.before_head(model.name))
+        logger.warning("the head is random: probe layers=%s", models.before_head(model.model))
     with torch_files.naming(file):
         params, stats = torch_files.converted(state, model)
     if unused:
@@ -71,7 +81,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
         "head": "random" if config.fresh_head else _head_of(model),
         "left_aside": unused,
     }
-    run = dataclasses.replace(run, model=model)
+    run = run.replace(num_classes=classes)
     with run_dir.lock(folder):
         _clear_unfinished(folder)
         devices, digest = sharding.local_devices(), dataset.digest()
@@ -97,7 +107,7 @@ def export(config: ExportConfig) -> Path:
         found = loading.load(config.run, config.step)
     else:
         found = run_dir.load_encoder(run_dir.find(config.run, config.runs_dir), config.step)
-    model = found.config.model
+    model = section(found.config, ModelConfig)
     names = config.names or ("torch" if has_torch_names(model) else "own")
     if names == "torch":
         state = to_torch(model, found.params, found.stats)
@@ -131,14 +141,14 @@ def _with_flags(model: ModelConfig, config: ImportConfig) -> ModelConfig:
     Raises:
       UserError: for a flag that says otherwise than the file.
     """
-    flags = {name: getattr(config.model, name) for name in changed(config.model)}
-    fixed, head = ["name", "stem"], ["head", "dim", "head_hidden"]
+    flags = {name: getattr(config, name) for name in changed(config, ModelConfig)}
+    fixed, head = ["model", "stem"], ["head", "dim", "head_hidden"]
     if config.fresh_head:
-        flags |= {name: getattr(config.model, name) for name in head}
+        flags |= {name: getattr(config, name) for name in head}
     else:
         fixed += head
     for name in fixed:
-        option, shown = "model" if name == "name" else name, getattr(model, name)
+        shown = getattr(model, name)
         given = flags.get(name, shown)
-        require(given == shown, f"{option}={given}: the file has {shown}; leave that option out")
+        require(given == shown, f"{name}={given}: the file has {shown}; leave that option out")
     return dataclasses.replace(model, **flags)

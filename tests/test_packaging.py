@@ -1,8 +1,7 @@
-"""What installing brings, and what a lack of it says; files of options; Weights & Biases."""
+"""Requirements, extras, type hints of the public API, and Weights & Biases."""
 
 import importlib
 import inspect
-import json
 import re
 import sys
 import tomllib
@@ -14,16 +13,8 @@ import pytest
 import tiny_runs
 
 import hypersphere_jax
-from hypersphere_jax import __main__, cli, data, moco, theory, verbs
-from hypersphere_jax.configs import (
-    DataConfig,
-    FinetuneConfig,
-    PretrainConfig,
-    RuntimeConfig,
-    UserError,
-    to_dict,
-)
-from hypersphere_jax.configs.from_file import blank, with_file
+from hypersphere_jax import __main__, data, moco, theory
+from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError, to_dict
 from hypersphere_jax.extras import EXTRAS, how_to_install
 from hypersphere_jax.training import metrics
 from hypersphere_jax.training import train as training
@@ -53,6 +44,7 @@ def test_requirements_are_those_of_the_extras():
 def test_extras_name_what_the_package_imports():
     of_pip = {"orbax": "orbax-checkpoint", "sklearn": "scikit-learn", "PIL": "pillow"}
     of_pip |= {"tensorflow_datasets": "tensorflow-datasets", "yaml": "pyyaml"}
+    of_pip |= {"docstring_parser": "docstring-parser"}
     for extra, modules in EXTRAS.items():
         named = {re.split("[><=]", one)[0] for one in PROJECT["optional-dependencies"][extra]}
         assert {of_pip.get(module, module) for module in modules} == named
@@ -136,117 +128,6 @@ def test_without_the_extra_of_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets.core.read_only_builder", None)
     with pytest.raises(UserError, match=r'pip install "\.\[tfds\]"'):
         data.load(DataConfig("cifar10"))
-
-
-def test_verbs_of_the_repository_in_an_installed_package(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(verbs, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="in the repository only"):
-        verbs._need_repository("quickstart")
-    for line in (*("quickstart", "reproduce", "bench losses"), "pretrain moco_cifar10/contrastive"):
-        assert cli.main(line.split()) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {line.removesuffix(' losses')} is in the repository only")
-        assert said.count("\n") == 1
-    with pytest.raises(SystemExit):
-        cli.main(["pretrain", "--help"])
-    assert "moco_cifar10" not in capsys.readouterr().out
-    assert cli._parse(PretrainConfig, "pretrain", ["--epochs", "3"]).epochs == 3
-
-
-def test_commands_are_named_as_they_were_called(monkeypatch):
-    for called, program, command in (
-        ("run.py", "python run.py", "python run.py probe 'a b'"),
-        ("/x y/run.py", "python '/x y/run.py'", "python '/x y/run.py' probe 'a b'"),
-        ("/x/bin/hypersphere-jax", "hypersphere-jax", "hypersphere-jax probe 'a b'"),
-        ("/x/hypersphere_jax/__main__.py", *["python -m hypersphere_jax"] * 2),
-    ):
-        monkeypatch.setattr(sys, "argv", [called, "probe", "a b"])
-        assert verbs.program() == program and verbs._command().startswith(command)
-
-
-def parsed(tmp_path, text, *flags, verb="pretrain", cls=PretrainConfig, name="options.yaml"):
-    """What a verb makes of a file of options and flags."""
-    (tmp_path / name).write_text(text)
-    return cli._parse(cls, verb, ["--config", str(tmp_path / name), *flags])
-
-
-def test_a_runs_record_is_a_file_of_options(short_run, tmp_path):
-    text = (short_run / "config.json").read_text()
-    recorded = json.loads(text)["config"]
-    assert to_dict(parsed(tmp_path, text, name="config.json")) == recorded
-    bare = json.dumps(recorded)
-    again = parsed(tmp_path, bare, "--epochs=7", "--data", "cifar10", "--devices", "2")
-    changes = {"data": recorded["data"] | {"name": "cifar10"}}
-    changes["optimizer"] = recorded["optimizer"] | {"epochs": 7}
-    assert to_dict(again) == recorded | changes
-
-
-def test_options_in_yaml_as_flags_are_named(tmp_path):
-    text = """
-        # Numbers as in JSON, too.
-        name: mine
-        data: cifar10
-        model: {name: resnet18, dim: 128}
-        learning-rate: 1e-2
-        optimizer: {epochs: 7, decay_at: [0.5, 1]}
-        adam_betas: [0.8, 9e-1]
-        nesterov: true
-        devices: null
-    """
-    expected = PretrainConfig(
-        **{"name": "mine", "data": "cifar10", "model": "resnet18", "dim": 16},
-        **{"learning_rate": 0.01, "epochs": 7, "decay_at": (0.5, 1), "adam_betas": (0.8, 0.9)},
-        nesterov=True,
-    )
-    assert parsed(tmp_path, text, "--dim", "16") == expected
-    # On top of an experiment; valid with its flags alone.
-    named = ["pretrain", ["moco_cifar10/align_uniform", "--config", str(tmp_path / "options.yaml")]]
-    config = cli._parse(PretrainConfig, *named)
-    assert (config.queue_size, config.epochs) == (4096, 7)
-    assert parsed(tmp_path, "data: random_bits", "--bits", "4").bits == 4
-    text = "run: mine\nlearning_rates: [0.1, 0.2]\nkeep-last: 5"
-    config = parsed(tmp_path, text, "--seed", "3", verb="finetune", cls=FinetuneConfig)
-    expected = {"learning_rates": (0.1, 0.2), "seed": 3, "keep_last": 5}
-    assert config == FinetuneConfig("mine", **expected)
-
-
-def test_files_of_options_that_do_not_fit(tmp_path):
-    file = tmp_path / "options.yaml"
-    for text, said in (
-        ("epohcs: 3", "no option 'epohcs'; did you mean 'epochs'?"),
-        ("optimizer: {epoch: 3}", "no option 'optimizer.epoch'; did you mean 'epochs'?"),
-        ("optimizer: 3", "optimizer is 3: must be values by name"),
-        ("epochs: ten", 'optimizer.epochs is "ten": must be a whole number'),
-        ("epochs: 1.5", "must be a whole number"),
-        ("epochs: true", "must be a whole number"),
-        ("epochs: null", "must be a whole number"),
-        ("learning_rate: [1]", "must be a number"),
-        ("resume: yes", "must be one of auto, never, overwrite"),
-        ("devices: two", "must be a whole number or null"),
-        ("adam_betas: [0.5]", "must be a list of 2 values, each a number"),
-        ("decay_at: 0.5", "must be a list, each a number"),
-        ("network: my.Net", "your own my.Net, which only Python can give"),
-        ("a: [1\nb: 2", "is not YAML: line 2, column 2"),
-        ("name: 2026-13-45", "is not YAML: month must be in 1..12"),
-        ("optimizer: {1: 2}", "no option 'optimizer.1'"),
-        ("- epochs", 'is ["epochs"]: must be values by name'),
-        ("", "is null: must be values by name"),
-        ("epochs: 1\nepochs: 2", "is not YAML: line 2, column 1: 'epochs' is there twice"),
-    ):
-        file.write_text(text)
-        with pytest.raises(UserError) as error:
-            with_file(blank(PretrainConfig, None), str(file))
-        assert said in str(error.value) and "\n" not in str(error.value), text
-        assert str(error.value).startswith(f"--config {file}"), text
-    for flags, said in (
-        (["--config"], "give a value after it"),
-        (["--config", "nowhere.yaml"], "No such file"),
-        (["--config", "a", "--config=b"], "given twice"),
-    ):
-        with pytest.raises(UserError, match=said):
-            cli._parse(PretrainConfig, "pretrain", flags)
-    with pytest.raises(UserError, match="epochs is 0: must be in"):
-        parsed(tmp_path, "epochs: 0")
 
 
 class FakeWandb(ModuleType):

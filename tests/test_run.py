@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import run_states
 from sklearn.datasets import load_digits
+from tiny_runs import parse_pretrain
 
 import hypersphere_jax as hj
-import hypersphere_jax.configs
-from hypersphere_jax import augment, cli
+from hypersphere_jax import augment
+from hypersphere_jax.configs import to_dict
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.reporting import pictures
 
@@ -107,9 +108,9 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path, monkeypatch):
     own = {"data": Pairs(), "network": NETWORK, "augment": noisy, "loss": spread}
     run = hj.train(config(tmp_path, epochs=1), **own)
     record = json.loads((run.folder / "config.json").read_text())["config"]
-    assert record["data"]["source"] == "test_run.Pairs"
-    assert record["data"]["augment"] == "test_run.noisy" and record["data"]["recipe"] == "none"
-    assert record["objective"]["function"] == "test_run.spread"
+    assert record["source"] == "test_run.Pairs"
+    assert record["augment"] == "test_run.noisy" and record["recipe"] == "none"
+    assert record["function"] == "test_run.spread"
     z = run.encoder(IMAGES[:3])
     expected = hj.l2_normalize(NETWORK[1](run.encoder.params, IMAGES[:3] / np.float32(255)))
     np.testing.assert_allclose(z, expected, rtol=1e-5)
@@ -128,7 +129,7 @@ def test_what_is_ones_own_is_named_and_asked_for(tmp_path, monkeypatch):
         hj.load(run.folder)
     named = ["--name", run.folder.name, "--runs-dir", str(tmp_path)]
     with pytest.raises(hj.UserError, match="your own network and loss and augment and data"):
-        hj.train(cli._parse(hj.PretrainConfig, "pretrain", named))
+        hj.train(parse_pretrain(*named))
 
 
 def test_a_recipe_of_ones_own(tmp_path):
@@ -340,22 +341,16 @@ def test_labels_of_test_images_are_class_ids_of_a_named_source(tmp_path):
             hj.train(evaluated, data=named, test=(IMAGES, wrong), **own)
 
 
-def test_a_flat_config():
-    flat = hj.PretrainConfig(name="a", epochs=3, model="resnet18", optimizer="lars", data="cifar10")
-    assert flat.epochs == 3 and flat.optimizer == "lars"
-    assert flat.model == "resnet18" and flat.data == "cifar10"
-    again = flat.replace(dim=8, seed=2)
-    assert (again.dim, again.model, again.seed, flat.seed) == (8, "resnet18", 2, 0)
-    for wrong, match in (
-        ({"epoch": 3}, "did you mean 'epochs'"),
-        ({"epochs": "3"}, "must be a whole number"),
-        ({"network": NETWORK, "width": 0.5}, "width: for this package's networks"),
-        ({"function": spread, "loss": "nt_xent"}, "loss: for this package's losses"),
-    ):
-        with pytest.raises(hj.UserError, match=match):
-            hj.PretrainConfig(**wrong)
-    assert "\nepochs = 200: " in hj.PretrainConfig.__doc__
+@pytest.mark.parametrize(
+    "options", [{"network": NETWORK, "width": 0.5}, {"function": spread, "loss": "nt_xent"}]
+)
+def test_options_of_this_packages_parts_exclude_ones_own(options):
+    with pytest.raises(hj.UserError, match=r"width|loss"):
+        hj.PretrainConfig(**options)
+
+
+def test_ones_own_parts_are_recorded_by_name():
     loss = functools.partial(hj.nt_xent_loss, tau=0.1)
-    named = hypersphere_jax.configs.to_dict(hj.PretrainConfig(function=loss, network=NETWORK))
-    assert named["objective"]["function"].endswith("nt_xent_loss(tau=0.1)")
-    assert named["model"]["network"] == "test_run.<lambda>, test_run.<lambda>"
+    record = to_dict(hj.PretrainConfig(function=loss, network=NETWORK))
+    assert record["function"].endswith("nt_xent_loss(tau=0.1)")
+    assert record["network"] == "test_run.<lambda>, test_run.<lambda>"

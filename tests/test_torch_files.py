@@ -64,7 +64,7 @@ def test_which_encoder_of_a_file(rng):
 def test_features_of_a_file_are_those_of_the_weights(family, short_resnets, tmp_path, rng):
     """Of random weights and sizes, against NumPy; whatever can be inferred is not said."""
     model = {
-        "Hugging Face": replace(RESNET, name="resnet50", image_size=32),
+        "Hugging Face": replace(RESNET, model="resnet50", image_size=32),
         "no head": replace(HEADLESS, stem="imagenet"),
         "MoCo v2": replace(RESNET, head="moco_v2", head_hidden=7, image_size=32),
     }[family]
@@ -106,10 +106,10 @@ def test_the_network_is_inferred_from_shapes():
     for config, size, recipe in (
         (C.ModelConfig("resnet18", dim=1000, image_size=224, in_channels=3), 224, "moco"),
         (C.ModelConfig("resnet50", dim=1000, image_size=224, in_channels=3), 224, "moco"),
-        (replace(RESNET, name="resnet34", head="simclr3", head_hidden=7), 32, "cifar10"),
+        (replace(RESNET, model="resnet34", head="simclr3", head_hidden=7), 32, "cifar10"),
         (C.ModelConfig("small_alexnet", dim=128, image_size=64, in_channels=3), 64, "stl10"),
         (replace(narrow, head="none", dim=256), 32, "cifar10"),
-        (replace(narrow, head="balanced", head_hidden=9, channels=1), 32, "cifar10"),
+        (replace(narrow, head="balanced", head_hidden=9, in_channels=1), 32, "cifar10"),
         (replace(narrow, head="simclr2", head_hidden=7, num_classes=4), 32, "cifar10"),
         (replace(narrow, num_classes=4, classifier_layer="fc7"), 32, "cifar10"),
     ):

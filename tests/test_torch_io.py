@@ -40,7 +40,7 @@ def import_state(tmp_path, rng):
     arrays = rng.integers(0, 256, (20, 32, 32, 3), np.uint8), np.arange(20) % 4
     names = ("train_images", "train_labels", "test_images", "test_labels")
     np.savez(tmp_path / "images.npz", **dict(zip(names, arrays * 2, strict=True)))
-    images = C.DataConfig(data=str(tmp_path / "images.npz"), recipe="cifar10")
+    images = {"data": str(tmp_path / "images.npz"), "recipe": "cifar10"}
 
     def import_state(state, image_size=None, options=None, kind=".npz", **others):
         file = tmp_path / f"a{kind}"
@@ -48,10 +48,9 @@ def import_state(tmp_path, rng):
             file.write_bytes(torch_file(state))
         else:
             save_file(state, file) if kind == ".safetensors" else np.savez(file, **state)
-        model = C.ModelConfig(image_size=image_size, **(options or {}))
         where = {"name": "made", "runs_dir": str(tmp_path / "runs")} | others
-        config = C.ImportConfig(file=file, data=images, model=model, **where)
-        return torch_io.import_torch(config)
+        model = {"image_size": image_size, **(options or {})}
+        return torch_io.import_torch(C.ImportConfig(file=file, **images, **model, **where))
 
     return import_state
 
@@ -96,7 +95,7 @@ def test_fresh_head(import_state, rng, caplog):
         state = random_state(model, np.random.default_rng(7))
         entries = without(state, head) | {f"{head}.{name}": array for name, array in kept.items()}
         caplog.clear()
-        name = f"{model.name}{len(kept)}{seed}"
+        name = f"{model.model}{len(kept)}{seed}"
         folder = import_state(
             entries, model.image_size, {"dim": 5}, fresh_head=True, name=name, seed=seed
         )
@@ -128,7 +127,7 @@ def test_what_does_not_fit_makes_no_run(import_state, tmp_path, rng):
             import_state(entries, 16, fresh_head=fresh_head)
     for flags, match in (
         ({"dim": 6}, r"dim=6: the file has 5"),
-        ({"name": "small_alexnet"}, r"model=small_alexnet: the file has resnet18"),
+        ({"model": "small_alexnet"}, r"model=small_alexnet: the file has resnet18"),
     ):
         with pytest.raises(C.UserError, match=rf"a\.npz: {match}; leave that option out"):
             import_state(state, 16, flags)
@@ -209,7 +208,7 @@ def test_an_import_that_did_not_end_is_begun_anew(import_state, monkeypatch, rng
             import_state(state)
     folder = import_state(state)
     encoder = run_dir.load_encoder(folder)
-    assert_same((encoder.params, encoder.stats), from_torch(encoder.config.model, state))
+    assert_same((encoder.params, encoder.stats), from_torch(encoder.config, state))
     record = read_json(folder / "config.json")
     assert len(record["sessions"]) == 1
     # What may be the user's stays: results beside the record, a run that has not saved yet.

@@ -3,12 +3,27 @@
 import jax
 import numpy as np
 
+from hypersphere_jax import cli
 from hypersphere_jax import configs as C
+from hypersphere_jax.training import run_dir
+
+
+def parse_pretrain(*arguments) -> C.PretrainConfig:
+    """Return the config that `pretrain` reads from a command line."""
+    return cli.parse_run(C.PretrainConfig, "pretrain", arguments, run_dir.read_config)
 
 
 def two() -> int:
     """Devices; one where there are no two."""
     return min(2, jax.device_count())
+
+
+def flat(changes):
+    """Return options by name, with those of whole sections, such as `C.RuntimeConfig(...)`."""
+    options = {}
+    for name, value in changes.items():
+        options |= vars(value) if isinstance(value, C.Config) else {name: value}
+    return options
 
 
 def images(folder, name="images", **changes) -> C.PretrainConfig:
@@ -22,7 +37,7 @@ def images(folder, name="images", **changes) -> C.PretrainConfig:
         "log_every_steps": 7,
         "checkpoint_every_steps": 28,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 def short(folder, name="short", **changes) -> C.PretrainConfig:
@@ -36,7 +51,7 @@ def short(folder, name="short", **changes) -> C.PretrainConfig:
         "log_every_steps": 2,
         "checkpoint_every_steps": 3,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 def queue(folder, name="queue", **changes) -> C.PretrainConfig:
@@ -54,7 +69,7 @@ def queue(folder, name="queue", **changes) -> C.PretrainConfig:
         "keep_last": 2,
         "keep_every_steps": 4,
     }
-    return short(folder, name, **(parts | changes))
+    return short(folder, name, **(parts | flat(changes)))
 
 
 def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
@@ -75,7 +90,7 @@ def text(folder, texts, name="text", **changes) -> C.PretrainConfig:
         "log_every_steps": 1,
         "checkpoint_every_steps": 3,
     }
-    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | changes))
+    return C.PretrainConfig(name=name, runs_dir=str(folder), **(parts | flat(changes)))
 
 
 TOPICS = (

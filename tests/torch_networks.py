@@ -214,7 +214,7 @@ class Network:
 
     def __call__(self, x):
         """Layers `[n, h, w, c]` or `[n, c]` of images `[n, c, h, w]`; all of the state is used."""
-        layers = dict(self.alexnet(x) if self.config.name == "small_alexnet" else self.resnet(x))
+        layers = dict(self.alexnet(x) if self.config.model == "small_alexnet" else self.resnet(x))
         if self.config.num_classes:
             layers["logits"] = self.linear(layers[self.config.classifier_layer], "classifier")
         assert self.used == self.state.keys()

@@ -19,12 +19,10 @@ from experiments.reproduction import run as planned_run
 from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from hypersphere_jax.configs import (
-    DataConfig,
-    ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
+    section,
 )
 
 BALANCED, GENERALIZED = "balanced_contrastive", "generalized_nt_xent"
@@ -51,7 +49,7 @@ _IMAGENET = PretrainConfig(
     head="balanced",
     image_size=224,
     init="torch",
-    objective=SIMCLR,
+    **vars(SIMCLR),
     epochs=100,
     batch_size=512,
     learning_rate=0.1,
@@ -91,9 +89,8 @@ DIGITS = Setting(
         width=0.5,
         head="balanced",
         head_hidden=128,
-        objective=SIMCLR,
-        epochs=20,
-        batch_size=128,
+        **vars(SIMCLR),
+        **vars(section(_IMAGENET, OptimizerConfig).replace(epochs=20, batch_size=128)),
         devices=1,
         log_every_steps=10,
     ),
@@ -104,7 +101,7 @@ GREY = DIGITS._replace(
     base=dataclasses.replace(
         DIGITS.base,
         name="balanced_grey",
-        data=dataclasses.replace(reproduction.GREY, recipe="balanced_cifar"),
+        **vars(reproduction.GREY.replace(recipe="balanced_cifar")),
         image_size=reproduction.GREY_PIXELS,
         epochs=8,
     )
@@ -143,11 +140,10 @@ def run(
     **data: Any,
 ) -> Planned:
     """A run with this loss and seed, and these changes of the data's config."""
-    config = dataclasses.replace(
-        setting.base,
+    config = setting.base.replace(
         name=f"{setting.base.name}_{name}_seed{seed}",
-        objective=objective,
         seed=seed,
+        **vars(objective),
         **data,
     )
     return planned_run(config, context, setting.evaluation, about)

@@ -107,7 +107,7 @@ def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
         pairs = [pair_features(encoder, images, devices, seed) for seed in range(VIEWS // 2 + 1)]
         yield EncoderFeatures(
             encoder.config.loss,
-            *strengths(encoder.config.objective),
+            *strengths(encoder.config),
             encoder.config.seed,
             pairs[-1][0],
             np.stack([view for pair in pairs[:-1] for view in pair]),

@@ -4,7 +4,6 @@ A few bits in channels of their own are enough to tell images apart, so that a c
 be minimized without a look at the picture.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -47,7 +46,7 @@ def _encoders(scale: str) -> dict[str, dict]:
         DECOUPLED: {"objective": settings.LOSSES[DECOUPLED], "rate": DECOUPLED},
         SWD: {"objective": settings.LOSSES[SWD], "rate": SWD},
         "SWD, lambda 50": {"objective": settings.swd("hypersphere", 50.0), "rate": SWD},
-        "MoCo, tau 0.2": {"objective": moco, "moco": queue},
+        "MoCo, tau 0.2": {"objective": moco, **vars(queue)},
     }
 
 

@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from experiments.reproduction import Context, Reproduction, Result, run, scale
 from experiments.statistics import Rows, by
 from experiments.sweeps import Planned
 from hypersphere_jax import theory
-from hypersphere_jax.configs import DataConfig, ObjectiveConfig
+from hypersphere_jax.configs import ObjectiveConfig
 from hypersphere_jax.losses import prior_matching_loss
 
 SWD = "SWD (uniform hypersphere)"
@@ -56,11 +57,10 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
         BITS[context.scale],
         SEEDS if context.laptop else [0],
     ):
-        rule = dataclasses.replace(base.optimizer, batch_size=batch)
+        rule: dict[str, Any] = {"batch_size": batch}
         if context.laptop:
-            rule = dataclasses.replace(rule, epochs=EPOCHS[batch], warmup_epochs=EPOCHS[batch] / 10)
-        config = dataclasses.replace(
-            base,
+            rule |= {"epochs": EPOCHS[batch], "warmup_epochs": EPOCHS[batch] / 10}
+        config = base.replace(
             name=f"chen_{settings.slug(name)}_batch{batch}_bits{bits}_seed{seed}",
             seed=seed,
             # Bits of its own for each seed.
@@ -69,8 +69,8 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
             bits=bits,
             fraction=share,
             subset_seed=seed,
-            objective=objective,
-            optimizer=rule,
+            **vars(objective),
+            **rule,
         )
         about = {"name": name, "bits": bits}
         planned.append(run(config, context, Evaluation(logged=True), about))

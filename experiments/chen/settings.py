@@ -25,12 +25,10 @@ from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from experiments.tables import Row, expected
 from hypersphere_jax.configs import (
-    DataConfig,
-    ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
-    RuntimeConfig,
+    section,
 )
 
 FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
@@ -87,7 +85,7 @@ CIFAR10 = PretrainConfig(
     head="simclr2",
     image_size=32,
     init="simclr",
-    objective=LOSSES["NT-Xent"],
+    **vars(LOSSES["NT-Xent"]),
     optimizer="lars",
     epochs=100,
     batch_size=128,
@@ -127,6 +125,7 @@ RESNET18 = dataclasses.replace(BASES["chen/figureB2"], epochs=400)
 
 # The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is that of the
 # images of random bits alone; the others are chosen among RATES (`choose`).
+LAPTOP_RATE = {"epochs": 20, "learning_rate": 4.0, "warmup_epochs": 2}
 LAPTOP = PretrainConfig(
     name="chen_laptop",
     data="digits",
@@ -134,19 +133,16 @@ LAPTOP = PretrainConfig(
     dim=32,
     width=0.5,
     head="simclr2",
-    objective=LOSSES["NT-Xent"],
-    epochs=20,
-    learning_rate=4.0,
-    warmup_epochs=2,
+    **vars(LOSSES["NT-Xent"]),
+    **vars(section(CIFAR10, OptimizerConfig).replace(**LAPTOP_RATE)),
     devices=1,
     log_every_steps=10,
 )
 LAPTOP_EVALUATION = EVALUATION._replace(layers=("backbone", "output"))
 # The same network on a harder task, for 8 epochs of 39 steps.
-GREY = dataclasses.replace(
-    LAPTOP,
+GREY = LAPTOP.replace(
     name="chen_grey",
-    data=dataclasses.replace(reproduction.GREY, recipe="simclr_cifar"),
+    **vars(reproduction.GREY.replace(recipe="simclr_cifar")),
     image_size=reproduction.GREY_PIXELS,
     epochs=8,
     warmup_epochs=1,
@@ -159,14 +155,11 @@ def config_of(row: Row) -> PretrainConfig:
     base, values = BASES[row.table], row.values
     if "tau" in values:
         objective = decoupled(values["tau"], values["lambda"], self_similarity=True)
-        rule = base.optimizer
     else:
         objective = LOSSES[values["loss"]]
-        rule = dataclasses.replace(
-            base.optimizer, batch_size=values["batch_size"], epochs=values["epochs"]
-        )
+        base = base.replace(batch_size=values["batch_size"], epochs=values["epochs"])
     name = f"{row.table.replace('/', '_')}_row{row.number}"
-    return dataclasses.replace(base, name=name, objective=objective, optimizer=rule)
+    return base.replace(name=name, **vars(objective))
 
 
 def of_row(row: Row, context: Context, **about: Any) -> Planned:
@@ -186,7 +179,7 @@ def encoder(
 ) -> Planned:
     """A run with this loss, and these changes of the config."""
     prefix = "chen_grey" if base is GREY else "chen"
-    config = dataclasses.replace(base, name=f"{prefix}_{name}", objective=objective, **changes)
+    config = base.replace(name=f"{prefix}_{name}", **(vars(objective) | changes))
     return run(config, context, LAPTOP_EVALUATION if context.laptop else EVALUATION, about)
 
 
@@ -197,8 +190,9 @@ def choose(
     runs = []
     for name, fold in itertools.product(names, range(folds)):
         run_name, about = f"{slug(name)}_seed{fold}", {"name": name}
-        data = dataclasses.replace(base.data, folds=rates.FOLDS, fold=fold)
-        runs.append(encoder(context, base, run_name, LOSSES[name], about, seed=fold, data=data))
+        held_out = {"folds": rates.FOLDS, "fold": fold}
+        one = encoder(context, base, run_name, LOSSES[name], about, seed=fold, **held_out)
+        runs.append(one)
     return rates.candidates(runs, RATES)
 
 

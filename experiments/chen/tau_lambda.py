@@ -1,6 +1,5 @@
 """Figure B.2 of Chen, Luo & Li: temperature and weight of decoupled NT-Xent."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -43,8 +42,7 @@ def _choose(context: Context, rows: Rows) -> list[Planned]:
     """Candidates of each temperature's rate: the mean over the inner weights, a fold for each."""
     runs = []
     for tau, (fold, lam) in itertools.product(TAUS, enumerate(INNER)):
-        data = dataclasses.replace(settings.LAPTOP.data, folds=rates.FOLDS, fold=fold)
-        runs.append(_encoder(context, tau, lam, seed=fold, data=data))
+        runs.append(_encoder(context, tau, lam, seed=fold, folds=rates.FOLDS, fold=fold))
     return rates.candidates(runs, settings.RATES)
 
 

@@ -1,6 +1,5 @@
 """Figure 3 of Wang & Isola: encoders onto the circle, and how uniform their features are."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from experiments.specifications import STL10
 from experiments.statistics import Rows, done
 from experiments.sweeps import Planned
 from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, ModelConfig, ObjectiveConfig, RuntimeConfig
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.training import run_dir, sharding
 
@@ -39,17 +38,15 @@ CLASSES = ("airplane", "automobile", "bird", "cat")  # the figure's text does no
 def _plan(context: Context, rows: Rows) -> list[Planned]:
     size = {"width": 0.125, "image_size": 16} if context.laptop else {"image_size": 32}
     model = ModelConfig("small_alexnet", dim=2, init="authors", **size)
-    base = dataclasses.replace(STL10, data="cifar10", model=model)
+    base = STL10.replace(data="cifar10", data_dir=None, recipe=None, **vars(model))
     if context.laptop:
-        rule = dataclasses.replace(base.optimizer, epochs=4, batch_size=128, learning_rate=0.06)
-        base = dataclasses.replace(base, optimizer=rule, devices=1)
+        base = base.replace(epochs=4, batch_size=128, learning_rate=0.06)
+        base = base.replace(**vars(RuntimeConfig(devices=1)))
     planned = []
     seeds = SEEDS if context.laptop else SEEDS[:1]
     for (name, objective), seed in itertools.product(OBJECTIVES.items(), seeds):
         of_seed = f"_seed{seed}" * (seed != SEEDS[0])
-        config = dataclasses.replace(
-            base, name=f"circle_{name}{of_seed}", objective=objective, seed=seed
-        )
+        config = base.replace(name=f"circle_{name}{of_seed}", seed=seed, **vars(objective))
         # The random initialization is that of the contrastive encoder.
         evaluation = Evaluation(folds=None, initial=(name, 0) in ENCODERS.values())
         planned.append(run(config, context, evaluation, {"encoder": name}))

@@ -91,7 +91,7 @@ def our_column(printed: str) -> str:
 
 def formula_of(row: tables.Row) -> str:
     """The loss of a row as its table prints it."""
-    return formula(config_of(row).objective)
+    return formula(config_of(row))
 
 
 def rows_result(table: str, title: str, context: Context, rows: Rows) -> Result:

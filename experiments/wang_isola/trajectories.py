@@ -15,7 +15,7 @@ from experiments.protocols import Evaluation
 from experiments.reproduction import Context, Reproduction, Result, planned_row, run, scale
 from experiments.statistics import Rows, by, values
 from experiments.sweeps import Planned
-from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require, section
 from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"
@@ -49,8 +49,11 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
             epochs=1,
         )
         planned.append(start)
-        for panel, objective in {CONTROL: start.config.objective, **OBJECTIVES}.items():
-            config = dataclasses.replace(base, objective=objective)
+        for panel, objective in {
+            CONTROL: section(start.config, ObjectiveConfig),
+            **OBJECTIVES,
+        }.items():
+            config = base.replace(**vars(objective))
             planned.append(_along(config, context, f"{panel} seed{seed}", EVERY, {"panel": panel}))
     return planned
 
@@ -62,7 +65,7 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
         for panel, number in PAPER.items()
     }
     both = finetuned["align + uniform"].config
-    control = dataclasses.replace(both, objective=start.config.objective)
+    control = both.replace(**vars(section(start.config, ObjectiveConfig)))
     return [
         start,
         _along(control, context, CONTROL, PAPER_EVERY, {"panel": CONTROL}),

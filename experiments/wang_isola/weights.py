@@ -1,6 +1,5 @@
 """Figure 7 of Wang & Isola: what the weights of alignment and uniformity do to an encoder."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from experiments.reproduction import Context, Reproduction, Result, planned_row,
 from experiments.specifications import config_of, refusal
 from experiments.statistics import Rows, by, done, values
 from experiments.sweeps import Planned
-from hypersphere_jax.configs import ObjectiveConfig
 from hypersphere_jax.reporting.plots.style import DPI, save_figure
 
 TABLE = "wang-isola/table8"
@@ -46,11 +44,10 @@ def _laptop(context: Context, rows: Rows) -> list[Planned]:
     for images, (pairs, seeds, evaluation) in LAPTOP.items():
         base = config_of(tables.row_of(TABLE, ROW), "laptop" if images == "digits" else images)
         for align, uniform in pairs:
-            objective = ObjectiveConfig(align_weight=align, uniform_weight=uniform)
             weights = {"align_weight": align, "uniform_weight": uniform}
             for seed in seeds:
                 name = f"figure7_{images}_align{align:g}_uniform{uniform:g}_seed{seed}"
-                config = dataclasses.replace(base, name=name, seed=seed, objective=objective)
+                config = base.replace(name=name, seed=seed, **weights)
                 planned.append(run(config, context, evaluation, weights))
     return planned
 
@@ -65,7 +62,7 @@ def _paper(context: Context, rows: Rows) -> list[Planned]:
         options = [row.values[name] in (2, None) for name in ("align_alpha", "uniform_t")]
         if refusal(row) is None and alike and all(options):
             one = planned_row(row, context, Evaluation())
-            loss = one.config.objective
+            loss = one.config
             weights = {"align_weight": loss.align_weight, "uniform_weight": loss.uniform_weight}
             planned.append(one._replace(about=one.about | weights))
     return planned

@@ -34,9 +34,9 @@ class RuntimeConfig(Config):
     resume: Literal["auto", "never", "overwrite"] = "auto"
     """`auto`: resume the run in the folder; `never`: refuse a folder with a run; `overwrite`:
     remove that run once config and data are checked, and start anew."""
-    extend: bool = False
-    """Resume a run with other `--epochs` or `--decay-at`. The remaining steps follow the new
-    schedule."""
+    force: bool = False
+    """Resume although options or data that change the numbers differ; the run's config.json records
+    the differences."""
     pipeline: Literal["auto", "resident", "streaming"] = "auto"
     """`resident`: decode all training images once and keep them on the devices; `streaming`: read
     them batch by batch. `auto`: resident if they fit."""

@@ -126,7 +126,7 @@ def _held_out(what: str, train: Source, test: Source, folds: int, fold: int) -> 
 
 def as_they_lie(config: DataConfig) -> tuple[Source, Source | None]:
     """Both splits of the images that a config names, all of them; None: there is no test split."""
-    require(text_folder(config) is None, f"{config.name} is text, and these are for images")
+    require(text_folder(config) is None, f"{config.data} is text, and these are for images")
     train, test, *_ = _open(config)
     return train, test
 
@@ -143,9 +143,9 @@ def located(config: DataConfig) -> dict[str, str | None]:
     def whole(path: str | None) -> str | None:
         return None if path is None else str(_path(path).resolve())
 
-    is_path = config.source is None and _is_path(config.name)
-    name = whole(config.name) if is_path else config.name
-    return {"name": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
+    is_path = config.source is None and _is_path(config.data)
+    name = whole(config.data) if is_path else config.data
+    return {"data": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
 
 
 def text_folder(config: DataConfig) -> Path | None:
@@ -153,14 +153,14 @@ def text_folder(config: DataConfig) -> Path | None:
     where = _path(config.data_dir)
     if config.source is not None:
         return None
-    if config.name == "books":
+    if config.data == "books":
         require(
             where is not None,
             "data=books needs data_dir=: a folder of .txt or .txt.gz files, or a prepared one",
         )
         require(where.exists(), f"no file or folder {where}: data_dir= of books is text")
         return where
-    return _path(config.name) if _is_path(config.name) and is_text(_path(config.name)) else None
+    return _path(config.data) if _is_path(config.data) and is_text(_path(config.data)) else None
 
 
 def is_text(path: Path) -> bool:
@@ -181,7 +181,7 @@ def _load_text(path: Path, config: DataConfig) -> Dataset:
         asked, made = getattr(config, name), train.options[name]
         require(
             asked in (made, getattr(DataConfig, name)),
-            f"--{name.replace('_', '-')} {asked}: {folder} was prepared with {made}; leave it out, "
+            f"{name}={asked}: {folder} was prepared with {made}; leave it out, "
             "or prepare the text anew",
         )
     return Dataset(train, held_out, train, TEXT_RECIPE)
@@ -214,7 +214,7 @@ def _open(
             "others with data=",
         )
         return tuple(config.source.value)
-    name, where = config.name, _path(config.data_dir)
+    name, where = config.data, _path(config.data_dir)
     recipe = NAMED.get(name, "nyu_depth" if name.endswith(".mat") else "stl10")
     require(
         where is None or not (name in EMBEDDED or _is_path(name)),

@@ -51,7 +51,7 @@ def device_batches(
     Raises:
       UserError: for images that cannot be read, or differ in size though they are resident.
     """
-    source, runtime = dataset.pretrain, config.runtime
+    source = dataset.pretrain
     if config.reads_text:
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
     rows = sharding.local_rows(sampler.batch_size, devices)
@@ -63,7 +63,7 @@ def device_batches(
         recipe = augment.recipe_of(config)
         train_crop, _ = augment.host_crops(recipe, config.image_size)
         crops = TwoCrops(train_crop, config.seed)
-    batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=runtime.workers)
+    batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=config.workers)
     each = np.arange(sampler.batch_size // len(devices))
     every = _rows(np.tile(each, len(sharding.local(devices))), devices)
     return _ahead(

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from hypersphere_jax.configs import (
     require,
 )
 from hypersphere_jax.configs.base import WRITER, check_output, program
-from hypersphere_jax.configs.values import Count, Within
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.files import write_json
@@ -55,9 +54,9 @@ def list_names(data_dir: str | None = None) -> None:
 
 def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
-    folder = tfds.prepare(config.name, config.data_dir)
+    folder = tfds.prepare(config.data, config.data_dir)
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
-    say(f"prepared: {folder}\nlook at it: {program()} data inspect {config.name}{where}")
+    say(f"prepared: {folder}\nlook at it: {program()} data inspect {config.data}{where}")
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
@@ -122,8 +121,8 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
 
 def show(
     config: InspectConfig,
-    image_size: Annotated[int | None, Within("[4, 1e4]")] = None,
-    count: Count = 12,
+    image_size: int | None = None,
+    count: int = 12,
     seed: int = 0,
     out: Path | None = None,
     runs_dir: str = "runs",
@@ -139,11 +138,12 @@ def show(
       runs_dir: Folder of all runs.
     """
     check_output(out, ".png")
+    require(count >= 1, f"count={count}: must be at least 1")
     from hypersphere_jax import augment
     from hypersphere_jax.reporting import pictures, plots
 
     is_text = data.text_folder(config) is not None
-    require(not is_text, f"{config.name} is text: look at it with data inspect")
+    require(not is_text, f"{config.data} is text: look at it with data inspect")
     dataset = data.load(config)
     source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
     recipe = config.recipe or dataset.recipe
@@ -154,7 +154,7 @@ def show(
         views = pictures.random_views(source, images, steps, size, seed, config.extra_channels)
     except ValueError as error:
         raise UserError(f"--recipe {recipe}: {error}") from error
-    stem = Path(config.name).stem
+    stem = Path(config.data).stem
     path = out or Path(runs_dir, "data", f"{stem}-{recipe}.png")
     title = f"{stem}: views by recipe {recipe}, {size} pixels"
     plots.view_sheet(title, names, [image / 255 for image in images], views, path)

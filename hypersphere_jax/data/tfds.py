@@ -227,7 +227,7 @@ def _builder(folder: Path) -> Any:
     import tensorflow_datasets as tfds
 
     advice = f"move {folder} away, then prepare the data set again"
-    read_json(folder / "dataset_info.json", {"name": str, "version": str}, advice)
+    read_json(folder / "dataset_info.json", ("name", "version"), advice)
     file = folder / "features.json"
     values: list[Any] = [read_json(file, advice=advice)]
     while values:

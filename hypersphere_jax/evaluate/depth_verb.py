@@ -93,7 +93,8 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     folder = run_dir.find(name, config.runs_dir)
     run_dir.require_images(folder, "depth")
     encoder = run_dir.load_encoder(folder, config.step)
-    model, recipe = encoder.config.model, augment.recipe_of(encoder.config)
+    model = encoder.config
+    recipe = augment.recipe_of(model)
     models.check_layer(model, config.layer, "layer=")
     shapes = models.layers(model)
     spatial = [layer for layer, shape in shapes.items() if len(shape) == 3]

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models
-from hypersphere_jax.configs import DataConfig, PretrainConfig, require, to_dict
+from hypersphere_jax.configs import (
+    DataConfig,
+    ModelConfig,
+    PretrainConfig,
+    require,
+    section,
+    to_dict,
+)
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.batches import eval_batches
@@ -74,14 +81,15 @@ def make_forward(
     side = None if config.reads_text else config.image_size
     size = batch_size(source, devices)
     cropped = source.image_shape is None
-    made_of = apply, config.data, side, cropped, views
+    data_config = section(config, DataConfig)
+    made_of = apply, data_config, side, cropped, views
     map_layers = _mapped_layers.__wrapped__ if holds_custom(config) else _mapped_layers
     mapped = map_layers(*made_of, tuple(pools.items()), tuple(devices))
 
     def read(epoch: int = 0) -> Iterator[Batch]:
         crop = None
         if cropped:
-            crops = augment.host_crops(_recipe(config.data, views), side)
+            crops = augment.host_crops(_recipe(data_config, views), side)
             crop = functools.partial(_cropped, crops, views, seed, epoch, size)
         return eval_batches(config, source, size, devices, crop)
 
@@ -271,7 +279,7 @@ def _cache_key(encoder: RunEncoder, source: Source, devices: Sequence[jax.Device
     config = encoder.config
     recipe = None if config.reads_text else augment.find(config.recipe).evaluate
     parts = [__version__, jax.__version__, devices[0].device_kind, source.digest, recipe]
-    parts += [config.extra_channels, to_dict(config.model)]
+    parts += [config.extra_channels, to_dict(section(config, ModelConfig))]
     digest = hashlib.sha256(json.dumps(parts).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))

@@ -121,7 +121,7 @@ def run_features(config: FeaturesConfig) -> Written:
 
 def _splits(config: FeaturesConfig, network: encoder.Encoder) -> list[_Split]:
     """The splits to take, in their order; of one that is alone the name is empty."""
-    own, on_bad = network.config.data, config.bad_images
+    own, on_bad = network.config, config.bad_images
     if config.images is not None:
         train, test = _named(config)
     else:
@@ -150,7 +150,7 @@ def _named(config: FeaturesConfig) -> tuple[Source, Source | None]:
 
 
 def _own(config: FeaturesConfig, network: encoder.Encoder) -> tuple[Source, Source | None]:
-    own = network.config.data
+    own = network.config
     why = None
     if network.origin is not None:
         why = "holds weights alone"

@@ -76,7 +76,7 @@ def make_evaluation(
     images without augmentation. Accuracies are in percent. Each process may evaluate the same.
 
     Returns:
-      `evaluate(params, stats, objective=config.objective)` -> values by name, such as
+      `evaluate(params, stats, objective=config)` -> values by name, such as
       `eval/knn_top1`; alpha and t are the objective's. It raises FloatingPointError when features
       are not finite.
 
@@ -111,7 +111,7 @@ def make_evaluation(
     indices = np.concatenate([batch.indices for batch in batches])
     readable_bank = int(np.sum((indices >= 0) & (indices < len(bank))))
 
-    def evaluate(params, stats, objective=config.objective):
+    def evaluate(params, stats, objective=config):
         (features,), labels = joined(forward(params, stats, batches))
         pairs = []
         if pair_batches:
@@ -135,7 +135,7 @@ def _parts(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
 
     A run never trains on the labels of images that it classifies.
     """
-    options = config.evaluate
+    options = config
     count = sys.maxsize if options.eval_images == "all" else options.eval_images
     labelled = [name for name in options.evaluators if name in LABELLED]
     supervised = bool(labelled) and uses_labels(config)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.configs import ModelConfig, require
+from hypersphere_jax.configs import ModelConfig, require, section
 from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
@@ -38,7 +38,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """An encoder with fresh parameters.
 
     Args:
-      config: its `image_size` and `channels` must be given; of sentences, its `vocabulary`.
+      config: with `image_size` and `in_channels`, or `vocabulary_size` for sentences.
       key: random key of the initialization.
 
     Returns:
@@ -69,11 +69,11 @@ def _builder(config: ModelConfig) -> functional.Builder:
 
 
 def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
-    return custom.create(config.network, (*[config.image_size] * 2, config.channels))
+    return custom.create(config.network, (*[config.image_size] * 2, config.in_channels))
 
 
 def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
-    return MODELS[config.name](config, rngs=nnx.Rngs(key))
+    return MODELS[config.model](config, rngs=nnx.Rngs(key))
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
@@ -112,16 +112,17 @@ def _local_groups(config: ModelConfig, axis_name: str | None) -> int:
 
 
 def resolved(config: ModelConfig) -> ModelConfig:
-    """The config with the stem of a ResNet chosen, where it leaves that open.
+    """Return the model's section of a config, with the stem of a ResNet chosen.
 
     Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 positions.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
     """
-    name, size = config.name, config.image_size
+    config = section(config, ModelConfig)
+    name, size = config.model, config.image_size
     require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
-    needed = ("vocabulary",) if config.reads_text else ("image_size", "channels")
+    needed = ("vocabulary_size",) if config.reads_text else ("image_size", "in_channels")
     require(
         all(getattr(config, field) is not None for field in needed),
         f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
@@ -165,10 +166,10 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     else:
         # Two images, as a custom network may confuse one image with its batch.
-        x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.channels), jnp.float32)
+        x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.in_channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
-    order = shapes if config.network is not None else MODELS[config.name].layers
+    order = shapes if config.network is not None else MODELS[config.model].layers
     return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 

@@ -76,7 +76,7 @@ class Head(nnx.Module):
             require(
                 self.classified in widths,
                 f"classifier_layer={self.classified}: with head={config.head} a classifier of "
-                f"{config.name} is on {', '.join(widths)}",
+                f"{config.model} is on {', '.join(widths)}",
             )
             self.classifier = linear(
                 widths[self.classified], config.num_classes, init=init, rngs=rngs

@@ -52,4 +52,4 @@ SCHEMES = {
 def scheme_of(config: ModelConfig) -> Scheme:
     """The scheme of a config, with the convolutions of its network."""
     scheme = SCHEMES[config.init]
-    return scheme._replace(conv=scheme.residual) if config.name.startswith("resnet") else scheme
+    return scheme._replace(conv=scheme.residual) if config.model.startswith("resnet") else scheme

@@ -89,7 +89,7 @@ class ResNet(nnx.Module):
         width = channels(64, config)
         self.pooled = config.stem == "imagenet"
         stem = {"side": 7, "strides": 2} if self.pooled else {}
-        self.conv1 = conv(config.channels, width, **stem, **common)
+        self.conv1 = conv(config.in_channels, width, **stem, **common)
         last = {"scale": 0.0} if config.zero_init_residual or init.zero_residual else {}
         options = {"expansion": self.expansion, "last": last, **common}
         for number, depth in enumerate(self.depths):

@@ -40,7 +40,7 @@ class SentenceGRU(nnx.Module):
     layers = ("bag", "f", "g", "output")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        words, width, h = config.vocabulary, config.embedding, config.dim // 2
+        words, width, h = config.vocabulary_size, config.embedding, config.dim // 2
         uniform = nnx.initializers.uniform(2 * SPREAD)
         self.embedding = nnx.Param(uniform(rngs.params(), (GROUPS[0], words, width)) - SPREAD)
         glorot = nnx.initializers.glorot_uniform(batch_axis=(0, 1))

@@ -24,7 +24,7 @@ class SmallAlexNet(nnx.Module):
         c1, c2, c3, c4, c5 = (channels(base, config) for base in (96, 192, 384, 384, 192))
         hidden = channels(4096, config)
         common = {"init": scheme_of(config), "dtype": config.dtype, "rngs": rngs}
-        self.conv1 = conv(config.channels, c1, **common)
+        self.conv1 = conv(config.in_channels, c1, **common)
         self.conv2 = conv(c1, c2, **common)
         self.conv3 = conv(c2, c3, **common)
         self.conv4 = conv(c3, c4, **common)

@@ -22,7 +22,7 @@ class SmallCNN(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c1, c2, c3 = (channels(base, config) for base in (32, 64, 128))
         common = {"init": scheme_of(config), "dtype": config.dtype, "rngs": rngs}
-        self.conv1 = conv(config.channels, c1, activation=nnx.gelu, **common)
+        self.conv1 = conv(config.in_channels, c1, activation=nnx.gelu, **common)
         self.conv2 = conv(c1, c2, strides=2, activation=nnx.gelu, **common)
         self.conv3 = conv(c2, c3, strides=2, activation=nnx.gelu, **common)
         side = -(-config.image_size // 4)

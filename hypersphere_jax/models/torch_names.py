@@ -40,7 +40,7 @@ class TorchEntry(NamedTuple):
 
 def has_torch_names(config: ModelConfig) -> bool:
     """Whether a model has a counterpart in PyTorch."""
-    return config.network is None and config.name.startswith(("small_alexnet", "resnet"))
+    return config.network is None and config.model.startswith(("small_alexnet", "resnet"))
 
 
 def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
@@ -121,7 +121,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
     missing, unexpected = sorted(expected - names), sorted(names - expected)
     require(
         not missing and not unexpected,
-        f"these are not the weights of {config.name} with the head {config.head!r}: "
+        f"these are not the weights of {config.model} with the head {config.head!r}: "
         f"missing are {shortened(missing)}, unexpected {shortened(unexpected)}",
     )
     flat = {}
@@ -129,7 +129,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
         array = np.asarray(state[entry.name], np.float32)
         require(
             array.shape == entry.shape,
-            f"{entry.name} has shape {array.shape}, where {config.name} needs {entry.shape}",
+            f"{entry.name} has shape {array.shape}, where {config.model} needs {entry.shape}",
         )
         if entry.image is not None:
             h, w, c = entry.image
@@ -166,7 +166,7 @@ def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.nda
 
 def _module_name(path: tuple[str, ...], config: ModelConfig) -> str:
     """PyTorch's name of a layer or of its batch norm."""
-    alexnet, norm = config.name == "small_alexnet", int(path[-1] == "norm")
+    alexnet, norm = config.model == "small_alexnet", int(path[-1] == "norm")
     match path:
         case ["head", "classifier"]:
             return "classifier"

@@ -1,9 +1,8 @@
 """Objectives: from a config to the global loss of a step, with what is logged beside it."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,8 @@ from hypersphere_jax.losses import (
     uniform_queue_loss,
 )
 from hypersphere_jax.losses.devices import all_gather, global_mean
+
+T = TypeVar("T", bound=ObjectiveConfig)
 
 Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
@@ -248,8 +249,8 @@ def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.
     )
 
 
-def resolved(config: ObjectiveConfig) -> ObjectiveConfig:
-    """The config with the settings that it leaves to its loss filled in: those of the function."""
+def resolved(config: T) -> T:
+    """Return the config with the defaults of its loss function filled in."""
     if config.loss == "weighted":
         return config
     known = inspect.signature(FUNCTIONS[config.loss]).parameters
@@ -258,7 +259,7 @@ def resolved(config: ObjectiveConfig) -> ObjectiveConfig:
         for field in SETTINGS[config.loss]
         if getattr(config, field) is None
     }
-    return dataclasses.replace(config, **defaults)
+    return config.replace(**defaults)
 
 
 def settings(config: ObjectiveConfig) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RunRecord:
         self.setup = setup
         self.start = 0  # step from which the run resumes
         self.folder = run_dir.folder_of(setup.config)
-        self.checkpointer = Checkpointer(self.folder / "checkpoints", setup.config.runtime)
+        self.checkpointer = Checkpointer(self.folder / "checkpoints", setup.config)
         self._logger: MetricLogger | None = None
         self._metrics: dict[str, float] = {}  # of the newest step that was read
         self._command = command
@@ -95,7 +95,7 @@ class RunRecord:
           Diverged: for weights or features that are not finite.
         """
         self._check_finite(step, is_finite)
-        objective = self.setup.config.objective
+        objective = self.setup.config
         try:
             scores = evaluate(encoder["params"], encoder["stats"], objective)
         except FloatingPointError as error:

@@ -1,6 +1,5 @@
 """A config with its open fields filled in from the data, and refused where it does not fit them."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     size = size or max(shape[:2])
     extra = config.extra_channels
     try:
-        whole = augment.recipe_of(dataclasses.replace(config.data, recipe=recipe))
+        whole = augment.recipe_of(config.replace(recipe=recipe))
         evaluate = augment.make_evaluate(whole, size, extra_channels=extra)
         view = jax.eval_shape(evaluate, _image(config, dataset.pretrain, size))
     except ValueError as error:
@@ -60,21 +59,17 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
         f"the loss takes labels, and the images of {dataset.origin} have none: leave "
         "supervised_weight= out, or take another loss",
     )
-    model = dataclasses.replace(config.model, image_size=size, channels=view.shape[-1])
-    if model.network is None:
-        norm = model.batch_norm or ("split" if config.queue_size else "sync")
-        classes = len(dataset.class_names) if supervised else 0
-        model = dataclasses.replace(model, num_classes=classes, batch_norm=norm)
+    filled: dict[str, Any] = {"image_size": size, "in_channels": view.shape[-1], "recipe": recipe}
+    if config.network is None:
+        default_norm = "split" if config.queue_size else "sync"
+        filled["batch_norm"] = config.batch_norm or default_norm
+        filled["num_classes"] = len(dataset.class_names) if supervised else 0
     else:
         require(not supervised, "supervised_weight= is for this package's networks: pass a loss=")
-        model = dataclasses.replace(model, dim=models.layers(model)["output"][0])
-    return dataclasses.replace(
-        config,
-        recipe=recipe,
-        **data.located(config),
-        objective=objectives.resolved(config),
-        model=models.resolved(model),
-    )
+        network = config.replace(image_size=size, in_channels=view.shape[-1])
+        filled["dim"] = models.layers(network)["output"][0]
+    config = objectives.resolved(config.replace(**filled, **data.located(config)))
+    return config.replace(stem=models.resolved(config).stem)
 
 
 def _image(config: PretrainConfig, source: data.Source, size: int) -> jax.ShapeDtypeStruct:
@@ -139,11 +134,9 @@ def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainCon
             len(source),
             size,
         )
-    return dataclasses.replace(
-        config,
-        recipe=dataset.recipe,
-        **data.located(config),
-        vocabulary_size=len(source.vocabulary),
+    vocabulary_size = len(source.vocabulary)
+    return config.replace(
+        recipe=dataset.recipe, vocabulary_size=vocabulary_size, **data.located(config)
     )
 
 

@@ -5,50 +5,54 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from hypersphere_jax import data, models
 from hypersphere_jax.configs import (
     DataConfig,
+    EvaluateConfig,
+    ModelConfig,
     PretrainConfig,
     RuntimeConfig,
     UserError,
     differences,
     from_dict,
     require,
+    section,
     to_dict,
 )
-from hypersphere_jax.configs.base import Custom, did_you_mean
+from hypersphere_jax.configs.base import C, Custom, did_you_mean
 from hypersphere_jax.data.batches import image_cache
 from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoints
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
+D = TypeVar("D", bound=DataConfig)
 MAX_NAMES = 8  # names of runs in a message
 VOCABULARY = "vocabulary.txt"
-# Parts of a config that cannot change the numbers: where and how a run is carried out.
-NOT_COMPARED = ("name", "runs_dir", "runtime", "evaluate")
+# Options that cannot change the numbers: where and how a run is carried out.
+NOT_COMPARED = {"name", "runs_dir"}
+for _section in (RuntimeConfig, EvaluateConfig):
+    NOT_COMPARED |= {field.name for field in fields(_section)}
 # Runtime options of a single session, which the next session does not inherit.
 SESSION_OPTIONS = (
     *("resume", "force", "profile"),
     *("processes", "coordinator", "num_processes", "process_index"),
 )
-# The keys of config.json that are read, with their types.
-SESSION = {"command?": str, "device": {"count": int}, "from_step?": int}
-RECORD = {"config": PretrainConfig, "data_digest": str, "sessions": [SESSION]}
-RECORD |= {"data?": {"labels?": bool, "test_split?": bool}}
-# The user's own parts: their names as arguments of `train`, and where a config contains them.
+# Keys of config.json that are read.
+RECORD = ("config", "data_digest", "sessions")
+# The user's own parts: their names as arguments of `train`, and as fields of a config.
 CUSTOM = {
-    "network": ("model", "network"),
-    "loss": ("objective", "function"),
-    "augment": ("data", "augment"),
-    "preprocess": ("data", "preprocess"),
-    "data": ("data", "source"),
+    "network": "network",
+    "loss": "function",
+    "augment": "augment",
+    "preprocess": "preprocess",
+    "data": "source",
 }
 
 
@@ -146,10 +150,11 @@ def training_config(config: PretrainConfig) -> dict[str, Any]:
     """Return the part of a config that determines the numbers of its run."""
     compared = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
     # Data may move: their digest is compared instead of their place.
-    places: dict[str, Any] = {"data_dir": None, "classes": None, "bad_images": None}
-    if "/" in compared["data"]["name"]:
-        places["name"] = "a path"
-    return compared | {"data": compared["data"] | places}
+    for name in ("data_dir", "classes", "bad_images"):
+        del compared[name]
+    if "/" in compared["data"]:
+        compared["data"] = "a path"
+    return compared
 
 
 def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]:
@@ -184,7 +189,7 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     if config.batch_norm == "local" and first["device"]["count"] != devices:
         changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
     require(
-        not changes or config.runtime.force,
+        not changes or config.force,
         f"{folder} holds a run with other options or data ({'; '.join(changes)}): leave these as "
         f"they were, {other}, or resume nonetheless with force=True",
     )
@@ -226,14 +231,14 @@ def add_session(
     }
     splits = {"labels": bool(dataset.class_names), "test_split": dataset.test is not None}
     sessions = [*record["sessions"], session]
-    inherited = to_dict(replace(config, runtime=inherited_options(config.runtime)))
+    inherited = to_dict(inherited_options(config))
     new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
     write_json(file, record | new)
 
 
-def inherited_options(runtime: RuntimeConfig) -> RuntimeConfig:
+def inherited_options(config: C) -> C:
     """Return the options that the next session inherits."""
-    return replace(runtime, **{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
+    return config.replace(**{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
 
 
 def require_custom(config: PretrainConfig) -> None:
@@ -244,9 +249,8 @@ def require_custom(config: PretrainConfig) -> None:
     recorded = read_config(folder)  # contains the names of the parts
     lacking = [
         name
-        for name, (part, field) in CUSTOM.items()
-        if getattr(getattr(recorded, part), field)
-        and not isinstance(getattr(getattr(config, part), field), Custom)
+        for name, field in CUSTOM.items()
+        if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
     ]
     require(
         not lacking,
@@ -266,7 +270,10 @@ def read_record(folder: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> PretrainConfig:
     """Read the config of a run."""
     values = read_record(folder)["config"]
-    return from_dict(PretrainConfig, values, f"{folder / 'config.json'}: config.")
+    try:
+        return from_dict(PretrainConfig, values)
+    except UserError as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from error
 
 
 def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
@@ -292,12 +299,12 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     return dataset
 
 
-def moved(config: DataConfig, data_dir: str | None) -> DataConfig:
+def moved(config: D, data_dir: str | None) -> D:
     """Return the config of the same data in another folder; None changes nothing."""
     if data_dir is None:
         return config
-    field = "name" if Path(config.name).is_absolute() else "data_dir"
-    return replace(config, **{field: data_dir})
+    field = "data" if Path(config.data).is_absolute() else "data_dir"
+    return config.replace(**{field: data_dir})
 
 
 def require_images(folder: Path, verb: str) -> None:
@@ -366,17 +373,18 @@ def initial_encoder(
       UserError: for a run of another encoder, or with another vocabulary.
     """
     folder = find(config.init_from, config.runs_dir)
-    encoder = read_config(folder).model
+    encoder = read_config(folder)
     require(
         vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
         f"init_from={config.init_from}: it knows other words than {config.data}; "
         "prepare that text as the run's was",
     )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
-    source = replace(config.model, **classifier)
+    model = section(config, ModelConfig)
+    source = model.replace(**classifier)
     _, source_params, source_stats = models.abstract(source)
     like = {"params": source_params, "stats": source_stats}
     _, tree = checkpoints.restore(folder / "checkpoints", like, config.init_step)
-    if source != config.model:  # their classifiers differ
+    if source != model:  # their classifiers differ
         tree["params"] = models.with_classifier(tree["params"], params)
     return tree["params"], tree["stats"]

@@ -117,7 +117,7 @@ class Intervals:
     """The steps after which a run logs, evaluates and ends a call of several steps."""
 
     def __init__(self, setup: RunSetup):
-        runtime = setup.config.runtime
+        runtime = setup.config
         epochs = setup.config.eval_every_epochs
         self.total = setup.total_steps
         self._log = runtime.log_every_steps

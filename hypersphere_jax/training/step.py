@@ -36,15 +36,22 @@ from hypersphere_jax.training.objectives import (
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
-# Scalar hyper-parameters: arguments of the step, so that runs of other values compile nothing.
-SCALARS = {
-    "objective": (
-        *WEIGHTS,
-        *("contrastive_tau", "align_alpha", "uniform_t"),
-        *("loss_tau", "loss_alpha", "loss_lam", "loss_factor"),
-    ),
-    "optimizer": ("learning_rate", "weight_decay", "momentum"),
-}
+# Scalar hyper-parameters are arguments of the step, so that runs with other values share a program.
+SCALARS = (
+    *WEIGHTS,
+    "contrastive_tau",
+    "align_alpha",
+    "uniform_t",
+    "loss_tau",
+    "loss_alpha",
+    "loss_lam",
+    "loss_factor",
+    "learning_rate",
+    "weight_decay",
+    "momentum",
+)
+# Options that tell runs apart and do not enter the program.
+IDENTITY = ("name", "runs_dir", "seed", "init_from", "init_step")
 
 
 class Momentum(NamedTuple):
@@ -74,35 +81,21 @@ def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation)
 
 
 def structure(config: PretrainConfig) -> PretrainConfig:
-    """What runs of one program share: all but scalar hyper-parameters, seed, start and name.
+    """Compilation key: the config without traced scalars, seed and run identity.
 
-    Which weights are zero belongs to it, as a term without weight stays out of the loss.
+    Whether a weight is zero belongs to it, because a term without weight stays out of the loss.
     """
     standard = PretrainConfig()
-    objective = {name: getattr(standard.objective, name) for name in SCALARS["objective"]}
-    objective |= {name: float(getattr(config.objective, name) > 0) for name in WEIGHTS}
-    optimizer = {name: getattr(standard.optimizer, name) for name in SCALARS["optimizer"]}
-    places = ("name", "runs_dir", "seed", "init_from", "init_step")
-    return dataclasses.replace(
-        config,
-        **{name: getattr(standard, name) for name in places},
-        **objective,
-        **optimizer,
-    )
+    shared = {name: getattr(standard, name) for name in (*SCALARS, *IDENTITY)}
+    shared |= {name: float(getattr(config, name) > 0) for name in WEIGHTS}
+    return dataclasses.replace(config, **shared)
 
 
-def scalars_of(config: PretrainConfig) -> dict[str, dict[str, np.ndarray]]:
-    """A config's scalar hyper-parameters, as `make_step_of`'s step takes them; float32.
-
-    Those that its loss does not have, None in a config with open fields filled in, are left out.
-    """
+def scalars_of(config: PretrainConfig) -> dict[str, np.ndarray]:
+    """Return the scalar hyper-parameters that a config's loss has, as float32."""
+    values = {name: getattr(config, name) for name in SCALARS}
     return {
-        part: {
-            name: np.asarray(value, np.float32)
-            for name in names
-            if (value := getattr(getattr(config, part), name)) is not None
-        }
-        for part, names in SCALARS.items()
+        name: np.asarray(value, np.float32) for name, value in values.items() if value is not None
     }
 
 
@@ -131,9 +124,8 @@ def make_step_of(
     """
 
     def step(state, images, labels, indices, key, scalars):
-        rule = scalars["optimizer"]
-        schedule = make_schedule(config, total, rule["learning_rate"])
-        optimizer = make_optimizer(config, schedule, rule)
+        schedule = make_schedule(config, total, scalars["learning_rate"])
+        optimizer = make_optimizer(config, schedule, scalars)
         one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
         rate = jnp.float32(schedule(state.step))
         state, metrics = one(state, images, labels, indices, key)
@@ -178,7 +170,6 @@ def make_steps(step: Callable, at_once: int = 1) -> Callable:
 
 
 def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):
-    scalars = scalars["objective"]
     if config.reads_text:
         objective = make_sentence_objective(config, scalars)
         return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)

@@ -1,7 +1,5 @@
 """Grey images: pixels, recipes without colours, networks of one channel."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from hypersphere_jax.configs import (
     MetricsConfig,
     PretrainConfig,
     ProbeConfig,
-    from_dict,
 )
-from hypersphere_jax.configs.from_file import with_file
 from hypersphere_jax.data import data_verb
 from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
@@ -115,18 +111,6 @@ def test_an_unreadable_batch_has_the_channels_of_the_others(mixed, monkeypatch):
     order = lambda step: np.array([len(source) - 1])  # noqa: E731
     batch = next(stream(source, order, range(1), BadImages(source, "skip"), **options))
     assert batch.images.shape == (1, 2, 4, 4, 1) and batch.indices.tolist() == [-1]
-
-
-def test_the_option_and_the_networks_field(tmp_path):
-    """Both are called `channels`: by name it is the data's, and older records lack that."""
-    file = tmp_path / "some.json"
-    file.write_text(json.dumps({"channels": 1}))
-    for config in (PretrainConfig(channels=1), with_file(PretrainConfig(), str(file))):
-        assert (config.channels, config.in_channels) == (1, None)
-    old = {"data": {"name": "digits"}, "model": {"channels": 3}}
-    config = from_dict(PretrainConfig, old)
-    assert (config.channels, config.in_channels) == (None, 3)
-    assert "channels=2: must be 1 (grey) or 3 (RGB)" in why(lambda: DataConfig(channels=2))
 
 
 def test_inspect_says_that_all_are_grey(mixed, capsys):

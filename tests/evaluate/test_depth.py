@@ -117,14 +117,19 @@ def test_depth_maps_are_resized_as_their_images():
 def top(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     mat = write_mat(folder / "nyu.mat", *scenes(60), [f"scene_{n // 3}" for n in range(60)])
-    model = C.ModelConfig(dim=4, width=0.1, image_size=16)
-    where = C.DataConfig("nyu_depth_v2", str(mat))
-    dataset = data.load(where)
+    config = C.PretrainConfig(
+        runs_dir=str(folder),
+        data="nyu_depth_v2",
+        data_dir=str(mat),
+        dim=4,
+        width=0.1,
+        image_size=16,
+    )
+    dataset = data.load(config)
     for seed, name in enumerate(("first", "second")):
-        config = C.PretrainConfig(name=name, runs_dir=str(folder), data=where, model=model)
-        config = resolve(config, dataset)
-        run_dir.add_session(config, jax.devices()[:1], dataset.digest(), "", dataset, {})
-        _, params, stats = models.create(config, jax.random.key(seed))
+        run = resolve(config.replace(name=name), dataset)
+        run_dir.open_folder(run, jax.devices()[:1], dataset.digest(), "")
+        _, params, stats = models.create(run, jax.random.key(seed))
         with contextlib.closing(checkpoints.Checkpointer(folder / name / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})
     return folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import augment
-from hypersphere_jax.configs import DataConfig, ModelConfig, PretrainConfig
+from hypersphere_jax.configs import ModelConfig, PretrainConfig
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.data.pipeline import TwoCrops
@@ -33,7 +33,7 @@ def layers_of(params, stats, x, train):
 def encoder(tmp_path):
     params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
     config = PretrainConfig(model=MODEL, recipe="digits")
-    return run_dir.RunEncoder(layers_of, params, stats, config, tmp_path, 0)
+    return run_dir.Encoder(layers_of, params, stats, config, tmp_path, 0)
 
 
 def some_digits(rows=slice(20)):
@@ -108,7 +108,7 @@ def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
         *({}, {"params": {"w": np.float32(2.01)}}, {"stats": {"m": np.float32(0.51)}}),
         *({"source": some_digits(slice(19, None, -1))}, {"pool": "max"}),
         config(recipe="none"),
-        config(model=dataclasses.replace(MODEL, dtype="bfloat16")),
+        config(dtype="bfloat16"),
     ):
         asked = {"source": source} | change
         assert computes(**asked) and not computes(**asked), change

@@ -12,7 +12,6 @@ import tiny_runs
 from sklearn.neighbors import KNeighborsClassifier
 
 from hypersphere_jax import cli as command_line
-from hypersphere_jax import configs as C
 from hypersphere_jax.configs import ProbeConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays

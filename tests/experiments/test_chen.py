@@ -18,6 +18,7 @@ from experiments.chen import (
     tau_lambda,
 )
 from experiments.plots import comparisons
+from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.training.optimizers import make_schedule
 
@@ -42,17 +43,18 @@ def test_chen_tables_train_what_the_paper_says(plan):
         planned = plan(table, "paper")
         assert len({config.name for config in configs(planned)}) == len(planned) == count
         for row, one in zip(tables.rows(table), planned, strict=True):
-            model, rule, loss = one.config.model, one.config.optimizer, one.config.objective
-            assert (model.name, model.dim, model.head) == ("resnet50", dim, head)
-            assert (rule.optimizer, rule.scaling) == ("lars", "sqrt")
-            assert [one.config.recipe, model.image_size, rule.weight_decay] == images
+            config = one.config
+            assert (config.model, config.dim, config.head) == ("resnet50", dim, head)
+            assert (config.optimizer, config.scaling) == ("lars", "sqrt")
+            assert [config.recipe, config.image_size, config.weight_decay] == images
             printed = [row.values[name] for name in ("batch_size", "epochs", "top1")]
-            assert [rule.batch_size, rule.epochs, one.about["paper_top1"]] == printed
-            actual = (loss.loss, loss.loss_tau, loss.loss_lam, loss.prior, loss.loss_factor)
-            assert (*actual, loss.align_scaling) == PRINTED[row.values["loss"]]
+            assert [config.batch_size, config.epochs, one.about["paper_top1"]] == printed
+            actual = (config.loss, config.loss_tau, config.loss_lam, config.prior)
+            actual += (config.loss_factor, config.align_scaling)
+            assert actual == PRINTED[row.values["loss"]]
             assert one.evaluation.layers == ("backbone",) and one.evaluation.protocol == "simclr"
     # 0.075 times the square root of the batch, at its peak after ten epochs.
-    rule = settings.config_of(tables.row_of("chen/tableD1", 16)).optimizer
+    rule = settings.config_of(tables.row_of("chen/tableD1", 16))
     schedule = make_schedule(rule, rule.epochs)  # a step an epoch
     assert rule.batch_size == 1024
     assert schedule(9) < schedule(10) == pytest.approx(0.075 * 1024**0.5, rel=1e-3)
@@ -60,7 +62,11 @@ def test_chen_tables_train_what_the_paper_says(plan):
     for config in configs(laptop + choice):  # a tenth of CIFAR-10, in grey, at 16 pixels
         assert (config.data, config.fraction, config.channels) == ("cifar10", 0.1, 1)
         assert config.image_size == 16
-    assert len({(c.objective, c.seed) for c in configs(laptop)}) == len(laptop) == 5 * 8
+    assert (
+        len({(C.section(c, C.ObjectiveConfig), c.seed) for c in configs(laptop)})
+        == len(laptop)
+        == 5 * 8
+    )
     assert {(c.folds, c.learning_rate) for c in configs(choice)} == {
         (5, rate) for rate in settings.RATES
     }
@@ -83,13 +89,13 @@ def test_the_paper_s_probe_measures_what_is_compared(plan):
 def test_figure_b2_trains_the_grid(plan):
     for scale, number in (("paper", 96), ("laptop", 8 * 6)):
         _, grid = split(plan("chen/figureB2", scale))
-        losses = [config.objective for config in configs(grid)]
-        actual = {(loss.loss_tau, loss.loss_lam) for loss in losses}
+        actual = {(config.loss_tau, config.loss_lam) for config in configs(grid)}
         rows = {(row.values["tau"], row.values["lambda"]) for row in tables.rows("chen/figureB2")}
         assert len(actual) == number and actual <= rows
-    rule = settings.BASES["chen/figureB2"].optimizer
+    rule = C.section(settings.BASES["chen/figureB2"], C.OptimizerConfig)
     assert (rule.epochs, rule.batch_size, rule.learning_rate) == (200, 128, 1.2)
-    assert {c.optimizer for c in configs(plan("chen/figureB2", "paper"))} == {rule}
+    planned = configs(plan("chen/figureB2", "paper"))
+    assert {C.section(config, C.OptimizerConfig) for config in planned} == {rule}
 
 
 def test_bits(plan):
@@ -99,10 +105,10 @@ def test_bits(plan):
         assert (config.model, config.epochs) == ("resnet18", 400)
         assert (config.data, config.recipe) == ("random_bits", "none")
         assert config.loss in ("logsumexp", "prior_matching")
-    assert data.load(paper[0].data).train.image_shape == (32, 32, 1)
+    assert data.load(paper[0]).train.image_shape == (32, 32, 1)
     _, laptop = split(plan("chen/figureE1"))
-    some = {c.data for c in configs(laptop) if c.seed == 0}
-    shapes = {data.load(of).train.image_shape for of in some}
+    some = {C.section(c, C.DataConfig) for c in configs(laptop) if c.seed == 0}
+    shapes = {data.load(one).train.image_shape for one in some}
     assert shapes == {(8, 8, 1 + bits) for bits in competing_bits.BITS["laptop"]}
     assert all(c.subset_seed == c.seed for c in configs(laptop))
 

@@ -16,7 +16,7 @@ def test_what_the_quickstart_trains_and_compares(monkeypatch, tmp_path):
     runs = quickstart.RUNS | quickstart.CIRCLE_RUNS
     configs = [quickstart._config(name, of, str(tmp_path), 3) for name, of in runs.items()]
     assert list(runs)[1:3] == ["align_uniform", "circle_supervised"]
-    weights = [[getattr(config.objective, name) for name in WEIGHTS] for config in configs]
+    weights = [[getattr(config, name) for name in WEIGHTS] for config in configs]
     assert weights == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     assert [(c.dim, c.seed) for c in configs] == [(32, 3), (32, 3), (2, 3), (2, 3)]
     for rows in (quickstart.ENCODERS, quickstart.circle.ENCODERS):

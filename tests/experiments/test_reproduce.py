@@ -181,7 +181,7 @@ def test_a_page_says_what_was_trained(tmp_path):
     for seed, (network, fraction) in enumerate((("a", 1.0), ("a", 1.0), ("a", 1.0), ("b", 0.1))):
         row = {"run": f"r{seed}", "data": "digits", "epochs": 20 + 20 * (seed == 2), "seed": seed}
         rows += [row | {"status": "done"}] * 2  # evaluated in two stages
-        config = {"data": {"fraction": fraction}, "model": {"name": network, "width": 0.25}}
+        config = {"fraction": fraction, "model": network, "width": 0.25}
         write_json(tmp_path / "runs" / f"r{seed}" / "config.json", {"config": config})
     rows.append(rows[0] | {"run": "lost", "status": "failed", "seed": 9})
     trained = reproduce._trained(Scale(("digits",), 1), context, rows)

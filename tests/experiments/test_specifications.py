@@ -10,6 +10,7 @@ import pytest
 import experiments
 from experiments.specifications import BASES, DETAILS, config_of, formula, initial, refusal
 from experiments.tables import TABLES, expected, row_of, rows
+from hypersphere_jax import configs as C
 from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, to_dict
 from hypersphere_jax.data.image_files import read_classes
 from hypersphere_jax.training.optimizers import make_schedule
@@ -84,11 +85,10 @@ def row_with(table, results):
 
 def decays(config, steps_per_epoch=7):
     """Epochs at whose beginning the learning rate drops, and the factors."""
-    rule = config.optimizer
-    schedule = make_schedule(rule, rule.epochs * steps_per_epoch)
-    rates = [float(schedule(epoch * steps_per_epoch)) for epoch in range(rule.epochs)]
-    assert rates[0] == pytest.approx(rule.learning_rate)
-    drops = {epoch: rates[epoch] / rates[epoch - 1] for epoch in range(1, rule.epochs)}
+    schedule = make_schedule(config, config.epochs * steps_per_epoch)
+    rates = [float(schedule(epoch * steps_per_epoch)) for epoch in range(config.epochs)]
+    assert rates[0] == pytest.approx(config.learning_rate)
+    drops = {epoch: rates[epoch] / rates[epoch - 1] for epoch in range(1, config.epochs)}
     return {epoch: round(drop, 4) for epoch, drop in drops.items() if abs(drop - 1) > 1e-4}
 
 
@@ -97,17 +97,15 @@ def test_rows_are_the_papers():
         number, results, losses, settings, *of_queue = (cell.strip() for cell in line.split("|"))
         table = f"wang-isola/table{number}"
         config = config_of(row_with(table, tuple(map(float, results.split()))))
-        rule, objective, moco = config.optimizer, config.objective, config.moco
-        printed = [rule.epochs, rule.batch_size, rule.learning_rate, config.dim]
+        printed = [config.epochs, config.batch_size, config.learning_rate, config.dim]
         assert printed == [*map(float, settings.split())], line
-        assert formula(objective) == losses and rule.scaling == "none", line
+        assert formula(config) == losses and config.scaling == "none", line
         *names, drops = COMMON[table]
-        model, data = config.model, config.data
-        assert [data.name, data.recipe, model.name, model.image_size] == names
-        assert decays(config) == dict.fromkeys(drops if rule.epochs > 12 else (), 0.1), line
-        sgd = (rule.optimizer, rule.momentum, rule.weight_decay) == ("sgd", 0.9, 1e-4)
-        assert sgd == (table != BOOKS) and moco.ema_decay == 0.999, line
-        assert [f"{objective.uniform_intra_batch:d} {moco.queue_size}"] == (of_queue or ["1 0"])
+        assert [config.data, config.recipe, config.model, config.image_size] == names
+        assert decays(config) == dict.fromkeys(drops if config.epochs > 12 else (), 0.1), line
+        sgd = (config.optimizer, config.momentum, config.weight_decay) == ("sgd", 0.9, 1e-4)
+        assert sgd == (table != BOOKS) and config.ema_decay == 0.999, line
+        assert [f"{config.uniform_intra_batch:d} {config.queue_size}"] == (of_queue or ["1 0"])
 
 
 def test_finetuned_rows_begin_where_their_mark_says():
@@ -118,7 +116,7 @@ def test_finetuned_rows_begin_where_their_mark_says():
         config = config_of(row, runs_dir="elsewhere")
         assert initial(row) == start and config.runs_dir == "elsewhere"
         assert config.init_from == f"elsewhere/{config_of(start).name}"
-        assert config_of(start).model == config.model
+        assert C.section(config_of(start), C.ModelConfig) == C.section(config, C.ModelConfig)
     assert initial(star) is None and config_of(star).init_from is None
     with pytest.raises(UserError, match="begins from an encoder marked 'diamond'"):
         config_of(row_with(STL10, (77.63, 81.75)))
@@ -151,7 +149,7 @@ def test_every_row_gives_a_config_or_a_reason():
 def test_laptop_keeps_what_the_row_is_about():
     row = row_with(STL10, (61.53, 76.83))
     paper, laptop = config_of(row), config_of(row, "laptop")
-    assert laptop.objective == paper.objective and laptop.dim == paper.dim
+    assert formula(laptop) == formula(paper) and laptop.dim == paper.dim
     assert laptop.name != paper.name and laptop.data == "digits"
     assert laptop.init_from == f"runs/{config_of(initial(row), 'laptop').name}"
     for scale in ("laptop", "cifar10"):
@@ -161,8 +159,8 @@ def test_laptop_keeps_what_the_row_is_about():
         (row.number, "cifar10", 1, 42, 0.12 * 42 / 256),
         (2, "laptop", 25, 2, 2 * 0.12 / 256),  # 3 pairs in the paper
     ):
-        rule = config_of(row_of(STL10, number), scale).optimizer
-        assert [rule.epochs, rule.batch_size, rule.learning_rate] == pytest.approx(settings)
+        config = config_of(row_of(STL10, number), scale)
+        assert [config.epochs, config.batch_size, config.learning_rate] == pytest.approx(settings)
     books = config_of(row_of(BOOKS, 1), "laptop")
     assert (books.dim, books.embedding, books.epochs) == (100, 100, 1)
     assert books.learning_rate == 4 * 5e-4 and not books.unit_norm
@@ -173,23 +171,26 @@ def test_experiments_are_the_papers():
     assert [name for name, *_ in lines] == list(experiments.PRETRAIN)
     for name, settings, losses in lines:
         config, file = experiments.PRETRAIN[name], name.partition("/")[0]
-        rule, loss, model, moco = config.optimizer, config.objective, config.model, config.moco
-        actual = [rule.batch_size, rule.epochs, rule.learning_rate, rule.weight_decay]
-        actual += [moco.queue_size, moco.ema_decay, model.name, model.dim]
+        actual = [config.batch_size, config.epochs, config.learning_rate, config.weight_decay]
+        actual += [config.queue_size, config.ema_decay, config.model, config.dim]
         assert [f"{v:g}" if isinstance(v, float) else str(v) for v in actual] == settings.split()
-        terms = f"{loss.align_weight:g} {loss.uniform_weight:g} {loss.uniform_t:g}"
-        assert losses == (formula(loss) if "(" in losses else terms), name
-        assert "(" in losses or (loss.align_alpha, loss.contrastive_weight) == (2, 0), name
-        assert loss.uniform_intra_batch and model.unit_norm == (name[-12:] != "unnormalized"), name
-        schedule = make_schedule(rule, 2 * rule.epochs)
-        rates = [pytest.approx(float(schedule(step))) for step in (0, rule.epochs)]
-        assert BEGINNINGS[file] == (config.recipe, model.image_size, *rates), name
+        terms = f"{config.align_weight:g} {config.uniform_weight:g} {config.uniform_t:g}"
+        assert losses == (formula(config) if "(" in losses else terms), name
+        assert "(" in losses or (config.align_alpha, config.contrastive_weight) == (2, 0), name
+        assert config.uniform_intra_batch and config.unit_norm == (name[-12:] != "unnormalized"), (
+            name
+        )
+        schedule = make_schedule(config, 2 * config.epochs)
+        rates = [pytest.approx(float(schedule(step))) for step in (0, config.epochs)]
+        assert BEGINNINGS[file] == (config.recipe, config.image_size, *rates), name
         assert file not in DROPS or decays(config) == dict.fromkeys(DROPS[file], 0.1), name
         if file == "quick_thought":
-            assert (rule.optimizer, rule.clip_norm, model.embedding) == ("adam", 0.5, 620), name
+            assert (config.optimizer, config.clip_norm, config.embedding) == ("adam", 0.5, 620), (
+                name
+            )
         else:
             head = "moco_v2" if file == "moco_v2_imagenet" else "linear"
-            assert (rule.optimizer, rule.momentum, model.head) == ("sgd", 0.9, head), name
+            assert (config.optimizer, config.momentum, config.head) == ("sgd", 0.9, head), name
         if file == "moco_imagenet100":  # Table 7
             classes = read_classes(Path(config.classes))
             assert (len({*classes}), *classes[::99]) == (100, "n02869837", "n02090622"), name

@@ -116,8 +116,7 @@ def test_a_result_is_of_a_config_and_of_what_was_measured(tmp_path, trained):
     others = [one._replace(evaluation=how) for how in hows]
     assert [sweeps.rows_of(other) for other in (changed(one, seed=1), *others)] == [None] * 4
     # How a run is carried out, and where its data lie, shape nothing.
-    runtime = C.RuntimeConfig(devices=1, log_every_steps=7)
-    moved = changed(one, runtime=runtime, data_dir="elsewhere")
+    moved = changed(one, devices=1, log_every_steps=7, data_dir="elsewhere")
     assert sweeps.rows_of(moved) == sweeps.rows_of(one)
 
 
@@ -176,7 +175,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "run_metrics", measure)
     monkeypatch.setattr(protocols, "run_probe", probe)
     made = C.PretrainConfig(keep_every_steps=5)
-    monkeypatch.setattr(run_dir, "read_config", lambda folder: made)
+    monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):
         (tmp_path / folder).mkdir(parents=True)
@@ -213,9 +212,9 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
 def test_a_probe_with_balanced_images_of_its_own(tmp_path, monkeypatch):
     """Of an encoder of a long-tailed part of a fifth of the digits, and the same for any other."""
-    few = C.DataConfig("digits", subset="long_tailed", subset_size=70, fraction=0.2)
-    encoder = SimpleNamespace(config=C.PretrainConfig(data=few))
-    monkeypatch.setattr(run_dir, "load_encoder", lambda folder, step: encoder)
+    config = C.PretrainConfig(subset="long_tailed", subset_size=70, fraction=0.2)
+    encoder = SimpleNamespace(config=config)
+    monkeypatch.setattr(run_folder, "load_encoder", lambda folder, step: encoder)
 
     def features(encoder, source, layers, devices):
         x = source.labels[:, None] * np.ones(3, np.float32)

@@ -17,6 +17,7 @@ from experiments.predictions import Predictions, right
 from experiments.reproduce import REPRODUCTIONS
 from experiments.specifications import config_of, formula
 from experiments.wang_isola import best_encoders, circle, plane, trajectories, weights
+from hypersphere_jax import configs as C
 from hypersphere_jax.configs import UserError, to_dict
 
 
@@ -66,10 +67,8 @@ def test_the_laptops_sweeps_span_the_papers_ranges(plan):
         seeds.setdefault(one.about["row"], set()).add(one.config.seed)
     assert len(seeds) == 190 and all(of == set(range(5)) for of in seeds.values())
     assert plan("wang-isola/table1") == cifar10  # among which the paper's own choices are
-    losses = {formula(config.objective) for config in configs(cifar10)}
-    assert {
-        formula(config_of(row).objective) for row in tables.rows(best_encoders.TABLE1)
-    } <= losses
+    losses = {formula(config) for config in configs(cifar10)}
+    assert {formula(config_of(row)) for row in tables.rows(best_encoders.TABLE1)} <= losses
     assert len(cifar10) == 3 * len(losses) and {c.seed for c in configs(cifar10)} == {0, 1, 2}
     assert {config.init for config in configs(cifar10)} == {"authors"}
 
@@ -77,8 +76,7 @@ def test_the_laptops_sweeps_span_the_papers_ranges(plan):
 def test_figure_7_at_both_scales(plan):
     shapes = set()
     for config, about, *_ in plan("wang-isola/figure7"):
-        loss = config.objective
-        shape = (loss.align_weight, loss.uniform_weight, config.seed)
+        shape = (config.align_weight, config.uniform_weight, config.seed)
         assert shape[:2] == (about["align_weight"], about["uniform_weight"])
         assert "align{:g}_uniform{:g}_seed{}".format(*shape) in config.name
         shapes.add((config.data, *shape))
@@ -95,12 +93,14 @@ def test_figure_8_begins_at_the_high_temperature(context, plan):
         for seed in range(seeds):
             start, control, *finetuned = planned[5 * seed : 5 * seed + 5]
             assert start.config.contrastive_tau == tau
-            assert control.config.objective == start.config.objective
+            assert formula(control.config) == formula(start.config)
             assert {config.seed for config in configs([start, control, *finetuned])} == {seed}
             assert [one.about["panel"] for one in finetuned] == list(trajectories.OBJECTIVES)
             assert [one.about["kind"] for one in finetuned] == ["align", "uniform", "align+uniform"]
             # Nothing but the objective tells these from the control.
-            rules = {config.optimizer for config in configs([control, *finetuned])}
+            rules = {
+                C.section(config, C.OptimizerConfig) for config in configs([control, *finetuned])
+            }
             starts = {config.init_from for config in configs([control, *finetuned])}
             assert len(rules) == 1 and rules.pop().epochs == epochs
             assert starts == {str(context.runs_dir / start.config.name)}
@@ -114,8 +114,7 @@ def test_the_circle(plan):
     assert [one.about["seed"] for one in planned] == 2 * [0, 1, 2]
     assert {one.about["kind"] for one in planned} == {"supervised", "contrastive"}
     assert len(plan("wang-isola/figure3", "paper")) == 2
-    loss = planned[0].config.objective
-    assert loss.align_weight == loss.uniform_weight == 0
+    assert planned[0].config.align_weight == planned[0].config.uniform_weight == 0
     assert [one.evaluation.initial for one in planned] == [False] * 3 + [True] * 3
 
 

@@ -73,8 +73,10 @@ edit = st.tuples(
     json_values,
     names,
 )
-# Another text, damaged bytes, or other values in one or two places.
-edits = st.sampled_from(WHOLE) | damage | st.lists(edit, min_size=1, max_size=2)
+# Other keys or values in one or two places.
+option_edits = st.lists(edit, min_size=1, max_size=2)
+# Another text, damaged bytes, or other keys or values.
+edits = st.sampled_from(WHOLE) | damage | option_edits
 
 
 def edited(content, edit):

@@ -22,7 +22,7 @@ CNN = ModelConfig(model="small_cnn", image_size=10, in_channels=2, width=0.2, di
 TORCHS = {
     "small_alexnet": ALEXNET,
     "resnet18": replace(RESNET, image_size=9, head="moco_v2"),
-    "resnet50": replace(RESNET, name="resnet50", image_size=65, head="simclr3", num_classes=4),
+    "resnet50": replace(RESNET, model="resnet50", image_size=65, head="simclr3", num_classes=4),
 }
 # Stages of a block or two: most of a network's compiling is its depth.
 Short18 = type("Short18", (ResNet18,), {"depths": (1, 1, 1, 1)})
@@ -164,7 +164,7 @@ def test_parameters_start_as_they_should(monkeypatch):
     """Kernels with variance 2 over what enters, for a ResNet over what leaves, by the key."""
     monkeypatch.setitem(models.MODELS, "resnet50", Short50)
     wide = replace(CNN, width=1.0, head="simclr2", head_hidden=64)
-    deep = replace(RESNET, name="resnet50", zero_init_residual=True)
+    deep = replace(RESNET, model="resnet50", zero_init_residual=True)
 
     @jax.jit  # as a whole, so that the rest of the networks is not drawn
     def some(key):

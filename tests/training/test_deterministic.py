@@ -20,7 +20,7 @@ from hypersphere_jax.training import train as training
 def train(*_, **__):
     import jax
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    raise config.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
+    raise configs.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
 
 training.train = train
 sys.exit(cli.main(sys.argv[1:]))

@@ -1,6 +1,5 @@
 """Batches on the devices: the sampler's images, however they get there; and the devices."""
 
-import dataclasses
 import itertools
 import shutil
 from types import SimpleNamespace

@@ -34,9 +34,8 @@ def initial(folder, **changes):
 
 def test_folder_of_a_run(short_run, tmp_path):
     saved = json.loads((short_run / "config.json").read_text())
-    filled = {"image_size": 8, "channels": 1, "num_classes": 0, "batch_norm": "sync"}
-    assert saved["config"]["model"].items() >= filled.items()
-    assert saved["config"]["data"]["recipe"] == "digits"
+    filled = {"image_size": 8, "in_channels": 1, "num_classes": 0, "batch_norm": "sync"}
+    assert saved["config"].items() >= filled.items() and saved["config"]["recipe"] == "digits"
     assert saved["sessions"][0]["device"] == {"kind": "cpu", "count": 2, "processes": 1}
     assert checkpoints.steps(short_run / "checkpoints") == [0, 6, 9, 12]
     # A finished run is not done again.

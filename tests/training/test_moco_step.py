@@ -155,8 +155,8 @@ def test_a_checkpoint_holds_queue_and_momentum_encoder(queue_run):
         moved = jax.tree.leaves(jax.tree.map(np.subtract, end.params, other))
         assert any(np.abs(leaf).max() > 1e-4 for leaf in moved)
     # With a queue, keys have statistics of other images than their queries, unless it is told.
-    model = run_dir.read_config(queue_run).model
-    assert (model.batch_norm, model.bn_groups) == ("split", 8)
+    config = run_dir.read_config(queue_run)
+    assert (config.batch_norm, config.bn_groups) == ("split", 8)
     # What is measured of the run is the trained encoder.
     jax.tree.map(
         np.testing.assert_array_equal, run_dir.load_encoder(queue_run).params, last["params"]
@@ -188,8 +188,8 @@ def two_steps(devices, moco, batch_norm="split"):
     model = C.ModelConfig(dim=2, image_size=4, in_channels=1, batch_norm=batch_norm, **groups)
     rule = {"learning_rate": 0.5, "scaling": "none", "momentum": 0, "weight_decay": 0}
     sgd = C.OptimizerConfig(batch_size=SIZE, **rule)
-    plain = C.DataConfig(recipe="none")
-    made = C.PretrainConfig(data=plain, model=model, moco=moco, optimizer=sgd)
+    sections = vars(model) | vars(moco) | vars(sgd)
+    made = C.PretrainConfig(recipe="none", **sections)
     optimizer = make_optimizer(sgd, optax.constant_schedule(0.5))
     step = make_step_of(made, telling, 10, axis_name=sharding.AXIS)
     params = {"w": jnp.array([[0.01, 0.3]])}

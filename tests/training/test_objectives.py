@@ -122,13 +122,13 @@ def test_numbers_as_arguments(found):
         "prior_matching raw normal": {},
         "dcl": {"loss_tau": 0.4},
     }
-    dataset, held = data.load(C.PretrainConfig().data), {}
+    dataset, held = data.load(C.PretrainConfig()), {}
     bases = {case: objective_of(case) for case in asked}
     others = {c: dataclasses.replace(bases[c], **own, **numbers) for c, own in asked.items()}
     for case in asked:
-        made = [C.PretrainConfig(objective=one) for one in (bases[case], others[case])]
+        made = [C.PretrainConfig(**vars(one)) for one in (bases[case], others[case])]
         assert len(set(map(structure, made))) == 1, case
-        both = [scalars_of(resolve(one, dataset))["objective"] for one in made]
+        both = [scalars_of(resolve(one, dataset)) for one in made]
         held[case] = jax.tree.map(lambda *x: np.stack(x), *both)
 
     @jax.jit
@@ -139,7 +139,7 @@ def test_numbers_as_arguments(found):
         return {case: jax.vmap(functools.partial(one, case))(held[case]) for case in asked}
 
     different = [C.ObjectiveConfig(), C.ObjectiveConfig(align_weight=0), *bases.values()]
-    assert len({structure(C.PretrainConfig(objective=one)) for one in different}) == 6
+    assert len({structure(C.PretrainConfig(**vars(one))) for one in different}) == 6
     alone = of_all(others)
     for case, mine in together(held).items():
         expected = jax.tree.map(lambda *x: np.stack(x), found[case], alone[case])
@@ -149,7 +149,7 @@ def test_numbers_as_arguments(found):
 def test_defaults_are_filled_in():
     """Those that the help names, so that config.json has them; what is given stays."""
     chen = {"prior": "hypersphere", "align_scaling": "per_dimension"}
-    dataset = data.load(C.PretrainConfig().data)
+    dataset = data.load(C.PretrainConfig())
     for loss, filled in (
         ("nt_xent", {"loss_tau": 0.5, "similarity": "cosine"}),
         ("decoupled_nt_xent", {"loss_tau": 1, "loss_lam": 0.1, "align_scaling": "per_sample"}),
@@ -163,5 +163,6 @@ def test_defaults_are_filled_in():
     ):
         asked = C.PretrainConfig(loss=loss)
         made = resolve(asked, dataset)
-        assert made.objective == dataclasses.replace(asked.objective, **filled), loss
+        objective = C.section(asked.replace(**filled), C.ObjectiveConfig)
+        assert C.section(made, C.ObjectiveConfig) == objective, loss
         assert resolve(made, dataset) == made, loss

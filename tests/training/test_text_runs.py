@@ -1,6 +1,5 @@
 """Runs of sentence encoders: their batches, what they leave, what is measured of them."""
 
-import dataclasses
 import functools
 import itertools
 import json

@@ -18,6 +18,7 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 
 from hypersphere_jax import configs as C
 from hypersphere_jax import models
+from hypersphere_jax.configs.objective import WEIGHTS
 from hypersphere_jax.models import convolution
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.packing import OTHER_DEVICE, Packed
@@ -26,7 +27,7 @@ from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.objectives import make_objective, make_sentence_objective
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.step import SCALARS, init_state
+from hypersphere_jax.training.step import init_state
 
 CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
 
@@ -125,7 +126,7 @@ def test_scalars_as_arguments(rng):
     """As of vmapped runs: each scalar of a weighted sum takes the config's place."""
     x, y = sphere(rng, 12, 4).reshape(2, 6, 4)
     logits, labels = rng.standard_normal((2, 6, 3)).astype(np.float32), np.arange(6) % 3
-    names = [name for name in SCALARS["objective"] if not name.startswith("loss_")]
+    names = ["align_alpha", "uniform_t", "contrastive_tau", *WEIGHTS]
     asked = [CONFIG] + [dataclasses.replace(CONFIG, **{name: 2.2}) for name in names]
     numbers = {name: np.float32([getattr(one, name) for one in asked]) for name in names}
 

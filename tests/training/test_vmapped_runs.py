@@ -102,8 +102,8 @@ def test_vmapped_as_alone(pair, alone):
 @pytest.mark.slow
 def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     made = config(tmp_path, "a")
-    rule = dataclasses.replace(made.optimizer, learning_rate=1e18)
-    lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", optimizer=rule), made])
+    rule = {**RULES["a"], "learning_rate": 1e18}
+    lost, a = vmapped.train_vmapped([config(tmp_path, "wild", "b", **rule), made])
     assert_close_run(a, alone / "a")
     assert isinstance(lost, C.Diverged)
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.reason

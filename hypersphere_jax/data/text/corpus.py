@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,8 @@ from hypersphere_jax.packing import END
 FORMAT = 1  # of the files; another number is another layout, or other rules
 SPLITS = ("train", "held_out")
 FILES = ("tokens.bin", "offsets.npy", "documents.npy")  # of a split
-# Of corpus.json, what is read.
-OPTIONS = {"vocabulary": int, "max_tokens": int, "held_out": float, "form": str}
-COUNTS = dict.fromkeys(("documents", "sentences", "tokens", "cut", "unknown"), int)
-ABOUT = {"format": Literal[FORMAT], "words": int, "options": OPTIONS, "files": list}
-ABOUT |= {split: COUNTS | {"digest": str} for split in SPLITS}
+# Options of `prepare_text` that corpus.json records.
+OPTIONS = ("vocabulary", "max_tokens", "held_out", "form")
 
 
 class Corpus:
@@ -128,4 +125,7 @@ def token_type(words: int) -> np.dtype:
 def read_about(folder: Path) -> dict[str, Any]:
     """The content of corpus.json."""
     advice = f"{program()} data prepare-text makes a corpus of text"
-    return read_json(folder / "corpus.json", ABOUT, advice)
+    keys = ("format", "words", "options", "files", *SPLITS)
+    about = read_json(folder / "corpus.json", keys, advice)
+    require(about["format"] == FORMAT, f"{folder} has another format: {advice}")
+    return about

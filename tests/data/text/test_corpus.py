@@ -126,7 +126,7 @@ def test_load(library, tmp_path, caplog):
     assert again.train.text(0) == dataset.train.text(0) and again.digest() == dataset.digest()
     other = data.load(DataConfig(data=f"{root}/a.txt", recipe="sentences"))
     assert other.train.max_tokens == 64 and other.train.folder != dataset.train.folder
-    for options in ({"name": kept, "max_tokens": 12}, {"name": root, "fraction": 0.5}):
+    for options in ({"data": kept, "max_tokens": 12}, {"data": root, "fraction": 0.5}):
         with pytest.raises(UserError, match=r"was prepared with 9|is for images"):
             data.load(DataConfig(**options))
     # Images beside text are images.
