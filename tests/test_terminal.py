@@ -55,12 +55,6 @@ def test_progress_shows_steps_and_metrics(shown):
     assert all(value in text for value in ("run[b]", "step 7 of 9", *VALUES))
 
 
-def test_a_finished_run_is_named(shown):
-    progress = terminal.Progress("run", 9, 9)
-    progress.close()
-    assert "run" in shown.getvalue() and "9" in shown.getvalue()
-
-
 @pytest.mark.parametrize("name", ["work", *HOSTILE[:3]])
 def test_track_yields_every_item(shown, name):
     assert list(terminal.track("abc", name)) == ["a", "b", "c"]

@@ -119,11 +119,13 @@ def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _group_by_config(folders: Sequence[Path]) -> list[list[Path]]:
+    """Return the runs in groups whose options differ only in the seed and in places."""
     groups: dict[str, list[Path]] = {}
     for folder in folders:
         config = read_record(folder)["config"]
-        options = flattened({k: v for k, v in config.items() if k not in (*NOT_COMPARED, "seed")})
-        options.pop("data.data_dir", None)
+        options = flattened({k: v for k, v in config.items() if k not in NOT_COMPARED})
+        for key in ("seed", "data_dir", "data.data_dir"):
+            options.pop(key, None)
         groups.setdefault(json.dumps(options, sort_keys=True), []).append(folder)
     return list(groups.values())
 

@@ -21,7 +21,8 @@ def scored(folder, top1, uniform=None, n=100, seed=0, tau=0.5, data="digits"):
     if uniform is not None:
         results["metrics"] = {"protocol": "metrics", "uniform": uniform}
         results["metrics"]["uniform_standard_error"] = 0.04
-    return make_run(folder, seed, results, objective__contrastive_tau=tau)
+    options = {"objective__contrastive_tau": tau, "data__data_dir": f"place {seed}"}
+    return make_run(folder, seed, results, **options)
 
 
 def rows_of(folders, score="top1"):

@@ -66,21 +66,6 @@ def test_the_page_shows_results_curves_options_and_commands(tmp_path):
     assert commands[-1] == f"python run.py pretrain --name {run.name}"
 
 
-def test_a_page_without_results_or_metrics(tmp_path):
-    run = make_run(tmp_path / "a", steps=0)
-    _, _, pictures = parse(run_page.write_run_page(run))
-    assert not pictures
-    with pytest.raises(UserError, match="nowhere"):
-        run_page.write_run_page(tmp_path / "nowhere")
-
-
-def test_a_metric_of_any_name_is_on_the_page(tmp_path):
-    run = make_run(tmp_path / "a", results={"new": {"protocol": "new", "my_score": 12.125}})
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": None, "mine": 0.75}) + "\n")
-    _, texts, _ = parse(run_page.write_run_page(run))
-    assert {"my score", "12.13", "mine", "0.7500"} <= set(texts) or "12.12" in texts
-
-
 def test_nearest_sentences_are_a_table(tmp_path):
     run = make_run(tmp_path / "a")
     file = run / "figures" / "nearest_sentences.json"
@@ -98,6 +83,8 @@ def test_pages_that_cannot_be_written_are_skipped(tmp_path, caplog):
     assert run_page.update_pages([broken, sound]) == [sound / "report.html"]
     assert sound.name in (sound / "report.html").read_text()
     assert str(broken) in caplog.text
+    with pytest.raises(UserError, match="nowhere"):
+        run_page.write_run_page(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,15 @@ from hypersphere_jax.reporting import tables
 LONG = "a_long_name_of_a_run_" * 10
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (97.2, "97.20"),
-        (100.0, "100.0"),
-        (np.float32(9.5), "9.500"),
-        (-1234.5678, "-1235"),
-        (np.int64(7), "7"),
-        (10_000, "10000"),
-        (True, "True"),
-        (None, "-"),
-        ([96.25, 98.0], "96.25, 98.00"),
-        ({"C": 0.5}, "C=0.5"),
-        ("name", "name"),
-        (float("nan"), "nan"),
-    ],
-)
-def test_values_have_four_significant_digits(value, text):
-    assert tables.format_value(value) == text
+VALUES = {97.2: "97.20", 100.0: "100.0", -1234.5678: "-1235", 10_000: "10000", None: "-"}
+VALUES |= {(96.25, 98.0): "96.25, 98.00", "name": "name", float("nan"): "nan"}
+VALUES |= {np.float32(9.5): "9.500", np.int64(7): "7", True: "True"}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_have_four_significant_digits(value):
+    assert tables.format_value(value) == VALUES[value]
+    assert tables.format_value({"C": [value]}).startswith("C=")
 
 
 @pytest.mark.parametrize(
