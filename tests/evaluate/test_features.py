@@ -32,7 +32,7 @@ def layers_of(params, stats, x, train):
 @pytest.fixture
 def encoder(tmp_path):
     params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
-    config = PretrainConfig(model=MODEL, recipe="digits")
+    config = PretrainConfig(recipe="digits", **vars(MODEL))
     return run_dir.Encoder(layers_of, params, stats, config, tmp_path, 0)
 
 
@@ -62,8 +62,7 @@ def many_sizes(rng):
 def showing(encoder, recipe):
     """An encoder whose output is the image that it is given."""
     apply = lambda p, s, x, train: ({"output": x.reshape(len(x), -1), "conv2": x}, s)  # noqa: E731
-    model = dataclasses.replace(MODEL, channels=3)
-    config = PretrainConfig(model=model, recipe=recipe, bad_images="skip")
+    config = encoder.config.replace(in_channels=3, recipe=recipe, bad_images="skip")
     return encoder._replace(apply=apply, config=config)
 
 

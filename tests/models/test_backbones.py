@@ -30,7 +30,7 @@ Short50 = type("Short50", (ResNet50,), {"depths": (1, 2, 1, 1)})
 
 
 def images(config, n=4):
-    size = (n, config.image_size, config.image_size, config.channels)
+    size = (n, config.image_size, config.image_size, config.in_channels)
     return np.random.default_rng(1).standard_normal(size).astype(np.float32)
 
 

@@ -155,7 +155,7 @@ def test_as_a_model_of_a_config(x):
         models.check_layer(config, "fc7")
     with pytest.raises(C.UserError, match=r"mine\.ViT.*network="):
         models.resolved(C.ModelConfig(network="mine.ViT", image_size=4, in_channels=1))
-    with pytest.raises(C.UserError, match="width: for this package's networks"):
+    with pytest.raises(C.UserError, match="width="):
         C.ModelConfig(network=PAIR, width=0.5)
 
 

@@ -12,7 +12,7 @@ from hypersphere_jax import models, packing
 from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
 
-CONFIG = {"dim": 6, "embedding": 5, "vocabulary": 11}
+CONFIG = {"dim": 6, "embedding": 5, "vocabulary_size": 11}
 T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
 
 
