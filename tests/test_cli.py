@@ -184,7 +184,7 @@ def test_log_messages_are_printed_once_while_a_command_runs(capsys, monkeypatch)
     ],
 )
 def test_errors_end_a_command_with_one_line(error, status, named, capsys, monkeypatch):
-    monkeypatch.setattr(loop, "train", Mock(side_effect=error))
+    monkeypatch.setattr(training, "train", Mock(side_effect=error))
     assert cli.main(["pretrain", "--devices", "2"]) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line and line.startswith("error: ") == (status == 2)
@@ -192,7 +192,7 @@ def test_errors_end_a_command_with_one_line(error, status, named, capsys, monkey
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError(), JaxRuntimeError("INTERNAL: else")])
 def test_unexpected_errors_are_raised(bug, monkeypatch):
-    monkeypatch.setattr(loop, "train", Mock(side_effect=bug))
+    monkeypatch.setattr(training, "train", Mock(side_effect=bug))
     with pytest.raises(type(bug)):
         cli.main(["pretrain", "--devices", "2"])
 

@@ -105,10 +105,10 @@ def test_damaged_results_are_left_out(tmp_path, caplog):
     for number, content in enumerate(NO_RECORDS):
         (tmp_path / f"run/eval/{number}.json").write_bytes(content)
     os.mkfifo(tmp_path / "run/eval/pipe.json")
-    assert [*report.results_of(tmp_path / "run")] == ["sound"]
+    assert [*results.read_results(tmp_path / "run")] == ["sound"]
     assert len(caplog.messages) == len(NO_RECORDS) + 1
     assert not any("\n" in line for line in caplog.messages)
-    assert "50.0" in report.run_report(tmp_path / "run").read_text()
+    assert "50.0" in run_page.write_run_page(tmp_path / "run").read_text()
     assert read_kept(tmp_path / "nothing.json") is None
 
 

@@ -9,7 +9,7 @@ from data_cases import equal, images, why
 from PIL import Image
 from tfds_cases import example, noise, write
 
-from hypersphere_jax import data, plots
+from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig, InspectConfig
 from hypersphere_jax.data import data_verb, load, subsets
 from hypersphere_jax.data.pipeline import BadImages

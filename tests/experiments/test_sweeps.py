@@ -175,7 +175,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "run_metrics", measure)
     monkeypatch.setattr(protocols, "run_probe", probe)
     made = C.PretrainConfig(keep_every_steps=5)
-    monkeypatch.setattr(run_folder, "read_config", lambda folder: made)
+    monkeypatch.setattr(run_dir, "read_config", lambda folder: made)
     # Where the run was interrupted, at step 8, there is one more.
     for folder in ("features", *(f"checkpoints/{step}" for step in (0, 5, 8, 10, 12))):
         (tmp_path / folder).mkdir(parents=True)
@@ -214,7 +214,7 @@ def test_a_probe_with_balanced_images_of_its_own(tmp_path, monkeypatch):
     """Of an encoder of a long-tailed part of a fifth of the digits, and the same for any other."""
     config = C.PretrainConfig(subset="long_tailed", subset_size=70, fraction=0.2)
     encoder = SimpleNamespace(config=config)
-    monkeypatch.setattr(run_folder, "load_encoder", lambda folder, step: encoder)
+    monkeypatch.setattr(run_dir, "load_encoder", lambda folder, step: encoder)
 
     def features(encoder, source, layers, devices):
         x = source.labels[:, None] * np.ones(3, np.float32)

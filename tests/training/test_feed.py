@@ -179,11 +179,11 @@ def test_what_the_step_is_told(images, tmp_path, monkeypatch):
         train_step._step_of(config, apply, None, total, axis_name, cropped, resident, scalars)
 
     monkeypatch.setattr(training, "make_step_of", made)
-    one, moco = varied(tmp_path, images), C.MocoConfig(13, ema_decay=0.9, ema_schedule="cosine")
-    two, bits = tiny_runs.short(tmp_path), dataclasses.replace(one.data, bits=2)
-    for config, data, told in ((one, bits, (True, 2, False)), (two, two.data, (False, 0, True))):
-        model = dataclasses.replace(config.model, batch_norm="sync")
-        training.train(dataclasses.replace(config, data=data, model=model, moco=moco))
+    moco = {"queue_size": 13, "ema_decay": 0.9, "ema_schedule": "cosine", "batch_norm": "sync"}
+    streamed = varied(tmp_path, images).replace(bits=2)
+    resident = tiny_runs.short(tmp_path)
+    for config, told in ((streamed, (True, 2, False)), (resident, (False, 0, True))):
+        training.train(config.replace(**moco))
         assert tuple(map(given.get, ("cropped", "extra_channels", "resident"))) == told
         np.testing.assert_allclose([given["decay"](step) for step in (6, 12)], [0.95, 1.0])
 

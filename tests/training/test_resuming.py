@@ -80,7 +80,7 @@ def test_other_options_need_force_and_are_recorded(killed_run, short_run, tmp_pa
         "optimizer.weight_decay",
     ]
     assert session["from_step"] == 9
-    assert not run_dir.read_config(folder).runtime.force
+    assert not run_dir.read_config(folder).force
     training.train(parsed(folder))
     assert "forced" not in sessions(folder)[-1]
 

@@ -124,12 +124,13 @@ def test_metrics_are_of_held_out_neighbours(measured, books):
 
 def test_a_run_begins_from_one_of_the_same_words(text_run, texts, tmp_path):
     asked = tiny_runs.text(tmp_path, texts, init_from=str(text_run))
-    config = dataclasses.replace(asked, model=run_dir.read_config(text_run).model)
+    model = C.section(run_dir.read_config(text_run), C.ModelConfig)
+    config = asked.replace(**vars(model))
     params, _ = run_dir.initial_encoder(config, {}, run_dir.read_vocabulary(text_run))
     jax.tree.map(np.testing.assert_array_equal, params, state_of(text_run)["params"])
     # As many words, and others.
     for file in tiny_runs.books(tmp_path / "others").iterdir():
         file.write_text(file.read_text().replace("ship", "boat"))
-    other = dataclasses.replace(asked, data=str(tmp_path / "others"))
+    other = asked.replace(data=str(tmp_path / "others"))
     with pytest.raises(C.UserError, match="it knows other words"):
         training.train(other)
