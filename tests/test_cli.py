@@ -24,6 +24,7 @@ from hypersphere_jax.configs import (
     UserError,
 )
 from hypersphere_jax.files import read_json, write_json
+from hypersphere_jax.training import train as training
 
 COMMANDS = "quickstart pretrain finetune probe metrics features depth reproduce data report bench"
 COMMANDS = [*COMMANDS.split(), "import-torch", "export"]

@@ -22,6 +22,7 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.data import image_files, text
 from hypersphere_jax.evaluate import feature_files
 from hypersphere_jax.files import read_json, read_kept, write_json
+from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.training import run_dir
 
 
