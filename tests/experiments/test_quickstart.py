@@ -44,7 +44,7 @@ def test_the_quickstart_trains_each_encoder_once(monkeypatch, tmp_path, capsys):
         for task in tasks:
             yield task, outcomes.get(task.config.name) or function(task, command)
 
-    monkeypatch.setattr(quickstart.loop, "train", lambda config, _: config.name)
+    monkeypatch.setattr(quickstart.training, "train", lambda config, _: config.name)
     monkeypatch.setattr(quickstart, "_scores", lambda *of: asked.append(of) or one)
     monkeypatch.setattr(quickstart.circle, "features_of", lambda *of: of)
     monkeypatch.setattr(quickstart, "_draw", lambda *of: drawn.append(of[-1]))
@@ -80,7 +80,7 @@ def test_the_quickstart_trains_each_encoder_once(monkeypatch, tmp_path, capsys):
 def test_the_quickstart_chooses_on_held_out_training_images(monkeypatch, tmp_path, capsys):
     trained = []
     monkeypatch.setattr(
-        quickstart.loop, "train", lambda config, _: trained.append(config) or config
+        quickstart.training, "train", lambda config, _: trained.append(config) or config
     )
     one_by_one = {"choose": True, "jobs": 1}
     others = {"align": 0, "uniform": 0, "optimum": 0}

@@ -10,7 +10,7 @@ import tiny_runs
 from processes import ROOT, begun
 from run_states import assert_same_run, at_line
 
-from hypersphere_jax.configs import Stopped
+from hypersphere_jax.configs import RuntimeConfig, Stopped
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.stopping import SIGNALS, StopOnSignal
@@ -69,7 +69,9 @@ def test_other_threads_install_no_handlers():
 @pytest.mark.parametrize(("number", "step"), [*zip(SIGNALS, (4, 6, 12), strict=True)])
 def test_a_stopped_run_resumes_to_the_same_numbers(number, step, short_run, tmp_path):
     """Also after a signal that arrives when the last step is done."""
-    before, config = handlers(), tiny_runs.short(tmp_path)
+    before = handlers()
+    runtime = RuntimeConfig(devices=tiny_runs.two(), log_every_steps=2)  # no other checkpoints
+    config = tiny_runs.short(tmp_path, runtime=runtime)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped, match="COMMAND") as stopped:
         at_line(patch, step, functools.partial(signal.raise_signal, number))
         training.train(config, command="COMMAND")
