@@ -207,7 +207,7 @@ def test_differences_name_options_and_both_values():
     ids=["from_dict", "replace"],
 )
 @pytest.mark.parametrize(
-    ("name", "similar"), [("epohcs", "epochs"), ("BatchSize", "batch_size"), ("lrate", None)]
+    ("name", "similar"), [("epohcs", "epochs"), ("EPOCHS", "epochs"), ("lrate", None)]
 )
 def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
     with pytest.raises(C.UserError, match=name) as error:
