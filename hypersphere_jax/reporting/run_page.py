@@ -97,8 +97,7 @@ def _figures(folder: Path) -> dict[Path, str]:
 
 def _sentences(folder: Path) -> list[Section]:
     """Return the nearest sentences of a run of text."""
-    schema = {"columns": list[str], "rows": list[list]}
-    table = read_kept(folder / "figures" / "nearest_sentences.json", schema)
+    table = read_kept(folder / "figures" / "nearest_sentences.json", ("columns", "rows"))
     if table is None:
         return []
     return [Section("Nearest sentences", tables=[Table(table["columns"], table["rows"])])]

@@ -128,7 +128,7 @@ def top(tmp_path_factory):
     dataset = data.load(config)
     for seed, name in enumerate(("first", "second")):
         run = resolve(config.replace(name=name), dataset)
-        run_dir.open_folder(run, jax.devices()[:1], dataset.digest(), "")
+        run_dir.add_session(run, jax.devices()[:1], dataset.digest(), "", dataset, {})
         _, params, stats = models.create(run, jax.random.key(seed))
         with contextlib.closing(checkpoints.Checkpointer(folder / name / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})

@@ -33,7 +33,7 @@ def layers_of(params, stats, x, train):
 def encoder(tmp_path):
     params, stats = {"w": np.float32(2)}, {"m": np.float32(0.5)}
     config = PretrainConfig(recipe="digits", **vars(MODEL))
-    return run_dir.Encoder(layers_of, params, stats, config, tmp_path, 0)
+    return run_dir.RunEncoder(layers_of, params, stats, config, tmp_path, 0)
 
 
 def some_digits(rows=slice(20)):

@@ -354,7 +354,7 @@ def test_folder_with_another_run(short_run, tmp_path):
     folder = shutil.copytree(short_run, tmp_path / "short")
     double = {"align_weight": 2}
     for changes, message in (
-        (double, r"objective.align_weight: 1.0 -> 2.*choose another name="),
+        (double, r"align_weight: 1.0 -> 2.*name="),
         ({"devices": 2, "resume": "never"}, "resume=never"),
     ):
         with pytest.raises(C.UserError, match=message):

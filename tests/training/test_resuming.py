@@ -7,7 +7,6 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run
 
-from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays
 from hypersphere_jax.training import checkpoints, run_dir
@@ -19,14 +18,14 @@ FORCE = C.RuntimeConfig(devices=2, log_every_steps=2, checkpoint_every_steps=3, 
 
 def parsed(folder, *flags):
     named = ["--name", folder.name, "--runs-dir", str(folder.parent)]
-    return cli._parse(C.PretrainConfig, "pretrain", [*flags, *named])
+    return tiny_runs.parse_pretrain(*flags, *named)
 
 
 def edited(run, to, **changes):
     """A copy of a run that was begun with another schedule."""
     folder = shutil.copytree(run, to / run.name)
     record = json.loads((folder / "config.json").read_text())
-    record["config"]["optimizer"] |= changes
+    record["config"] |= changes
     (folder / "config.json").write_text(json.dumps(record))
     return folder
 
@@ -47,7 +46,7 @@ def test_a_name_alone_gives_the_options_of_the_run(short_run, queue_run, text_ru
     # An experiment, or another name, has its own.
     experiment = parsed(short_run, "moco_cifar10/align_uniform")
     assert experiment.queue_size and experiment.name == "short"
-    other = cli._parse(C.PretrainConfig, "pretrain", ["--runs-dir", str(short_run.parent)])
+    other = tiny_runs.parse_pretrain("--runs-dir", str(short_run.parent))
     assert other == C.PretrainConfig(runs_dir=str(short_run.parent))
 
 
@@ -61,7 +60,7 @@ def test_options_of_one_session_are_not_kept(short_run, tmp_path):
     runtime = C.RuntimeConfig(devices=1, log_every_steps=5)
     training.train(tiny_runs.short(tmp_path / "moved", "other", runtime=runtime))
     config = parsed(folder)
-    assert (config.runtime, config.name) == (runtime, "other")
+    assert (C.section(config, C.RuntimeConfig), config.name) == (runtime, "other")
     assert run_dir.folder_of(config) == folder
 
 
@@ -76,8 +75,8 @@ def test_other_options_need_force_and_are_recorded(killed_run, short_run, tmp_pa
     assert_same_run(folder, short_run)  # whose first nine steps have the same rates
     session = sessions(folder)[-1]
     assert [change.split(":")[0] for change in session["forced"]] == [
-        "optimizer.epochs",
-        "optimizer.weight_decay",
+        "epochs",
+        "weight_decay",
     ]
     assert session["from_step"] == 9
     assert not run_dir.read_config(folder).force
