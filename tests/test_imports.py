@@ -109,7 +109,7 @@ late |= {"orbax.checkpoint"}  # the first step comes before
 assert not late & set(sys.modules)
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig
-models.abstract(ModelConfig(image_size=8, channels=1))  # as loading does, before training may
+models.abstract(ModelConfig(image_size=8, in_channels=1))  # as loading does, before training may
 assert not xla_bridge.backends_are_initialized()
 """
     done = processes.python("-c", code)
