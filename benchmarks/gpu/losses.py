@@ -51,19 +51,20 @@ def losses(minutes: float = 8, out: Path = Path("runs/gpu"), toy: bool = False) 
     peaks = roofline.measure(*size)
     record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.flops_s.items()})
     compiled_by = record.seconds_left / 2
-    pool = ThreadPool(COMPILE_THREADS)  # daemon threads, unlike those of concurrent.futures
-    programs = {case: pool.apply_async(compile_case, (case,)) for case in cases(toy)}
-    for program in programs.values():
-        program.wait(max(0.0, record.seconds_left - compiled_by))
-    for case, program in programs.items():
-        row: dict[str, Any] = case._asdict()
-        limit_s = roofline_seconds(case, peaks)
-        if not program.ready():
-            record.add(**row, failure=f"not compiled in {compiled_by:.0f} s")
-        elif 5 * limit_s > record.seconds_left:
-            record.add(**row, skipped=f"needs {limit_s:.0f} s by the roofline")
-        else:
-            record.add(**row, **_attempt(measure, case, program, limit_s))
+    # The threads are daemons, unlike those of concurrent.futures: the program can end before they do.
+    with ThreadPool(COMPILE_THREADS) as pool:
+        programs = {case: pool.apply_async(compile_case, (case,)) for case in cases(toy)}
+        for program in programs.values():
+            program.wait(max(0.0, record.seconds_left - compiled_by))
+        for case, program in programs.items():
+            row: dict[str, Any] = case._asdict()
+            limit_s = roofline_seconds(case, peaks)
+            if not program.ready():
+                record.add(**row, failure=f"not compiled in {compiled_by:.0f} s")
+            elif 5 * limit_s > record.seconds_left:
+                record.add(**row, skipped=f"needs {limit_s:.0f} s by the roofline")
+            else:
+                record.add(**row, **_attempt(measure, case, program, limit_s))
     columns = ("loss", "n", "d", "dtype", "precision", "ms", "share", "gradient_error")
     columns += ("memory_mb", "compile_s", "torch_ms")
     record.finish("Value and gradient", columns, [r for r in record.rows if "loss" in r])

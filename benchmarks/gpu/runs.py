@@ -65,7 +65,7 @@ def make_config(record: Record, source: DataConfig, toy: bool, **options: Any) -
     steps_per_epoch = images // options["batch_size"]
     return PretrainConfig(
         runs_dir=record.runs_dir,
-        data=source.name,
+        data=source.data,
         data_dir=source.data_dir,
         fraction=source.fraction,
         log_every_steps=max(1, steps_per_epoch // 10),
@@ -139,13 +139,11 @@ def epoch_rows(log: Path, complete_only: bool) -> list[dict[str, Any]]:
         if complete_only and number == max(epochs):
             break
         of_epoch = epochs[number]
-        row = {
-            "epoch": number,
-            "loss": round(statistics.mean(line["loss"] for line in of_epoch), 4),
-            "epoch_images_per_s": round(
-                statistics.median(line["images_per_s"] for line in of_epoch)
-            ),
-        }
+        row = {"epoch": number, "loss": round(statistics.mean(x["loss"] for x in of_epoch), 4)}
+        # The first line of a session has no throughput: it contains the compilation.
+        rates = [x["images_per_s"] for x in of_epoch if "images_per_s" in x]
+        if rates:
+            row["epoch_images_per_s"] = round(statistics.median(rates))
         rows.append(row)
     return rows
 

@@ -46,7 +46,7 @@ def test_toy_checks_measure_and_write(name, tmp_path, capsys):
     assert not any("failure" in row for row in rows)
     if name == "losses":
         errors = [row["gradient_error"] for row in rows if "gradient_error" in row]
-        assert len(errors) == 12 and max(errors) < 1e-5
+        assert len(errors) == 14 and max(errors) < 1e-5
     elif name == "tests":
         assert rows[-1]["exit_status"] == 0 and rows[-1]["passed"] > 5
     elif name == "resnet50":
