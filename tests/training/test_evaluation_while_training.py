@@ -50,7 +50,7 @@ def values(folder):
 def expected(folder, step, objective=None):
     """By NumPy, from the checkpoint, on one device at once."""
     made, state = run_dir.read_config(folder), state_of(folder, step)
-    objective = objective or made.objective
+    objective = objective or made
     train = data.load(made).train
     bank, queries = subsets.fold(subsets.fraction(train, 200 / len(train), 0), 2, 0, 0)
     images = np.stack([part[i]["image"] for part in (bank, queries) for i in range(len(part))])

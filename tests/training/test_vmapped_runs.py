@@ -109,7 +109,7 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
     assert f"the checkpoint of step 0 is kept in {tmp_path}/wild" in lost.reason
     assert all(np.isfinite(record["loss"]) for record in timeless(tmp_path / "wild"))
     with pytest.raises(C.Diverged, match=r"diverged: .* step 0 is kept in"):
-        training.train(config(tmp_path, "alone", "b", optimizer=rule))
+        training.train(config(tmp_path, "alone", "b", **rule))
 
 
 @pytest.mark.slow
