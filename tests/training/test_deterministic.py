@@ -14,7 +14,7 @@ def test_deterministic_kernels_are_asked_for_before_jax_begins():
     """In a process of its own, where the user's flags stay."""
     code = """
 import os, sys
-from hypersphere_jax import cli, config
+from hypersphere_jax import cli, configs
 from hypersphere_jax.training import train as training
 
 def train(*_, **__):
