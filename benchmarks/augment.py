@@ -15,8 +15,8 @@ from benchmarks.augment_pillow import PILLOW, pillow_views
 from benchmarks.timing import Times, median, protocol, ratio, take_turns
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment, two_views
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.utils.files import write_json
 
 OURS, PILLOWS = "ours", "Pillow"
 ROUND_S = 0.3  # short calls are repeated until a round takes this long

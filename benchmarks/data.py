@@ -13,10 +13,10 @@ from hypersphere_jax.configs import (
     DataConfig,
     PretrainConfig,
 )
-from hypersphere_jax.data.batches import device_batches
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import resolve, sharding
+from hypersphere_jax.training import distributed, resolve
+from hypersphere_jax.training.batches import device_batches
 from hypersphere_jax.training.optimizers import make_optimizer
 from hypersphere_jax.training.step import init_state, make_step_of, scalars_of
 
@@ -41,7 +41,7 @@ def pipelines(
     dataset = data.load(config)
     whole = resolve.resolve(whole, dataset)
     sampler = Sampler(len(dataset.pretrain), batch_size, 0)
-    devices = sharding.local_devices(1)
+    devices = distributed.local_devices(1)
     runtimes = {f"streaming, {w} workers": {"pipeline": "streaming", "workers": w} for w in workers}
     if dataset.pretrain.image_shape is not None:
         runtimes = {"resident": {"pipeline": "resident"}} | runtimes
@@ -65,10 +65,10 @@ def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Calla
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(config, lambda step: 0.03)
     cropped = dataset.pretrain.image_shape is None
-    step = make_step_of(config, apply, 1000, axis_name=sharding.AXIS, cropped=cropped)
-    mapped = sharding.pmap(step, devices, network=True)
-    state = sharding.replicate(init_state(params, stats, optimizer), devices)
-    fixed = sharding.replicate((jax.random.key(0), scalars_of(config)), devices)
+    step = make_step_of(config, apply, 1000, axis_name=distributed.AXIS, cropped=cropped)
+    mapped = distributed.pmap(step, devices)
+    state = distributed.replicate(init_state(params, stats, optimizer), devices)
+    fixed = distributed.replicate((jax.random.key(0), scalars_of(config)), devices)
     return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))
 
 

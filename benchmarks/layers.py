@@ -19,7 +19,7 @@ from flax import nnx
 
 from benchmarks import roofline, train_step
 from benchmarks.timing import device_kind, median, take_turns
-from hypersphere_jax import models, xla_flags
+from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
 from hypersphere_jax.models import resnet, small_alexnet
@@ -29,6 +29,7 @@ from hypersphere_jax.models.dense import ROWS_BY_COLUMNS, product
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.utils import xla
 
 LOSS, FORMS = "loss", ("value", "all")
 COLUMNS = ["part", "times", "value", "all", "limit", "of step", "reached"]
@@ -64,7 +65,7 @@ class Part(NamedTuple):
             out, back = jax.vjp(value, moved)
             return out, back(along)
 
-        options = xla_flags.of_networks(jax.default_backend())
+        options = xla.of_networks(jax.default_backend())
         programs = [jax.jit(form, compiler_options=options) for form in (value, both)]
         along = jnp.ones_like(programs[0](moved))
         given = (moved,), (moved, along)

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.timing import device_kind
 from hypersphere_jax import configs as C
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.recorder import Recorder, open_run, tree_of
 from hypersphere_jax.training.setup import ACCELERATOR_STEPS_PER_CALL, initial_state, set_up
 from hypersphere_jax.training.step import make_steps, scalars_of
@@ -52,13 +52,13 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
     setup = set_up(config)
     _, state, key = initial_state(setup)
     with open_run(setup, "") as run:
-        state = sharding.replicate(run.restore(state), setup.devices)
-        hparams = sharding.replicate((key, scalars_of(setup.config)), setup.devices)
+        state = distributed.replicate(run.restore(state), setup.devices)
+        hparams = distributed.replicate((key, scalars_of(setup.config)), setup.devices)
         recorder = Recorder([run])
         calls = recorder.intervals.calls(0, at_once)
         tree = tree_of(state)
-        sharding.unreplicate((tree, sharding.finite(tree)))  # compiles
-        program = sharding.pmap(make_steps(_step, at_once), setup.devices, donate=(0,))
+        distributed.unreplicate((tree, distributed.finite(tree)))  # compiles
+        program = distributed.pmap(make_steps(_step, at_once), setup.devices, donate=(0,))
         step = _Device(program, at_once, step_ms)
         stops = _stops(recorder)
         take_steps(recorder, step, state, hparams, calls, open_batches(setup, 0), None)

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, Loss, make_form, unit_vectors
 from benchmarks.timing import child, median, product, protocol, ratio, take_turns
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.utils.files import write_json
 
 PRODUCT = "product"
 SLOW_S = 20.0  # a form with slower calls gets one round

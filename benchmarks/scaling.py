@@ -20,10 +20,9 @@ from benchmarks.collectives import RECEIVED, traffic
 from benchmarks.timing import child, protocol
 from hypersphere_jax import align_loss, augment, contrastive_loss, models, uniform_loss
 from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, UserError
-from hypersphere_jax.files import write_json
 from hypersphere_jax.moco import queue_init, shuffle
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import (
     Momentum,
@@ -32,6 +31,8 @@ from hypersphere_jax.training.step import (
     make_queue_objective,
     make_step,
 )
+from hypersphere_jax.utils import xla
+from hypersphere_jax.utils.files import write_json
 
 FORMS = {"gathered": False, "ring": True}
 OPTIMIZER = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
@@ -110,7 +111,7 @@ def compiled_records(
 
     for form, ring in FORMS.items():
         for what, loss in losses.items():
-            of_one = functools.partial(loss, axis_name=sharding.AXIS, ring=ring)
+            of_one = functools.partial(loss, axis_name=distributed.AXIS, ring=ring)
             add(what, form, jax.value_and_grad(of_one, argnums=(0, 1)), features)
         if step:
             program, state = _step(dim, model, image_size, ring)
@@ -132,7 +133,7 @@ def compiled_record(
     """
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((devices, *x.shape), x.dtype), arguments)
     with roofline.plain_convolutions():
-        lowered = sharding.pmap(program, sharding.local_devices(devices), donate).lower(*many)
+        lowered = distributed.pmap(program, distributed.local_devices(devices), donate).lower(*many)
     compiled = lowered.compile()
     memory, sent = compiled.memory_analysis(), traffic(compiled.as_text(), devices)
     return {
@@ -177,7 +178,7 @@ def _step(dim: int, model: str, image_size: int, ring: bool) -> tuple[Callable, 
         return _align_uniform_loss(x, y, axis_name=axis_name, ring=ring), {}
 
     transform = augment.make_augment("stl10", image_size)
-    program = make_step(apply, objective, OPTIMIZER, transform, axis_name=sharding.AXIS)
+    program = make_step(apply, objective, OPTIMIZER, transform, axis_name=distributed.AXIS)
     start = functools.partial(init_state, optimizer=OPTIMIZER)
     return program, jax.eval_shape(start, params, stats)
 
@@ -190,8 +191,8 @@ def _moco_step(
     apply, params, stats = models.abstract(config)
     transform = augment.make_augment("moco", image_size)
     objective = make_queue_objective(ObjectiveConfig())
-    deal = functools.partial(shuffle, axis_name=sharding.AXIS) if shuffled else None
-    of = {"axis_name": sharding.AXIS, "separate": deal, "resident": resident}
+    deal = functools.partial(shuffle, axis_name=distributed.AXIS) if shuffled else None
+    of = {"axis_name": distributed.AXIS, "separate": deal, "resident": resident}
     program = make_moco_step(apply, objective, OPTIMIZER, transform, **of)
 
     def start(params, stats):
@@ -235,5 +236,5 @@ def _print_predictions(records: Sequence[Mapping]) -> None:
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
-    sharding.use_virtual_cpu_devices(settings["devices"])
+    xla.use_virtual_cpu_devices(settings["devices"])
     print(json.dumps(compiled_records(**settings)))

@@ -8,9 +8,9 @@ import numpy as np
 from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, ObjectiveConfig
-from hypersphere_jax.packing import END, PADDING, SPECIAL, pack
+from hypersphere_jax.data.text.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_sentence_objective, make_sentence_step
 
@@ -49,7 +49,7 @@ def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> Callable:
     objective = make_sentence_objective(
         ObjectiveConfig(contrastive_weight=1, contrastive_tau=TAU, align_weight=0, uniform_weight=0)
     )
-    step = make_sentence_step(apply, objective, optimizer, axis_name=sharding.AXIS)
+    step = make_sentence_step(apply, objective, optimizer, axis_name=distributed.AXIS)
     rest = np.zeros(0, np.int32), np.zeros(0, np.int32), jax.random.key(0)
     state = init_state(params, stats, optimizer)
     return stepping(step, state, lambda: (*pack(sentences, LONGEST), *rest))

@@ -77,15 +77,15 @@ class Stepper:
     """
 
     def __init__(self, step: Callable, state: Any, given: Any):
-        from hypersphere_jax import memory
-        from hypersphere_jax.training import sharding
+        from hypersphere_jax.training import distributed
+        from hypersphere_jax.utils import memory
 
-        devices = sharding.local_devices(1)
+        devices = distributed.local_devices(1)
         memory.keep_freed(devices[0].platform)  # as a run does
-        self._step = sharding.pmap(step, devices, donate=(0,), network=True)
-        self._state = sharding.replicate(state, devices)
-        fixed = None if callable(given) else sharding.replicate(given, devices)
-        self._given = lambda: fixed or sharding.replicate(given(), devices)
+        self._step = distributed.pmap(step, devices, donate=(0,))
+        self._state = distributed.replicate(state, devices)
+        fixed = None if callable(given) else distributed.replicate(given, devices)
+        self._given = lambda: fixed or distributed.replicate(given(), devices)
 
     def __call__(self) -> Any:
         self._state, metrics = self._step(self._state, *self._given())

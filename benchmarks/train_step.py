@@ -14,7 +14,7 @@ from benchmarks.torch_step import torch_step
 from hypersphere_jax import augment, models
 from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, require
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state, make_objective, make_step
 
@@ -134,7 +134,7 @@ def stepper(config: ModelConfig, images: np.ndarray, batch_size: int, recipe: st
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
     transform = augment.make_augment(recipe, config.image_size)
     objective = make_objective(ObjectiveConfig())
-    step = make_step(apply, objective, optimizer, transform, axis_name=sharding.AXIS)
+    step = make_step(apply, objective, optimizer, transform, axis_name=distributed.AXIS)
     labels, indices = np.zeros(len(images), np.int32), np.arange(batch_size, dtype=np.int32)
     fixed = images, labels, indices, jax.random.key(0)
     return Stepper(step, init_state(params, stats, optimizer), fixed)

@@ -4,7 +4,7 @@ from benchmarks.timing import device_kind, median, ratio, stepping, take_turns
 from hypersphere_jax import data
 from hypersphere_jax.configs import OptimizerConfig, PretrainConfig
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
 from hypersphere_jax.training.step import make_step_of, scalars_of
 from hypersphere_jax.training.vmapped import make_vmapped_step, stacked
@@ -57,7 +57,7 @@ def _single(setup: RunSetup) -> tuple:
     """Step, state and further arguments of one encoder."""
     source = setup.dataset.pretrain
     apply, state, key = initial_state(setup)
-    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=sharding.AXIS)
+    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=distributed.AXIS)
     hparams = scalars_of(setup.config)
     return step, state, (source.images, source.labels, setup.sampler(0), key, hparams)
 

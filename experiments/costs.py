@@ -27,7 +27,7 @@ from hypersphere_jax.data import image_files, text, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
 from hypersphere_jax.data.text import labelled, reading
 from hypersphere_jax.data.threads import end_with_parent
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 FILE = Path(__file__).with_name("step_costs.json")
 # Number, side and channels of the images to train on, as published.
@@ -97,8 +97,8 @@ def machine(apart: bool = False) -> Machine:
     if apart and workers.nvidia_gpus():
         with ProcessPoolExecutor(1, get_context("spawn"), initializer=end_with_parent) as pool:
             return pool.submit(machine).result()
-    devices = sharding.local_devices()
-    memory = sharding.memory(devices[:1])
+    devices = distributed.local_devices()
+    memory = distributed.device_memory(devices[:1])
     if devices[0].platform == "cpu":
         cores = workers.core_count()
         name = f"{cores} CPU core{'s' * (cores > 1)}"

@@ -12,7 +12,7 @@ from experiments.step_costs import make
 from experiments.workers import ctrl_c_blocked
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.data.threads import end_with_parent
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 POLL = 0.1  # seconds between two looks at the memory
 REPEATS, ENOUGH = 3, 10.0  # steps that are timed, and seconds after which no further one is
@@ -71,11 +71,11 @@ def _measure(config: PretrainConfig, sender: Connection) -> None:
 
 def seconds(config: PretrainConfig) -> float:
     """Seconds of a step on this process's first device, with random images or words."""
-    devices = sharding.local_devices(1)
-    step, start, batch = make(config, sharding.AXIS)
-    step = sharding.pmap(step, devices, donate=(0,), network=True)
-    batch = sharding.replicate((*batch, jax.random.key(2)), devices)
-    state = sharding.replicate(start(), devices)
+    devices = distributed.local_devices(1)
+    step, start, batch = make(config, distributed.AXIS)
+    step = distributed.pmap(step, devices, donate=(0,))
+    batch = distributed.replicate((*batch, jax.random.key(2)), devices)
+    state = distributed.replicate(start(), devices)
     times: list[float] = []
     while len(times) <= REPEATS and sum(times[1:]) < ENOUGH:  # the first one compiles
         began = time.perf_counter()

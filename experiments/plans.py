@@ -14,7 +14,7 @@ from experiments.statistics import Rows
 from experiments.sweeps import Planned
 from hypersphere_jax.configs import PretrainConfig, require
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.terminal import say
+from hypersphere_jax.utils.terminal import say
 
 KEPT = Path(__file__).parent.parent / "docs" / "results"
 MANY = 20  # runs beyond which a dry run counts those that take the same

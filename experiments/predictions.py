@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypersphere_jax.evaluate.results_file import smallest
-from hypersphere_jax.files import atomic_write
+from hypersphere_jax.utils.files import atomic_write
 
 
 class Predictions(NamedTuple):

@@ -15,7 +15,7 @@ from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.metrics import read_metrics
 
 DIRECTIONS = 6  # whose histograms are kept
@@ -132,7 +132,7 @@ def _balanced_features(
     images = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
     dataset = data.load(encoder.config.replace(**images))
     splits = {"train": dataset.train, "test": run_dir.test_split(dataset)}
-    devices = sharding.local_devices(1)
+    devices = distributed.local_devices(1)
     features = {
         name: split_features(encoder, source, layers, devices).features
         for name, source in splits.items()

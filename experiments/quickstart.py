@@ -40,14 +40,14 @@ from hypersphere_jax.configs.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.evaluate.results_file import flattened
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.terminal import say
-from hypersphere_jax.training import sharding
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.utils import xla
+from hypersphere_jax.utils.files import write_json
+from hypersphere_jax.utils.terminal import say
 
 # Pairs. That, and the epochs, took less time than 256 and 50 and were as good on the test split,
 # where they were compared.
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
 def main(config: QuickstartConfig, command: str = "") -> None:
     """Trains, evaluates, prints the table, and writes pictures and page."""
-    sharding.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
+    xla.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
     (choose if config.choose else run)(config, command)
 
 
@@ -162,7 +162,7 @@ def _each(tasks: Sequence[Task], config: QuickstartConfig, command: str) -> dict
 
 
 def _carry_out(task: Task, command: str) -> Found:
-    sharding.keep_compiled(task.config.cache_dir)
+    xla.keep_compiled(task.config.cache_dir)
     folder = training.train(task.config, command)
     return Found(
         {step: _scores(folder, step) for step in task.steps},

@@ -15,10 +15,10 @@ from hypersphere_jax.configs import PretrainConfig, UserError, require
 from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data import tfds
 from hypersphere_jax.evaluate import results_file
-from hypersphere_jax.files import read_kept, write_json
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.terminal import say
+from hypersphere_jax.utils.files import read_kept, write_json
+from hypersphere_jax.utils.terminal import say
 
 # By the first part of the names, in the order of all lists.
 PAPERS = {

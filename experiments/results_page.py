@@ -34,8 +34,8 @@ from experiments.statistics import Rows
 from experiments.tables import value_of
 from hypersphere_jax.configs import require
 from hypersphere_jax.data import EMBEDDED
-from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.reporting.tables import format_value
+from hypersphere_jax.utils.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
 # Three or more in a sentence, each with a semicolon after it but the last.

@@ -17,7 +17,7 @@ import jax
 from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
-from hypersphere_jax import data, memory
+from hypersphere_jax import data
 from hypersphere_jax.configs import (
     DataConfig,
     Diverged,
@@ -27,11 +27,12 @@ from hypersphere_jax.configs import (
     to_dict,
 )
 from hypersphere_jax.data import text
-from hypersphere_jax.files import read_kept, write_json
-from hypersphere_jax.terminal import say
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.vmapped import train_vmapped
+from hypersphere_jax.utils import memory, xla
+from hypersphere_jax.utils.files import read_kept, write_json
+from hypersphere_jax.utils.terminal import say
 
 # Of a row, what is left out as a run ends: ends and parts of the names.
 DETAILS = ("_error", "_low", "_high", "_cv", "_top5")
@@ -156,7 +157,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
     if not planned:
         return []
     configs = [one.config for one in planned]
-    sharding.keep_compiled(configs[0].cache_dir)
+    xla.keep_compiled(configs[0].cache_dir)
     try:
         outcomes = train_vmapped(configs, command)
     except (UserError, jax.errors.JaxRuntimeError) as error:
@@ -171,7 +172,7 @@ def _train_vmapped(planned: Sequence[Planned], command: str) -> list[tuple[Plann
 def carry_out(one: Planned, command: str = "") -> str | UserError | None:
     """Trains and evaluates a run: None, the reason of its failure, or an error of the input."""
     began, is_new = time.monotonic(), not run_dir.folder_of(one.config).exists()
-    sharding.keep_compiled(one.config.cache_dir)
+    xla.keep_compiled(one.config.cache_dir)
     try:
         folder = training.train(one.config, command)
         trained = time.monotonic()

@@ -19,8 +19,8 @@ from typing import Any
 from hypersphere_jax import cli
 from hypersphere_jax.configs import Stopped, require
 from hypersphere_jax.data.threads import end_with_parent
-from hypersphere_jax.terminal import say
 from hypersphere_jax.training.stopping import StopOnSignal
+from hypersphere_jax.utils.terminal import say
 
 # Of a GPU's memory, what all that train on it may take: as much as JAX takes for one alone.
 GPU_MEMORY = 0.75

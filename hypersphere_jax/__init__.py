@@ -42,7 +42,7 @@ _MODULES = {
 def __getattr__(name: str) -> "Any":
     import importlib
 
-    from hypersphere_jax.extras import how_to_install
+    from hypersphere_jax.utils.extras import how_to_install
 
     if name not in _MODULES:
         return _loss(name)

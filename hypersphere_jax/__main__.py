@@ -33,7 +33,7 @@ def main() -> int:
         errors="backslashreplace",
         line_buffering=True,
     )
-    from hypersphere_jax.extras import how_to_install
+    from hypersphere_jax.utils.extras import how_to_install
 
     try:
         from hypersphere_jax import cli

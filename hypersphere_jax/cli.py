@@ -22,7 +22,7 @@ from typing import Any
 import docstring_parser
 import tyro
 
-from hypersphere_jax import __version__, configs, memory
+from hypersphere_jax import __version__, configs
 from hypersphere_jax.configs.base import (
     Config,
     Stopped,
@@ -36,6 +36,7 @@ from hypersphere_jax.configs.base import (
     require,
 )
 from hypersphere_jax.configs.files import read_config_file
+from hypersphere_jax.utils import memory, xla
 
 ROOT = Path(__file__).parent.parent  # of the repository, if this is a clone
 CONFIG_HELP = (
@@ -227,10 +228,9 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
         names = ", ".join(experiments("pretrain").PRETRAIN)
         description += f" The first argument may be an experiment that gives defaults: {names}."
     config = parse(cls, command, arguments, default, description=description)
-    from hypersphere_jax.training import sharding
-
-    sharding.prepare(config.devices, config.deterministic)
-    sharding.keep_compiled(config.cache_dir)
+    xla.use_eigen()
+    xla.prepare(config.devices, config.deterministic)
+    xla.keep_compiled(config.cache_dir)
     return config
 
 
@@ -265,11 +265,8 @@ def unchecked(cls: type[Config], values: Mapping[str, Any]) -> Any:
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
     """Return the config of a command that evaluates, and prepare its devices and compile cache."""
     config = parse(cls, command, arguments)
-    from hypersphere_jax.training import sharding
-
-    if getattr(config, "devices", None) is not None:
-        sharding.prepare(config.devices, False)
-    sharding.keep_compiled(configs.RuntimeConfig.cache_dir)
+    xla.prepare(getattr(config, "devices", None))
+    xla.keep_compiled(configs.RuntimeConfig.cache_dir)
     return config
 
 
@@ -301,11 +298,11 @@ def pretrain(arguments: list[str]) -> None:
         return run_dir.read_config(folder)
 
     config = parse_run(configs.PretrainConfig, "pretrain", arguments, recorded)
-    from hypersphere_jax.training import processes
+    from hypersphere_jax.training import distributed
     from hypersphere_jax.training.train import train
 
     folder = train(config, command=typed(), on_setup=announce)
-    if processes.is_first():
+    if distributed.is_first():
         from hypersphere_jax.reporting import pictures, run_page
 
         pictures.draw_pictures(folder)
@@ -318,14 +315,14 @@ def finetune(arguments: list[str]) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a share of them."""
 
     def recorded(folder: Path) -> Any:
-        from hypersphere_jax import finetune
+        from hypersphere_jax.training import finetune
 
         return finetune.recorded(folder)
 
     config = parse_run(configs.FinetuneConfig, "finetune", arguments, recorded)
-    from hypersphere_jax import finetune
     from hypersphere_jax.reporting import pictures, run_page
     from hypersphere_jax.reporting.tables import print_table
+    from hypersphere_jax.training import finetune
 
     folder, result = finetune.run_finetune(config, command=typed())
     if result is not None:
@@ -428,7 +425,7 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
-    module = importlib.import_module("hypersphere_jax.data.data_verb")
+    module = importlib.import_module("hypersphere_jax.reporting.datasets")
     parts = {
         "list": module.list_names,
         "prepare": module.prepare,

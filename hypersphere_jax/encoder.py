@@ -18,8 +18,9 @@ from hypersphere_jax.configs import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.inputs import as_image, as_images, is_array
-from hypersphere_jax.files import atomic_write, open_file
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils import xla
+from hypersphere_jax.utils.files import atomic_write, open_file
 
 WEIGHTS, CONFIG, CARD = "weights.safetensors", "encoder.json", "README.md"
 RECORD = "encoder"  # the metadata of WEIGHTS with the content of CONFIG
@@ -65,7 +66,7 @@ class Encoder:
         return f"Encoder({self.config.name!r}: {what})"
 
     @functools.cached_property
-    @sharding.isolated()
+    @distributed.isolated()
     def layers(self) -> dict[str, tuple[int, ...]]:
         """Names of its layers, in the network's order, and their shapes for one image."""
         return models.layers(self.config)
@@ -122,7 +123,7 @@ class Encoder:
           devices: to compute on. None: all.
         """
         models.check_layer(self.config, layer, "layer=")
-        devices = sharding.local_devices(given=devices)
+        devices = distributed.local_devices(given=devices)
         wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
         # A power of two, so that few numbers of images are compiled.
         size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)
@@ -168,14 +169,14 @@ class Encoder:
                 stack.enter_context(atomic_write(folder / name)).write(text.encode())
         return folder
 
-    @sharding.isolated()
+    @distributed.isolated()
     def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
         images, cropped = self._array(part)
         padded = np.zeros((size, *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
         program = self._program(layer, cropped, images.shape[1:], tuple(devices))
-        rows = sharding.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
-        with sharding.kept_compiled(self.config.cache_dir):
+        rows = distributed.split(padded.reshape(len(devices), -1, *images.shape[1:]), devices)
+        with xla.kept_compiled(self.config.cache_dir):
             layers = np.asarray(program(*self._on(tuple(devices)), rows))
         return layers.reshape(-1, *layers.shape[2:])[: len(images)]
 
@@ -202,7 +203,7 @@ class Encoder:
 
     def _on(self, devices: tuple) -> Any:
         if getattr(self, "_placed", (None,))[0] != devices:
-            self._placed = devices, sharding.replicate((self.params, self.stats), devices)
+            self._placed = devices, distributed.replicate((self.params, self.stats), devices)
         return self._placed[1]
 
     def _program(self, layer: str, cropped: bool, shape: tuple, devices: tuple) -> Callable:
@@ -230,7 +231,7 @@ class Encoder:
                 outputs, _ = self.apply(params, stats, jax.vmap(prepare)(images), False)
                 return outputs[layer]
 
-            self._programs[key] = sharding.pmap(features, devices, network=True)
+            self._programs[key] = distributed.pmap(features, devices)
         return self._programs[key]
 
     def _card(self) -> str:

@@ -10,14 +10,14 @@ import jax
 from hypersphere_jax import augment, models, torch_files
 from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require
 from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
-from hypersphere_jax.files import parse_json
 from hypersphere_jax.models.torch_names import shortened
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.utils.files import parse_json
 
 logger = logging.getLogger("hypersphere_jax")
 
 
-@sharding.isolated()
+@distributed.isolated()
 def load(
     where: str | Path,
     step: int | None = None,

@@ -12,9 +12,10 @@ from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.source import name_classes
 from hypersphere_jax.encoder import Encoder
 from hypersphere_jax.loading import load
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.utils import xla
 
 
 class Run:
@@ -42,7 +43,7 @@ class Run:
         """The lines of its log, see docs/runs.md."""
         return read_metrics(self.folder)
 
-    @sharding.isolated()
+    @distributed.isolated()
     def report(self) -> Path:
         """Draw its pictures, write its page `report.html`, and return the page's path."""
         from hypersphere_jax.reporting import pictures, run_page
@@ -145,7 +146,7 @@ def train(
     require(isinstance(overwrite, bool), f"overwrite={overwrite!r}: must be True or False")
     if overwrite:
         config = config.replace(resume="overwrite")
-    sharding.prepare(config.devices, config.deterministic)
+    xla.prepare(config.devices, config.deterministic)
     return Run(training.train(config, "hypersphere_jax.train(...)"), own)
 
 

@@ -18,11 +18,11 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from hypersphere_jax import models, torch_format
-from hypersphere_jax.array_files import array_names, checksum, entry, open_array
 from hypersphere_jax.configs import ModelConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch, head_of, shortened
+from hypersphere_jax.utils.arrays import array_names, checksum, entry, open_array
+from hypersphere_jax.utils.files import read_json
 
 State = dict[str, np.ndarray]
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".tar", ".bin", ".ckpt")

@@ -20,9 +20,9 @@ from hypersphere_jax.configs import (
     section,
 )
 from hypersphere_jax.configs.base import changed, check_output
-from hypersphere_jax.files import atomic_write
 from hypersphere_jax.models.torch_names import has_torch_names, shortened, to_torch
-from hypersphere_jax.training import checkpoints, resolve, run_dir, sharding
+from hypersphere_jax.training import checkpoints, distributed, resolve, run_dir
+from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -84,7 +84,7 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     run = run.replace(num_classes=classes)
     with run_dir.lock(folder):
         _clear_unfinished(folder)
-        devices, digest = sharding.local_devices(), dataset.digest()
+        devices, digest = distributed.local_devices(), dataset.digest()
         run_dir.check_resume(run, len(devices), digest)
         run_dir.add_session(run, devices, digest, command, dataset, {"imported": origin})
         checkpointer = checkpoints.Checkpointer(folder / "checkpoints")

@@ -30,8 +30,8 @@ import tiny_runs
 
 from hypersphere_jax import cli, models
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
-from hypersphere_jax.training import sharding
 from hypersphere_jax.training import train as training
+from hypersphere_jax.utils import xla
 
 gc.set_threshold(1_000_000, 50, 50)  # as the command does: tracing makes objects that stay
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter):
 def few_programs():
     """Compiled programs of a thousand tests are more than Linux has memory maps for a process."""
     yield
-    sharding.forget_compiled(0.3)
+    xla.free_compiled(0.3)
 
 
 @pytest.fixture(scope="session", autouse=True)

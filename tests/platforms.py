@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hypersphere_jax.xla_flags import DETERMINISTIC, given, is_file
+from hypersphere_jax.utils.xla import DETERMINISTIC, flags, is_file
 
 LEVEL = "--xla_backend_optimization_level"
 ADDED = (f"{LEVEL}=0", f"{DETERMINISTIC}=true")  # to the user's XLA_FLAGS, for this process
@@ -101,12 +101,12 @@ def begin(platform: str, devices: int) -> None:
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-        if not is_file() and LEVEL not in given():
-            os.environ["XLA_FLAGS"] = f"{given()} {LEVEL}=0".strip()
+        if not is_file() and LEVEL not in flags():
+            os.environ["XLA_FLAGS"] = f"{flags()} {LEVEL}=0".strip()
         assert jax.device_count() == devices
         return
     # Resumption is exact with such kernels alone.
-    os.environ["XLA_FLAGS"] = f"{given()} {DETERMINISTIC}=true".strip()
+    os.environ["XLA_FLAGS"] = f"{flags()} {DETERMINISTIC}=true".strip()
     # Several processes share a device's memory: pytest's, and those that tests start.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")

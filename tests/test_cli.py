@@ -23,8 +23,8 @@ from hypersphere_jax.configs import (
     Stopped,
     UserError,
 )
-from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.training import train as training
+from hypersphere_jax.utils.files import read_json, write_json
 
 COMMANDS = "quickstart pretrain finetune probe metrics features depth reproduce data report bench"
 COMMANDS = [*COMMANDS.split(), "import-torch", "export"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from run_states import killed_after_checkpoint, state_of
 
-from hypersphere_jax import augment, cli, data, finetune
+from hypersphere_jax import augment, cli, data
 from hypersphere_jax import configs as C
-from hypersphere_jax.files import read_json
-from hypersphere_jax.training import run_dir
+from hypersphere_jax.training import finetune, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.setup import set_up
+from hypersphere_jax.utils.files import read_json
 
 RUNTIME = C.RuntimeConfig(devices=1, log_every_steps=10, checkpoint_every_steps=4)
 

@@ -10,7 +10,7 @@ FAULTS = """
 import resource
 import sys
 import numpy as np
-from hypersphere_jax import memory
+from hypersphere_jax.utils import memory
 
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,7 +15,7 @@ from hypersphere_jax.configs import (
     UserError,
 )
 from hypersphere_jax.configs.base import check_output
-from hypersphere_jax.data import data_verb
+from hypersphere_jax.reporting import datasets
 from hypersphere_jax.reporting.page import write_page
 
 # Commands up to the option, and the endings that it takes.
@@ -58,8 +58,8 @@ def test_a_config_can_be_made_again_when_its_output_is_there(tmp_path):
 def test_what_we_wrote_is_written_anew(tmp_path):
     page, table, picture = (tmp_path / f"x.{end}" for end in ("html", "json", "png"))
     write_page(page, "a", [])
-    data_verb.inspect(InspectConfig("digits"), sample=2, out=table)
-    data_verb.show(InspectConfig("digits", recipe="none"), count=1, out=picture)
+    datasets.inspect(InspectConfig("digits"), sample=2, out=table)
+    datasets.show(InspectConfig("digits", recipe="none"), count=1, out=picture)
     for path in (page, table, picture):
         check_output(path, path.suffix)
     with pytest.raises(UserError, match=r"x\.html"):

@@ -15,9 +15,9 @@ import tiny_runs
 import hypersphere_jax
 from hypersphere_jax import __main__, data, moco, theory
 from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError, to_dict
-from hypersphere_jax.extras import EXTRAS, how_to_install
 from hypersphere_jax.training import metrics
 from hypersphere_jax.training import train as training
+from hypersphere_jax.utils.extras import EXTRAS, how_to_install
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hypersphere_jax import data, encoder
-from hypersphere_jax.array_files import array_names, mapped, open_array
 from hypersphere_jax.configs import (
     DataConfig,
     PrepareTextConfig,
@@ -21,9 +20,10 @@ from hypersphere_jax.configs import (
 )
 from hypersphere_jax.data import image_files, text
 from hypersphere_jax.evaluate import feature_files
-from hypersphere_jax.files import read_json, read_kept, write_json
 from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.training import run_dir
+from hypersphere_jax.utils.arrays import array_names, mapped, open_array
+from hypersphere_jax.utils.files import read_json, read_kept, write_json
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from hypersphere_jax import terminal
+from hypersphere_jax.utils import terminal
 
 HOSTILE = (
     "\x1b[2J\x9b",

@@ -30,9 +30,9 @@ from hypersphere_jax import cli, models, torch_io
 from hypersphere_jax import configs as C
 from hypersphere_jax.encoder import named_arrays
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch
-from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import checkpoints, distributed, run_dir
+from hypersphere_jax.utils.files import read_json
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_features_of_a_run_are_those_of_the_weights(import_state, rng):
     test, encoder = run_dir.load_data(folder).test, run_dir.load_encoder(folder)
     x = (test.images / 255.0 - (0.4914, 0.4822, 0.4465)) / (0.2470, 0.2435, 0.2616)
     expected, _ = layers_of(ALEXNET, state, x)
-    split = split_features(encoder, test, ["fc7", "output"], sharding.local_devices(2))
+    split = split_features(encoder, test, ["fc7", "output"], distributed.local_devices(2))
     for layer in ("fc7", "output"):
         atol = 1e-4 * np.abs(expected[layer]).max()
         np.testing.assert_allclose(split.features[layer].x, expected[layer], rtol=0, atol=atol)

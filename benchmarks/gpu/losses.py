@@ -51,7 +51,7 @@ def losses(minutes: float = 8, out: Path = Path("runs/gpu"), toy: bool = False) 
     peaks = roofline.measure(*size)
     record.add(peaks_tflop_s={k: round(v / 1e12, 1) for k, v in peaks.flops_s.items()})
     compiled_by = record.seconds_left / 2
-    # The threads are daemons, unlike those of concurrent.futures: the program can end before they do.
+    # Daemon threads, unlike those of concurrent.futures: the program can end before they do.
     with ThreadPool(COMPILE_THREADS) as pool:
         programs = {case: pool.apply_async(compile_case, (case,)) for case in cases(toy)}
         for program in programs.values():

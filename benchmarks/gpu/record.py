@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from benchmarks.timing import ROOT
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting.tables import format_value, print_table
+from hypersphere_jax.utils.files import write_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
 

@@ -11,7 +11,7 @@ from benchmarks.gpu.record import Record
 from benchmarks.timing import Stepper, pace
 from hypersphere_jax import data
 from hypersphere_jax.configs import PretrainConfig
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.setup import initial_state, set_up
 from hypersphere_jax.training.step import make_step_of, scalars_of
 
@@ -98,6 +98,6 @@ def make_stepper(config: PretrainConfig) -> Stepper:
     dataset = data.Dataset(source, source, source, config.recipe)
     setup = set_up(config, lambda _, cache_dir: dataset)
     apply, state, key = initial_state(setup)
-    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=sharding.AXIS)
+    step = make_step_of(setup.config, apply, setup.total_steps, axis_name=distributed.AXIS)
     fixed = images, source.labels, setup.sampler(0), key, scalars_of(setup.config)
     return Stepper(step, state, fixed)

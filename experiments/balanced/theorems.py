@@ -18,7 +18,8 @@ from hypersphere_jax import data, theory
 from hypersphere_jax.configs import ObjectiveConfig, require
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.evaluate.features import pair_features
-from hypersphere_jax.training import objectives, run_dir, sharding
+from hypersphere_jax.training import distributed, objectives, run_dir
+from hypersphere_jax.utils import xla
 
 VIEWS = 16  # whose mean is the expectation over augmentations; another one is the anchor
 IMAGES = {"laptop": 100, "paper": 10}  # of a class, at most
@@ -95,11 +96,11 @@ def encoders(context: Context, rows: Rows) -> Iterator[EncoderFeatures]:
     """The encoders that are done, one at a time."""
     runs = by(rates.final(rows), "run")
     require(bool(runs), "none of the encoders is done: nothing to check the theorem on")
-    devices = sharding.local_devices(1)
+    devices = distributed.local_devices(1)
     for run in runs:
         encoder = run_dir.load_encoder(context.runs_dir / run)
         # All encoders are one program, which is compiled once only if it is kept.
-        sharding.keep_compiled(encoder.config.cache_dir)
+        xla.keep_compiled(encoder.config.cache_dir)
         test = run_dir.test_split(data.load(encoder.config))
         known, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
         each = min(int(sizes.min()), IMAGES[context.scale])

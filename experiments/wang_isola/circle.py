@@ -18,7 +18,7 @@ from experiments.sweeps import Planned
 from hypersphere_jax import data
 from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, RuntimeConfig
 from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 
 OBJECTIVES = {
     "supervised": ObjectiveConfig(supervised_weight=1, align_weight=0, uniform_weight=0),
@@ -56,7 +56,7 @@ def _plan(context: Context, rows: Rows) -> list[Planned]:
 def features_of(name: str, folder: Path, step: int | None) -> dict[str, Any]:
     """A row of `circle_figure`: features of the test split, and distances of its pairs."""
     encoder = run_dir.load_encoder(folder, step)
-    dataset, devices = data.load(encoder.config), sharding.local_devices(1)
+    dataset, devices = data.load(encoder.config), distributed.local_devices(1)
     x, y = pair_features(encoder, dataset.test, devices)
     output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
     return {

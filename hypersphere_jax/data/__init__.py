@@ -21,7 +21,7 @@ from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, t
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Arrays, Source
 from hypersphere_jax.data.text import Corpus
-from hypersphere_jax.terminal import say
+from hypersphere_jax.utils.terminal import say
 
 # Data sets with a name, and their augmentation recipes. Other names are TensorFlow Datasets'.
 NAMED = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hypersphere_jax.array_files import open_array
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.source import Arrays, name_classes
+from hypersphere_jax.utils.arrays import open_array
 
 NAMES = ("train_images", "train_labels", "test_images", "test_labels")
 

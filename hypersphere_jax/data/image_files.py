@@ -13,7 +13,6 @@ from typing import IO, Literal
 
 import numpy as np
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.decode import decode, image_size, reason
 from hypersphere_jax.data.listing import (
@@ -35,7 +34,8 @@ from hypersphere_jax.data.listing import (
 from hypersphere_jax.data.source import Sample, UnreadableImage
 from hypersphere_jax.data.subsets import check_classes, nfc, some
 from hypersphere_jax.data.threads import thread_pool
-from hypersphere_jax.files import open_file
+from hypersphere_jax.utils import caches
+from hypersphere_jax.utils.files import open_file
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -141,15 +141,15 @@ class ImageFiles:
         file = None
         if self._cache_dir is not None:
             file = self._cache_dir / f"{self.digest}-shape.npy"
-            if kept := cache_files.read(file):
+            if kept := caches.read(file):
                 return tuple(kept[0].tolist())
         began, sizes = time.monotonic(), self._header_sizes()
         shapes = [(*size, 3) for size in sizes if size]
-        slow = time.monotonic() - began > cache_files.SLOW_SECONDS
+        slow = time.monotonic() - began > caches.SLOW_SECONDS
         # An image that cannot be read today may be readable tomorrow, and of another shape.
         if file is not None and slow and len(shapes) == len(sizes) == 1:
             with contextlib.suppress(OSError):
-                cache_files.write(file, np.array(shapes[0]))
+                caches.write(file, np.array(shapes[0]))
         return shapes[0] if len(shapes) == 1 else None
 
     def _header_sizes(self) -> set[tuple[int, int] | None]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.subsets import nfc, some
 from hypersphere_jax.data.threads import thread_pool
-from hypersphere_jax.files import open_file
+from hypersphere_jax.utils.files import open_file
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.array_files import MAX_DEFLATED
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.source import Sample, UnreadableImage
 from hypersphere_jax.data.subsets import Subset
-from hypersphere_jax.files import open_file
+from hypersphere_jax.utils.arrays import MAX_DEFLATED
+from hypersphere_jax.utils.files import open_file
 
 logger = logging.getLogger("hypersphere_jax")
 

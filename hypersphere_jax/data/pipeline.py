@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.source import Arrays, Source, UnreadableImage
 from hypersphere_jax.data.threads import end_with_parent, thread_pool
+from hypersphere_jax.utils import caches
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -150,7 +150,7 @@ def in_memory(
         f"the images of {source.origin} differ in size: take pipeline=streaming",
     )
     file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
-    if file is not None and (kept := cache_files.read(file)):
+    if file is not None and (kept := caches.read(file)):
         return Arrays(*kept, source.labels, source.class_names, source.origin)
     began, n = time.monotonic(), len(source)
     images, labels = np.empty((n, *source.image_shape), np.uint8), np.empty(n, np.int32)
@@ -166,11 +166,11 @@ def in_memory(
         for _, missing in zip(track(range(n)), pool.map(decode, range(n)), strict=True):
             unreadable |= missing
             bad.report(missing)
-    slow = time.monotonic() - began > cache_files.SLOW_SECONDS
+    slow = time.monotonic() - began > caches.SLOW_SECONDS
     # An image that cannot be read today may be readable tomorrow.
     if file is not None and not unreadable and (slow or file.exists()):
         with contextlib.suppress(OSError):
-            cache_files.write(file, images)
+            caches.write(file, images)
     return Arrays(images, labels, source.class_names, source.origin)
 
 

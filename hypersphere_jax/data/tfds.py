@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import program
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
-from hypersphere_jax.extras import how_to_install
-from hypersphere_jax.files import read_json
+from hypersphere_jax.utils import caches
+from hypersphere_jax.utils.extras import how_to_install
+from hypersphere_jax.utils.files import read_json
 
 FORMAT = "array_record"
 MODES = {1: "L", 4: "RGBA"}  # of Pillow, by number of channels, other than RGB
@@ -99,14 +99,14 @@ class TfdsSource:
         if self._label is None:
             return np.full(len(self), -1, np.int32)
         file = self._folder / f"labels-{self.digest}.npy"
-        if kept := cache_files.read(file):
+        if kept := caches.read(file):
             return kept[0]
         try:
             labels = np.array([record[self._label] for record in self._records], np.int32)
         except Exception as error:  # damaged records bring about many types
             raise UserError(f"labels of {self.origin}: {reason(error)}") from error
         with contextlib.suppress(OSError):
-            cache_files.write(file, labels)
+            caches.write(file, labels)
         return labels
 
     @functools.cached_property

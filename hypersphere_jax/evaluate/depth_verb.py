@@ -18,9 +18,9 @@ from hypersphere_jax.data.source import Source, UnreadableImage
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.models import depth_predictor
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import optimizers, run_dir, sharding
+from hypersphere_jax.training import distributed, optimizers, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.terminal import track
 
 KNOWN = 0.5  # the share of known depths that makes a pixel of a resized depth map known
 LEAST_DEPTH = 0.01  # metres; smaller predictions count as this in ratios
@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
 
 
-@sharding.isolated()
+@distributed.isolated()
 def run_depth(config: DepthConfig) -> DepthResults:
     """Trains a depth predictor on frozen features of the training images, and tests it.
 
@@ -115,7 +115,7 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     }
     names = ("layer", "epochs", "batch_size", "learning_rate", "seed")
     result |= {name: getattr(config, name) for name in names}
-    devices = sharding.local_devices(config.devices)
+    devices = distributed.local_devices(config.devices)
     crop = augment.host_crops(recipe, model.image_size)[1]
     return Candidate(encoder, dataset, shapes[config.layer], devices, crop, result)
 

@@ -13,9 +13,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from hypersphere_jax import cache_files
-from hypersphere_jax.array_files import mapped
-from hypersphere_jax.files import atomic_write
+from hypersphere_jax.utils import caches
+from hypersphere_jax.utils.arrays import mapped
+from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -29,7 +29,7 @@ class Features(NamedTuple):
 
 def read(file: Path) -> Features | None:
     """The features in a file; None when there is none, or none that can be taken."""
-    arrays = cache_files.read(file)
+    arrays = caches.read(file)
     return Features(*arrays) if arrays else None
 
 
@@ -57,7 +57,7 @@ def write(
             npy.write_array(stream, y)
             stream.seek(0)
             write_header(stream, (len(y), widths[layer]))
-            cache_files.seal(stream, getattr(files[layer], "name", ""))
+            caches.seal(stream, getattr(files[layer], "name", ""))
             stream.seek(0)
         return {layer: Features(mapped(s), mapped(s)) for layer, s in streams.items()}
 

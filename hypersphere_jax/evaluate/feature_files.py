@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hypersphere_jax.array_files import array_names, open_array
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate.checks import (
     BLOCK,
@@ -14,6 +13,7 @@ from hypersphere_jax.evaluate.checks import (
     check_unit_norm,
     row_blocks,
 )
+from hypersphere_jax.utils.arrays import array_names, open_array
 
 # What a probe needs: features `[n, d]` and labels `[n]` of both splits.
 SPLITS = ("train_x", "train_y", "test_x", "test_y")

@@ -22,13 +22,13 @@ from hypersphere_jax.configs import (
 )
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
-from hypersphere_jax.data.batches import eval_batches
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
 from hypersphere_jax.evaluate import feature_cache
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
+from hypersphere_jax.training.batches import eval_batches
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.terminal import track
 
 PER_DEVICE = 256  # images at once, at most: enough to fill a device, little enough to fit
 # Of outputs `[n, h, w, c]`; all are flattened after it.
@@ -96,13 +96,13 @@ def make_forward(
     def forward(params, stats, batches: Iterable[Batch], epoch: int = 0) -> Iterator[Layers]:
         key = jax.random.key(seed)
         key = jax.random.fold_in(key, epoch) if views == "random" else key
-        shared, before = sharding.replicate(((params, stats), key), devices), None
+        shared, before = distributed.replicate(((params, stats), key), devices), None
         for number, batch in enumerate(batches):
             numbers = np.arange(size, dtype=np.int32) + number * size
             padding = [(0, size - len(batch.images)), *[(0, 0)] * (batch.images.ndim - 1)]
             parts = [np.pad(batch.images, padding), numbers]
             parts = [part.reshape(len(devices), -1, *part.shape[1:]) for part in parts]
-            result = mapped(shared, *sharding.split(parts, devices))
+            result = mapped(shared, *distributed.split(parts, devices))
             # One batch computes while the one before comes to the host.
             if before is not None:
                 yield _on_host(*before)
@@ -143,7 +143,7 @@ def _mapped_layers(
             layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
         return tuple(layers)
 
-    return sharding.pmap(per_device, devices, network=True)
+    return distributed.pmap(per_device, devices)
 
 
 def _recipe(data: DataConfig, views: str) -> augment.Recipe:
@@ -161,7 +161,7 @@ def joined(batches: Iterable[Layers]) -> Layers:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
-@sharding.isolated()
+@distributed.isolated()
 def split_features(
     encoder: RunEncoder,
     source: Source,
@@ -216,7 +216,7 @@ def augmented_features(
     require(not config.reads_text, "augment= is for images, not sentences")
     read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
 
-    @sharding.isolated()
+    @distributed.isolated()
     def features(epoch: int) -> Features:
         batches = forward(encoder.params, encoder.stats, read(epoch), epoch)
         return feature_cache.write(batches, {layer: None})[layer]

@@ -25,9 +25,9 @@ from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.threads import thread_pool
 from hypersphere_jax.evaluate.feature_cache import write_header
 from hypersphere_jax.evaluate.features import POOLS
-from hypersphere_jax.files import atomic_write
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.utils.files import atomic_write
+from hypersphere_jax.utils.terminal import track
 
 
 class Written(NamedTuple):
@@ -81,7 +81,7 @@ class _Split:
                         yield sample["image"]
 
 
-@sharding.isolated()
+@distributed.isolated()
 def run_features(config: FeaturesConfig) -> Written:
     """Writes a layer of images, as `hypersphere_jax.load` gives it, flattened, in their order.
 
@@ -90,7 +90,7 @@ def run_features(config: FeaturesConfig) -> Written:
     Raises:
       UserError: for an encoder, images or a layer that are not there, and for unreadable images.
     """
-    devices, table = sharding.local_devices(config.devices), config.out.with_suffix(".csv")
+    devices, table = distributed.local_devices(config.devices), config.out.with_suffix(".csv")
     alone = config.out.suffix.lower() == ".npy"
     check_output(config.out, ".npy", ".npz")
     check_output(table if alone else None, ".csv")

@@ -14,8 +14,8 @@ from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_en
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.evaluate.selection import validation_folds
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils.terminal import track
 
 # The two protocols of the literature: Wang & Isola Table 1, and Wu et al. 2018, Section 3.4.
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ class Neighbours(NamedTuple):
     similarity: np.ndarray  # [n, k] the cosine, or minus half of the squared Euclidean distance
 
 
-@sharding.isolated()
+@distributed.isolated()
 def knn_probe(
     train_x: Any,
     train_y: Any,
@@ -165,10 +165,10 @@ def nearest(
     (m, d), n = bank.shape, queries.shape[0]
     require(isinstance(k, int | np.integer), f"k = {k}: must be an integer")
     require(1 <= k <= m, f"k = {k}: choose 1 to {m}, the size of the bank")
-    devices = sharding.local_devices(1, devices)
+    devices = distributed.local_devices(1, devices)
     unit = np.bool_(metric == "cosine")
     centre, scale = _frame(as_float32(bank[:SAMPLE]), unit)
-    frame = sharding.replicate((centre, np.float32(scale), unit), devices)
+    frame = distributed.replicate((centre, np.float32(scale), unit), devices)
     neighbours = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
     size = TILE * TILES * max(1, min(ROWS, QUERIES // d) // (TILE * TILES))
     for begin in range(0, n, size):
@@ -185,13 +185,13 @@ def _search_bank(bank, queries: np.ndarray, k: int, frame, devices) -> Neighbour
     """The nearest of a block of queries by distance, in the units of a frame."""
     (m, d), count = bank.shape, len(devices)
     rows = max(1, min(ROWS, BANK // d, -(-m // count)))
-    prepare, search = (sharding.pmap(function, devices) for function in (_prepare, _search))
+    prepare, search = (distributed.pmap(function, devices) for function in (_prepare, _search))
     tiles, best = [], []
     for begin in range(0, len(queries), TILE * TILES):
         part = queries[begin : begin + TILE * TILES]
         none = np.full((len(part), k), -np.inf, np.float32), np.zeros((len(part), k), np.int32)
-        tiles.append(prepare(*sharding.replicate((part, np.int32(len(part))), devices), *frame))
-        best.append(sharding.replicate(none, devices))
+        tiles.append(prepare(*distributed.replicate((part, np.int32(len(part))), devices), *frame))
+        best.append(distributed.replicate(none, devices))
     for begin in track(range(0, m, rows * count), "neighbours"):
         # Read while the devices are at the block before, and only that one.
         block = np.zeros((count, rows, d), np.float32)
@@ -200,7 +200,7 @@ def _search_bank(bank, queries: np.ndarray, k: int, frame, devices) -> Neighbour
         firsts = begin + rows * np.arange(count, dtype=np.int32)
         real = np.clip(m - firsts, 0, rows).astype(np.int32)
         jax.block_until_ready(best)
-        block, real, firsts = sharding.split((block, real, firsts), devices)
+        block, real, firsts = distributed.split((block, real, firsts), devices)
         members = prepare(block, real, *frame)
         best = [search(*pair, members, firsts) for pair in zip(tiles, best, strict=True)]
     nearness, positions = (

@@ -21,7 +21,7 @@ from hypersphere_jax.evaluate.selection import (
     validation_folds,
 )
 from hypersphere_jax.evaluate.sgd import PROTOCOLS, checked_grid, fit_grid
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 # Above the minimal cross-entropy, while choosing on large problems: validation accuracies of
@@ -29,7 +29,7 @@ L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 EXCESS = 1e-6
 
 
-@sharding.isolated()
+@distributed.isolated()
 def linear_probe(
     train_x: Any,
     train_y: Any,

@@ -28,7 +28,7 @@ from hypersphere_jax.evaluate import lbfgs
 from hypersphere_jax.evaluate.checks import as_float32, row_blocks
 from hypersphere_jax.evaluate.scaling import PADDING, Scaling, folded, mapped, scaled, scaling_of
 from hypersphere_jax.evaluate.scores import Classifier, logits
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 TOLERANCE = 1e-6  # on the norm of the gradient
 MAX_STEPS = 1000
@@ -110,12 +110,12 @@ def place(
     Raises:
       UserError: for features that do not fit into the devices' memory.
     """
-    devices = tuple(sharding.local_devices(1, devices))
+    devices = tuple(distributed.local_devices(1, devices))
     count, on_host = len(devices), devices[0].platform == "cpu"
     n, d = x.shape
     in_place = on_host and isinstance(x, np.ndarray) and x.dtype == np.float32
     in_place = in_place and x.flags.c_contiguous and x.ctypes.data % (4 * ALIGNED) == 0
-    needed, room = 4 * -(-n // count) * d, sharding.memory(devices)
+    needed, room = 4 * -(-n // count) * d, distributed.device_memory(devices)
     require(
         in_place or needed <= MEMORY_SHARE * room,
         f"L-BFGS needs {needed / 1e9:.3g} GB on each of {count} device(s), which hold "
@@ -134,7 +134,7 @@ def place(
         rows = np.minimum(rows, n - 1)
         values = as_float32(x[rows[0] : rows[0] + size] if size <= n else x[rows])
         block = Block(values.reshape(count, -1, d), np.int32(labels).reshape(count, -1))
-        blocks.append(sharding.split(block, devices))
+        blocks.append(distributed.split(block, devices))
         places.append(rows.reshape(count, -1))
     if scaling is None:
         near = np.asarray(blocks[0].x).mean(axis=(0, 1), dtype=np.float64)
@@ -144,10 +144,10 @@ def place(
     for some in row_blocks(len(rows), d, READ):
         sample[some] = as_float32(x[rows[some]])
     model = _curvature(sample, *scaling.frame)
-    frame, fold = sharding.replicate(scaling.frame, devices), None
+    frame, fold = distributed.replicate(scaling.frame, devices), None
     if in_place and scaling.folds:
         factor = np.broadcast_to(np.float32(1 / np.asarray(scaling.scale)), scaling.centre.shape)
-        frame, fold = None, sharding.replicate((np.float32(scaling.centre), factor), devices)
+        frame, fold = None, distributed.replicate((np.float32(scaling.centre), factor), devices)
     if not in_place:
         for index, block in enumerate(blocks):  # so that each is freed when it is scaled
             blocks[index] = block._replace(x=mapped(scaled, devices)(block.x, *frame))
@@ -178,7 +178,7 @@ def fit_logistic(
         objective at most about `excess` above its minimum (half of the Newton decrement).
     """
     part = np.asarray(part, np.int32)
-    parts = [sharding.split(part[rows], problem.devices) for rows in problem.places]
+    parts = [distributed.split(part[rows], problem.devices) for rows in problem.places]
     l2s, held_out = np.asarray(l2s, np.float32), np.asarray(held_out, np.int32)
     d = problem.blocks[0].x.shape[-1]
     fits = []
@@ -214,20 +214,20 @@ def _fit(problem: Problem, parts, trial: np.ndarray, l2s, held_out, excess) -> L
 
     def settings(which):
         values = l2s[which], held_out[which], np.float32(limit(l2s[which])), excess
-        return sharding.replicate(values, devices)
+        return distributed.replicate(values, devices)
 
     every = np.arange(len(trial))
     # The last one that runs goes on alone, by the program that a fit on all rows needs too.
     rest = int(len(trial) > 1 and not problem.small)
-    state = sharding.replicate(lbfgs.begin(trial), devices)
+    state = distributed.replicate(lbfgs.begin(trial), devices)
     state = _minimize(problem, parts, state, settings(every), rest)
-    ends = sharding.unreplicate((state.point, state.steps, state.norm))
-    left = np.flatnonzero(~sharding.unreplicate(state.done))
+    ends = distributed.unreplicate((state.point, state.steps, state.norm))
+    left = np.flatnonzero(~distributed.unreplicate(state.done))
     if rest and len(left) == 1:
-        state = mapped(lbfgs.only, devices)(state, sharding.replicate(left[0], devices))
+        state = mapped(lbfgs.only, devices)(state, distributed.replicate(left[0], devices))
         state = _minimize(problem, parts, state, settings(left), 0)
         for values, last in zip(ends, (state.point, state.steps, state.norm), strict=True):
-            values[left] = sharding.unreplicate(last)
+            values[left] = distributed.unreplicate(last)
 
     points, steps, norms = ends
     classifiers = Classifier(points[..., :-1], points[..., -1])
@@ -240,7 +240,7 @@ def _hits(problem: Problem, parts, points, held_out) -> np.ndarray:
     if (held_out == NONE).all():
         return hits
     hit = mapped(_hit, devices, donate=(0,))
-    sums, *settings = sharding.replicate((hits, points, held_out), devices)
+    sums, *settings = distributed.replicate((hits, points, held_out), devices)
     settings[0] = _of_features(problem, settings[0])
     for block, part in zip(problem.blocks, parts, strict=True):
         sums = hit(sums, settings[0], *block, part, settings[1], problem.frame)
@@ -252,14 +252,14 @@ def _minimize(problem: Problem, parts, state, settings, rest: int) -> lbfgs.Stat
     devices = problem.devices
     add = mapped(_add, devices, donate=(0,))
     advance = mapped(_advance, devices, donate=(0, 1))
-    model = sharding.replicate(problem.model, devices)
-    sums = sharding.replicate(_zeros(*state.trial.shape[1:]), devices)
+    model = distributed.replicate(problem.model, devices)
+    sums = distributed.replicate(_zeros(*state.trial.shape[1:]), devices)
     for _ in range(MAX_STEPS + 1):
         points = _of_features(problem, state.trial)
         for block, part in zip(problem.blocks, parts, strict=True):
             sums = add(sums, points, *block, part, settings[1], problem.frame)
         state, sums = advance(state, sums, problem.fold, *settings, *model)
-        if np.sum(~sharding.unreplicate(state.done)) <= rest:
+        if np.sum(~distributed.unreplicate(state.done)) <= rest:
             break
     return state
 
@@ -303,7 +303,7 @@ def _add(sums, points, x, y, part, held_out, frame) -> tuple:
 def _advance(state: lbfgs.State, sums, fold, l2s, held_out, limits, excess, *model) -> tuple:
     """A step of each fit by the sums over all rows; and zeros, to sum again."""
     del held_out
-    weights, bias, counts = lax.psum(sums, sharding.AXIS)
+    weights, bias, counts = lax.psum(sums, distributed.AXIS)
     if fold is not None:
         centre, factor = fold
         weights = (weights - bias[:, None] * centre[None]) * factor[None]

@@ -6,10 +6,10 @@ from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluate import geometry, metrics
 from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 
-@sharding.isolated()
+@distributed.isolated()
 def measure(
     x: Any, y: Any = None, *, labels: Any = None, alpha: float = 2.0, t: float = 2.0
 ) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from hypersphere_jax.evaluate.checks import row_blocks
 from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.losses.blocks import OFF, Points, log_sums
 from hypersphere_jax.losses.devices import PairOptions
-from hypersphere_jax.terminal import track
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils.terminal import track
 
 # Rows that are on a device at once: features themselves may be larger than any memory.
 CHUNK = 16384
 
 _distance_power = jax.jit(distance_power)
-_mapped = functools.cache(sharding.pmap)  # inputs of one shape share a compiled program
+_mapped = functools.cache(distributed.pmap)  # inputs of one shape share a compiled program
 
 
 class Estimate(NamedTuple):
@@ -94,7 +94,7 @@ def uniformity(
     """
     n = len(x)
     require(n >= 2, f"uniformity needs at least two points, got {n}")
-    devices = tuple(sharding.local_devices(1, devices))
+    devices = tuple(distributed.local_devices(1, devices))
     size = -(-n // -(-n // chunk))
     chunks = row_blocks(n, 1, size)
     size = size if len(chunks) > 1 else _rounded_up(n)
@@ -138,13 +138,13 @@ def _on_devices(
     function: Callable, t: float, groups: list, load: Callable, devices: tuple[jax.Device, ...]
 ) -> Iterator[tuple[tuple[slice, ...], list[np.ndarray]]]:
     """Each group of chunks, and `function` of their points: a group on each device at a time."""
-    scale, count = sharding.replicate(np.float32(t), devices), len(devices)
+    scale, count = distributed.replicate(np.float32(t), devices), len(devices)
     firsts = range(0, len(groups), count)
     for first in track(firsts, "uniformity") if len(firsts) > 1 else firsts:
         several = groups[first : first + count]
         filled = [*several, *[several[0]] * (count - len(several))]
         sides = [np.stack([load(rows) for rows in side]) for side in zip(*filled, strict=True)]
-        parts = _mapped(function, devices)(scale, *sharding.split(sides, devices))
+        parts = _mapped(function, devices)(scale, *distributed.split(sides, devices))
         yield from zip(several, zip(*map(np.asarray, parts), strict=True), strict=False)
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax.array_files import array_names, open_array
 from hypersphere_jax.configs import MetricsConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.data import Corpus, Source, subsets
@@ -19,10 +18,11 @@ from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
-from hypersphere_jax.files import write_json
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.arrays import array_names, open_array
+from hypersphere_jax.utils.files import write_json
 
 
 class MetricsInputs(NamedTuple):
@@ -38,7 +38,7 @@ class MetricsInputs(NamedTuple):
     text: tuple[Any, np.ndarray] | None = None  # features of the other encoder; first sentences
 
 
-@sharding.isolated()
+@distributed.isolated()
 def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """Alignment, uniformity and geometry: of a checkpoint's output over a split, or of a file.
 
@@ -51,7 +51,7 @@ def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """
     check_output(config.out, ".json")
     check_output(config.figure, ".png", flag="figure=")
-    devices = sharding.local_devices(config.devices)
+    devices = distributed.local_devices(config.devices)
     header, inputs = _file_inputs(config) if config.of_file else _run_inputs(config, devices)
     parts = {}
     for part, compute in PARTS.items():

@@ -17,7 +17,7 @@ from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.features import augmented_features, split_features
 from hypersphere_jax.evaluate.sentences import sentence_probe
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
-from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 
 Result = dict[str, Any]
@@ -25,7 +25,7 @@ Log = Callable[[str], None]
 RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
 
 
-@sharding.isolated()
+@distributed.isolated()
 def run_probe(
     config: ProbeConfig, log: Log = lambda line: None, log_failure: Log | None = None
 ) -> list[Result]:
@@ -52,7 +52,7 @@ def run_probe(
 
 
 def _results(config: ProbeConfig, log: Log, log_failure: Log | None) -> Iterator[Result]:
-    devices = sharding.local_devices(config.devices)
+    devices = distributed.local_devices(config.devices)
     for name in config.runs:
         with _caught(name, log_failure):
             if feature_files.are_features(Path(name)):

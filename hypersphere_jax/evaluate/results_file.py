@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.files import atomic_write, write_json
+from hypersphere_jax.utils.files import atomic_write, write_json
 
 logger = logging.getLogger("hypersphere_jax")
 

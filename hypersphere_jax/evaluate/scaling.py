@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.evaluate.checks import as_float32
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 FOLDED = 4.0  # deviations that a centre may be away from 0 where weights are scaled, not features
 PADDING = -2  # the part of rows that are in no fit, and the label of rows that fill up a block
 
 
-mapped = functools.cache(sharding.pmap)  # problems of one shape share a compiled program
+mapped = functools.cache(distributed.pmap)  # problems of one shape share a compiled program
 
 
 class Scaling(NamedTuple):
@@ -59,7 +59,7 @@ def scaling_of(
     sums_of, squares_of = mapped(_sums, devices), mapped(_squares, devices)
 
     def sums(function, *frame):
-        frame = sharding.replicate(frame, devices)
+        frame = distributed.replicate(frame, devices)
         for block in blocks:
             yield jax.tree.map(np.asarray, function(*block, *frame))
 

@@ -17,13 +17,13 @@ from hypersphere_jax.evaluate.linear import Clock
 from hypersphere_jax.evaluate.metrics import SelectedRows
 from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
 from hypersphere_jax.evaluate.selection import best_cell, grid_rows, penalties, validation_folds
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 
 STRENGTHS = tuple(2.0**-k for k in range(9))
 UNIT = 50  # consecutive sentences that make a unit of the standard error of alignment
 
 
-@sharding.isolated()
+@distributed.isolated()
 def sentence_probe(
     train_x,
     train_y,

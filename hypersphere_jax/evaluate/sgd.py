@@ -23,9 +23,9 @@ from jax import lax
 from hypersphere_jax.configs import OptimizerConfig, require
 from hypersphere_jax.evaluate.checks import as_float32, check_features
 from hypersphere_jax.evaluate.scores import Classifier, logits
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import sharding
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
+from hypersphere_jax.utils.terminal import track
 
 RESIDENT_SHARE = 0.25  # of a device's memory; larger features stay on the host, and these many
 CHUNK_BYTES = 2**23  # of their bytes at a time go to the devices
@@ -76,7 +76,7 @@ PROTOCOLS = {
 }
 
 
-@sharding.isolated()
+@distributed.isolated()
 def fit_grid(
     protocol: Protocol,
     x,
@@ -111,20 +111,20 @@ def fit_grid(
     """
     grid = checked_grid(grid)
     rows, y = np.asarray(rows), np.asarray(y, np.int32)
-    devices = tuple(sharding.local_devices(1, devices))[: len(grid)]
+    devices = tuple(distributed.local_devices(1, devices))[: len(grid)]
     # Each device has as many cells: the last one is trained again where they do not divide.
     each = -(-len(grid) // len(devices))
     cells = np.float32([*grid, *[grid[-1]] * (each * len(devices) - len(grid))])
-    rates, decays = sharding.split(list(cells.T.reshape(2, len(devices), each)), devices)
+    rates, decays = distributed.split(list(cells.T.reshape(2, len(devices), each)), devices)
     batch_size = min(protocol.batch_size, len(rows))
     steps = protocol.epochs * -(-len(rows) // batch_size)
     begin, train = _compiled(protocol._replace(grid=()), steps, devices)
     shape = tuple(x.shape)
     weights = jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
     start = Classifier(protocol.init_std * weights, jnp.zeros(num_classes))
-    classifiers, states = begin(*sharding.replicate(start, devices), rates)
+    classifiers, states = begin(*distributed.replicate(start, devices), rates)
 
-    resident = 4 * math.prod(x.shape) <= RESIDENT_SHARE * sharding.memory(devices)
+    resident = 4 * math.prod(x.shape) <= RESIDENT_SHARE * distributed.device_memory(devices)
     on_devices = None
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
@@ -136,8 +136,8 @@ def fit_grid(
             pieces = _gathered(x, y, *batches, devices)
         else:
             if on_devices is None:
-                on_devices = sharding.replicate((as_float32(x), y), devices)
-            pieces = [(*on_devices, *sharding.replicate(batches, devices))]
+                on_devices = distributed.replicate((as_float32(x), y), devices)
+            pieces = [(*on_devices, *distributed.replicate(batches, devices))]
         for piece in pieces:
             # The next piece is made while the devices work on this one, and none after it.
             jax.block_until_ready(classifiers)
@@ -189,7 +189,7 @@ def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable,
 
         return lax.scan(step, (classifiers, states), (order, weights))[0]
 
-    return sharding.pmap(begin, devices), sharding.pmap(train, devices, donate=(0, 1))
+    return distributed.pmap(begin, devices), distributed.pmap(train, devices, donate=(0, 1))
 
 
 def _cross_entropies(classifiers: Classifier, x, y, weight) -> jax.Array:
@@ -222,7 +222,7 @@ def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[t
         some = order[first : first + count]
         places = np.arange(some.size, dtype=np.int32).reshape(some.shape)
         gathered = as_float32(x[some.ravel()]), y[some.ravel()]
-        yield sharding.replicate((*gathered, places, weights[first : first + count]), devices)
+        yield distributed.replicate((*gathered, places, weights[first : first + count]), devices)
 
 
 def _settings(protocol: Protocol) -> dict[str, Any]:

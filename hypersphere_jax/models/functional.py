@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hypersphere_jax import xla_flags
 from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.utils import xla
 
 Tree = dict[str, Any]
 
@@ -45,7 +45,7 @@ class Builder:
 
     @functools.cached_property
     def _program(self) -> Callable[[jax.Array], tuple]:
-        chosen = xla_flags.is_file() or _LEVEL in xla_flags.given()
+        chosen = xla.is_file() or _LEVEL in xla.flags()
         lower = jax.default_backend() == "cpu" and not chosen
         return jax.jit(self._split, compiler_options={_LEVEL: "1"} if lower else None)
 

@@ -9,8 +9,8 @@ from flax import nnx
 from jax import lax
 
 from hypersphere_jax.configs import ModelConfig
+from hypersphere_jax.data.text.packing import END, Packed, one_per_row
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.packing import END, Packed, one_per_row
 
 GROUPS = (2, 2)  # encoders (f and g), directions (forwards and backwards)
 LONGEST = 64  # words: `chrono` spreads what update gates remember up to here

@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.array_files import open_array
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import WRITER
 from hypersphere_jax.evaluate import comparison
 from hypersphere_jax.evaluate.results_file import PREDICTIONS, flattened
-from hypersphere_jax.files import atomic_write
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.results import (
@@ -34,6 +32,8 @@ from hypersphere_jax.reporting.results import (
 from hypersphere_jax.reporting.tables import with_error
 from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.run_dir import NOT_COMPARED, read_record
+from hypersphere_jax.utils.arrays import open_array
+from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.files import atomic_write
 from hypersphere_jax.reporting.tables import format_value
+from hypersphere_jax.utils.files import atomic_write
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,11 @@ from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
 from hypersphere_jax.evaluate.features import joined, make_forward
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.files import write_json
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -184,7 +184,7 @@ def random_views(
 
 def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs `[n, dim]` of the readable samples, and their indices `[n]`."""
-    devices = sharding.local_devices(1)
+    devices = distributed.local_devices(1)
     network = (encoder.apply, encoder.config)
     read_batches, forward = make_forward(*network, source, devices, {"output": "none"})
     batches = list(read_batches())

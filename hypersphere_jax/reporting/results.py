@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.files import read_kept
 from hypersphere_jax.reporting.page import Section, Table
 from hypersphere_jax.reporting.tables import is_number, with_error
+from hypersphere_jax.utils.files import read_kept
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -9,12 +9,12 @@ from typing import Any
 from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
 from hypersphere_jax.configs.base import program
 from hypersphere_jax.evaluate.results_file import flattened
-from hypersphere_jax.files import read_kept
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.results import evaluation_section
 from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.run_dir import read_record
+from hypersphere_jax.utils.files import read_kept
 
 logger = logging.getLogger("hypersphere_jax")
 

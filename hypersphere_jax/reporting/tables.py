@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hypersphere_jax.terminal import LONGEST, printable
+from hypersphere_jax.utils.terminal import LONGEST, printable
 
 PIPE_WIDTH = 10_000  # a pipe has no width to fit into
 

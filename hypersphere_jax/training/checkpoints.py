@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from hypersphere_jax.array_files import checksum, entry
 from hypersphere_jax.configs import RuntimeConfig, UserError, require
-from hypersphere_jax.training import processes
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils.arrays import checksum, entry
 
 if TYPE_CHECKING:  # Orbax takes long to import, and the first step does not need it
     import orbax.checkpoint as ocp
@@ -55,7 +55,7 @@ class Checkpointer:
     def __init__(self, folder: Path, runtime: RuntimeConfig | None = None):
         self.saved = 0  # newest saved step
         self._runtime = runtime or RuntimeConfig()
-        self._is_writer = processes.is_first()
+        self._is_writer = distributed.is_first()
         self._saved_at = time.monotonic()
         self._initial: Tree | None = None
         self._writer: ocp.AsyncCheckpointer | None = None

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
-from hypersphere_jax.extras import how_to_install
-from hypersphere_jax.files import atomic_write
+from hypersphere_jax.utils.extras import how_to_install
+from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -74,9 +74,9 @@ class MetricLogger:
     def __init__(self, folder: Path, config: PretrainConfig, start: int):
         self.last: Record = {}
         self._outputs: list[Any] = []
-        from hypersphere_jax.training import processes  # imports JAX, which reports do not need
+        from hypersphere_jax.training import distributed  # imports JAX, which reports do not need
 
-        if not processes.is_first():
+        if not distributed.is_first():
             return
         records = [record for record in read_metrics(folder) if record["step"] <= start]
         self.last = records[-1] if records else {}

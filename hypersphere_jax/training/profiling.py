@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from hypersphere_jax.terminal import say
-from hypersphere_jax.training import processes
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils.terminal import say
 
 UNTRACED_CALLS = 2  # the first compiles, and the second finds what only that one had to set up
 
@@ -23,7 +23,7 @@ class Profiler:
     """
 
     def __init__(self, steps: int | None, folder: Path):
-        self._steps, self._folder = steps if processes.is_first() else None, folder
+        self._steps, self._folder = steps if distributed.is_first() else None, folder
         self._calls = self._traced = 0
         self._running = False
 

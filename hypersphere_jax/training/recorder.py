@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from hypersphere_jax.configs import Diverged, UserError, require
-from hypersphere_jax.terminal import Meter, Progress
-from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
 from hypersphere_jax.training.metrics import MetricLogger, Record
 from hypersphere_jax.training.setup import Intervals, RunSetup
 from hypersphere_jax.training.step import TrainState
+from hypersphere_jax.utils.terminal import Meter, Progress
 
 Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`
 
@@ -40,14 +40,14 @@ class RunRecord:
         """Return the state of the newest checkpoint, or the initial state, and open the log."""
         setup = self.setup
         state = TrainState(**self.checkpointer.restore(tree_of(initial)))
-        state = sharding.from_first_process(state)
+        state = distributed.from_first_process(state)
         self.start = self.checkpointer.saved = int(state.step)
         require(
             self.start <= setup.total_steps,
             f"{self.folder} is at step {self.start}, and epochs={setup.config.epochs} "
             f"has {setup.total_steps} steps: give more epochs",
         )
-        if processes.is_first():
+        if distributed.is_first():
             self._write_session()
         self._logger = MetricLogger(self.folder, setup.config, self.start)
         return state
@@ -149,7 +149,7 @@ def open_run(setup: RunSetup, command: str) -> Iterator[RunRecord]:
     config = setup.config
     forced: list[str] = []
     with contextlib.ExitStack() as stack:
-        if processes.is_first():
+        if distributed.is_first():
             folder = run_dir.folder_of(config)
             if config.resume == "overwrite":
                 run_dir.remove(folder)
@@ -194,7 +194,7 @@ class Recorder:
     @contextlib.contextmanager
     def progress(self) -> Iterator[None]:
         """Show the progress of the first run on stderr."""
-        if not processes.is_first():
+        if not distributed.is_first():
             yield
             return
         more = f" and {len(self._runs) - 1} more" if self._vmapped else ""
@@ -288,7 +288,7 @@ class Recorder:
     def _read(self) -> None:
         """Read the metrics of the completed steps."""
         unread, self._unread = self._unread, []
-        values = sharding.unreplicate([metrics for _, metrics in unread])
+        values = distributed.unreplicate([metrics for _, metrics in unread])
         for (call, _), metrics in zip(unread, values, strict=True):
             for number, step in enumerate(call):
                 of_step = {name: value[number] for name, value in metrics.items()}
@@ -309,8 +309,8 @@ class Recorder:
 
     def _on_host(self, tree: Tree) -> tuple[Tree, np.ndarray]:
         """Return a tree from the devices, and for each run whether it is finite."""
-        finite = sharding.finite(tree, int(self._vmapped))
-        tree, finite = sharding.unreplicate((tree, finite))  # in one transfer
+        finite = distributed.finite(tree, int(self._vmapped))
+        tree, finite = distributed.unreplicate((tree, finite))  # in one transfer
         return tree, np.atleast_1d(finite)
 
     def _part(self, tree: Any, i: int) -> Any:

@@ -11,7 +11,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax.configs import PretrainConfig, UserError, require
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import make_sampler
-from hypersphere_jax.training import objectives, sharding
+from hypersphere_jax.training import distributed, objectives
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -97,21 +97,21 @@ def check_custom(config: PretrainConfig, source: data.Source, devices: Sequence)
     apply, params, stats = models.abstract(config)
 
     def loss(params, stats, views, labels, queue, key):
-        layers = apply(params, stats, views, True, sharding.AXIS)[0]
+        layers = apply(params, stats, views, True, distributed.AXIS)[0]
         if not config.queue_size:
             objective = objectives.make_objective(config)
-            return objective(layers, layers, labels, sharding.AXIS, key)[0]
+            return objective(layers, layers, labels, distributed.AXIS, key)[0]
         objective = objectives.make_queue_objective(config)
-        return objective(layers["output"], layers["output"], queue, sharding.AXIS)[0]
+        return objective(layers["output"], layers["output"], queue, distributed.AXIS)[0]
 
     views = jax.ShapeDtypeStruct((rows, *view.shape), view.dtype)
     labels = jax.ShapeDtypeStruct((rows,), np.int32)
     queue = jax.ShapeDtypeStruct((config.queue_size, config.dim), np.float32)
     each = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((len(sharding.local(devices)), *x.shape), x.dtype),
+        lambda x: jax.ShapeDtypeStruct((len(distributed.local(devices)), *x.shape), x.dtype),
         (params, stats, views, labels, queue, key),
     )
-    jax.eval_shape(sharding.pmap(loss, devices), *each)
+    jax.eval_shape(distributed.pmap(loss, devices), *each)
 
 
 def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:

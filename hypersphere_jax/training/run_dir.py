@@ -27,9 +27,9 @@ from hypersphere_jax.configs import (
     to_dict,
 )
 from hypersphere_jax.configs.base import C, Custom, did_you_mean
-from hypersphere_jax.data.batches import image_cache
-from hypersphere_jax.files import atomic_write, locked, read_json, write_json
 from hypersphere_jax.training import checkpoints
+from hypersphere_jax.training.batches import image_cache
+from hypersphere_jax.utils.files import atomic_write, locked, read_json, write_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 D = TypeVar("D", bound=DataConfig)

@@ -9,10 +9,10 @@ import numpy as np
 from hypersphere_jax import data, models
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.configs.base import holds_custom
-from hypersphere_jax.data.batches import image_cache, is_resident
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.moco import queue_init
-from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training.batches import image_cache, is_resident
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.resolve import check_batch_norm, check_custom, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
@@ -61,8 +61,8 @@ def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
       UserError: for a config that does not fit the data or the devices.
     """
     run_dir.require_custom(config)
-    devices = sharding.global_devices(config.devices)
-    sharding.check_batch_size(config.batch_size, devices)
+    devices = distributed.global_devices(config.devices)
+    distributed.check_batch_size(config.batch_size, devices)
     dataset = load(config, cache_dir=image_cache(config))
     config = resolve(config, dataset)
     check_batch_norm(config, len(devices))
@@ -86,7 +86,7 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
     apply, params, stats = models.create(config, network_key)
     is_new = not run_dir.saved_steps(config)
-    if config.init_from is not None and is_new and processes.is_first():
+    if config.init_from is not None and is_new and distributed.is_first():
         vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
         params, stats = run_dir.initial_encoder(config, params, vocabulary)
     state = init_state(params, stats, make_optimizer(config, schedule))
@@ -109,7 +109,7 @@ def make_evaluation(setup: RunSetup, apply: Callable) -> Callable[..., dict[str,
     from hypersphere_jax.evaluate import online  # which other runs need not import
 
     # Each process evaluates by itself, since it would only wait for the first.
-    devices = sharding.local(setup.devices)
+    devices = distributed.local(setup.devices)
     return online.make_evaluation(setup.config, setup.dataset, apply, devices)
 
 

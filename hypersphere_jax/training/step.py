@@ -18,6 +18,7 @@ import optax
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import MocoConfig, PretrainConfig
 from hypersphere_jax.configs.objective import WEIGHTS
+from hypersphere_jax.data.text.packing import OTHER_DEVICE, PADDING, Packed
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -26,7 +27,6 @@ from hypersphere_jax.moco import (
     queue_statistics,
     shuffle,
 )
-from hypersphere_jax.packing import OTHER_DEVICE, PADDING, Packed
 from hypersphere_jax.training.objectives import (
     Metrics,
     Objective,

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from hypersphere_jax.training import processes
+from hypersphere_jax.training import distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -14,7 +14,7 @@ class StopOnSignal:
     """While entered, the first signal sets `requested`; a second one has its usual action.
 
     Signals ignored by `nohup` stay ignored. Outside the main thread nothing changes. Of several
-    processes, JAX catches SIGTERM (see `processes.should_stop`); other signals become SIGTERM.
+    processes, JAX catches SIGTERM (see `distributed.should_stop`); other signals become SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class StopOnSignal:
 
     def __enter__(self) -> "StopOnSignal":
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS[processes.is_multi_process() :]:
+            for number in SIGNALS[distributed.is_multi_process() :]:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._request)
         return self
@@ -31,7 +31,7 @@ class StopOnSignal:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self.__exit__()
-        if processes.is_multi_process():
+        if distributed.is_multi_process():
             signal.raise_signal(signal.SIGTERM)
 
     def __exit__(self, *error: object) -> None:

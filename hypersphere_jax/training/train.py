@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import memory, models
+from hypersphere_jax import models
 from hypersphere_jax.configs import PretrainConfig, Stopped, UserError
 from hypersphere_jax.configs.base import holds_custom
-from hypersphere_jax.data.batches import call_batches, device_batches
-from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training.batches import call_batches, device_batches
 from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
 from hypersphere_jax.training.setup import (
@@ -24,11 +24,12 @@ from hypersphere_jax.training.setup import (
 )
 from hypersphere_jax.training.step import make_step_of, make_steps, scalars_of, structure
 from hypersphere_jax.training.stopping import StopOnSignal
+from hypersphere_jax.utils import memory, xla
 
 CALLS_IN_FLIGHT = 2  # more would delay a stop
 
 
-@sharding.isolated()
+@distributed.isolated()
 def train(
     config: PretrainConfig,
     command: str = "",
@@ -50,10 +51,10 @@ def train(
       Diverged: for a loss, gradient or parameter that is not finite.
       Stopped: after a signal during the steps (to any process), once the state is saved.
     """
-    processes.initialize(config)
-    with processes.exit_on_error(), sharding.kept_compiled(config.cache_dir):
+    distributed.initialize(config)
+    with distributed.exit_on_error(), xla.kept_compiled(config.cache_dir):
         setup = set_up(config)
-        if on_setup is not None and processes.is_first():
+        if on_setup is not None and distributed.is_first():
             on_setup(setup.config, len(setup.dataset.pretrain))
         return train_run(setup, command)
 
@@ -65,17 +66,17 @@ def train_run(setup: RunSetup, command: str) -> Path:
     memory.keep_freed(devices[0].platform)
     apply, state, key = initial_state(setup)
     evaluate = make_evaluation(setup, apply)
-    processes.check_equal(
+    distributed.check_equal(
         {
             "config": run_dir.training_config(config),
             "data": setup.digest,
-            "devices": len(sharding.local(devices)),
+            "devices": len(distributed.local(devices)),
             "resident": setup.resident,
         }
     )
     with open_run(setup, command) as run:
-        state = sharding.replicate(run.restore(state), devices)
-        hparams = sharding.replicate((key, scalars_of(config)), devices)
+        state = distributed.replicate(run.restore(state), devices)
+        hparams = distributed.replicate((key, scalars_of(config)), devices)
         train_step = compile_train_step(setup)
         calls = Intervals(setup).calls(run.start, setup.steps_per_call)
         batches = open_batches(setup, run.start)
@@ -107,9 +108,9 @@ def _mapped_step(
 ) -> Callable:
     apply, _, _ = models.abstract(config)
     options = {"cropped": cropped, "resident": resident}
-    step = make_step_of(config, apply, total_steps, axis_name=sharding.AXIS, **options)
+    step = make_step_of(config, apply, total_steps, axis_name=distributed.AXIS, **options)
     steps = make_steps(step, steps_per_call)
-    return sharding.pmap(steps, devices, donate=(0,), network=True)
+    return distributed.pmap(steps, devices, donate=(0,))
 
 
 def open_batches(setup: RunSetup, start: int) -> Generator:
@@ -162,7 +163,7 @@ def take_steps(
         if evaluate is not None and _is_evaluation_missing(recorder):
             recorder.evaluate(start, state, evaluate)
         for call in calls:
-            if processes.should_stop(stop.requested, done - start):
+            if distributed.should_stop(stop.requested, done - start):
                 break
             try:
                 with recorder.meter:
@@ -195,5 +196,5 @@ def _is_evaluation_missing(recorder: Recorder) -> bool:
     """Return whether the run resumes from a step whose evaluation was interrupted."""
     lacks_scores = np.asarray(recorder.lacks_scores())
     # The first process alone reads the log.
-    is_missing = bool(sharding.from_first_process(lacks_scores))
+    is_missing = bool(distributed.from_first_process(lacks_scores))
     return is_missing and recorder.intervals.is_evaluated(recorder.start)

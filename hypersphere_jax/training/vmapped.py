@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import data, memory, models
+from hypersphere_jax import data, models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
-from hypersphere_jax.data.batches import vmapped_batches
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training.batches import vmapped_batches
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import Recorder, open_run
 from hypersphere_jax.training.setup import RunSetup, initial_state, make_evaluation, set_up
@@ -29,12 +29,13 @@ from hypersphere_jax.training.step import (
     structure,
 )
 from hypersphere_jax.training.train import take_steps, train_run
+from hypersphere_jax.utils import memory, xla
 
 # Share of a device's memory that the step of all encoders may take.
 MEMORY_SHARE = 0.8
 
 
-@sharding.isolated()
+@distributed.isolated()
 def train_vmapped(
     configs: Sequence[PretrainConfig], command: str = "", at_most: int | None = None
 ) -> list[Path | Diverged]:
@@ -72,8 +73,8 @@ def train_vmapped(
     for group in _groups(setups):
         first = setups[group[0]]
         compiled = functools.cache(functools.partial(_compiled, first))
-        limit = MEMORY_SHARE * sharding.memory(first.devices)
-        with sharding.kept_compiled(first.config.cache_dir):
+        limit = MEMORY_SHARE * distributed.device_memory(first.devices)
+        with xla.kept_compiled(first.config.cache_dir):
             parts = np.array_split(group, _program_count(len(group), at_most, limit, compiled))
             for part in parts:
                 trained = _train([setups[i] for i in part], command, compiled)
@@ -138,7 +139,7 @@ def _batches(setup: RunSetup, samplers: Sequence[Any], start: int) -> Any:
 
 
 def _replicated(trees: Sequence[Any], setup: RunSetup) -> Any:
-    return sharding.replicate(stacked(trees), setup.devices)
+    return distributed.replicate(stacked(trees), setup.devices)
 
 
 def stacked(trees: Sequence[Any]) -> Any:
@@ -156,7 +157,7 @@ def make_vmapped_step(config: PretrainConfig, apply: Callable, total: int) -> Ca
 
     All arguments but `images` and `labels` have a leading axis of the encoders.
     """
-    step = make_step_of(config, apply, total, axis_name=sharding.AXIS)
+    step = make_step_of(config, apply, total, axis_name=distributed.AXIS)
     return make_steps(jax.vmap(step, in_axes=(0, None, None, 0, 0, 0)))
 
 
@@ -181,9 +182,7 @@ def _compiled(setup: RunSetup, n: int) -> Any:
 
         return jax.tree.map(shaped, tree)
 
-    step = sharding.pmap(
-        make_vmapped_step(config, apply, total), devices, donate=(0,), network=True
-    )
+    step = distributed.pmap(make_vmapped_step(config, apply, total), devices, donate=(0,))
     return step.compile(
         with_axes(state, n),
         *with_axes((images, labels)),

@@ -16,7 +16,6 @@ from hypersphere_jax.configs import (
     PretrainConfig,
     ProbeConfig,
 )
-from hypersphere_jax.data import data_verb
 from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, stream
@@ -25,6 +24,7 @@ from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
 from hypersphere_jax.loading import load
+from hypersphere_jax.reporting import datasets
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.resolve import resolve
@@ -116,11 +116,11 @@ def test_an_unreadable_batch_has_the_channels_of_the_others(mixed, monkeypatch):
 def test_inspect_says_that_all_are_grey(mixed, capsys):
     hint = "--channels 1 makes encoders of one channel"
     for options, said in (({}, False), ({"channels": 1}, False)):
-        data_verb.inspect(InspectConfig(str(mixed), **options))
+        datasets.inspect(InspectConfig(str(mixed), **options))
         assert (hint in capsys.readouterr().out) is said
     for file in mixed.glob("*/*.png"):
         Image.open(file).convert("L").save(file)
-    data_verb.inspect(InspectConfig(str(mixed)))
+    datasets.inspect(InspectConfig(str(mixed)))
     assert hint in (shown := capsys.readouterr().out) and "no split of its own: 18" in shown
 
 

@@ -14,13 +14,13 @@ import pytest
 from data_cases import encoded, equal, images, picture, why, write, zipped
 from PIL import Image, ImageFile
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.configs import UserError
 from hypersphere_jax.data import decode as decoding
 from hypersphere_jax.data import image_files
 from hypersphere_jax.data.decode import decode, image_size
 from hypersphere_jax.data.image_files import ImageFiles, open_image_files, read_classes
 from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.utils import caches
 
 
 def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folder, tree):
@@ -56,7 +56,7 @@ def test_order_and_labels_are_those_of_torchvisions_image_folder(tmp_path, folde
 
 def test_sizes(folder, rng, monkeypatch, tmp_path):
     monkeypatch.setattr(image_files, "HEADERS", 1)
-    monkeypatch.setattr(cache_files, "SLOW_SECONDS", -1)
+    monkeypatch.setattr(caches, "SLOW_SECONDS", -1)
     shape = lambda: open_image_files(folder, cache_dir=tmp_path / "cache")[0].image_shape  # noqa: E731
     assert ImageFiles(folder, "train").image_shape == shape() == (9, 12, 3)
     with monkeypatch.context() as patched:

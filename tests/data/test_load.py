@@ -11,10 +11,10 @@ from tfds_cases import example, noise, write
 
 from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig, InspectConfig
-from hypersphere_jax.data import data_verb, load, subsets
+from hypersphere_jax.data import load, subsets
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.data.statistics import statistics
-from hypersphere_jax.reporting import plots
+from hypersphere_jax.reporting import datasets, plots
 
 
 def test_parts_are_views_of_the_training_split(tmp_path):
@@ -117,8 +117,8 @@ def test_statistics_are_those_of_all_pixels(animals, monkeypatch):
 def test_inspect(capsys, tmp_path, animals):
     cut = tmp_path / "animals/train/cat/4.png"
     cut.write_bytes(cut.read_bytes()[:60])
-    assert "cat/4.png" in why(data_verb.inspect, InspectConfig(data=animals))
-    data_verb.inspect(InspectConfig(data=animals, bad_images="skip"))
+    assert "cat/4.png" in why(datasets.inspect, InspectConfig(data=animals))
+    datasets.inspect(InspectConfig(data=animals, bad_images="skip"))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train", "13", "0", "2", "3", "to", "10", "5x5x3", "to", "6x9x3"] in rows
     assert ["cat", "10", "2"] in rows and ["dog", "3", "2"] in rows
@@ -129,12 +129,12 @@ def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
     drawn, out = [], tmp_path / "sheet.png"
     monkeypatch.setattr(plots, "view_sheet", lambda *a: drawn.append(a))
     config = InspectConfig(data=animals, recipe="moco_v2:crop_flip")
-    data_verb.show(config, image_size=12, count=5, out=out)
+    datasets.show(config, image_size=12, count=5, out=out)
     _, names, _, subsets, path = drawn[0]
     assert names == ["cat", "cat", "cat", "cat", "dog"] and path == out
     # As eyes need them: not normalized. The two views differ.
     assert subsets.shape == (5, 2, 12, 12, 3) and subsets.min() >= 0 and subsets.max() <= 1
     assert np.abs(subsets[:, 0] - subsets[:, 1]).max() > 0.1
-    data_verb.show(InspectConfig(data="digits", recipe="none", bits=2), count=3, out=out)
+    datasets.show(InspectConfig(data="digits", recipe="none", bits=2), count=3, out=out)
     _, _, shown, subsets, _ = drawn[1]
     np.testing.assert_allclose(subsets, np.stack([shown, shown], axis=1), atol=1e-6)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from data_cases import equal, why
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.utils import caches
 
 N = 60
 ORDER = Sampler(N, 8, seed=1)
@@ -140,10 +140,10 @@ def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
         equal(found.labels, found.images[:, 0, 0, 0] % 2)
         return found.images[:, 0, 0, 0].tolist()
 
-    monkeypatch.setattr(cache_files, "SLOW_SECONDS", -1)  # what is decoded quickly is not kept
+    monkeypatch.setattr(caches, "SLOW_SECONDS", -1)  # what is decoded quickly is not kept
     assert images(source) == images(Numbered(unreadable)) == every  # then it decodes nothing
     assert "cut short" in why(images, Numbered(unreadable, digest="another"))
-    monkeypatch.setattr(cache_files, "SLOW_SECONDS", 100)
+    monkeypatch.setattr(caches, "SLOW_SECONDS", 100)
     (file,) = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole.replace(bytes([7] * 48), bytes([9] * 48))):

@@ -14,10 +14,10 @@ from hypersphere_jax import cli as command_line
 from hypersphere_jax import configs as C
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.files import read_json
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.resolve import resolve
+from hypersphere_jax.utils.files import read_json
 
 
 def test_blocks_are_those_of_table_6(rng):

@@ -22,8 +22,8 @@ from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.metrics_verb import lines, run_metrics
 from hypersphere_jax.evaluate.sentences import neighbour_metrics
-from hypersphere_jax.files import read_json
 from hypersphere_jax.training import run_dir
+from hypersphere_jax.utils.files import read_json
 
 
 @pytest.mark.parametrize(("n", "chunk", "devices"), [(100, 30, 1), (101, 17, 4)])

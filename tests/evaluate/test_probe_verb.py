@@ -19,9 +19,9 @@ from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
-from hypersphere_jax.files import read_json
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
+from hypersphere_jax.utils.files import read_json
 
 
 def asked(*names, **options):

@@ -23,8 +23,8 @@ from hypersphere_jax import data
 from hypersphere_jax.configs import (
     UserError,
 )
-from hypersphere_jax.files import read_json, write_json
 from hypersphere_jax.reporting.tables import format_value
+from hypersphere_jax.utils.files import read_json, write_json
 
 # Results that follow from rows and predictions, which are kept beside them.
 KEPT = [item for item in REPRODUCTIONS if (plans.kept(item, "laptop") / PREDICTIONS).is_file()]

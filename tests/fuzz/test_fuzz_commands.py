@@ -13,7 +13,7 @@ from junk import NUMBERS, PLACES, values
 
 from experiments import quickstart
 from hypersphere_jax import cli
-from hypersphere_jax.training import processes
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training import train as training
 
 # Commands to which drawn options are added.
@@ -97,7 +97,7 @@ def test_command_lines(place, command, chosen):
     if any("images" in word for word in line):
         place.run()
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Accepted):
-        patch.setattr(processes, "initialize", lambda *_: None)
+        patch.setattr(distributed, "initialize", lambda *_: None)
         compiles = "take_steps" if place.slow else "initial_state"
         patch.setattr(training, compiles, accept)
         patch.setattr(quickstart, "main", accept)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from hypersphere_jax import models, packing
+from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig
-from hypersphere_jax.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
+from hypersphere_jax.data.text import packing
+from hypersphere_jax.data.text.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
 
 CONFIG = {"dim": 6, "embedding": 5, "vocabulary_size": 11}
 T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)

@@ -12,9 +12,9 @@ import hypersphere_jax as hj
 from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data.pipeline import BadImages
-from hypersphere_jax.files import read_json
 from hypersphere_jax.reporting import pictures, plots
 from hypersphere_jax.training import run_dir
+from hypersphere_jax.utils.files import read_json
 
 NAMES = ("augmented_views.png", "nearest_neighbours.png")
 

@@ -20,11 +20,11 @@ from run_states import assert_same_run, at_line, state_of, timeless
 
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays
-from hypersphere_jax.files import atomic_write, read_json, write_json
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.checkpoints import Checkpointer, restore
 from hypersphere_jax.training.metrics import MetricLogger, read_metrics
+from hypersphere_jax.utils.files import atomic_write, read_json, write_json
 
 
 def tree(step, **changes):

@@ -1,4 +1,4 @@
-"""What XLA is told by `--deterministic`, in time and not against the user."""
+"""`--deterministic`: XLA's flag is set before JAX begins, and never against the user's flags."""
 
 import os
 
@@ -7,11 +7,10 @@ import processes
 import pytest
 
 from hypersphere_jax import configs as C
-from hypersphere_jax.training import sharding
+from hypersphere_jax.utils import xla
 
 
-def test_deterministic_kernels_are_asked_for_before_jax_begins():
-    """In a process of its own, where the user's flags stay."""
+def test_flag_is_set_before_jax_begins_and_the_users_flags_stay():
     code = """
 import os, sys
 from hypersphere_jax import cli, configs
@@ -20,7 +19,7 @@ from hypersphere_jax.training import train as training
 def train(*_, **__):
     import jax
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    raise configs.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS'].split()}")
+    raise configs.Stopped(f"{jax.device_count()} {caches} {os.environ['XLA_FLAGS']}")
 
 training.train = train
 sys.exit(cli.main(sys.argv[1:]))
@@ -28,20 +27,23 @@ sys.exit(cli.main(sys.argv[1:]))
     mine = "--xla_gpu_autotune_level=3"
     options = {"env": processes.environment(XLA_FLAGS=mine)}
     done = processes.python("-c", code, "pretrain", "--deterministic", "--devices", "3", **options)
-    flags = [mine, "--xla_gpu_deterministic_ops=true"]
-    assert done.stderr == f"3 none {flags}\n", done.stderr
+    devices, caches, *flags = done.stderr.split()
+    assert (devices, caches) == ("3", "none"), done.stderr
+    assert {mine, "--xla_gpu_deterministic_ops=true"} <= set(flags)
 
 
-def test_deterministic_kernels_against_the_users_flags(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=false")
-    with pytest.raises(C.UserError, match="XLA_FLAGS has false: take it out there"):
-        sharding.use_deterministic_kernels()
-    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
-    with pytest.raises(C.UserError, match="deterministic=True"):
-        sharding.use_deterministic_kernels()
+@pytest.mark.parametrize("flags", ["--xla_gpu_deterministic_ops=false", "flags.txt"])
+def test_flags_that_forbid_it_are_an_error(flags, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(C.UserError, match="deterministic"):
+        xla.use_deterministic_kernels()
+
+
+def test_in_use_already_is_an_error_on_gpus_alone(monkeypatch):
+    jax.devices()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
-    sharding.use_deterministic_kernels()  # on CPU, in use: nothing is to be done
+    xla.use_deterministic_kernels()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(C.UserError, match=r"in use already.*XLA_FLAGS=--xla_gpu_determ"):
-        sharding.use_deterministic_kernels()
+    with pytest.raises(C.UserError, match="deterministic"):
+        xla.use_deterministic_kernels()
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_autotune_level=4"

@@ -13,11 +13,11 @@ from run_states import timeless
 
 from hypersphere_jax import augment
 from hypersphere_jax import configs as C
-from hypersphere_jax.data import batches, subsets
+from hypersphere_jax.data import subsets
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.sampling import Sampler, make_sampler
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import batches, checkpoints, distributed, run_dir
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.setup import set_up
@@ -172,7 +172,7 @@ def test_what_the_step_is_told(images, tmp_path, monkeypatch):
     monkeypatch.setattr(train_step, "make_moco_step", lambda *_, **options: given.update(options))
     monkeypatch.setattr(training, "take_steps", lambda *_: None)
     monkeypatch.setattr(training, "make_steps", lambda *_: None)
-    monkeypatch.setattr(sharding, "pmap", lambda *_, **options: None)
+    monkeypatch.setattr(distributed, "pmap", lambda *_, **options: None)
 
     def made(config, apply, total, *, axis_name, cropped, resident):
         scalars = train_step.scalars_of(config)
@@ -198,10 +198,10 @@ def test_moved_data(varied_run, images, tmp_path):
 
 
 def test_each_process_reads_its_rows(monkeypatch):
-    devices = sharding.global_devices(4)
-    assert devices == sharding.local(devices) == jax.local_devices()[:4]
+    devices = distributed.global_devices(4)
+    assert devices == distributed.local(devices) == jax.local_devices()[:4]
     devices = [SimpleNamespace(process_index=process) for process in (0, 0, 1, 1, 2, 2)]
     for process in range(3):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        assert sharding.local(devices) == devices[2 * process : 2 * process + 2]
-        assert sharding.local_rows(12, devices) == slice(4 * process, 4 * process + 4)
+        assert distributed.local(devices) == devices[2 * process : 2 * process + 2]
+        assert distributed.local_rows(12, devices) == slice(4 * process, 4 * process + 4)

@@ -15,14 +15,15 @@ from run_states import assert_same_run, killed_after_checkpoint, state_of, timel
 from tensorboardX.proto.event_pb2 import Event
 
 from hypersphere_jax import configs as C
-from hypersphere_jax import data, terminal
+from hypersphere_jax import data
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoints, setup, sharding
+from hypersphere_jax.training import checkpoints, distributed, setup
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.recorder import Recorder, RunRecord
+from hypersphere_jax.utils import terminal
 
 SUPERVISED = C.ObjectiveConfig(align_weight=0, uniform_weight=0, supervised_weight=1)
 
@@ -203,7 +204,7 @@ def test_no_number_that_is_not_finite_goes_unnoticed(tmp_path):
         leaves[place].flat[-1] = np.nan
         wrong = state._replace(**{part: jax.tree.unflatten(structure, leaves)})
         with pytest.raises(C.Diverged, match="at step 3"):
-            Recorder([record]).save(3, sharding.replicate(wrong, short.devices))
+            Recorder([record]).save(3, distributed.replicate(wrong, short.devices))
     assert not (tmp_path / "short").exists()
 
 
@@ -212,7 +213,7 @@ def test_the_metrics_of_all_completed_steps_are_read(tmp_path):
     recorder = Recorder([RunRecord(short, "")])
     for call, losses in ((range(1), [0.5]), (range(1, 3), [0.5, np.nan]), (range(3, 4), [0.5])):
         metrics = {"loss": np.float32(losses), "grad_norm": np.ones(len(losses), np.float32)}
-        recorder.add(call, sharding.replicate(metrics, short.devices))
+        recorder.add(call, distributed.replicate(metrics, short.devices))
     recorder.complete(ahead=1)
     with pytest.raises(C.Diverged, match="at step 3;"):
         recorder.complete()
@@ -221,9 +222,11 @@ def test_the_metrics_of_all_completed_steps_are_read(tmp_path):
 def test_finite_is_asked_of_each_run():
     weights, counts = np.ones((3, 2, 2), np.float32), np.arange(3)
     weights[1, 0, 1] = np.inf
-    state = sharding.replicate({"weights": weights, "counts": counts}, sharding.local_devices(2))
-    assert sharding.unreplicate(sharding.finite(state, 1)).tolist() == [True, False, True]
-    assert not sharding.unreplicate(sharding.finite(state))
+    state = distributed.replicate(
+        {"weights": weights, "counts": counts}, distributed.local_devices(2)
+    )
+    assert distributed.unreplicate(distributed.finite(state, 1)).tolist() == [True, False, True]
+    assert not distributed.unreplicate(distributed.finite(state))
 
 
 def test_mistakes_leave_no_folder(short_run, tmp_path):
@@ -259,14 +262,14 @@ def test_at_most_two_steps_are_in_flight(tmp_path, monkeypatch):
     runtime = C.RuntimeConfig(devices=2, log_every_steps=100)
     short = setup.set_up(tiny_runs.short(tmp_path, runtime=runtime))
     metrics = dict.fromkeys(("loss", "grad_norm", "lr"), np.ones(1, np.float32))
-    metrics = sharding.replicate(metrics, short.devices)
+    metrics = distributed.replicate(metrics, short.devices)
 
     def step(state, batch):
         ahead.append(batch - len(completed))
         return state, metrics
 
     with recorder_module.open_run(short, "") as run:
-        state = sharding.replicate(run.restore(initial(tmp_path)), short.devices)
+        state = distributed.replicate(run.restore(initial(tmp_path)), short.devices)
         calls = [range(i, i + 1) for i in range(12)]
         batches = ((i,) for i in range(12))
         training.take_steps(Recorder([run]), step, state, (), calls, batches, None)

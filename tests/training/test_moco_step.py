@@ -18,7 +18,7 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import configs as C
 from hypersphere_jax.losses import l2_normalize
 from hypersphere_jax.moco import queue_init, shuffle
-from hypersphere_jax.training import checkpoints, run_dir, sharding
+from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.objectives import make_queue_objective
 from hypersphere_jax.training.optimizers import make_optimizer
@@ -33,7 +33,7 @@ from hypersphere_jax.training.step import (
 QUEUE = 11  # keys: four batches go round twice
 OBJECTIVE = make_queue_objective(C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0))
 DECAYS = 0.5, 0.6, 0.7, 0.8
-SEPARATE = functools.partial(shuffle, groups=4, axis_name=sharding.AXIS)
+SEPARATE = functools.partial(shuffle, groups=4, axis_name=distributed.AXIS)
 
 
 def linear(params, stats, x, train, axis_name=None):
@@ -112,14 +112,14 @@ def test_terms_are_the_configs(rng):
 def test_devices_change_nothing(alone):
     """Nor do shuffled keys: each draws its view by its place in the batch, and comes back."""
     devices = jax.devices()[:4]
-    step, start = make(sharding.AXIS, separate=SEPARATE)
-    mapped = sharding.pmap(step, devices)
-    state, *fixed, key = sharding.replicate((start, IMAGES, LABELS, KEY), devices)
+    step, start = make(distributed.AXIS, separate=SEPARATE)
+    mapped = distributed.pmap(step, devices)
+    state, *fixed, key = distributed.replicate((start, IMAGES, LABELS, KEY), devices)
     for number, (_, expected) in enumerate(alone[1:]):
-        indices = sharding.split(rows(number).reshape(4, -1), devices)
+        indices = distributed.split(rows(number).reshape(4, -1), devices)
         state, found = mapped(state, *fixed, indices, key)
-        assert_close(sharding.unreplicate(found), expected)
-    assert_close(sharding.unreplicate(state), alone[-1][0])
+        assert_close(distributed.unreplicate(found), expected)
+    assert_close(distributed.unreplicate(state), alone[-1][0])
     keys = np.asarray(state.momentum.queue.keys)
     assert (keys[1:] == keys[0]).all()  # to the bit
 
@@ -127,9 +127,9 @@ def test_devices_change_nothing(alone):
 @pytest.mark.slow
 def test_images_that_stream_and_averaged_statistics(alone):
     """A device's keys are made of images that were sent to it; under `shard_map`, too."""
-    step, state = make(sharding.AXIS, separate=SEPARATE, resident=False, own_stats=False)
-    whole, part = PartitionSpec(), PartitionSpec(sharding.AXIS)
-    mesh = Mesh(np.array(jax.devices()[:4]), (sharding.AXIS,))
+    step, state = make(distributed.AXIS, separate=SEPARATE, resident=False, own_stats=False)
+    whole, part = PartitionSpec(), PartitionSpec(distributed.AXIS)
+    mesh = Mesh(np.array(jax.devices()[:4]), (distributed.AXIS,))
     specs = {"in_specs": (whole, part, part, part, whole), "out_specs": whole}
     mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
     state = jax.device_put(state, NamedSharding(mesh, whole))
@@ -191,19 +191,19 @@ def two_steps(devices, moco, batch_norm="split"):
     sections = vars(model) | vars(moco) | vars(sgd)
     made = C.PretrainConfig(recipe="none", **sections)
     optimizer = make_optimizer(sgd, optax.constant_schedule(0.5))
-    step = make_step_of(made, telling, 10, axis_name=sharding.AXIS)
+    step = make_step_of(made, telling, 10, axis_name=distributed.AXIS)
     params = {"w": jnp.array([[0.01, 0.3]])}
     stats = {"seen": jnp.zeros((devices, SIZE // devices))}
     momentum = Momentum(params, stats, queue_init(jax.random.key(0), SIZE, 2))
     state = init_state(params, stats, optimizer)._replace(momentum=momentum)
-    local = sharding.local_devices(devices)
+    local = distributed.local_devices(devices)
     started = state, (NUMBERED, np.zeros(SIZE, np.int32)), (jax.random.key(1), scalars_of(made))
-    state, resident, fixed = sharding.replicate(started, local)
-    indices = sharding.split(np.arange(SIZE, dtype=np.int32).reshape(devices, -1), local)
-    mapped = sharding.pmap(step, local)
+    state, resident, fixed = distributed.replicate(started, local)
+    indices = distributed.split(np.arange(SIZE, dtype=np.int32).reshape(devices, -1), local)
+    mapped = distributed.pmap(step, local)
     first, _ = mapped(state, *resident, indices, *fixed)
     second, _ = mapped(first, *resident, indices, *fixed)
-    return sharding.unreplicate(first), sharding.unreplicate(second)
+    return distributed.unreplicate(first), distributed.unreplicate(second)
 
 
 @pytest.mark.slow

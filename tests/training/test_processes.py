@@ -20,7 +20,7 @@ from processes import begun, environment
 from run_states import assert_same_run, state_of, timeless
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.training import checkpoints, processes
+from hypersphere_jax.training import checkpoints, distributed
 
 TINY = "--width 0.1 --dim 3 --name run"
 # 12 steps, of which 2, 4, … are logged and 3, 6, … are saved.
@@ -31,8 +31,8 @@ def begin(options, folder, driver="", **more):
     """`run.py pretrain` after the lines of a driver, whose own arguments are read from `DRIVE`."""
     lines = f"""import json, os, signal, sys, time
 from hypersphere_jax import cli
-from jax._src import distributed
-from hypersphere_jax.training import checkpoints, processes, recorder, sharding
+from jax._src import distributed as jax_distributed
+from hypersphere_jax.training import checkpoints, distributed, recorder
 {driver}
 sys.exit(cli.main(['pretrain', *sys.argv[1:]]))"""
     return begun("-c", lines, *options.split(), "--runs-dir", str(folder), **more)
@@ -94,18 +94,18 @@ def check_then(self, step, metrics):
         time.sleep(5)  # JAX looks for signals once a second
 recorder.RunRecord.check = check_then
 # Gloo gives up where one waits for the other for 30 seconds: none does while the other compiles.
-pmap, compiled = sharding.pmap, []
+pmap, compiled = distributed.pmap, []
 def compiling_together(*given, **options):
     mapped = pmap(*given, **options)
     def call(*arrays):
         if mapped not in compiled:
             mapped.lower(*arrays).compile()
             compiled.append(mapped)
-            client = distributed.global_state.client
+            client = jax_distributed.global_state.client
             client.wait_at_barrier(f"compiled {len(compiled)}", 3_600_000)
         return mapped(*arrays)
     return call
-sharding.pmap = compiling_together
+distributed.pmap = compiling_together
 """
 
 
@@ -152,9 +152,9 @@ def test_two_processes_are_as_one_of_as_many_devices_whatever_happens(tmp_path):
 def test_processes_that_differ_are_refused(monkeypatch):
     """Three processes, of which each says in turn what it has."""
     assert (
-        processes.is_first()
-        and processes.should_stop(True, 1)
-        and not processes.should_stop(False, 1)
+        distributed.is_first()
+        and distributed.should_stop(True, 1)
+        and not distributed.should_stop(False, 1)
     )
     others = [json.dumps({"seed": seed}).encode() for seed in (0, 0, 10)]
     gathered = iter([np.array([len(text) for text in others]), others])
@@ -164,7 +164,7 @@ def test_processes_that_differ_are_refused(monkeypatch):
             return told
         return np.stack([np.frombuffer(text.ljust(mine.size), np.uint8) for text in others])
 
-    monkeypatch.setattr(processes.multihost_utils, "process_allgather", gather)
-    monkeypatch.setattr(processes, "is_multi_process", lambda: True)
+    monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(distributed, "is_multi_process", lambda: True)
     with pytest.raises(UserError, match=r"process 2 differs from process 0 \(seed: 0 -> 10\)"):
-        processes.check_equal({"seed": 0})
+        distributed.check_equal({"seed": 0})

@@ -16,12 +16,12 @@ from experiments import sweeps
 from experiments.protocols import Evaluation
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
-from hypersphere_jax.data.batches import packed
 from hypersphere_jax.data.sampling import Consecutive, make_sampler
+from hypersphere_jax.data.text.packing import OTHER_DEVICE, PADDING
 from hypersphere_jax.evaluate.sentences import neighbour_metrics, sentence_probe
-from hypersphere_jax.packing import OTHER_DEVICE, PADDING
-from hypersphere_jax.training import run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
+from hypersphere_jax.training.batches import packed
 from hypersphere_jax.training.metrics import read_metrics
 
 
@@ -81,7 +81,7 @@ def test_stopped_in_an_epoch_and_resumed_is_the_same_run(text_run, texts, tmp_pa
 
 
 def test_what_the_devices_get(books):
-    words, first, last = packed(books.train, np.arange(30, 54), sharding.local_devices(4))
+    words, first, last = packed(books.train, np.arange(30, 54), distributed.local_devices(4))
     for place in range(24):
         (device,) = np.flatnonzero(first[:, place] != OTHER_DEVICE)
         whole = slice(first[device, place], last[device, place] + 1)

@@ -19,9 +19,9 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import configs as C
 from hypersphere_jax import models
 from hypersphere_jax.configs.objective import WEIGHTS
+from hypersphere_jax.data.text.packing import OTHER_DEVICE, Packed
 from hypersphere_jax.models import convolution
 from hypersphere_jax.models.norm import BatchNorm
-from hypersphere_jax.packing import OTHER_DEVICE, Packed
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics

@@ -18,7 +18,7 @@ from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluate import online
-from hypersphere_jax.training import checkpoints, processes, run_dir, vmapped
+from hypersphere_jax.training import checkpoints, distributed, run_dir, vmapped
 from hypersphere_jax.training import train as training
 
 # Neither 4 nor the two epochs divide the 6 steps: the last one is saved and evaluated nonetheless.
@@ -133,7 +133,7 @@ def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
 @pytest.mark.slow
 def test_before_the_first_step_new_ones_are_saved(tmp_path, monkeypatch):
     """Beside one that is, as after a kill between the two."""
-    monkeypatch.setattr(processes, "should_stop", lambda asked, count: True)
+    monkeypatch.setattr(distributed, "should_stop", lambda asked, count: True)
     with pytest.raises(C.Stopped):
         training.train(config(tmp_path, "b", "b"))
     with pytest.raises(C.Stopped, match=r"saved at step 0 of 6 in .*/a, .*/b;"):

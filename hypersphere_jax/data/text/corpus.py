@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax.array_files import open_array
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import program
-from hypersphere_jax.files import open_file, read_json
-from hypersphere_jax.packing import END
+from hypersphere_jax.data.text.packing import END
+from hypersphere_jax.utils.arrays import open_array
+from hypersphere_jax.utils.files import open_file, read_json
 
 FORMAT = 1  # of the files; another number is another layout, or other rules
 SPLITS = ("train", "held_out")

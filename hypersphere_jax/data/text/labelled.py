@@ -15,9 +15,9 @@ import numpy as np
 from hypersphere_jax.configs import require
 from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.data.subsets import nfc
+from hypersphere_jax.data.text.packing import END, UNKNOWN
 from hypersphere_jax.data.text.reading import read_lines
 from hypersphere_jax.data.text.rules import words
-from hypersphere_jax.packing import END, UNKNOWN
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import cache_files
 from hypersphere_jax.configs import PrepareTextConfig, UserError, require
 from hypersphere_jax.data.text import reading, rules
 from hypersphere_jax.data.text.corpus import (
@@ -31,8 +30,9 @@ from hypersphere_jax.data.text.corpus import (
     read_about,
     token_type,
 )
-from hypersphere_jax.files import locked, write_json
-from hypersphere_jax.packing import END, SPECIAL, UNKNOWN
+from hypersphere_jax.data.text.packing import END, SPECIAL, UNKNOWN
+from hypersphere_jax.utils import caches
+from hypersphere_jax.utils.files import locked, write_json
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -93,7 +93,7 @@ def _prepare(
     kept = [out / "unfinished" / f"{_key([file], max_tokens, form)}.npy" for file in files]
     counts: collections.Counter[str] = collections.Counter()
     for file, path in zip(track(files), kept, strict=True):
-        if cache_files.read(path) is None:
+        if caches.read(path) is None:
             _read_file(file, path, max_tokens, form)
         words, splits = _load(path, held_out)
         used = np.bincount(splits["train"][0], minlength=CUT_END + 1 + len(words))[CUT_END + 1 :]
@@ -125,12 +125,12 @@ def _read_file(file: Path, path: Path, max_tokens: int, form: str) -> None:
             tokens.append(CUT_END if len(words) >= max_tokens else WHOLE_END)
             offsets.append(len(tokens))
     words = np.frombuffer(" ".join(numbers).encode(), np.uint8)
-    cache_files.write(path, np.array(tokens), np.array(offsets), words)
+    caches.write(path, np.array(tokens), np.array(offsets), words)
 
 
 def _load(path: Path, held_out: float) -> tuple[list[str], dict[str, tuple]]:
     """Words of a file; tokens, and offsets `[n + 1]` of its sentences in them, by split."""
-    tokens, offsets, words = cache_files.read(path) or []
+    tokens, offsets, words = caches.read(path) or []
     n = len(offsets) - 1
     border = n - int(n * Fraction(str(held_out)))
     parts = zip(SPLITS, (offsets[: border + 1], offsets[border:]), strict=True)

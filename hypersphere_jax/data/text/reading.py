@@ -13,7 +13,7 @@ from typing import TextIO
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.text import rules
-from hypersphere_jax.files import open_file
+from hypersphere_jax.utils.files import open_file
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
-from hypersphere_jax.terminal import printable
+from hypersphere_jax.utils.terminal import printable
 
 LETTERS = 14  # in a label
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hypersphere_jax.evaluate.geometry import sphere_marginal
 from hypersphere_jax.reporting.plots.style import COLORS, DPI, UNIFORM_LABEL, save_figure
-from hypersphere_jax.terminal import printable
+from hypersphere_jax.utils.terminal import printable
 
 DIRECTIONS = 8  # projections drawn
 COLUMNS = 3

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.terminal import printable
+from hypersphere_jax.utils.terminal import printable
 
 DPI = 150
 # The palette of Okabe and Ito for colour-blind readers, without its pale yellow.

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from data_cases import made, read_back, write
 
-from hypersphere_jax import data, files
+from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig, PrepareTextConfig, UserError
 from hypersphere_jax.data import text
 from hypersphere_jax.data.text import prepare as prepare_module
 from hypersphere_jax.data.text import rules
 from hypersphere_jax.data.text.corpus import Corpus
+from hypersphere_jax.utils import files
 
 
 def test_corpus_is_what_the_files_hold(library, tmp_path):

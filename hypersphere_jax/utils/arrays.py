@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO, Literal
 import numpy as np
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.files import open_file
+from hypersphere_jax.utils.files import open_file
 
 HEADER = re.compile(
     r"(?=.*'descr': *'?(?P<dtype>[^',]*))(?=.*'fortran_order': *(?P<order>True|False))"

@@ -29,9 +29,9 @@ from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
-from hypersphere_jax.files import read_kept, write_json
-from hypersphere_jax.training import processes, run_dir, sharding
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
+from hypersphere_jax.utils.files import read_kept, write_json
 
 logger = logging.getLogger("hypersphere_jax")
 
@@ -40,7 +40,7 @@ ENOUGH = 100  # held-out images for a choice without a warning
 ADVICE = "choose another name= with lower learning_rates="
 
 
-@sharding.isolated()
+@distributed.isolated()
 def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
     """Trains, or continues to, and scores the classifier.
 
@@ -62,8 +62,8 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     Raises:
       UserError: as `train`; for data without labels or a test split; if all rates diverged.
     """
-    processes.initialize(config)
-    with processes.exit_on_error():
+    distributed.initialize(config)
+    with distributed.exit_on_error():
         base, whole = _base(config)
     rates, valid, valid_top1 = config.learning_rates, None, None
     if len(rates) > 1:
@@ -75,7 +75,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     run = _with_optimizer(config, base, whole, chosen)
     try:
         folder = training.train(run, command)
-        if not processes.is_first():
+        if not distributed.is_first():
             return folder, None
         test_scores = score(folder, run_dir.test_split(whole), config.devices)
     except Diverged as error:
@@ -163,7 +163,7 @@ def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> flo
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
     """Scores of a run's classifier on labelled images; `Diverged` for NaN or infinite logits."""
-    encoder, local = run_dir.load_encoder(folder), sharding.local_devices(devices)
+    encoder, local = run_dir.load_encoder(folder), distributed.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], local).features["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")

@@ -20,9 +20,9 @@ from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory,
 from hypersphere_jax.data.sampling import Consecutive, Sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.text import Corpus
-from hypersphere_jax.packing import Packed, pack
-from hypersphere_jax.terminal import track
-from hypersphere_jax.training import sharding
+from hypersphere_jax.data.text.packing import Packed, pack
+from hypersphere_jax.training import distributed
+from hypersphere_jax.utils.terminal import track
 
 RESIDENT_SHARE = 0.25  # `auto` keeps images resident up to this share of a device's memory
 # Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.
@@ -54,7 +54,7 @@ def device_batches(
     source = dataset.pretrain
     if config.reads_text:
         return _ahead(_sentences(source, sampler(step), devices) for step in steps)
-    rows = sharding.local_rows(sampler.batch_size, devices)
+    rows = distributed.local_rows(sampler.batch_size, devices)
     if resident:
         images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
@@ -65,7 +65,7 @@ def device_batches(
         crops = TwoCrops(train_crop, config.seed)
     batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=config.workers)
     each = np.arange(sampler.batch_size // len(devices))
-    every = _rows(np.tile(each, len(sharding.local(devices))), devices)
+    every = _rows(np.tile(each, len(distributed.local(devices))), devices)
     return _ahead(
         (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
     )
@@ -84,18 +84,19 @@ def call_batches(
     As `device_batches`, of images that are resident; `indices` have an axis of `at_once` steps
     after that of the devices, and are filled up.
     """
-    rows, parts = sharding.local_rows(sampler.batch_size, devices), len(sharding.local(devices))
+    rows = distributed.local_rows(sampler.batch_size, devices)
+    parts = len(distributed.local(devices))
     images, labels = _resident(config, dataset.pretrain, devices)
 
     @functools.cache  # on the devices, as most calls have as many steps
     def count(steps):
-        return sharding.split(np.full(parts, steps, np.int32), devices)
+        return distributed.split(np.full(parts, steps, np.int32), devices)
 
     def indices(call):
         taken = [sampler(step)[rows] for step in call]
         taken += [taken[-1]] * (at_once - len(taken))
         each = np.stack(taken).reshape(at_once, parts, -1)
-        return sharding.split(each.swapaxes(0, 1), devices)
+        return distributed.split(each.swapaxes(0, 1), devices)
 
     return ((images, labels, indices(call), count(len(call))) for call in calls)
 
@@ -115,7 +116,7 @@ def vmapped_batches(
 
     def indices(step):
         parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
-        return sharding.split(np.stack(parts, axis=1), devices)
+        return distributed.split(np.stack(parts, axis=1), devices)
 
     return ((images, labels, indices(step)) for step in steps)
 
@@ -125,7 +126,7 @@ def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -
     words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
     sentences = np.split(words, np.cumsum(lengths)[:-1])
     parts = pack(sentences, source.image_shape[0], len(devices))
-    mine = parts[sharding.local_rows(len(devices), devices)]
+    mine = parts[distributed.local_rows(len(devices), devices)]
     return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
 
 
@@ -172,7 +173,7 @@ def eval_batches(
 
 def _resident(config, source, devices) -> tuple[Any, Any]:
     arrays = _decoded(config, source, BadImages(source, config.bad_images))
-    return sharding.replicate((arrays.images, arrays.labels), devices)
+    return distributed.replicate((arrays.images, arrays.labels), devices)
 
 
 def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
@@ -180,8 +181,8 @@ def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
 
 
 def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
-    nothing = np.zeros((len(sharding.local(devices)), 0), np.int32)
-    return sharding.split((packed(source, numbers, devices), nothing, nothing), devices)
+    nothing = np.zeros((len(distributed.local(devices)), 0), np.int32)
+    return distributed.split((packed(source, numbers, devices), nothing, nothing), devices)
 
 
 def _consecutive(n: int, size: int, step: int) -> np.ndarray:
@@ -199,14 +200,14 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
         return False
     if pipeline != "auto" or source.image_shape is None:
         return pipeline == "resident"
-    limit = RESIDENT_SHARE * sharding.memory(sharding.local(devices))
+    limit = RESIDENT_SHARE * distributed.device_memory(distributed.local(devices))
     return len(source) * int(np.prod(source.image_shape)) <= limit
 
 
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
     """This process's rows `[n, …]` cut into equal parts for its devices."""
-    parts = len(sharding.local(devices))
-    return sharding.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
+    parts = len(distributed.local(devices))
+    return distributed.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
 
 
 def _ahead(items: Iterable) -> Generator:

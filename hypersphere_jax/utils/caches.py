@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hypersphere_jax.array_files import mapped
-from hypersphere_jax.files import atomic_write
+from hypersphere_jax.utils.arrays import mapped
+from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 

@@ -19,9 +19,9 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.configs.base import WRITER, check_output, program
 from hypersphere_jax.data import text, tfds
 from hypersphere_jax.data.pipeline import BadImages
-from hypersphere_jax.files import write_json
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.terminal import say, track
+from hypersphere_jax.utils.files import write_json
+from hypersphere_jax.utils.terminal import say, track
 
 FEW_CLASSES = 20  # whose counts are printed one by one
 WORDS, SENTENCES = 40, 6  # of text, printed
