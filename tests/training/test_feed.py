@@ -141,7 +141,7 @@ def test_images_in_order(images, tmp_path, monkeypatch):
 
 
 def test_sentences_in_order_keep_all_their_words(rng):
-    config = tiny_runs.short("runs", model="sentence_gru")
+    config = tiny_runs.short("runs", model="sentence_gru", width=1.0, dim=4)
     lengths = rng.integers(1, 60, 21)
     words = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 9, (21, 64)), 0)
     source = [{"image": row, "label": i % 3} for i, row in enumerate(words)]
