@@ -15,6 +15,7 @@ import gc
 import os
 import resource
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Compiled programs are kept for the next run (`--cache-clear` drops them), nothing else is."""
+    # Processes in the background, or under nohup, start with these two ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     platform = config.getoption("platform")
     platforms.begin(platform, config.getoption("devices"))
     if platform != "cpu":

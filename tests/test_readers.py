@@ -4,7 +4,6 @@ import io
 import itertools
 import os
 import shutil
-import signal
 import zipfile
 
 import numpy as np
@@ -24,16 +23,6 @@ from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.arrays import array_names, mapped, open_array
 from hypersphere_jax.utils.files import read_json, read_kept, write_json
-
-
-@pytest.fixture(autouse=True)
-def no_waiting():
-    """What waits for ever fails."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def line_of(action, *arguments):

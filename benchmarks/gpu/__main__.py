@@ -9,6 +9,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import tyro
 
 from benchmarks.gpu import encoders, losses, parity, steps, suite
+from benchmarks.gpu.record import Record
 from hypersphere_jax.configs import UserError
 
 CHECKS = {
@@ -22,6 +23,7 @@ CHECKS = {
 
 
 def main() -> None:
+    Record.ends_process = True
     try:
         tyro.extras.subcommand_cli_from_dict(CHECKS, description=__doc__)
     except UserError as error:

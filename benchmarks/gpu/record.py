@@ -25,7 +25,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torc
 class Record:
     """Rows of measurements, written to `OUT/NAME-CARD.json` whenever one is added.
 
-    The process ends at the time limit, whatever it is doing; the rows are in the file by then.
+    Attributes:
+      ends_process: whether the process ends at the time limit, whatever it is doing. The command
+        line sets it; the rows are in the file by then.
 
     Args:
       name: name of the check.
@@ -33,6 +35,8 @@ class Record:
       minutes: time limit; `seconds_left` counts down from it.
       options: all other options of the check, stored in the file.
     """
+
+    ends_process = False
 
     def __init__(self, name: str, out: Path, minutes: float, **options: Any):
         self.started = time.monotonic()
@@ -55,7 +59,8 @@ class Record:
         atexit.register(shutil.rmtree, self.runs_dir, ignore_errors=True)
         self._timer = threading.Timer(self.limit, self._end)
         self._timer.daemon = True
-        self._timer.start()
+        if self.ends_process:
+            self._timer.start()
 
     @property
     def seconds_left(self) -> float:

@@ -20,15 +20,6 @@ def handlers():
     return [signal.getsignal(number) for number in SIGNALS]
 
 
-@pytest.fixture
-def hangup():
-    """SIGHUP with its default action, also where the tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_first_signal_requests_a_stop_and_second_has_its_usual_action(number):
     before = handlers()
@@ -65,7 +56,6 @@ def test_other_threads_install_no_handlers():
     assert seen == [before]
 
 
-@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize(("number", "step"), [*zip(SIGNALS, (4, 6, 12), strict=True)])
 def test_a_stopped_run_resumes_to_the_same_numbers(number, step, short_run, tmp_path):
     """Also after a signal that arrives when the last step is done."""
