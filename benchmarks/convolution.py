@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks.timing import device_kind, median, product, ratio, take_turns
 from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.utils import memory, xla
+from hypersphere_jax.utils import memory
 
 # Side, input and output channels, stride, side of the kernel: SmallAlexNet's layers at 32 pixels,
 # SmallCNN's at 8, and the kinds that ResNets have, with the CIFAR stem at 32 pixels.
@@ -65,6 +65,5 @@ def _form(
         window = ((stride, stride), ((width // 2, width // 2),) * 2)
         return jnp.sum(jnp.sin(conv(x, kernel, *window, dimension_numbers=DIMENSIONS)))
 
-    options = xla.of_networks(jax.default_backend()) if conv is convolution else None
-    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), compiler_options=options)
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
     return lambda: jax.block_until_ready(compiled(x, kernel))

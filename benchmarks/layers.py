@@ -29,7 +29,6 @@ from hypersphere_jax.models.dense import ROWS_BY_COLUMNS, product
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.utils import xla
 
 LOSS, FORMS = "loss", ("value", "all")
 COLUMNS = ["part", "times", "value", "all", "limit", "of step", "reached"]
@@ -65,8 +64,7 @@ class Part(NamedTuple):
             out, back = jax.vjp(value, moved)
             return out, back(along)
 
-        options = xla.of_networks(jax.default_backend())
-        programs = [jax.jit(form, compiler_options=options) for form in (value, both)]
+        programs = [jax.jit(form) for form in (value, both)]
         along = jnp.ones_like(programs[0](moved))
         given = (moved,), (moved, along)
         calls = zip(FORMS, programs, given, strict=True)

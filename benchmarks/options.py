@@ -48,6 +48,9 @@ def step(
         rounds: Rounds that count, after one that compiles.
     """
     from benchmarks import train_step as part
+    from hypersphere_jax.utils import xla
+
+    xla.use_eigen()
 
     part.step(model, dtype, batch_size, image_size, recipe, width, rounds)
 
@@ -74,6 +77,9 @@ def layers(
         rounds: Rounds that count, after one that compiles.
     """
     from benchmarks import layers as part
+    from hypersphere_jax.utils import xla
+
+    xla.use_eigen()
 
     part.layers(model, batch_size, image_size, channels, width, rounds)
 

@@ -97,7 +97,7 @@ class Stepper:
 
     def compile(self) -> Any:
         """The program."""
-        return self._step.compile(self._state, *self._given())
+        return self.lower().compile()
 
 
 def stepping(step: Callable, state: Any, given: Any, steps: int = 1) -> Callable[[], None]:

@@ -194,6 +194,26 @@ def test_gpu_numbers_are_the_recorded_ones():
     assert f'takes [{fast["ms"]:.1f} ms, with `"highest"` {exact["ms"]:.1f}](' in losses_page
 
 
+def test_accuracies_beside_pytorch_are_those_of_the_file():
+    rows = json.loads((DOCS / "results" / "gpu" / "parity-cpu.json").read_text())["rows"]
+    page = (DOCS / "performance.md").read_text().split("### Checks on one GPU")[1]
+    shown = {
+        "5-NN": ("knn5", 2),
+        "200 weighted neighbours": ("knn200", 2),
+        "logistic regression": ("linear", 2),
+        "loss in epoch 10": ("loss", 3),
+    }
+    for title, (key, digits) in shown.items():
+        cells = []
+        for framework in ("hypersphere_jax", "PyTorch"):
+            of_one = [row for row in rows if row["framework"] == framework]
+            values = [row[key] for row in of_one if key in row and row.get("epoch", 10) == 10]
+            assert len(values) == 3
+            mean, deviation = np.mean(values), np.std(values, ddof=1)
+            cells.append(f"{mean:.{digits}f} ± {deviation:.{digits}f}")
+        assert f"| {title} | {cells[0]} | {cells[1]} |" in page
+
+
 def test_repetitions_differ_as_the_page_says():
     """Runs of the same config that were trained twice, by two versions of the code."""
 

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks import roofline
@@ -76,7 +77,7 @@ def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:
         flops = make_stepper(config).lower().cost_analysis()["flops"]
     step = make_stepper(config)
     started = time.perf_counter()
-    step.compile()
+    jax.block_until_ready(step())
     compile_s = time.perf_counter() - started
     seconds = pace(step).in_flight
     images_per_s = config.batch_size / seconds

@@ -34,26 +34,24 @@ from hypersphere_jax import cli
 providers._get_local_constants = providers.Constants
 
 TOTAL = 300  # of which `share` is a part
-TIERS = {"fast": (50, 0), "slow": (120, 1)}  # cases and seed
+CASES = 50  # of all tests together, unless FUZZ_CASES has another number
 LINES, LENGTH = 14, 4000  # of stderr at most; a run that goes on tells its steps
 HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # characters that steer a terminal, or cannot be written
 HANGS = 1800  # seconds after which a case counts as hung
 exports = {}  # of the run as it was made
 
 
-def fuzz(share, only_slow=False, drawn=False, **strategies):
-    """Makes a test of `check(place, **values)`, which is called with so many of 300 cases.
+def fuzz(share, slow=False, **strategies):
+    """Make a test of `check(place, **values)`, which is called with so many of 300 cases.
 
-    With `only_slow` in the slow tier alone, where pictures are drawn if `drawn` says so.
-    `FUZZ_CASES` and `FUZZ_SEED` set how many cases all tests together have, and the seed.
+    `FUZZ_CASES` and `FUZZ_SEED` set the number of cases of all tests together, and the seed.
     """
 
     def decorate(check):
-        def test(tier, tmp_path, runs):
-            total, seed = TIERS[tier]
-            total = int(os.environ.get("FUZZ_CASES", total))
+        def test(tmp_path, runs):
+            total = int(os.environ.get("FUZZ_CASES", CASES))
 
-            @hypothesis.seed(int(os.environ.get("FUZZ_SEED", seed)))
+            @hypothesis.seed(int(os.environ.get("FUZZ_SEED", 0)))
             @hypothesis.settings(
                 max_examples=max(1, math.ceil(share * total / TOTAL)),
                 database=None,
@@ -64,14 +62,14 @@ def fuzz(share, only_slow=False, drawn=False, **strategies):
             )
             @hypothesis.given(**strategies)
             def cases(**values):
-                with Place(tmp_path / "place", runs, tier == "slow").entered(drawn) as place:
+                with Place(tmp_path / "place", runs).entered() as place:
                     check(place, **values)
 
             cases()
 
         test.__name__, test.__doc__, test.check = check.__name__, check.__doc__, check
-        slow = [pytest.param("slow", marks=pytest.mark.slow)]
-        test = pytest.mark.parametrize("tier", slow if only_slow else ["fast", *slow])(test)
+        if slow:
+            test = pytest.mark.slow(test)
         return pytest.mark.filterwarnings("ignore::ResourceWarning")(test)
 
     return decorate
@@ -93,19 +91,19 @@ class Hang(BaseException):
 class Place:
     """The folders of a case: `work`, the current one, and beside it `home`."""
 
-    def __init__(self, root, runs, slow):
-        self.root, self.work, self.runs, self.slow = root, root / "work", runs, slow
+    def __init__(self, root, runs):
+        self.root, self.work, self.runs = root, root / "work", runs
 
     @contextlib.contextmanager
-    def entered(self, drawn=False):
+    def entered(self):
         shutil.rmtree(self.root, ignore_errors=True)
         for name in ("work", "home"):
             (self.root / name).mkdir(parents=True)
         with pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.work):
             patch.setenv("HOME", str(self.root / "home"))
             patch.setenv("COLUMNS", "100")
-            if not (drawn and self.slow):  # a picture takes half a second
-                patch.setattr(Figure, "savefig", lambda _, file, **__: Path(file).touch())
+            # Drawing a picture takes half a second.
+            patch.setattr(Figure, "savefig", lambda _, file, **__: Path(file).touch())
             yield self
 
     def put(self, name, content):

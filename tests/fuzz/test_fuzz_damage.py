@@ -73,7 +73,7 @@ def scored(place, verb):
     return [result[key] for key in keys]
 
 
-@fuzz(5, only_slow=True, deed=deeds, verb=st.sampled_from((*SCORES, "report", "pretrain")))
+@fuzz(5, slow=True, deed=deeds, verb=st.sampled_from((*SCORES, "report", "pretrain")))
 def test_results_of_a_damaged_run(place, deed, verb):
     """They, and the run that goes on, are as without the damage, or there is an error."""
     folder = place.run()

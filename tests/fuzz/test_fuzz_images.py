@@ -105,7 +105,7 @@ def on_disk(name):
 VERBS = ("inspect", "inspect", "classes", "probe", "export", "pretrain", "show", "report")
 
 
-@fuzz(10, drawn=True, name=names, other=st.sampled_from(NAMES), verb=st.sampled_from(VERBS))
+@fuzz(10, name=names, other=st.sampled_from(NAMES), verb=st.sampled_from(VERBS))
 def test_names(place, name, other, verb):
     """Of runs, classes and images."""
     name, other = on_disk(name), on_disk(other)

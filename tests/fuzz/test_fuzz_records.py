@@ -75,7 +75,7 @@ def test_results_of_a_run(place, content, file):
     assert place.call("report", "images", changes=("runs/*",)).status == 0
 
 
-@fuzz(8, only_slow=True, content=whole, which=st.integers(0, 1))
+@fuzz(8, slow=True, content=whole, which=st.integers(0, 1))
 def test_prepared_data(place, content, which):
     """A folder of TensorFlow Datasets."""
     import tfds_cases  # which imports TensorFlow Datasets
