@@ -14,13 +14,11 @@ TREES = {
 }
 FLOORS = (
     "configs extras files memory terminal xla_flags",
-    "array_files cache_files losses moco packing theory torch_format training.processes"
-    " training.stopping",
+    "array_files cache_files losses moco packing theory training.processes training.stopping",
     "augment data models training.profiling training.sharding",
     "data.batches training.checkpoints training.metrics training.objectives"
-    " training.optimizers training.resolve training.run_dir training.step"
-    " torch_files",
-    "encoder evaluate finetune loading torch_io training.recorder training.setup training.train"
+    " training.optimizers training.resolve training.run_dir training.step",
+    "encoder evaluate finetune loading pretrained training.recorder training.setup training.train"
     " training.vmapped",
     "data.data_verb reporting run",
     "cli __main__",
@@ -35,7 +33,8 @@ HOMES |= {"PIL": ["data", "augment"], "flax": ["models"]}
 HOMES |= {"orbax": ["training.checkpoints"]}
 HOMES |= {"tyro": ["configs", "cli"], "matplotlib": ["reporting"]}
 HOMES |= {"jinja2": ["reporting"]}
-HOMES |= {"tensorboardX": ["training.metrics"], "safetensors": ["torch_files"], "torch": []}
+HOMES |= {"tensorboardX": ["training.metrics"]}
+HOMES |= {"safetensors": ["pretrained"], "torch": ["pretrained"]}
 HOMES |= {"equinox": ["models.custom"], "yaml": ["configs"], "wandb": ["training.metrics"]}
 # The same of names of JAX's.
 ONLY = {"jax.pmap": ["training.sharding"], "jax.distributed": ["training.processes"]}
