@@ -37,7 +37,7 @@ def load(
       step: checkpoint of a run. Defaults to the newest intact one.
       runs_dir: folder of all runs.
       network: custom network of the run, the same as in training.
-      preprocess: custom preprocessing of the run, or of a file in place of the recipe.
+      preprocess: custom preprocessing of the run, or of a file, instead of a recipe.
       image_size: side of the input images of a file in pixels. Defaults to 224 for a ResNet (32
         with a 3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet.
       recipe: recipe that prepares the images for a file. Defaults to "moco" (ImageNet's) for a
@@ -85,7 +85,7 @@ def load(
 
 
 def _weights_file(where: Path, runs_dir: str | Path) -> Path | None:
-    """Return the file of weights that a path names, which may be missing; None for a folder."""
+    """Return the file of weights at a path, existing or not; None for runs and saved encoders."""
     file = pretrained.weights_file(where)
     exists = file.exists() or Path(runs_dir, file).exists()
     is_missing = not exists and file.suffix.lower() in pretrained.SUFFIXES

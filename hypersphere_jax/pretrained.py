@@ -253,7 +253,7 @@ def _find_state_dict(content: Any, tensor_type: type) -> dict[str, Any]:
 
 def _verify_checksums(file: Path) -> None:
     """Compare the checksums in a zip file, which `torch.load` ignores."""
-    if not zipfile.is_zipfile(file):  # written before PyTorch 1.6
+    if not zipfile.is_zipfile(file):  # as PyTorch wrote until version 1.5
         return
     with zipfile.ZipFile(file) as archive:
         if damaged := archive.testzip():
@@ -264,10 +264,10 @@ def _torch_problem(error: Exception) -> str:
     """Return PyTorch's message, which has several lines, in one line."""
     if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return (
-            f"contains {refused[1]}, which torch.load(weights_only=True) refuses; save the state "
-            "dict alone with torch.save(model.state_dict(), FILE)"
+            f"contains {refused[1]}, which torch.load(weights_only=True) refuses; save only the "
+            "state dict with torch.save(model.state_dict(), FILE)"
         )
-    cause = re.split(r"\n|\. ", str(error))[0]
+    cause = re.split(r"\n|\. ", str(error))[0][:200]
     return f"is damaged or has no state dict ({type(error).__name__}: {cause}); download it again"
 
 

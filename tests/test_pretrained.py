@@ -35,7 +35,8 @@ from hypersphere_jax.files import read_json
 from hypersphere_jax.models.torch_names import from_torch
 from hypersphere_jax.training import checkpoints, run_dir
 
-MEAN = (0.4914, 0.4822, 0.4465)  # of the recipe cifar10
+# Normalization by the recipe cifar10.
+MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 
 
@@ -279,7 +280,7 @@ def test_import_and_export_are_exact(import_state, tmp_path, rng):
     [(RESNET, "fc", 64, "backbone"), (ALEXNET, "blocks.7.0", 205, "fc7")],
 )
 def test_fresh_head(config, head, features, layer, import_state, caplog, rng):
-    """The body is the file's; the head depends on the seed alone."""
+    """The body is the file's; the head depends only on the seed."""
     state = random_state(config, rng)
     other_head = {f"{head}.bias": np.ones(9), f"{head}.weight": np.ones((9, features))}
     headless = without(state, head)
@@ -376,7 +377,7 @@ def test_an_interrupted_import_is_repeated(import_state, monkeypatch, rng):
     assert_same((encoder.params, encoder.stats), from_torch(encoder.config, state))
     record = read_json(folder / "config.json")
     assert len(record["sessions"]) == 1
-    # The record stays if other files are beside it, or if it is of a training run.
+    # The record stays if the folder contains other files, or if a training run wrote it.
     checkpoint = (folder / "checkpoints/0").rename(folder / "mine")
     with pytest.raises(C.UserError, match="name="):
         import_state(state)

@@ -23,8 +23,8 @@ class ImportOptions(Config):
     runs_dir: str = "runs"
     """Folder of all runs."""
     prefix: str | None = None
-    """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default.
-    Of MoCo's two encoders, the query encoder is the default."""
+    """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default;
+    MoCo's query encoder is preferred to its key encoder."""
     fresh_head: bool = False
     """Replace the file's head by a random one (--head, --dim). Probe a layer before the head then,
     such as `backbone` or `fc7`."""

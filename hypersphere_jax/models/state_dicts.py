@@ -40,12 +40,12 @@ def select_encoder(
 ) -> tuple[StateDict, list[str]]:
     """Return one encoder under torchvision's names, and the names of all other entries.
 
-    Linear modules beside the network, such as projections and prototypes, are not part of it.
+    Linear modules next to the network, such as projections and prototypes, are not part of it.
 
     Args:
       state: arrays by name.
       prefix: prefix of the encoder's names, with or without the last dot. Detected by default;
-        of several encoders, MoCo's `encoder_q` is selected.
+        MoCo's `encoder_q` is preferred to `encoder_k`.
 
     Raises:
       UserError: for an unknown prefix, several encoders, or none.
@@ -101,8 +101,8 @@ def torchvision_names(names: Iterable[str]) -> dict[str, str]:
     """Map torchvision's name of each entry to its name in the file.
 
     Args:
-      names: torchvision's, Hugging Face's, or those of an `nn.Sequential` of torchvision's modules,
-        behind any prefix. Unknown names are kept.
+      names: names of torchvision, Hugging Face, or an `nn.Sequential` of torchvision's modules,
+        with any prefix. Unknown names are kept.
     """
     names = list(names)
     modules = _sequential_modules(names)
