@@ -184,7 +184,8 @@ def test_state_dicts_in_pth_files(is_zip, tmp_path):
         torch.save(content, file, _use_new_zipfile_serialization=is_zip)
         assert_same(pretrained.read_state(file), expected)
     twin = {name: tensor + 1 for name, tensor in state.items()}
-    torch.save({"student": state, "teacher": twin}, file, _use_new_zipfile_serialization=is_zip)
+    content = {"student": state, "teacher": twin, "optimizer": optimizer}
+    torch.save(content, file, _use_new_zipfile_serialization=is_zip)
     both = pretrained.read_state(file)
     assert both.keys() == {f"{net}.{name}" for net in ("student", "teacher") for name in state}
     np.testing.assert_array_equal(both["teacher.wide"], expected["wide"] + 1)
