@@ -215,16 +215,17 @@ def _infer_small_alexnet(shapes: Shapes, image_size: int | None) -> ModelConfig:
     side = math.isqrt(fc6_inputs // channels)
     smallest = 8 * side + 7  # each of three pools maps a side s to (s - 1) // 2
     largest = smallest + 7
-    size = smallest + 1 if image_size is None else image_size
+    if image_size is None:
+        image_size = smallest + 1
     require(
-        smallest <= size <= largest and side * side * channels == fc6_inputs,
-        f"image_size={size}: the {fc6_inputs} inputs of fc6 need {smallest} to {largest} pixels",
+        smallest <= image_size <= largest and side * side * channels == fc6_inputs,
+        f"image_size={image_size} does not fit the file; use {smallest} to {largest} pixels",
     )
     return ModelConfig(
         model="small_alexnet",
         width=features / 4096,
         in_channels=_shape(shapes, ALEXNET_ENTRY, 4)[1],
-        image_size=size,
+        image_size=image_size,
         **_infer_head(shapes, "blocks.7", features, "fc7"),
     )
 

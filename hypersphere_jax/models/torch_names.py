@@ -65,7 +65,9 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
     for path, leaf in flatten_dict({"params": params, "stats": stats}).items():
         name = f"{_module_name(path[1:-1], config)}.{LEAVES[path[-1]]}"
         shape = tuple(leaf.shape[axis] for axis in AXES[leaf.ndim])
-        image = models.layers(config)["conv5"] if path[1] == "fc6" and leaf.ndim == 2 else None
+        image = None
+        if path[1] == "fc6" and leaf.ndim == 2:
+            image = models.layers(config)["conv5"]
         entries["/".join(path)] = TorchEntry(name, shape, image)
     return entries
 
@@ -160,22 +162,19 @@ def _module_name(path: tuple[str, ...], config: ModelConfig) -> str:
 
 def _head_module_name(name: str, is_norm: bool, config: ModelConfig) -> str:
     """Return PyTorch's name of a layer of the head, or of its batch norm."""
-    is_alexnet = config.model == "small_alexnet"
-    positions = mlp_positions(config.head)
-    if len(positions) == 1:
-        return "blocks.7.0" if is_alexnet else "fc"
-    sequence = "blocks.7" if is_alexnet else "fc"
-    number = -1 if name == "output" else int(name.removeprefix("projection")) - 1
-    return f"{sequence}.{positions[number] + int(is_norm)}"
+    *hidden, position = mlp_positions(config.head)
+    if name != "output":
+        position = hidden[int(name.removeprefix("projection")) - 1]
+    position += int(is_norm)
+    if config.model == "small_alexnet":
+        return f"blocks.7.{position}"
+    return f"fc.{position}" if hidden else "fc"
 
 
 def mlp_positions(head: str) -> list[int]:
-    """Return the positions of the linear layers in the sequence of a head.
-
-    Each is followed by its batch norm, if the head has them, and a ReLU.
-    """
+    """Return the positions of the linear layers in the sequence of a head."""
     form = heads.FORMS[head]
-    step = 3 if form.normed else 2
+    step = 2 + int(form.normed)  # linear layer, batch norm if the head has them, ReLU
     return [step * number for number in range(form.hidden + 1)]
 
 
