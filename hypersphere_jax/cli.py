@@ -482,10 +482,10 @@ def bench(arguments: list[str]) -> None:
 def import_torch(arguments: list[str]) -> None:
     """Make a run from an encoder that was trained in PyTorch, to evaluate it."""
     config = parse(configs.ImportConfig, "import-torch", arguments)
-    from hypersphere_jax import torch_io
+    from hypersphere_jax import pretrained
     from hypersphere_jax.reporting import run_page
 
-    folder = torch_io.import_torch(config, command=typed())
+    folder = pretrained.import_torch(config, command=typed())
     layer = " --layer LAYER" if config.fresh_head else ""
     print(f"imported: {folder}\nevaluate: {run_page.next_commands(folder)[0]}{layer}")
 
@@ -493,9 +493,9 @@ def import_torch(arguments: list[str]) -> None:
 def export(arguments: list[str]) -> None:
     """Write the arrays of an encoder to a file, under PyTorch's names or this package's."""
     config = parse(configs.ExportConfig, "export", arguments)
-    from hypersphere_jax import torch_io
+    from hypersphere_jax import pretrained
 
-    print(torch_io.export(config))
+    print(pretrained.export(config))
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import __version__, augment, models, torch_files
+from hypersphere_jax import __version__, augment, models, pretrained
 from hypersphere_jax.configs import PretrainConfig, UserError, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
@@ -160,7 +160,7 @@ class Encoder:
         record = {"version": __version__, "step": self.step, "origin": self.origin}
         record_text = json.dumps(record | {"config": to_dict(self.config)}, indent=2)
         arrays = named_arrays(self.params, self.stats)
-        weights = torch_files.to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
+        weights = pretrained.to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
         texts = {CONFIG: record_text + "\n", CARD: self._card()}
         with contextlib.ExitStack() as stack:
             # The stack replaces the files in the opposite order, after all were written.

@@ -1,20 +1,17 @@
-"""Trained encoders from folders of runs, folders that one was saved in, and files of weights."""
+"""Load trained encoders: runs, saved encoders, and pretrained weights."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from hypersphere_jax import augment, models, torch_files
+from hypersphere_jax import augment, models, pretrained
 from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require
 from hypersphere_jax.encoder import RECORD, WEIGHTS, Encoder
 from hypersphere_jax.models.torch_names import shortened
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.utils.files import parse_json
-
-logger = logging.getLogger("hypersphere_jax")
 
 
 @distributed.isolated()
@@ -30,32 +27,30 @@ def load(
     prefix: str | None = None,
     head: bool = True,
 ) -> Encoder:
-    """Loads a trained encoder of images.
+    """Load a trained image encoder.
 
     Args:
-      where: the folder of a run, or its name in `runs_dir`, trained here or imported; a folder
-        that `Encoder.save` wrote; or a file of weights that others trained (.safetensors, .npz,
-        PyTorch's .pth, .pt, .pth.tar): ResNets of torchvision, timm, Hugging Face, MoCo or SwAV,
-        and Wang & Isola's SmallAlexNet. The network is inferred from names and shapes,
-        docs/torch.md.
-      step: of a run's checkpoint; None: the newest one that is sound.
+      where: a run (folder, or name in `runs_dir`), a folder written by `Encoder.save`, or a file of
+        pretrained weights (.safetensors, .npz, or a PyTorch file if PyTorch is installed): a ResNet
+        of torchvision, timm, Hugging Face, MoCo or SwAV, or Wang & Isola's SmallAlexNet. The
+        network is inferred from names and shapes; see docs/torch.md.
+      step: checkpoint of a run. Defaults to the newest intact one.
       runs_dir: folder of all runs.
-      network: of an encoder whose network is the user's own, the same as in training.
-      preprocess: likewise, image to image in evaluation. Of a file: in place of the recipe.
-      image_size: of a file: side of the images that enter, pixels. None: 224 for a ResNet, 32 if it
-        begins with a 3x3 convolution; what SmallAlexNet's `fc6` is for.
-      recipe: of a file: the name of the recipe that prepares images. None: "moco", ImageNet's
-        usual one, for a ResNet; "stl10" for SmallAlexNet; "cifar10" for images below 64 pixels.
-      prefix: of a file: that of the encoder's names. None: it is detected.
-      head: of a file: False leaves its head, such as a classifier, out. Without a head "output" is
-        the layer before it ("backbone", "fc7") divided by its norm.
+      network: custom network of the run, the same as in training.
+      preprocess: custom preprocessing of the run, or of a file, instead of a recipe.
+      image_size: side of the input images of a file in pixels. Defaults to 224 for a ResNet (32
+        with a 3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet.
+      recipe: recipe that prepares the images for a file. Defaults to "moco" (ImageNet's) for a
+        ResNet, "stl10" for SmallAlexNet, and "cifar10" for images below 64 pixels.
+      prefix: prefix of the encoder's names in a file. Detected by default.
+      head: False drops the head of a file, such as a classifier. "output" is then the last layer
+        ("backbone" or "fc7") divided by its norm.
 
     Returns:
       The encoder, a function of images.
 
     Raises:
-      UserError: when there is no such encoder, its files are damaged, or it needs a `network` or
-        `preprocess`.
+      UserError: for a missing encoder, damaged files, or a missing `network` or `preprocess`.
 
     Example:
       >>> import hypersphere_jax as hj
@@ -64,90 +59,88 @@ def load(
       >>> h = encoder(images, layer="fc7")  # doctest: +SKIP
       >>> resnet = hj.load("resnet50.safetensors", head=False)  # doctest: +SKIP
     """
-    own = {"network": network, "preprocess": preprocess}
-    own = {name: value for name, value in own.items() if value is not None}
-    given = {"image_size": image_size, "recipe": recipe, "prefix": prefix}
-    given["head=False"] = None if head else False
-    of_file = [name for name, value in given.items() if value is not None]
-    file = _file_of_weights(Path(where), runs_dir)
+    custom = {"network": network, "preprocess": preprocess}
+    custom = {name: value for name, value in custom.items() if value is not None}
+    file = _weights_file(Path(where), runs_dir)
     if file is not None:
-        fits = step is None and network is None
-        require(fits, f"step and network are not for files of weights, and {file} is one")
-        return _load_file(file, own, image_size, recipe, prefix, head)
-    require(not of_file, f"{', '.join(of_file)}: for files of weights only, and {where} is none")
+        is_plain = step is None and network is None
+        require(is_plain, f"{file} is a file of weights; omit step and network")
+        weights = pretrained.read_encoder(file, prefix, head=head, image_size=image_size)
+        return _from_weights(weights, recipe, custom)
+    file_options = {"image_size": image_size, "recipe": recipe, "prefix": prefix}
+    given = [name for name, value in file_options.items() if value is not None]
+    if not head:
+        given.append("head=False")
+    require(not given, f"{where} is not a file of weights; omit {', '.join(given)}")
     folder = Path(where)
     if (folder / WEIGHTS).is_file():
-        require(step is None, f"step={step} is of a run's checkpoints, and {folder} is one encoder")
-        return _load_saved(folder, own)
+        require(step is None, f"{folder} is a saved encoder without checkpoints; omit step={step}")
+        return _load_saved(folder, custom)
     folder = run_dir.find(str(where), runs_dir)
-    config = run_dir.read_config(folder).replace(**own)
+    config = run_dir.read_config(folder).replace(**custom)
     require(not config.reads_text, f"{folder} is an encoder of sentences, not of images")
     _require_preprocess(config)
     loaded = run_dir.load_encoder(folder, step, config)
     return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
 
 
-def _file_of_weights(where: Path, runs_dir: str | Path) -> Path | None:
-    """The file of weights that a path means, if it does: itself, or that of a downloaded folder."""
-    where = torch_files.file_in(where)
-    exists = where.exists() or Path(runs_dir, where).exists()
-    missing = not exists and where.suffix.lower() in torch_files.SUFFIXES
-    return where if where.is_file() or missing else None
+def _weights_file(where: Path, runs_dir: str | Path) -> Path | None:
+    """Return the file of weights at a path, existing or not; None for runs and saved encoders."""
+    file = pretrained.weights_file(where)
+    exists = file.exists() or Path(runs_dir, file).exists()
+    is_missing = not exists and file.suffix.lower() in pretrained.SUFFIXES
+    return file if file.is_file() or is_missing else None
 
 
-def _load_file(
-    file: Path,
-    own: dict[str, Any],
-    image_size: int | None,
-    recipe: str | None,
-    prefix: str | None,
-    head: bool,
+def _from_weights(
+    weights: pretrained.EncoderWeights, recipe: str | None, custom: dict[str, Any]
 ) -> Encoder:
-    state = torch_files.read_state(file)
-    with torch_files.naming(file):
-        state, unused = torch_files.encoder_of(state, prefix)
-        state = state if head else torch_files.without_head(state)[0]
-        model = torch_files.infer(state, image_size)
-        params, stats = torch_files.converted(state, model)
-    if unused:
-        logger.warning("ignored in %s: %s", file, shortened(unused))
-    recipe = torch_files.recipe_of(model) if recipe is None else recipe
+    file = weights.file
+    params, stats = pretrained.to_params(weights, weights.model)
+    if recipe is None:
+        recipe = pretrained.default_recipe(weights.model)
     try:
         augment.find(recipe)
     except ValueError as error:
         raise UserError(f"recipe={recipe!r}: {error}") from error
-    name = file.resolve().parent.name if file.name == torch_files.OF_FOLDER else file.stem
-    options = vars(model) | {"data": "unknown", "recipe": recipe}
-    config = PretrainConfig(name=name or "encoder", **options).replace(**own)
-    return Encoder(config, params, stats, 0, models.abstract(model)[0], origin=file.name)
+    name = file.stem
+    if file.name == pretrained.HUGGING_FACE_FILE:
+        name = file.resolve().parent.name
+    options = vars(weights.model) | {"data": "unknown", "recipe": recipe}
+    config = PretrainConfig(name=name or "encoder", **options).replace(**custom)
+    apply, _, _ = models.abstract(weights.model)
+    return Encoder(config, params, stats, 0, apply, origin=file.name)
 
 
 def _require_preprocess(config: PretrainConfig) -> None:
-    own = config.preprocess
-    require(not isinstance(own, str), f"images were prepared by your own {own}: give preprocess=")
+    name = config.preprocess
+    require(
+        not isinstance(name, str), f"the images were prepared by {name}; pass preprocess={name}"
+    )
 
 
-def _load_saved(folder: Path, own: dict[str, Any]) -> Encoder:
-    saved, metadata = torch_files.read_safetensors(folder / WEIGHTS)
-    where, text = f"{folder / WEIGHTS}: config", metadata.get(RECORD, "")
-    record = parse_json(text.encode(), where, ("config", "step"), "save the encoder again")
-    config = from_dict(PretrainConfig, record["config"]).replace(**own)
+def _load_saved(folder: Path, custom: dict[str, Any]) -> Encoder:
+    file = folder / WEIGHTS
+    saved, metadata = pretrained.read_safetensors(file)
+    text = metadata.get(RECORD, "").encode()
+    record = parse_json(text, f"{file}: config", ("config", "step"), "save the encoder again")
+    config = from_dict(PretrainConfig, record["config"]).replace(**custom)
     _require_preprocess(config)
     apply, params, stats = models.abstract(config)
-    like = {"params": params, "stats": stats}
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    leaves, structure = jax.tree_util.tree_flatten_with_path({"params": params, "stats": stats})
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    missing = sorted(set(names) - saved.keys())
+    unexpected = sorted(saved.keys() - set(names))
     require(
-        saved.keys() == set(names),
-        f"{folder / WEIGHTS} is of another network: missing are "
-        f"{sorted(set(names) - saved.keys())[:3]}, unexpected "
-        f"{sorted(saved.keys() - set(names))[:3]}",
+        not missing and not unexpected,
+        f"{file} is of another network: missing {shortened(missing)}, unexpected "
+        f"{shortened(unexpected)}",
     )
     arrays = [saved[name] for name in names]
     for name, array, (_, leaf) in zip(names, arrays, leaves, strict=True):
         require(
             array.shape == leaf.shape and array.dtype == leaf.dtype,
-            f"{folder / WEIGHTS}: {name} is {array.dtype} {array.shape}, not {leaf.shape}",
+            f"{file}: {name} is {array.dtype} {array.shape}, not {leaf.dtype} {leaf.shape}",
         )
     tree = jax.tree.unflatten(structure, arrays)
     origin = record.get("origin")

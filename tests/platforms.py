@@ -25,7 +25,6 @@ DEVICES = {
         "configs/test_config_files.py::test_the_record_of_a_run",
         "test_cli.py::test_from_training_to_report",
         "test_run.py::test_devices_change_nothing",
-        "test_torch_io.py::test_features_of_a_run_are_those_of_the_weights",
         "training/test_checkpoint.py::test_folder_with_another_run",
         "training/test_feed.py::test_images_in_order",
         "training/test_feed.py::test_resident_and_streamed_images_are_the_samplers",

@@ -17,7 +17,7 @@ LAYERS = (
     ("configs", "utils"),
     ("losses", "moco", "theory"),
     ("augment", "data", "models"),
-    ("encoder", "evaluate", "loading", "torch_files", "torch_format", "torch_io", "training"),
+    ("encoder", "evaluate", "loading", "pretrained", "training"),
     ("reporting", "run"),
     ("cli", "__main__"),
 )
@@ -29,7 +29,8 @@ HOMES |= {"PIL": ["data", "augment"], "flax": ["models"]}
 HOMES |= {"orbax": ["training.checkpoints"]}
 HOMES |= {"tyro": ["configs", "cli"], "matplotlib": ["reporting"]}
 HOMES |= {"jinja2": ["reporting"]}
-HOMES |= {"tensorboardX": ["training.metrics"], "safetensors": ["torch_files"], "torch": []}
+HOMES |= {"tensorboardX": ["training.metrics"]}
+HOMES |= {"safetensors": ["pretrained"], "torch": ["pretrained"]}
 HOMES |= {"equinox": ["models.custom"], "yaml": ["configs"], "wandb": ["training.metrics"]}
 # The same of names of JAX's.
 ONLY = {"jax.pmap": ["training.distributed"], "jax.distributed": ["training.distributed"]}

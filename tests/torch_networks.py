@@ -1,14 +1,7 @@
-"""Files as PyTorch writes them; an oracle in NumPy's float64 of the networks, after torchvision."""
+"""NumPy oracles of torchvision's ResNets and the SmallAlexNet, in float64, and random weights."""
 
-import io
-import pickle
-import sys
-import zipfile
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
-from unittest import mock
 
 import jax
 import numpy as np
@@ -57,61 +50,6 @@ def hugging_face(state, prefix="resnet."):
         head = f"{prefix.removesuffix('resnet.')}classifier.1"
         named[f"{head if module == 'fc' else prefix + modules[module]}.{leaf}"] = array
     return named
-
-
-STORAGES = {"f4": "Float", "f2": "Half", "f8": "Double", "i8": "Long", "u1": "Byte"}
-
-
-def torch_file(content, zipped=True):
-    """The bytes that `torch.save` writes, with arrays for tensors; views share their storage."""
-    torch, utils, bases = ModuleType("torch"), ModuleType("torch._utils"), []
-    for module, name in ((utils, "_rebuild_tensor_v2"), *((torch, s) for s in STORAGES.values())):
-        name += "Storage" if module is torch else ""
-        setattr(module, name, type(name, (), {"__module__": module.__name__}))
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value):
-            if not isinstance(value, memoryview):
-                return None
-            base = value.obj
-            if not any(base is other for other in bases):
-                bases.append(base)
-            key = next(str(n) for n, other in enumerate(bases) if other is base)
-            kind = getattr(torch, f"{STORAGES[base.dtype.str[1:]]}Storage")
-            return ("storage", kind, key, "cpu", base.size, *([] if zipped else [None]))
-
-        def reducer_override(self, value):
-            if not isinstance(value, np.ndarray):
-                return NotImplemented
-            base = value if value.base is None else value.base
-            begin, start = (a.__array_interface__["data"][0] for a in (base, value))
-            strides = tuple(stride // value.itemsize for stride in value.strides)
-            place = (start - begin) // value.itemsize, value.shape, strides
-            return utils._rebuild_tensor_v2, (memoryview(base), *place, False, OrderedDict())
-
-    def pickled(value):
-        stream = io.BytesIO()
-        Pickler(stream, 2).dump(value)
-        return stream.getvalue()
-
-    with mock.patch.dict(sys.modules, {"torch": torch, "torch._utils": utils}):
-        main, stream = pickled(content), io.BytesIO()
-    if zipped:
-        with zipfile.ZipFile(stream, "w") as file:
-            members = {"data.pkl": main, "version": "3", "byteorder": "little"}
-            members |= {f"data/{number}": base.tobytes() for number, base in enumerate(bases)}
-            for name, member in members.items():
-                file.writestr(f"a/{name}", member)
-        return stream.getvalue()
-    head = (
-        0x1950A86A20F9469CFC6C,
-        1001,
-        {"little_endian": True},
-        [str(n) for n in range(len(bases))],
-    )
-    *head, keys = map(pickled, head)
-    data = [base.size.to_bytes(8, "little") + base.tobytes() for base in bases]
-    return b"".join([*head, main, keys, *data])
 
 
 relu = partial(np.maximum, 0)

@@ -1,25 +1,22 @@
-"""PyTorch's names and layouts of the same weights, for encoders that were trained there.
+"""Parameter names and layouts of PyTorch networks.
 
-ResNets have torchvision's names, which MoCo's checkpoints have too (behind a prefix such as
-`module.encoder_q.`, which the caller strips); SmallAlexNet those of Wang & Isola's repository
-(`align_uniform`, STL-10: `blocks` is a list of sequential layers).
+ResNets use torchvision's names. SmallAlexNet uses the names of Wang & Isola's repository
+(`align_uniform`, STL-10), where `blocks` is a list of sequential layers.
 """
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hypersphere_jax import models
-from hypersphere_jax.configs import ModelConfig, UserError, require
+from hypersphere_jax.configs import ModelConfig, require
 from hypersphere_jax.models import heads
 
 LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 LEAVES |= {"mean": "running_mean", "var": "running_var"}
-# The axes in PyTorch's order, of a vector, a dense layer, and a convolution: outputs come first,
-# then inputs (then rows and columns).
+# Axes in PyTorch's order (outputs, inputs, rows, columns), by the number of axes of the array.
 AXES = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 
 
@@ -27,10 +24,10 @@ class TorchEntry(NamedTuple):
     """An entry of a PyTorch state dict.
 
     Attributes:
-      name: its key.
-      shape: its shape in PyTorch.
-      image: for a dense layer on a flattened image, the shape (h, w, c) of that: PyTorch flattens
-        channels first, this package last.
+      name: key.
+      shape: shape in PyTorch.
+      image: shape (h, w, c) of the image that enters a dense layer. PyTorch flattens images
+        channels first, this package channels last. None for other layers.
     """
 
     name: str
@@ -39,97 +36,71 @@ class TorchEntry(NamedTuple):
 
 
 def has_torch_names(config: ModelConfig) -> bool:
-    """Whether a model has a counterpart in PyTorch."""
+    """Return whether a network exists in PyTorch."""
     return config.network is None and config.model.startswith(("small_alexnet", "resnet"))
 
 
 def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
-    """Which PyTorch entry each parameter and statistic is.
+    """Return the PyTorch entry of each parameter and statistic.
 
-    Heads are named as torchvision and MoCo do: `fc` is the linear head, and of MLPs a sequence
-    `fc.0`, … of linear layers, batch norms and ReLUs. (In SmallAlexNet this sequence is block 7.)
+    A linear head is `fc`, as in torchvision. An MLP head is a sequence `fc.0`, `fc.1`, … of linear
+    layers, batch norms and ReLUs, as in MoCo. The head of SmallAlexNet is `blocks.7`.
 
     Args:
-      config: of a ResNet or of `small_alexnet`, its `image_size` and `channels` given.
+      config: ResNet or SmallAlexNet with `image_size` and `in_channels`.
 
     Returns:
-      For each path, such as "params/layer1/block0/conv1/layer/kernel" or
-      "stats/conv1/norm/mean", the entry.
+      Entries by path, such as "params/layer1/block0/conv1/layer/kernel" or "stats/conv1/norm/mean".
 
     Raises:
-      UserError: for a model without a counterpart in PyTorch.
+      UserError: for a network that has no PyTorch names.
     """
     require(
         has_torch_names(config),
-        f"{config.label} has no counterpart in PyTorch: only small_alexnet and ResNets have",
+        f"{config.label} has no counterpart in PyTorch; use names=own, or a ResNet or "
+        "small_alexnet",
     )
     _, params, stats = models.abstract(config)
     entries = {}
     for path, leaf in flatten_dict({"params": params, "stats": stats}).items():
         name = f"{_module_name(path[1:-1], config)}.{LEAVES[path[-1]]}"
         shape = tuple(leaf.shape[axis] for axis in AXES[leaf.ndim])
-        image = models.layers(config)["conv5"] if path[1] == "fc6" and leaf.ndim == 2 else None
+        image = None
+        if path[1] == "fc6" and leaf.ndim == 2:
+            image = models.layers(config)["conv5"]
         entries["/".join(path)] = TorchEntry(name, shape, image)
     return entries
 
 
-def head_of(names: Collection[str], sequence: str) -> tuple[str, list[str]]:
-    """Which head a state dict has, and the names of its weights, in their order.
-
-    Args:
-      names: of the entries.
-      sequence: the head's, "fc" or "blocks.7".
-
-    Raises:
-      UserError: for a head that is not known.
-    """
-    if f"{sequence}.weight" in names:
-        return "linear", [f"{sequence}.weight"]
-    inside = [name for name in names if name.startswith(f"{sequence}.")]
-    if not inside:
-        return "none", []
-    numbers = {int(n) for name in inside for n in re.findall(r"\.(\d+)\.weight$", name)}
-    for head, form in heads.FORMS.items():
-        step = 3 if form.normed else 2  # layer, batch norm if any, ReLU
-        places = [step * number for number in range(form.hidden + 1)]
-        norms = [place + 1 for place in places if form.normed]
-        bias = not norms or (f"{sequence}.{norms[-1]}.bias" in names) == form.last_bias
-        if head != "none" and numbers == {*places, *norms} and bias:
-            return head, [f"{sequence}.{place}.weight" for place in places]
-    raise UserError(
-        f"no head of this package has the entries {shortened(sorted(inside))}: leave the head out, "
-        "with head=False in Python, --head none on the command line"
-    )
-
-
 def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dict]:
-    """Parameters and statistics from a PyTorch state dict.
+    """Convert a PyTorch state dict to parameters and batch statistics.
 
     Args:
-      config: of the model, see `torch_names`.
-      state: arrays by name; `num_batches_tracked` is ignored, as nothing here uses it.
+      config: see `torch_names`.
+      state: arrays by name. `num_batches_tracked` is ignored.
 
     Returns:
-      (params, stats) as of `models.create`, NumPy float32.
+      (params, stats) in the form of `models.create`, as NumPy float32 arrays.
 
     Raises:
-      UserError: when entries are missing or unexpected, or have another shape.
+      UserError: for missing or unexpected entries, or other shapes.
     """
     entries = torch_names(config)
     names = {name for name in state if not name.endswith("num_batches_tracked")}
     expected = {entry.name for entry in entries.values()}
-    missing, unexpected = sorted(expected - names), sorted(names - expected)
+    missing = sorted(expected - names)
+    unexpected = sorted(names - expected)
     require(
         not missing and not unexpected,
-        f"these are not the weights of {config.model} with the head {config.head!r}: "
-        f"missing are {shortened(missing)}, unexpected {shortened(unexpected)}",
+        f"not the weights of {config.model} with head={config.head}: missing "
+        f"{shortened(missing)}, unexpected {shortened(unexpected)}",
     )
     flat = {}
     for path, entry in entries.items():
         array = np.asarray(state[entry.name], np.float32)
         require(
             array.shape == entry.shape,
-            f"{entry.name} has shape {array.shape}, where {config.model} needs {entry.shape}",
+            f"{entry.name} has shape {array.shape}, but {config.model} needs {entry.shape}",
         )
         if entry.image is not None:
             h, w, c = entry.image
@@ -140,18 +111,18 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
 
 
 def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.ndarray]:
-    """The PyTorch state dict of parameters and statistics: the inverse of `from_torch`.
+    """Convert parameters and batch statistics to a PyTorch state dict; inverse of `from_torch`.
 
     Args:
-      config: of the model, see `torch_names`.
-      params: as of `models.create`.
-      stats: likewise.
+      config: see `torch_names`.
+      params: parameters in the form of `models.create`.
+      stats: batch statistics in the form of `models.create`.
 
     Returns:
-      NumPy arrays by name, in PyTorch's shapes and of the dtypes they had.
+      NumPy arrays by name in PyTorch's shapes. Dtypes are kept.
 
     Raises:
-      UserError: for a model without a counterpart in PyTorch.
+      UserError: for a network that has no PyTorch names.
     """
     leaves = flatten_dict({"params": params, "stats": stats}, sep="/")
     state = {}
@@ -165,32 +136,51 @@ def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.nda
 
 
 def _module_name(path: tuple[str, ...], config: ModelConfig) -> str:
-    """PyTorch's name of a layer or of its batch norm."""
-    alexnet, norm = config.model == "small_alexnet", int(path[-1] == "norm")
+    """Return PyTorch's name of a layer or of its batch norm."""
+    is_alexnet = config.model == "small_alexnet"
+    is_norm = path[-1] == "norm"
     match path:
         case ["head", "classifier"]:
             return "classifier"
         case ["head", name, *_]:
-            form = heads.FORMS[config.head]
-            if form.hidden == 0:
-                return "blocks.7.0" if alexnet else "fc"
-            number = form.hidden if name == "output" else int(name[-1]) - 1
-            place = (3 if form.normed else 2) * number + norm  # layer, batch norm if any, ReLU
-            return f"blocks.7.{place}" if alexnet else f"fc.{place}"
-        case [layer, _] if alexnet:
-            flattened = int(layer == "fc6")  # inside the block of fc6, before it
-            return f"blocks.{int(layer[-1]) - 1}.{flattened + norm}"
+            return _head_module_name(name, is_norm, config)
+        case [layer, _] if is_alexnet:
+            position = int(is_norm)
+            if layer == "fc6":
+                position += 1  # the block starts with the flattening
+            return f"blocks.{int(layer[-1]) - 1}.{position}"
         case ["conv1", _]:
-            return "bn1" if norm else "conv1"
+            return "bn1" if is_norm else "conv1"
         case [stage, block, "downsample", _]:
-            return f"{stage}.{block.removeprefix('block')}.downsample.{norm}"
+            return f"{stage}.{block.removeprefix('block')}.downsample.{int(is_norm)}"
         case [stage, block, layer, _]:
-            layer = layer.replace("conv", "bn") if norm else layer
+            if is_norm:
+                layer = layer.replace("conv", "bn")
             return f"{stage}.{block.removeprefix('block')}.{layer}"
     raise AssertionError(path)
 
 
+def _head_module_name(name: str, is_norm: bool, config: ModelConfig) -> str:
+    """Return PyTorch's name of a layer of the head, or of its batch norm."""
+    *hidden, position = mlp_positions(config.head)
+    if name != "output":
+        position = hidden[int(name.removeprefix("projection")) - 1]
+    position += int(is_norm)
+    if config.model == "small_alexnet":
+        return f"blocks.7.{position}"
+    return f"fc.{position}" if hidden else "fc"
+
+
+def mlp_positions(head: str) -> list[int]:
+    """Return the positions of the linear layers in the sequence of a head."""
+    form = heads.FORMS[head]
+    step = 2 + int(form.normed)  # linear layer, batch norm if the head has them, ReLU
+    return [step * number for number in range(form.hidden + 1)]
+
+
 def shortened(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
-    first = ", ".join(names[:4]) or "none"
-    return first + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    """Return the first names, and the number of further names."""
+    text = ", ".join(names[:4]) or "none"
+    if len(names) > 4:
+        text += f" and {len(names) - 4} more"
+    return text

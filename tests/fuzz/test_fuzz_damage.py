@@ -1,5 +1,6 @@
 """A finished run whose files are damaged; files of weights."""
 
+import io
 import json
 import os
 import shutil
@@ -7,14 +8,14 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fuzzing import fuzz, is_same
 from hypothesis import strategies as st
 from junk import at, damage, damaged, edited, edits
 from safetensors.numpy import save
-from torch_networks import RESNET, random_state, torch_file
+from torch_networks import RESNET, random_state
 
 STATE = random_state(RESNET, np.random.default_rng(0))
-WHOLE = []  # what the file of `test_pth` has
 OF_FILES = ("damage", "damage", "damage", "delete", "swap", "folder", "fifo", "loop")
 OF_FOLDERS = ("remove", "copy", "file")
 # What, to which file or folder, with which other one (shares of all), and how it is damaged.
@@ -114,14 +115,12 @@ def test_safetensors(place, edit, size):
 
 @fuzz(4, how=damage)
 def test_pth(place, how):
-    """The encoder of the whole file, or an error."""
-    content = torch_file({"epoch": 3, "state_dict": STATE})
-    line = ("import-torch", "w.pth", "--name", "images")
-    if not WHOLE:
-        place.put("w.pth", content)
-        place.call(*line)
-        WHOLE.append(place.exported()[0])
-        shutil.rmtree("runs")
-    place.put("w.pth", damaged(content, how))
-    if place.call(*line).status == 0:
-        assert is_same(place.exported()[0], WHOLE[0])
+    """A damaged PyTorch file gives the intact file's encoder, or an error."""
+    torch = pytest.importorskip("torch")
+    buffer = io.BytesIO()
+    state = {name: torch.from_numpy(array) for name, array in STATE.items()}
+    torch.save({"epoch": 3, "state_dict": state}, buffer)
+    place.put("w.pth", damaged(buffer.getvalue(), how))
+    if place.call("import-torch", "w.pth", "--name", "images").status == 0:
+        arrays, _ = place.exported()
+        assert is_same(arrays, STATE)

@@ -1,4 +1,4 @@
-"""Import from and export to PyTorch."""
+"""Options of import-torch and export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +13,20 @@ from hypersphere_jax.configs.model import ModelConfig
 
 @dataclass(frozen=True)
 class ImportOptions(Config):
-    """PyTorch file."""
+    """Pretrained weights."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """State dict: .safetensors, a PyTorch file (.pth, .pt, .pth.tar), or an .npz file with the same
-    names and arrays. Architecture options are read off its names and shapes."""
+    """State dict: .safetensors, .npz, or a PyTorch file (.pth, .pt, .pth.tar, .bin, .ckpt), which
+    needs PyTorch; or a folder from Hugging Face. The network is inferred from names and shapes."""
     name: str
-    """Name of the new run: its folder is RUNS_DIR/NAME."""
+    """Name of the new run. Its folder is RUNS_DIR/NAME."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     prefix: str | None = None
     """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default;
-    of MoCo's two encoders the query encoder is used."""
+    MoCo's query encoder is preferred to its key encoder."""
     fresh_head: bool = False
-    """Replace the file's head by a random one (--head, --dim). Then probe layers before the head,
+    """Replace the file's head by a random one (--head, --dim). Probe a layer before the head then,
     such as `backbone` or `fc7`."""
     seed: int = 0
     """Seed of the random head."""
@@ -39,23 +39,23 @@ class ImportOptions(Config):
 
 @dataclass(frozen=True)
 class ImportConfig(DataConfig, ModelConfig, ImportOptions):
-    """Make a run from an encoder that was trained in PyTorch."""
+    """Make a run from pretrained weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             not (self.fresh_head and self.head == "none"),
-            "fresh_head=True makes a head, and head=none has none: give one of them",
+            "fresh_head=True adds a random head, but head=none removes it; use one of them",
         )
         require(
             self.fresh_head or self.init == ModelConfig.init,
-            f"init={self.init} is for a random head: use fresh_head=True",
+            f"init={self.init} has an effect on random heads only; add fresh_head=True",
         )
 
 
 @dataclass(frozen=True)
 class ExportConfig(Config):
-    """Encoder to write to a file of arrays."""
+    """Encoder to write to a file."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run (folder, or name in RUNS_DIR), or a folder that `Encoder.save` wrote."""
