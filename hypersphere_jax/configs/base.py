@@ -111,7 +111,8 @@ def checked(name: str, value: Any, kind: Any) -> Any:
       UserError: for a value of another type.
     """
     value = _converted(value, kind)
-    require(matches(value, kind), f"{name}={value!r}: must be {described_type(kind)}")
+    if not matches(value, kind):
+        raise UserError(f"{name}={value!r}: must be {described_type(kind)}")
     return value
 
 
@@ -221,8 +222,8 @@ def check_names(cls: type, names: Iterable[str]) -> None:
     """Raise UserError for a name that is no field of a config class."""
     known = [field.name for field in dataclasses.fields(cls)]
     for name in names:
-        hint = did_you_mean(name, known)
-        require(name in known, f"{cls.__name__} has no option {name!r}{hint}")
+        if name not in known:
+            raise UserError(f"{cls.__name__} has no option {name!r}{did_you_mean(name, known)}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

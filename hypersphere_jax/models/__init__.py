@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hypersphere_jax.configs import ModelConfig, require, section
+from hypersphere_jax.configs import ModelConfig, UserError, require, section
 from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
@@ -174,10 +174,10 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
-    """Raises UserError, which names the argument `flag`, unless the model has the layer."""
+    """Raise UserError, which names the argument `flag`, unless the model has the layer."""
     known = layers(config)
-    require(
-        layer in known,
-        f"{flag}{layer}: {config.label} has no such layer{did_you_mean(layer, known)}; its layers "
-        f"are {', '.join(known)}",
-    )
+    if layer not in known:
+        hint = did_you_mean(layer, known)
+        raise UserError(
+            f"{flag}{layer}: {config.label} has no such layer{hint}; its layers are {', '.join(known)}"
+        )
