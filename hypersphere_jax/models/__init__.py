@@ -178,6 +178,5 @@ def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
     known = layers(config)
     if layer not in known:
         hint = did_you_mean(layer, known)
-        raise UserError(
-            f"{flag}{layer}: {config.label} has no such layer{hint}; its layers are {', '.join(known)}"
-        )
+        names = ", ".join(known)
+        raise UserError(f"{flag}{layer}: {config.label} has no such layer{hint}; it has {names}")
