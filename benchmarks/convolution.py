@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.timing import device_kind, median, product, ratio, take_turns
-from hypersphere_jax.models.convolution import convolution
+from hypersphere_jax.models.ops import convolution
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.utils import memory
 

@@ -23,10 +23,8 @@ from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, OptimizerConfig, require
 from hypersphere_jax.losses import align_loss, l2_normalize, uniform_loss
 from hypersphere_jax.models import resnet, small_alexnet
-from hypersphere_jax.models.blocks import max_pool
-from hypersphere_jax.models.convolution import convolution
-from hypersphere_jax.models.dense import ROWS_BY_COLUMNS, product
 from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.models.ops import MATRIX_PRODUCT, convolution, dot_general, max_pool
 from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
@@ -177,7 +175,7 @@ def _dense(layer: nnx.Linear, x: jax.Array) -> Part:
     bias = [] if layer.bias is None else [kernel[-1:]]
 
     def function(x, kernel, *bias):
-        return product(x, kernel, ROWS_BY_COLUMNS) + (bias[0][None] if bias else 0)
+        return dot_general(x, kernel, MATRIX_PRODUCT) + (bias[0][None] if bias else 0)
 
     name = f"dense, {kernel[0]} to {kernel[1]}" + ", bias" * len(bias)
     return Part(name, function, (x.shape, kernel, *bias), 2.0 * len(x) * float(np.prod(kernel)))

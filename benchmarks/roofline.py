@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.lax import DotAlgorithmPreset, Precision
 
 from benchmarks.timing import pace
-from hypersphere_jax.models import convolution
+from hypersphere_jax.models import ops
 
 # Products by name: type of the numbers, precision, and whether NVIDIA's GPUs alone have them. The
 # last two are those of the losses there, see `losses/blocks.py`.
@@ -84,7 +84,7 @@ def plain_convolutions() -> Any:
 
     Of loops over blocks of images, which those of CPUs are, XLA counts the FLOP of one block.
     """
-    return mock.patch.object(convolution, "on_cpu", return_value=False)
+    return mock.patch.object(ops, "on_cpu", return_value=False)
 
 
 def moved(compiled: Any) -> float:

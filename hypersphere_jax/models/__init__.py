@@ -1,13 +1,13 @@
-"""Encoders, as pure functions of their parameters: the only place that knows Flax.
+"""Encoders as pure functions of their parameters.
 
-`create` gives plain dicts of arrays and a function, of this package's networks and of the user's
-(`custom`). Nothing outside sees a module.
+`create` returns plain dicts of arrays and a function, for this package's networks and for the
+user's (`custom`). Modules of Flax stay inside this folder.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,22 +35,24 @@ Apply = Callable[..., tuple[dict[str, jax.Array], Tree]]
 
 
 def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
-    """An encoder with fresh parameters.
+    """Return an encoder with initial parameters.
+
+    `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)` takes float32 images
+    `[n, image_size, image_size, channels]`, `packing.Packed` sentences, or sentences as integers
+    `[n, words]`. It returns the named layers as float32; `"output"` is `[n, dim]` with unit norm.
+
+    In training, batch norm uses the statistics of a batch and returns updated running statistics.
+    `batch_norm` of the config chooses the batch: the global batch over the mapped axis `axis_name`
+    ("sync"), this device's part ("local"), or each of `bn_groups` equal parts of the global batch,
+    consecutive in the order of the devices ("split"; each device returns the running statistics of
+    its own groups).
 
     Args:
       config: with `image_size` and `in_channels`, or `vocabulary_size` for sentences.
       key: random key of the initialization.
 
     Returns:
-      apply: `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)`, with `x`
-        float32 `[n, image_size, image_size, channels]`, or `packing.Packed` sentences (or integers
-        `[n, words]`, see `SentenceGRU`), and `outputs` a dict of the named layers,
-        float32; `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses
-        the statistics of the batch, and the running ones come back updated; else they come back
-        as they are. Which batch is the config's choice, where `axis_name` is the mapped axis over
-        which the global batch lies: all of it ("sync"), this device's part ("local"), or each of
-        `bn_groups` equal parts of the global one, consecutive samples in the devices' order
-        ("split"; the running statistics that come back are those of this device's groups).
+      apply: the function above.
       params: nested dict of float32 arrays.
       stats: running statistics of batch normalization, nested dict of float32 arrays.
 
@@ -59,11 +61,13 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """
     config = resolved(config)
     apply, _, _ = abstract(config)
-    initial = _builder(config) if config.network is None else _custom(config)[0]
-    return apply, *initial(key)
+    if config.network is None:
+        return apply, *_builder(config)(key)
+    init, _ = _custom(config)
+    return apply, *init(key)
 
 
-@functools.lru_cache(maxsize=8)  # many encoders of one config are compiled once
+@functools.lru_cache(maxsize=8)  # encoders of one config share a compiled initialization
 def _builder(config: ModelConfig) -> functional.Builder:
     return functional.Builder(functools.partial(_build, config))
 
@@ -77,33 +81,38 @@ def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
-    """As `create`, with shapes (`jax.ShapeDtypeStruct`) for arrays: it computes nothing."""
+    """Return what `create` returns, with `jax.ShapeDtypeStruct` for arrays."""
     return _abstract(resolved(config))
 
 
-@functools.lru_cache(maxsize=8)  # programs are shared by what has the same `apply`
+@functools.lru_cache(maxsize=8)  # users of the same `apply` share compiled programs
 def _abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
     if config.network is not None:
-        init, own = _custom(config)
-        return own, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
+        init, apply_custom = _custom(config)
+        return apply_custom, *jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
 
     graphdef, params, stats = _builder(config).abstract()
-    synchronized = config.batch_norm in (None, "sync")
+    is_synchronized = config.batch_norm in (None, "sync")
 
     def apply(params, stats, x, train, axis_name=None):
-        groups = _local_groups(config, axis_name) if train else 1
-        over = {"groups": groups, "axis_name": axis_name if synchronized else None}
-        outputs, stats = functional.call(graphdef, params, stats, x, train, **over)
+        groups = 1
+        if train and config.batch_norm == "split":
+            groups = _groups_per_device(config, axis_name)
+        if not is_synchronized:
+            axis_name = None
+        outputs, stats = functional.call(
+            graphdef, params, stats, x, train, groups=groups, axis_name=axis_name
+        )
         return {name: layer.astype(jnp.float32) for name, layer in outputs.items()}, stats
 
     return apply, params, stats
 
 
-def _local_groups(config: ModelConfig, axis_name: str | None) -> int:
-    """Groups of batch norm in this device's part of the batch."""
-    if config.batch_norm != "split":
-        return 1
-    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+def _groups_per_device(config: ModelConfig, axis_name: str | None) -> int:
+    """Return the number of batch-norm groups in a device's part of the batch."""
+    devices = 1
+    if axis_name is not None:
+        devices = jax.lax.axis_size(axis_name)
     require(
         config.bn_groups % devices == 0,
         f"bn_groups={config.bn_groups} does not divide over {devices} devices",
@@ -112,41 +121,46 @@ def _local_groups(config: ModelConfig, axis_name: str | None) -> int:
 
 
 def resolved(config: ModelConfig) -> ModelConfig:
-    """Return the model's section of a config, with the stem of a ResNet chosen.
+    """Return the model's section of a config, with the stem of a ResNet.
 
-    Below 64 pixels the ImageNet stem and the stages would leave less than 2x2 positions.
+    The default stem is "cifar" below 64 pixels, where the ImageNet stem and the stages would leave
+    less than 2x2 positions.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
     """
     config = section(config, ModelConfig)
-    name, size = config.model, config.image_size
+    name = config.model
+    size = config.image_size
     require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
-    needed = ("vocabulary_size",) if config.reads_text else ("image_size", "in_channels")
+    needed = ["image_size", "in_channels"]
+    if config.reads_text:
+        needed = ["vocabulary_size"]
     require(
         all(getattr(config, field) is not None for field in needed),
         f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
     )
     require(
         not isinstance(config.network, str),
-        f"the network is not of this package: pass {config.network}, as "
-        "hypersphere_jax.load(..., network=...) and train(..., network=...) take it",
+        f"pass the network {config.network} itself, as in hypersphere_jax.load(..., network=...) "
+        "or train(..., network=...)",
     )
     if config.reads_text or config.network is not None:
         return config
     least = MODELS[name].min_image_size
     require(
         size >= least,
-        f"{name} needs images of at least {least} pixels, not {size}: choose another model=, or "
-        "a larger image_size=",
+        f"{name} needs images of at least {least} pixels, not {size}; choose another model= or a "
+        "larger image_size=",
     )
     if config.stem is None and name.startswith("resnet"):
-        return dataclasses.replace(config, stem="cifar" if size < 64 else "imagenet")
+        stem: Literal["cifar", "imagenet"] = "cifar" if size < 64 else "imagenet"
+        return dataclasses.replace(config, stem=stem)
     return config
 
 
 def with_classifier(params: Tree, other: Tree) -> Tree:
-    """`params` with the classifier of `other`, or without one when `other` has none."""
+    """Return `params` with the classifier of `other`, or without one if `other` has none."""
     head = {name: part for name, part in params.get("head", {}).items() if name != "classifier"}
     if "classifier" in other.get("head", {}):
         head["classifier"] = other["head"]["classifier"]
@@ -155,26 +169,28 @@ def with_classifier(params: Tree, other: Tree) -> Tree:
 
 
 def before_head(name: str) -> str:
-    """The layer of a model that enters the head: "backbone", or "fc7" of SmallAlexNet."""
+    """Return the layer of a model that the head reads: "backbone", or "fc7" for SmallAlexNet."""
     return [layer for layer in MODELS[name].layers if layer not in heads.LAYERS][-1]
 
 
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes (for one image) of a model's layers, in the network's order."""
+    """Return names and shapes (for one image) of a model's layers, in the network's order."""
     apply, params, stats = abstract(config)
     if config.reads_text:
         x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     else:
-        # Two images, as a custom network may confuse one image with its batch.
+        # Two images, because a custom network may confuse one image with a batch.
         x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.in_channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
-    # Tracing sorts the keys of a dict, so the order comes from the model's own list.
-    order = shapes if config.network is not None else MODELS[config.model].layers
+    # Tracing sorts the keys of a dict. The model's own list has the order.
+    order = shapes
+    if config.network is None:
+        order = MODELS[config.model].layers
     return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 
 def check_layer(config: ModelConfig, layer: str, flag: str = "layers=") -> None:
-    """Raise UserError, which names the argument `flag`, unless the model has the layer."""
+    """Raise UserError, with the argument's name `flag`, unless the model has the layer."""
     known = layers(config)
     if layer not in known:
         hint = did_you_mean(layer, known)

@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 
 from hypersphere_jax.models import functional
-from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.initializers import he_normal
 from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.models.ops import convolution
 
 # Rows (or columns) of a transposed convolution's 3x3 kernel with stride 2, padded to 4 by a zero:
 # those by which the input's rows i and i + 1 enter the output's row 2i, and its row 2i + 1.

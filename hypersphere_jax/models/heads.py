@@ -1,4 +1,4 @@
-"""From the backbone's features to the hypersphere: the papers' projections, linear, or none."""
+"""Projection heads from the backbone's features to the hypersphere."""
 
 from typing import Any, NamedTuple
 
@@ -14,10 +14,19 @@ LAYERS = ("projection1", "projection2", "unnormalized", "output", "logits")
 
 
 class Form(NamedTuple):
-    hidden: int  # hidden layers, each with ReLU
-    normed: bool  # batch norm after every layer, the last one too; else every layer has a bias
-    last_bias: bool = True  # whether the last batch norm has one
-    width: int | None = None  # of the hidden layers, by default; None: as the features that enter
+    """Layers of a head.
+
+    Attributes:
+      hidden: number of hidden layers, each followed by ReLU.
+      normed: batch norm after every layer, including the last; otherwise every layer has a bias.
+      last_bias: the last batch norm has a bias.
+      width: default width of the hidden layers; defaults to the width of the input.
+    """
+
+    hidden: int
+    normed: bool
+    last_bias: bool = True
+    width: int | None = None
 
 
 FORMS = {
@@ -25,54 +34,43 @@ FORMS = {
     "linear": Form(0, normed=False),
     # Chen et al. 2020, "Improved baselines with momentum contrastive learning".
     "moco_v2": Form(1, normed=False),
-    # SimCLR and SimCLR v2, which "Intriguing properties of contrastive losses" follows: as in the
-    # authors' code, where the last batch norm only scales.
+    # SimCLR, SimCLR v2 and "Intriguing properties of contrastive losses"; in the authors' code the
+    # last batch norm has no bias.
     "simclr2": Form(1, normed=True, last_bias=False),
     "simclr3": Form(2, normed=True, last_bias=False),
-    # The balanced contrastive loss's A.3.1: batch norm on all three layers, ReLU on the first two.
+    # Balanced contrastive loss, A.3.1: batch norm on all three layers, ReLU on the first two.
     "balanced": Form(2, normed=True, width=2048),
 }
 
 
 class Head(nnx.Module):
-    """The map to the hypersphere, and a linear classifier when there are classes.
+    """Projection to the hypersphere, and a linear classifier if the config has classes.
 
-    Its hidden layers are "projection1" and "projection2", after ReLU; "output" is "unnormalized"
-    divided by its norm; that is what enters, where the head is "none". The classifier is on
-    "output", a hidden layer, or the layer (with `inputs` features) that enters the head; UserError
-    for another one.
+    The hidden layers are "projection1" and "projection2", after ReLU. "output" is "unnormalized"
+    divided by its norm; with head "none", "unnormalized" is the input. The classifier reads
+    "output", a hidden layer or the input.
+
+    Raises:
+      UserError: for a classifier on another layer, or head "none" with another dimension.
     """
 
     def __init__(self, inputs: int, config: ModelConfig, *, layer: str, init, dtype, rngs):
         form = FORMS[config.head]
+        self.layer = layer
+        self.normed = form.normed
         self.hidden = tuple(f"projection{number + 1}" for number in range(form.hidden))
-        self.normed, self.layer = form.normed, layer
+        options = {"init": init, "dtype": dtype, "rngs": rngs}
         widths = {layer: inputs}
-        common = {"init": init, "dtype": dtype, "rngs": rngs}
-        normed = {"activation": jax.nn.identity, **common}
         for name in self.hidden:
             width = config.head_hidden or form.width or inputs
-            if form.normed:
-                hidden = dense(inputs, width, **normed)
-            else:
-                hidden = linear(inputs, width, **common)
-            setattr(self, name, hidden)
-            widths[name] = inputs = width
+            setattr(self, name, self._hidden_layer(inputs, width, options))
+            widths[name] = width
+            inputs = width
         widths["output"] = config.dim
-        if config.head == "none":
-            require(
-                config.dim == inputs,
-                f"head=none: the output is the layer {layer}: take dim={inputs}",
-            )
-            self.output: Any = None
-        elif form.normed:
-            self.output = dense(inputs, config.dim, use_bias=form.last_bias, **normed)
-        else:
-            # Summed in float32, as nothing follows that would hide the rounding.
-            wide = {"preferred_element_type": jnp.float32}
-            self.output = linear(inputs, config.dim, **wide, **common)
-        self.classified = config.classifier_layer if config.num_classes else None
-        if self.classified:
+        self.output = self._output_layer(inputs, config, options)
+        self.classified: str | None = None
+        if config.num_classes:
+            self.classified = config.classifier_layer
             require(
                 self.classified in widths,
                 f"classifier_layer={self.classified}: with head={config.head} a classifier of "
@@ -92,8 +90,30 @@ class Head(nnx.Module):
             outputs["logits"] = self.classifier(outputs[self.classified].astype(jnp.float32))
         return outputs
 
-    def _apply(self, name, x, train):
+    def _hidden_layer(self, inputs: int, width: int, options: dict[str, Any]) -> nnx.Module:
+        if self.normed:
+            return dense(inputs, width, activation=jax.nn.identity, **options)
+        return linear(inputs, width, **options)
+
+    def _output_layer(self, inputs: int, config: ModelConfig, options: dict[str, Any]) -> Any:
+        """Return the last layer, or None for head "none"."""
+        if config.head == "none":
+            require(
+                config.dim == inputs,
+                f"head=none: the output is the layer {self.layer}; use dim={inputs}",
+            )
+            return None
+        if self.normed:
+            use_bias = FORMS[config.head].last_bias
+            options = options | {"use_bias": use_bias, "activation": jax.nn.identity}
+            return dense(inputs, config.dim, **options)
+        # Sums in float32, because no batch norm follows.
+        return linear(inputs, config.dim, preferred_element_type=jnp.float32, **options)
+
+    def _apply(self, name: str, x: jax.Array, train: bool) -> jax.Array:
         layer = getattr(self, name)
         if layer is None:
             return x
-        return layer(x, train) if self.normed else layer(x)
+        if self.normed:
+            return layer(x, train)
+        return layer(x)

@@ -1,4 +1,4 @@
-"""How a network begins, by whose code: `ModelConfig.init`."""
+"""Parameter initialization as in four public codebases: `ModelConfig.init`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,13 +8,14 @@ from flax.nnx import initializers as init
 
 from hypersphere_jax.configs import ModelConfig
 
-# He et al.: the variance that keeps activations constant through ReLU.
+# He et al. 2015: keeps the variance of activations through ReLU.
 he_normal = init.variance_scaling(2.0, "fan_in", "truncated_normal")
-# The same for gradients: torchvision's of ResNets.
+# Keeps the variance of gradients; torchvision's ResNets.
 he_normal_out = init.variance_scaling(2.0, "fan_out", "normal")
 _lecun_normal = init.lecun_normal()
-_fiftieth, _hundredth = init.normal(1 / 50), init.normal(1 / 100)
-# PyTorch's of nn.Conv2d and nn.Linear: uniform in +-1 / sqrt(fan_in).
+_normal_002 = init.normal(1 / 50)
+_normal_001 = init.normal(1 / 100)
+# PyTorch's nn.Conv2d and nn.Linear: uniform in +-1 / sqrt(fan_in).
 _uniform = init.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -28,28 +29,39 @@ def _uniform_bias(inputs: int) -> Callable:
 
 
 class Scheme(NamedTuple):
-    """What draws the parameters; the scales of batch norm are 1 and its biases 0."""
+    """Initializers of the kinds of layers. Scales of batch norm start at 1, biases at 0.
+
+    Attributes:
+      conv: convolutions outside ResNets.
+      residual: convolutions of ResNets.
+      normed: linear layers with batch norm.
+      linear: other linear layers.
+      bias: biases of the other linear layers, by number of inputs.
+      zero_residual: the last scale of every residual block starts at 0.
+    """
 
     conv: Callable
-    residual: Callable  # convolutions of ResNets
-    normed: Callable  # linear maps before batch norm
-    linear: Callable  # the others
-    bias: Callable[[int], Callable] = _zeros  # of these, by their inputs
-    zero_residual: bool = False  # the last scale of every residual block
+    residual: Callable
+    normed: Callable
+    linear: Callable
+    bias: Callable[[int], Callable] = _zeros
+    zero_residual: bool = False
 
 
 SCHEMES = {
     "he": Scheme(he_normal, he_normal_out, he_normal, _lecun_normal),
     # github.com/SsnL/align_uniform, examples/stl10/encoder.py.
-    "authors": Scheme(_fiftieth, _fiftieth, _fiftieth, _fiftieth),
+    "authors": Scheme(_normal_002, _normal_002, _normal_002, _normal_002),
     # nn.Conv2d and nn.Linear; torchvision/models/resnet.py.
     "torch": Scheme(_uniform, he_normal_out, _uniform, _uniform, _uniform_bias),
     # github.com/google-research/simclr, resnet.py and model_util.py.
-    "simclr": Scheme(_lecun_normal, _lecun_normal, _hundredth, _hundredth, zero_residual=True),
+    "simclr": Scheme(_lecun_normal, _lecun_normal, _normal_001, _normal_001, zero_residual=True),
 }
 
 
 def scheme_of(config: ModelConfig) -> Scheme:
-    """The scheme of a config, with the convolutions of its network."""
+    """Return the scheme of a config, with `conv` for the convolutions of its network."""
     scheme = SCHEMES[config.init]
-    return scheme._replace(conv=scheme.residual) if config.model.startswith("resnet") else scheme
+    if config.model.startswith("resnet"):
+        return scheme._replace(conv=scheme.residual)
+    return scheme

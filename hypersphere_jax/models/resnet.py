@@ -1,6 +1,6 @@
-"""ResNet-18, -34 and -50 (He et al. 2016), in the form of torchvision, for large or small images.
+"""ResNet-18, -34 and -50 (He et al. 2016) as in torchvision, for large and small images.
 
-In a bottleneck block the 3x3 convolution has the stride ("version 1.5").
+The 3x3 convolution of a bottleneck block has the stride ("version 1.5").
 """
 
 import jax
@@ -9,13 +9,14 @@ from flax import nnx
 
 from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import heads
-from hypersphere_jax.models.blocks import channels, conv, max_pool
+from hypersphere_jax.models.blocks import channels, conv
 from hypersphere_jax.models.initializers import scheme_of
+from hypersphere_jax.models.ops import max_pool
 
 
 @jax.custom_jvp
 def relu_of_sum(x: jax.Array) -> jax.Array:
-    """ReLU, whose derivative reads its result; XLA would read both terms of the sum again."""
+    """ReLU of a sum; the derivative reads the result, because XLA would compute the sum again."""
     return nnx.relu(x)
 
 
@@ -26,14 +27,15 @@ def _(primals, tangents):
 
 
 class Block(nnx.Module):
-    """Convolutions to whose result the input is added; ReLU comes after the sum.
+    """Residual block: convolutions, to whose result the input is added, then ReLU.
 
     With `expansion` 1 a basic block, of two 3x3 convolutions; with 4 a bottleneck, of 1x1, 3x3 and
-    1x1 convolutions, the last to four times the channels.
+    1x1 convolutions, the last with four times the channels.
     """
 
     def __init__(self, inputs: int, base: int, strides: int, *, expansion, last, **common):
-        self.bottleneck, outputs = expansion > 1, base * expansion
+        outputs = base * expansion
+        self.bottleneck = expansion > 1
         plain = {"activation": jax.nn.identity, **common}
         if self.bottleneck:
             self.conv1 = conv(inputs, base, side=1, **common)
@@ -42,27 +44,29 @@ class Block(nnx.Module):
         else:
             self.conv1 = conv(inputs, base, strides=strides, **common)
             self.conv2 = conv(base, base, **last, **plain)
-        fits = strides == 1 and inputs == outputs
-        shortcut = None if fits else conv(inputs, outputs, side=1, strides=strides, **plain)
-        self.downsample = shortcut
+        if strides == 1 and inputs == outputs:
+            self.downsample = None
+        else:
+            self.downsample = conv(inputs, outputs, side=1, strides=strides, **plain)
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         inner = self.conv2(self.conv1(x, train), train)
         if self.bottleneck:
             inner = self.conv3(inner, train)
-        shortcut = x if self.downsample is None else self.downsample(x, train)
-        return relu_of_sum(inner + shortcut)
+        if self.downsample is not None:
+            x = self.downsample(x, train)
+        return relu_of_sum(inner + x)
 
 
 class Stage(nnx.Module):
-    """Blocks of one size, the first of which may halve it: `block0`, `block1` and so on."""
+    """Blocks with the same channels: `block0` (which has the stride), `block1` and so on."""
 
     def __init__(self, depth: int, inputs: int, base: int, strides: int, **options):
         self.depth = depth
         for number in range(depth):
-            block = Block(inputs, base, strides if number == 0 else 1, **options)
-            setattr(self, f"block{number}", block)
+            setattr(self, f"block{number}", Block(inputs, base, strides, **options))
             inputs = base * options["expansion"]
+            strides = 1
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         for number in range(self.depth):
@@ -71,11 +75,11 @@ class Stage(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """The stem ("conv1", with its pool), four stages ("layer1" to "layer4"), their average, a head.
+    """Stem ("conv1"), four stages ("layer1" to "layer4"), spatial average ("backbone"), head.
 
-    The layer "backbone" is the spatial average of "layer4": 512 features, or 2048 of bottlenecks.
-    The stem is a 3x3 convolution ("cifar", He et al. 4.2 and SimCLR B.9), or a 7x7 convolution with
-    stride 2 and a 3x3 maximum pool with stride 2 ("imagenet").
+    The backbone has 512 features, or 2048 with bottlenecks. The stem is a 3x3 convolution ("cifar",
+    He et al. 4.2 and SimCLR B.9), or a 7x7 convolution with stride 2 and a 3x3 maximum pool with
+    stride 2 ("imagenet").
     """
 
     min_image_size = 8
@@ -88,21 +92,30 @@ class ResNet(nnx.Module):
         common = {"init": init, "dtype": config.dtype, "rngs": rngs}
         width = channels(64, config)
         self.pooled = config.stem == "imagenet"
-        stem = {"side": 7, "strides": 2} if self.pooled else {}
+        stem = {}
+        if self.pooled:
+            stem = {"side": 7, "strides": 2}
         self.conv1 = conv(config.in_channels, width, **stem, **common)
-        last = {"scale": 0.0} if config.zero_init_residual or init.zero_residual else {}
-        options = {"expansion": self.expansion, "last": last, **common}
+        last = {}
+        if config.zero_init_residual or init.zero_residual:
+            last = {"scale": 0.0}
+        strides = 1
         for number, depth in enumerate(self.depths):
             base = channels(64 * 2**number, config)
-            stage = Stage(depth, width, base, 1 if number == 0 else 2, **options)
+            stage = Stage(
+                depth, width, base, strides, expansion=self.expansion, last=last, **common
+            )
             setattr(self, f"layer{number + 1}", stage)
             width = base * self.expansion
+            strides = 2
         self.head = heads.Head(width, config, layer="backbone", **common)
 
     def __call__(self, x: jax.Array, train: bool) -> dict[str, jax.Array]:
         outputs = {}
         x = self.conv1(x, train)
-        outputs["conv1"] = x = max_pool(x, padding=1) if self.pooled else x
+        if self.pooled:
+            x = max_pool(x, padding=1)
+        outputs["conv1"] = x
         for name in ("layer1", "layer2", "layer3", "layer4"):
             outputs[name] = x = getattr(self, name)(x, train)
         outputs["backbone"] = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)

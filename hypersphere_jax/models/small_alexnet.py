@@ -5,16 +5,19 @@ from flax import nnx
 
 from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models import heads
-from hypersphere_jax.models.blocks import channels, conv, dense, flatten, max_pool
+from hypersphere_jax.models.blocks import channels, conv, dense, flatten
 from hypersphere_jax.models.initializers import scheme_of
+from hypersphere_jax.models.ops import max_pool
 
 
 class SmallAlexNet(nnx.Module):
     """Five 3x3 convolutions and two fully connected layers, all with batch norm and ReLU.
 
-    96-192-384-384-192 channels, maximum pools after the first, second and fifth convolution (a
-    side of 64 becomes 31, 15, 7, one of 32 becomes 15, 7, 3), 4096 units twice. The layer "conv5"
-    is taken after its pool, "conv1" and "conv2" too. (Tian et al. 2019, to which B.1 refers.)
+    The convolutions have 96, 192, 384, 384 and 192 channels, the fully connected layers 4096 units.
+    Maximum pools follow the first, second and fifth convolution: 64 pixels become 31, 15, 7, and 32
+    pixels become 15, 7, 3. The layers "conv1", "conv2" and "conv5" are after their pool.
+
+    Source: Tian et al. 2019, cited in Wang & Isola, B.1.
     """
 
     min_image_size = 15

@@ -12,8 +12,8 @@ from hypersphere_jax.models.initializers import scheme_of
 class SmallCNN(nnx.Module):
     """Three 3x3 convolutions with batch norm and GELU (32, 64, 128 channels; strides 1, 2, 2).
 
-    GELU, because the background of a digit has one value in all its pixels: where ReLU's kink
-    meets it, rounding decides for all of them at once, and runs on other numbers of devices part.
+    The background of a digit is one value in many pixels. With ReLU, rounding near the kink would
+    decide about all of these pixels at once; runs on different numbers of devices would diverge.
     """
 
     min_image_size = 4

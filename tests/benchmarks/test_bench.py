@@ -35,9 +35,10 @@ from benchmarks.augment_pillow import pillow_views
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 from hypersphere_jax.configs import ModelConfig
-from hypersphere_jax.models import small_alexnet, winograd
-from hypersphere_jax.models.convolution import convolution as convolution_of_models
+from hypersphere_jax.models import small_alexnet
+from hypersphere_jax.models.cpu import image_blocks
 from hypersphere_jax.models.norm import BatchNorm
+from hypersphere_jax.models.ops import convolution as convolution_of_models
 
 FORMS = [DENSE] + ([TORCH] if importlib.util.find_spec("torch") else [])
 
@@ -85,7 +86,7 @@ def test_layers_are_those_of_the_step(monkeypatch):
     assert [part.first for part in products.values()] == [1, 0, 0, 0]
     assert sum("batch norm" in part.name for part in found) == 3 * 8 / views
     # XLA's count leaves out products with padding, and has each loop over blocks of images once.
-    monkeypatch.setattr(winograd, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(image_blocks, "BLOCK_BYTES", 1)
     count = train_step.flops_of(config, images, 4, "none")
     assert 0.7 < count / sum(3 * part.flops for part in found) < 1
 

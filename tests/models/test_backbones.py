@@ -13,8 +13,8 @@ from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, rando
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, UserError
-from hypersphere_jax.models import blocks
-from hypersphere_jax.models.convolution import convolution
+from hypersphere_jax.models import ops
+from hypersphere_jax.models.ops import convolution
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.models.torch_names import from_torch, to_torch, torch_names
 
@@ -209,7 +209,7 @@ def test_bfloat16_is_close_and_keeps_float32_outside(rng):
 def test_maximum_pool_and_its_derivatives_are_xlas(padding, shape, rng):
     """Of equal numbers, as after a ReLU, the first has the gradient."""
     pools = (
-        partial(blocks.max_pool, padding=padding),
+        partial(ops.max_pool, padding=padding),
         partial(
             nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding=((padding, padding),) * 2
         ),

@@ -8,13 +8,14 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from hypersphere_jax.models import dense
+from hypersphere_jax.models import ops
+from hypersphere_jax.models.cpu import dense
 
 
 @pytest.fixture
 def layer(monkeypatch):
-    monkeypatch.setattr(dense, "WIDE", 15)
-    return nnx.Linear(3, 5, use_bias=False, dot_general=dense.product, rngs=nnx.Rngs(0))
+    monkeypatch.setattr(dense, "MIN_SIZE", 15)
+    return nnx.Linear(3, 5, use_bias=False, dot_general=ops.dot_general, rngs=nnx.Rngs(0))
 
 
 def loss_of(layer, kernel, x):
@@ -38,7 +39,7 @@ def test_which_weights_are_wide(layer, rng):
     kernel, x = layer.kernel[...], np.float32(rng.standard_normal((4, 3)))
 
     def forwards(kernel, x):
-        return jax.jvp(lambda x: dense.product(x, kernel, dense.ROWS_BY_COLUMNS), (x,), (x,))[1]
+        return jax.jvp(lambda x: ops.dot_general(x, kernel, ops.MATRIX_PRODUCT), (x,), (x,))[1]
 
     if jax.default_backend() == "cpu":
         with pytest.raises(TypeError, match="forward-mode"):
@@ -50,7 +51,7 @@ def test_which_weights_are_wide(layer, rng):
 
 def test_products_over_other_axes(layer, rng):
     x, y = (np.float32(rng.standard_normal((6, 6))) for _ in range(2))
-    found = dense.product(x, y, (((1,), (1,)), ((), ())))
+    found = ops.dot_general(x, y, (((1,), (1,)), ((), ())))
     np.testing.assert_allclose(found, x @ y.T, rtol=1e-4, atol=1e-5)
 
 

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from hypersphere_jax.models import winograd
-from hypersphere_jax.models.convolution import convolution
+from hypersphere_jax.models.cpu import image_blocks, winograd
+from hypersphere_jax.models.ops import convolution
 
 DIRECT = partial(jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -94,7 +94,7 @@ def test_winograd_is_the_convolution(size, padding, rng, monkeypatch):
     """Partial tiles, padding of each kind, and seven images in blocks of four, against float64."""
     sides = [side + sum(p) - 2 for side, p in zip(size, padding, strict=True)]
     count = np.prod([-(-side // 4) for side in sides])
-    monkeypatch.setattr(winograd, "BLOCK_BYTES", int(4 * 36 * count * 4 * 4))
+    monkeypatch.setattr(image_blocks, "BLOCK_BYTES", int(4 * 36 * count * 4 * 4))
     x = rng.standard_normal((7, *size, 3)).astype("f4")
     kernel = rng.standard_normal((3, 3, 3, 4)).astype("f4")
     cotangent = rng.standard_normal((7, *sides, 4)).astype("f4")
@@ -123,7 +123,7 @@ def test_patches_of_a_block_of_images_at_a_time(rng, monkeypatch):
     x = rng.standard_normal((3, 6, 6, 2)).astype("f4")
     kernel = rng.standard_normal((3, 3, 2, 4)).astype("f4")
     window = (2, 2), ((1, 1), (1, 1))
-    monkeypatch.setattr(winograd, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(image_blocks, "BLOCK_BYTES", 1)
     ours = partial(convolution, dimension_numbers=("NHWC", "HWIO", "NHWC"))
     found, expected = (
         value_and_gradients(lambda x, k, form=form: form(x, k, *window), x, kernel)
@@ -182,7 +182,7 @@ def test_encoders_side_by_side(rng):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_sharded_images(explicit, stride, rng, monkeypatch):
     """Under `shard_map` and along explicit axes of a mesh: there it is a product of patches."""
-    monkeypatch.setattr(winograd, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(image_blocks, "BLOCK_BYTES", 1)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
     x = rng.standard_normal((64, 8, 8, 32)).astype("f4")
     kernel = (rng.standard_normal((3, 3, 32, 32)) / 10).astype("f4")

@@ -20,7 +20,7 @@ from hypersphere_jax import configs as C
 from hypersphere_jax import models
 from hypersphere_jax.configs.objective import WEIGHTS
 from hypersphere_jax.data.text.packing import OTHER_DEVICE, Packed
-from hypersphere_jax.models import convolution
+from hypersphere_jax.models import ops
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training import train as training
@@ -276,7 +276,7 @@ def test_batch_norm_with_relu(rng, monkeypatch):
     expected = gradients(relu=False)
     assert_close(gradients(relu=True), expected)
     on_gpus = lambda *inputs, cuda, default: cuda(*inputs)  # noqa: E731
-    monkeypatch.setattr(convolution, "on_cpu", lambda: False)
+    monkeypatch.setattr(ops, "on_cpu", lambda: False)
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpus)
     assert_close(gradients(relu=True), expected)
 

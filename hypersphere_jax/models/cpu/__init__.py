@@ -1,0 +1,1 @@
+"""Kernels for CPUs, where XLA's own convolutions and wide products are slow. `ops` chooses them."""
