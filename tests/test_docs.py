@@ -9,10 +9,10 @@ import re
 
 import docs_commands
 import jax
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from processes import ROOT
+from docs_snippets import code_of
+from processes import ROOT, python
 
 import hypersphere_jax
 from experiments import quickstart
@@ -21,65 +21,43 @@ from hypersphere_jax import theory
 PAGE = (ROOT / "docs" / "losses.md").read_text()
 
 
-def run_snippets(page):
-    """A page's snippets in one program; their code, and what they print."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+DOCS = ROOT / "docs"
+PAGES = [str(path.relative_to(ROOT)) for path in sorted(DOCS.rglob("*.md"))]
+# Pages with blocks that the fast tests run.
+FAST = ("docs/data.md", "docs/text.md", "docs/reference/config.md")
+PRINTING = [page for page in PAGES if re.search(r"^ *print\(.*\)  # ", code_of(page), re.MULTILINE)]
+TRAINING = [page for page in PAGES if code_of(page) and page not in (*FAST, *PRINTING)]
+
+
+def run_blocks(page):
+    """Run a page's Python blocks as one program, and return what they print."""
     printed = io.StringIO()
     # A user's JAX promotes ranks, which the suite forbids.
     with contextlib.redirect_stdout(printed), jax.numpy_rank_promotion("allow"):
-        exec(compile(code, f"{page}.md", "exec"), {"__name__": page})
-    return code, printed.getvalue().splitlines()
-
-
-DOCS = ROOT / "docs"
-# Pages with snippets that the fast tests run.
-FAST = ("data", "text", "reference/config")
-PRINTING = [
-    str(path.relative_to(DOCS).with_suffix(""))
-    for path in sorted(DOCS.rglob("*.md"))
-    if re.search(r"^ *print\(.*\)  # ", path.read_text(), re.MULTILINE)
-]
-TRAINING = [
-    str(path.relative_to(DOCS).with_suffix(""))
-    for path in sorted(DOCS.rglob("*.md"))
-    if "\n```python\n" in path.read_text()
-    and str(path.relative_to(DOCS).with_suffix("")) not in (*FAST, *PRINTING)
-]
+        exec(compile(code_of(page), page, "exec"), {"__name__": page})
+    return printed.getvalue().splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PRINTING)
-def test_snippets_print_what_stands_beside_them(page):
-    code, printed = run_snippets(page)
+def test_blocks_print_their_comments(page):
+    code = code_of(page)
     comments = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(comments) == code.count("print(")
-    assert printed == [line for comment in comments for line in comment.split(" / ")]
+    assert run_blocks(page) == [line for comment in comments for line in comment.split(" / ")]
 
 
 @pytest.mark.parametrize("page", FAST)
-def test_snippets_run(page):
-    assert run_snippets(page)[0]  # their assertions are their own
+def test_blocks_run(page):
+    assert code_of(page)
+    run_blocks(page)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", TRAINING)
-def test_snippets_train(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert run_snippets(page)[0]
-
-
-@pytest.mark.slow
-def test_tutorial_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    plt.switch_backend("agg")
-    code = re.sub(r"epochs=\d+", "epochs=1", (DOCS / "tutorial.py").read_text())
-    code = code.replace("width=0.5", "width=0.1")
-    names = {"__name__": "tutorial"}
-    with jax.numpy_rank_promotion("allow"):
-        exec(compile(code, "tutorial.py", "exec"), names)
-    assert len(names["evaluated"]) == 1 and len(names["h"]) == 397
-    plt.close("all")
+def test_blocks_that_train_run_on_one_device(tmp_path):
+    pages = [*TRAINING, "README.md", "docs/tutorial.py"]
+    done = python("tests/docs_snippets.py", str(tmp_path), *pages)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_loss_stands_in_the_table():
@@ -118,20 +96,6 @@ def anchors(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
-
-
-@pytest.mark.slow
-def test_readme_snippets_run(rng, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    labels = np.arange(60) % 10
-    x = np.eye(10, dtype=np.float32)[labels] + 0.1 * rng.standard_normal((60, 10), np.float32)
-    names = {"train_x": x[:40], "train_y": labels[:40], "test_x": x[40:], "test_y": labels[40:]}
-    names |= {"images": rng.integers(0, 256, (320, 8, 8, 1), np.uint8), "labels": np.arange(320)}
-    with jax.numpy_rank_promotion("allow"):
-        for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
-            exec(compile(code.replace("epochs=10", "epochs=1"), "README.md", "exec"), names)
-    assert names["linear"] == names["nearest"] == 100 and np.isfinite(names["loss"])
-    assert names["z"].shape == (320, 32) and names["geometry"]["n"] == 320
 
 
 def test_readme_says_what_was_recorded():

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from processes import ROOT
-from test_docs import run_snippets
 
 import hypersphere_jax as hj
 from docs.draw_losses import PICTURES, descend, start_of
@@ -53,15 +52,6 @@ def test_the_script_draws_the_pictures_that_the_pages_show():
 def test_the_overview_links_to_every_page():
     overview = (ROOT / "docs" / "losses.md").read_text()
     assert not [name for name in PAGES if f"(losses/{name}.md)" not in overview]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
-def test_snippets_print_what_is_beside_them(name):
-    code, printed = run_snippets(f"losses/{name}")
-    comments = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
-    assert len(comments) == code.count("print(") > 0
-    assert printed == [line for comment in comments for line in comment.split(" / ")]
 
 
 @pytest.mark.slow

@@ -183,11 +183,12 @@ def _compiled(setup: RunSetup, n: int) -> Any:
         return jax.tree.map(shaped, tree)
 
     step = distributed.pmap(make_vmapped_step(config, apply, total), devices, donate=(0,))
-    return step.compile(
+    lowered = step.lower(
         with_axes(state, n),
         *with_axes((images, labels)),
         *with_axes((indices, key, scalars_of(config)), n),
     )
+    return lowered.compile()
 
 
 def _program_count(n: int, at_most: int | None, limit: float, compiled: Callable) -> int:

@@ -155,7 +155,7 @@ def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
 def test_refused(encoder, image_run, text_run, tmp_path):
     for run, options, said in (
         (text_run, {}, "of sentences, not of images"),
-        (image_run, {"layer": "fc7"}, "layer=fc7: .* its layers are"),
+        (image_run, {"layer": "fc7"}, "layer=fc7"),
         (image_run, {"images": str(tmp_path / "nowhere.zip")}, "no file or folder"),
         (image_run, {"images": str(tmp_path / "notes.txt")}, "is text"),
         ("nowhere", {}, "no run 'nowhere'"),

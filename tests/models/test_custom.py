@@ -151,7 +151,7 @@ def test_as_a_model_of_a_config(x):
     abstract = models.abstract(config)[1:]
     jax.tree.map(lambda a, b: None, abstract, (params, stats))  # of one structure
     assert apply(params, stats, x, False)[0]["output"].shape == (5, 6)
-    with pytest.raises(C.UserError, match=r"layers are before, output, unnormalized"):
+    with pytest.raises(C.UserError, match="before, output, unnormalized"):
         models.check_layer(config, "fc7")
     with pytest.raises(C.UserError, match=r"mine\.ViT.*network="):
         models.resolved(C.ModelConfig(network="mine.ViT", image_size=4, in_channels=1))
