@@ -1,11 +1,11 @@
 """Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
 
-The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
-them needs jax and numpy only; what trains, loads and evaluates encoders needs
-`pip install ".[train]"` in a clone of the repository. Names are imported when they are first used.
+Losses: `from hypersphere_jax import align_loss, uniform_loss`. They need jax and numpy only.
+Training, loading and evaluating encoders needs `pip install ".[train]"` in a clone of the
+repository. Names are imported when they are first used.
 """
 
-TYPE_CHECKING = False  # of `typing`, which takes long to import: no signal is answered before
+TYPE_CHECKING = False  # importing `typing` for its constant takes long
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where names are that are no losses.
+# Modules of the public names, except losses.
 _MODULES = {
     **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "configs"),
     **dict.fromkeys(("Run", "train"), "run"),
@@ -63,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 def _loss(name: str) -> "Any":
-    """A loss, their module `losses`, or `__all__`, the list of their names."""
+    """Return a loss, the module `losses`, or `__all__`."""
     import importlib.util
 
     other = name != "losses" and importlib.util.find_spec(f"{__name__}.{name}") is not None

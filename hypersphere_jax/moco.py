@@ -1,8 +1,7 @@
-"""Momentum contrast (He et al., 2020): queue of keys, moving average of the encoder, shuffled keys.
+"""Momentum contrast (He et al. 2020): queue of keys, momentum encoder, shuffled batches.
 
-Queue and average are state that goes in and comes out: the queue is a pytree that a step carries,
-and a checkpoint holds, beside its parameters. The losses that take a queue are `info_nce_loss` and
-`uniform_queue_loss`.
+All functions are pure. The queue is a pytree, which a train step takes and returns and a checkpoint
+contains. The losses that take a queue are `info_nce_loss` and `uniform_queue_loss`.
 
 >>> import jax, jax.numpy as jnp
 >>> queue = queue_init(jax.random.key(0), size=3, dim=2)
@@ -25,11 +24,11 @@ from hypersphere_jax.losses.devices import AxisName, all_gather
 
 
 class KeyQueue(NamedTuple):
-    """The newest k keys, which serve as negatives.
+    """The newest k keys, which are the negatives.
 
     Attributes:
       keys: `[k, d]` float32.
-      ptr: int32 scalar, the place that the next key takes: that of the oldest one.
+      ptr: int32 scalar, index of the oldest key, which the next key replaces.
     """
 
     keys: jax.Array
@@ -37,7 +36,7 @@ class KeyQueue(NamedTuple):
 
 
 def queue_init(rng: jax.Array, size: int, dim: int) -> KeyQueue:
-    """A queue of random points on the unit hypersphere, as MoCo begins with.
+    """Return a queue of random points on the unit hypersphere, MoCo's initial queue.
 
     Args:
       rng: random key.
@@ -45,7 +44,7 @@ def queue_init(rng: jax.Array, size: int, dim: int) -> KeyQueue:
       dim: dimension d of the features, >= 1.
 
     Returns:
-      A queue whose next key takes place 0.
+      A queue whose next key replaces key 0.
 
     Raises:
       ValueError: for a size or dim below 1.
@@ -57,60 +56,60 @@ def queue_init(rng: jax.Array, size: int, dim: int) -> KeyQueue:
 
 
 def queue_push(queue: KeyQueue, keys: jax.Array, *, axis_name: AxisName = None) -> KeyQueue:
-    """Puts keys in the place of the oldest ones: first in, first out.
+    """Replace the oldest keys of a queue (MoCo, Algorithm 1).
 
-    The i-th key takes place `(ptr + i) mod k`, so a batch may run over the end of the queue, and
-    its size need not divide k. Of a batch larger than the queue the last k keys stay. (MoCo's
-    Algorithm 1; its released code demands a batch that divides the queue.) No gradient flows
-    through the queue.
+    The i-th key goes to index `(ptr + i) mod k`, so that a batch may wrap around the end of the
+    queue and its size need not divide k, unlike in MoCo's released code. A batch larger than the
+    queue leaves its last k keys. No gradient flows through the queue.
 
     Args:
-      queue: of k keys.
-      keys: `[n, d]`, any n; they take the type of the queue's keys.
-      axis_name: a mapped axis: the keys of all devices enter, in the devices' order, the same on
-        each device. The queue must be the same on each before.
+      queue: queue of k keys, the same on all devices.
+      keys: `[n, d]`, any n; cast to the dtype of the queue.
+      axis_name: mapped axis; the keys of all devices are pushed, in the order of the devices.
 
     Returns:
-      The queue with the n keys (of all devices), and `ptr` further by n, modulo k.
+      The queue with the n keys (of all devices). `ptr` advances by n, modulo k.
 
     Raises:
       ValueError: for shapes that do not fit.
     """
-    held, new = jnp.asarray(queue.keys), jnp.asarray(keys)
-    if held.ndim != 2 or new.ndim != 2 or held.shape[1] != new.shape[1] or not len(held):
+    old = jnp.asarray(queue.keys)
+    new = jnp.asarray(keys)
+    if old.ndim != 2 or new.ndim != 2 or old.shape[1] != new.shape[1] or not len(old):
         raise ValueError(
             f"queue_push needs keys [n, d] for a queue [k, d] with k >= 1, "
-            f"got {new.shape} and {held.shape}"
+            f"got {new.shape} and {old.shape}"
         )
-    new = all_gather(new.astype(held.dtype), axis_name)
-    k, n = len(held), len(new)
+    new = all_gather(new.astype(old.dtype), axis_name)
+    k = len(old)
+    n = len(new)
     ptr = jnp.asarray(queue.ptr)
-    left_out = max(n - k, 0)
-    places = (ptr + left_out % k + jnp.arange(n - left_out, dtype=ptr.dtype)) % k
-    held = held.at[places].set(new[left_out:], unique_indices=True)
-    return KeyQueue(lax.stop_gradient(held), (ptr + n % k) % k)
+    dropped = max(n - k, 0)
+    indices = (ptr + dropped % k + jnp.arange(n - dropped, dtype=ptr.dtype)) % k
+    updated = old.at[indices].set(new[dropped:], unique_indices=True)
+    return KeyQueue(lax.stop_gradient(updated), (ptr + n % k) % k)
 
 
 def queue_statistics(step: jax.Array | int, batch: int, size: int) -> dict[str, jax.Array]:
-    r"""How full a queue is, and how old its keys are, after a number of pushes of one size.
+    r"""Return the filled share of a queue and the mean age of its keys.
 
-    With :math:`f = \min(s b, k)` keys from s steps of b keys, in a queue of k, of which
-    :math:`q = \lfloor f / b \rfloor` whole batches and r = f - q b keys of one more,
+    After s pushes of b keys, a queue of k contains :math:`f = \min(s b, k)` keys: of
+    :math:`q = \lfloor f / b \rfloor` whole batches, and r = f - q b keys of one more batch.
 
     .. math::
         \mathrm{filled} = f / k, \qquad
         \mathrm{age} = \frac{1}{f} \Big( b \frac{q (q - 1)}{2} + r q \Big)
 
-    A key's age is the number of pushes after its own: those of the newest batch have age 0. The
-    random keys that a queue begins with have none, and an empty queue has age 0.
+    The age of a key is the number of later pushes: 0 for the newest batch. Random initial keys do
+    not count. The age of an empty queue is 0.
 
     Args:
-      step: pushes done, s >= 0; may be traced.
-      batch: keys in a push (of all devices), b >= 1.
-      size: keys in the queue, k >= 1.
+      step: number of pushes s, >= 0; may be traced.
+      batch: keys per push (of all devices) b, >= 1.
+      size: keys in the queue k, >= 1.
 
     Returns:
-      `queue_filled`: share of the queue that holds keys of the encoder, in [0, 1].
+      `queue_filled`: share of the queue with keys of the encoder, in [0, 1].
       `queue_age`: mean age of these keys, in steps.
 
     Raises:
@@ -123,31 +122,33 @@ def queue_statistics(step: jax.Array | int, batch: int, size: int) -> dict[str, 
         raise ValueError(
             f"queue_statistics needs batch >= 1 and size >= 1, got batch={batch}, size={size}"
         )
-    # No later step changes anything; so their product with the batch stays within int32.
+    # Later steps change nothing. The limit keeps the product below within int32.
     steps = jnp.minimum(step, -(-size // batch))
     filled = jnp.minimum(steps * batch, size)
     whole, rest = jnp.divmod(filled, batch)
-    whole, rest, keys = (count.astype(jnp.float32) for count in (whole, rest, filled))
+    whole = whole.astype(jnp.float32)
+    rest = rest.astype(jnp.float32)
+    keys = filled.astype(jnp.float32)
     ages = batch * whole * (whole - 1) / 2 + rest * whole
     return {"queue_age": ages / jnp.maximum(keys, 1), "queue_filled": keys / size}
 
 
 def ema_update(target: Any, online: Any, decay: jax.Array | float) -> Any:
-    r"""The exponential moving average of parameters: the momentum encoder's.
+    r"""Return the exponential moving average of parameters: the update of the momentum encoder.
 
     .. math:: \theta_{target} \leftarrow m \, \theta_{target} + (1 - m) \, \theta_{online}
 
-    (MoCo, Eq. (2); m = 0.999 there and in Wang & Isola, B.2.) It is computed in float32 at least.
-    No gradient flows through it.
+    Source: MoCo, Eq. (2); m = 0.999 there and in Wang & Isola, B.2. The average is computed in
+    float32 or wider. No gradient flows through it.
 
     Args:
-      target: pytree of arrays, the average so far.
+      target: pytree of arrays, the current average.
       online: pytree of the same structure and shapes.
       decay: m in [0, 1], a float or a scalar array; see `momentum_schedule`.
 
     Returns:
-      The new average, in the target's types. Leaves that are not floating point, such as counts,
-      are those of `online`.
+      The new average, in the dtypes of `target`. Leaves that are not floating point, such as
+      counts, are copied from `online`.
 
     Raises:
       ValueError: for trees or shapes that differ, or a decay out of range where it is known.
@@ -175,22 +176,22 @@ def ema_update(target: Any, online: Any, decay: jax.Array | float) -> Any:
 def momentum_schedule(
     base: float, final: float, steps: int
 ) -> Callable[[jax.Array | int], jax.Array | float]:
-    r"""The momentum encoder's decay at each step of a run.
+    r"""Return the schedule of the momentum encoder's decay.
 
     .. math:: m_s = m_{final} - (m_{final} - m_{base}) \frac{1 + \cos(\pi s / S)}{2}
 
-    With final = 1 it is BYOL's and MoCo v3's; with final = base it is MoCo's constant.
+    final = 1 is the schedule of BYOL and MoCo v3; final = base is MoCo's constant decay.
 
     Args:
       base: decay at step 0, in [0, 1].
-      final: decay at step `steps` and after it, in [0, 1].
-      steps: steps of the run S, >= 1.
+      final: decay from step `steps`, in [0, 1].
+      steps: number of steps S, >= 1.
 
     Returns:
-      A function of the step, an integer or a traced one.
+      A function from the step, which may be traced, to the decay.
 
     Raises:
-      ValueError: for a decay out of range, or no steps.
+      ValueError: for a decay or a number of steps out of range.
 
     >>> schedule = momentum_schedule(0.5, 1.0, steps=10)
     >>> [round(float(schedule(step)), 4) for step in (0, 5, 10)]
@@ -202,7 +203,7 @@ def momentum_schedule(
             f"got base={base}, final={final}, steps={steps}"
         )
     if base == final:
-        # A Python float, so that one minus it keeps its digits.
+        # A Python float keeps the digits of 1 - base.
         return lambda step: base
     return lambda step: (
         final - (final - base) * (1 + jnp.cos(math.pi * jnp.minimum(step, steps) / steps)) / 2
@@ -212,32 +213,35 @@ def momentum_schedule(
 def shuffle(
     x: Any, key: jax.Array, *, groups: int | None = None, axis_name: str | None = None
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """Deals the samples of every group out over the other groups, see `permutation`.
+    """Shuffle a batch over the groups of batch norm (MoCo, Section 3.3).
 
-    A query and its key that are normalized among the same images carry the same statistics, and by
-    these the key can be told from negatives without looking at what is in the image (MoCo, 3.3).
-    So keys are put into other groups before they are encoded, and their features brought back.
+    If a query and its key are normalized in the same group, the group's statistics reveal the
+    positive. Keys are therefore encoded in other groups than their queries, and their features
+    brought back. `permutation` describes the order.
 
-    Groups are those of batch norm: equal parts of the global batch, consecutive in the devices'
-    order. Samples are gathered from all devices, as MoCo does; `x` may be what they are made
-    of, such as their numbers, which saves the images' way.
+    Groups are equal parts of the global batch, consecutive in the order of the devices. Samples are
+    gathered from all devices. To move less data, `x` may contain indices instead of images.
 
     Args:
-      x: arrays `[m, ...]`, an array or a tree of them: this device's part of the batch.
-      key: random key, the same on all devices, another one each step.
-      groups: number of groups of the global batch; None: one a device.
-      axis_name: a mapped axis, over which the batch lies.
+      x: array or pytree of arrays `[m, ...]`, this device's part of the batch.
+      key: random key, the same on all devices; a new one in each step.
+      groups: number of groups of the global batch; defaults to one per device.
+      axis_name: mapped axis of the global batch.
 
     Returns:
-      The same arrays of the samples that are now this device's, and `undo(y)`, which takes arrays
-      `[m, ...]` of these samples and gives those of the samples in `x`, in their order.
+      The arrays of this device after shuffling, and `undo(y)`, which returns arrays `[m, ...]` of
+      the shuffled samples to the order and the devices of `x`.
 
     Raises:
-      ValueError: when the batch does not divide into the groups, or there is but one group.
+      ValueError: for a batch that does not divide into the groups, or fewer than two groups.
     """
-    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    devices = 1
+    if axis_name is not None:
+        devices = lax.axis_size(axis_name)
+    if groups is None:
+        groups = devices
     share = len(jax.tree.leaves(x)[0])
-    order = permutation(key, share * devices, devices if groups is None else groups)
+    order = permutation(key, share * devices, groups)
 
     def take(tree: Any, order: jax.Array) -> Any:
         start = 0
@@ -251,32 +255,32 @@ def shuffle(
 
 
 def permutation(key: jax.Array, n: int, groups: int) -> jax.Array:
-    """A random order of n samples that separates those of each group.
+    """Return a random order of n samples that spreads each group over the other groups.
 
-    With g groups of s = n / g consecutive samples each, sample `order[p]` goes to place p, so from
-    group `order[p] // s` to group `p // s`. For three groups or more
+    With g groups of s = n / g consecutive samples each, sample `order[p]` goes to index p: from
+    group `order[p] // s` to group `p // s`. For three or more groups
 
-    - no sample stays in its group,
-    - of the samples of one group, at most ceil(s / (g - 1)) meet again in another group, which is
-      the least that is possible: none meet again if there are more groups than samples in one.
+    - no sample stays in its group;
+    - at most ceil(s / (g - 1)) samples of a group are together in another group. This is the
+      smallest possible number.
 
-    Of two groups both cannot be had: if no sample stays, they only change names. Then half of each
-    stays, so that ceil(s / 2) samples of a group are together again.
+    Two groups cannot satisfy both: if no sample stayed, the groups would only swap names. There,
+    half of each group stays, so that at most ceil(s / 2) samples of a group are together.
 
-    Every group's samples are dealt out in a random order, in turns, to the groups that come 1, 2,
-    …, g - 1 places after it in a random circle, these steps being in random order too. All
-    groups deal in the same steps, so that all get the same number.
+    The groups form a random circle. Each group deals its samples, in random order, to the groups 1,
+    2, …, g - 1 places further along the circle, in an order of places that is random and common to
+    all groups. Every group thereby receives the same number of samples.
 
     Args:
       key: random key.
-      n: samples.
-      groups: number of groups, at least 2.
+      n: number of samples.
+      groups: number of groups, >= 2.
 
     Returns:
-      The order, integers `[n]`.
+      Integers `[n]`.
 
     Raises:
-      ValueError: when n does not divide into the groups, or there is but one.
+      ValueError: for n that does not divide into the groups, or fewer than two groups.
     """
     if groups < 2:
         raise ValueError(f"{groups} group(s): shuffling needs at least 2")
@@ -284,10 +288,10 @@ def permutation(key: jax.Array, n: int, groups: int) -> jax.Array:
         raise ValueError(f"a batch of {n} does not divide into {groups} groups")
     size = n // groups
     ranks_key, steps_key, circle_key = jax.random.split(key, 3)
-    ranks = jax.vmap(lambda key: jax.random.permutation(key, size))(
-        jax.random.split(ranks_key, groups)
-    )
-    steps = jax.random.permutation(steps_key, jnp.arange(1 if groups > 2 else 0, groups))
+    keys = jax.random.split(ranks_key, groups)
+    ranks = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
+    least_step = 1 if groups > 2 else 0
+    steps = jax.random.permutation(steps_key, jnp.arange(least_step, groups))
     circle = jax.random.permutation(circle_key, groups)
     places = jnp.argsort(circle)[:, None] + steps[ranks % len(steps)]
     return jnp.argsort(circle[places % groups].ravel())

@@ -1,7 +1,7 @@
-"""What the papers prove of the losses and estimate with them: optima, bounds, limits, entropy.
+"""Optima, bounds, limits and entropy estimates from the papers.
 
-The expectations in the bounds of the balanced paper are taken over the views and images that are
-given, so that the theorems hold of these as of a distribution: nothing is an estimate of it.
+The expectations in the bounds of the balanced paper are means over the given views and images. The
+theorems are true for this empirical distribution exactly.
 """
 
 import math
@@ -17,12 +17,12 @@ from hypersphere_jax.losses.common import features, number
 from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.losses.pairs import mean_log_sum, plain_points
 
-# On GPUs the default rounds the features to 10 bits.
+# GPUs round features to 10 bits by default.
 PRECISION = lax.Precision.HIGHEST
 
 
 class AttractingBound(NamedTuple):
-    """Both sides of Theorem 4.4, `[n]` each, and where Assumption 4.3 holds, bool `[n]`."""
+    """Both sides of Theorem 4.4, `[n]` each, and whether Assumption 4.3 is true, bool `[n]`."""
 
     left: jax.Array
     right: jax.Array
@@ -30,7 +30,7 @@ class AttractingBound(NamedTuple):
 
 
 class RepellingBound(NamedTuple):
-    """Both sides of Theorem 4.6, the right one times nu (`bracket`), and nu: `[n]` each."""
+    """Both sides of Theorem 4.6, the right side times nu (`bracket`), and nu: `[n]` each."""
 
     left: jax.Array
     right: jax.Array
@@ -39,16 +39,15 @@ class RepellingBound(NamedTuple):
 
 
 def uniformity_optimum(d: int, t: float = 2.0) -> float:
-    r"""The least possible uniformity in d dimensions, that of the uniform distribution.
+    r"""Return the uniformity of the uniform distribution, the minimum in d dimensions.
 
     .. math:: -2t + \log {}_0F_1(; d/2; t^2)
 
-    (Wang & Isola, Corollary 1 with points on the sphere in R^d.) A finite sample can lie lower
-    with estimator (9), which leaves out the pairs of a point with itself: see
-    `uniformity_lower_bound`.
+    Source: Wang & Isola, Corollary 1. Estimator (9), which excludes pairs of a point with itself,
+    can be lower for a finite sample: see `uniformity_lower_bound`.
 
     Args:
-      d: dimension of the space that holds the sphere, >= 1.
+      d: dimension of the space around the sphere, >= 1.
       t: scale of the Gaussian potential, > 0.
 
     Returns:
@@ -66,19 +65,19 @@ def uniformity_optimum(d: int, t: float = 2.0) -> float:
 
 
 def uniformity_lower_bound(d: int, t: float, n: int, include_self: bool = False) -> float:
-    r"""A value that the uniformity of no n points in d dimensions goes below.
+    r"""Return a lower bound of the uniformity of n points in d dimensions.
 
     .. math:: \max\left(-4t, \log \frac{n e^{-2t} {}_0F_1(; d/2; t^2) - 1}{n - 1}\right)
 
-    and -4t where the fraction is not positive (Wang & Isola, A.1.1, for estimator (9)). With
-    `include_self`, for estimator (8), it is `uniformity_optimum`. The bound is met by two antipodal
-    points, and by no n points in general.
+    and -4t where the fraction is not positive. Source: Wang & Isola, A.1.1, for estimator (9). For
+    estimator (8) (`include_self`), the bound is `uniformity_optimum`. Two antipodal points attain
+    the bound; in general, n points do not.
 
     Args:
-      d: dimension of the space that holds the sphere, >= 1.
+      d: dimension of the space around the sphere, >= 1.
       t: scale of the Gaussian potential, > 0.
       n: number of points, >= 2 (>= 1 with `include_self`).
-      include_self: for estimator (8) in place of (9), as in `uniform_loss`.
+      include_self: use estimator (8) instead of (9), as in `uniform_loss`.
 
     Returns:
       The bound, in the units of `uniform_loss`.
@@ -97,24 +96,25 @@ def uniformity_lower_bound(d: int, t: float, n: int, include_self: bool = False)
     optimum = uniformity_optimum(d, t)
     if include_self:
         return optimum
-    # Lowered by more than rounding: near -log(n) the fraction is a difference of equal numbers.
+    # Near -log(n) the fraction is a difference of equal numbers. The subtracted term exceeds the
+    # rounding error.
     return max(-4.0 * t, float(uniformity_without_self(optimum - 1e-14 * (10 + t), n)))
 
 
 def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Array:
-    r"""Estimator (9) of uniformity from estimator (8), for the same n points.
+    r"""Convert estimator (8) of uniformity to estimator (9), for the same n points.
 
     .. math:: \log \frac{n e^{v} - 1}{n - 1}
 
-    (Wang & Isola, A.1.1.) Estimator (8) is never below `-log n`, where the points have no potential
-    but their own; there, and lower, the result is -inf.
+    Source: Wang & Isola, A.1.1. Estimator (8) is at least `-log n`, the value without any potential
+    between different points; at `-log n` and below, the result is -inf.
 
     Args:
       value: `uniform_loss(x, t, include_self=True)`: a float, or an array of any shape.
       n: number of points, >= 2.
 
     Returns:
-      `uniform_loss(x, t)`, shape of `value`; a JAX array for a JAX array, else NumPy.
+      `uniform_loss(x, t)` in the shape of `value`; a JAX array for a JAX array, otherwise NumPy.
 
     Raises:
       ValueError: for n < 2.
@@ -128,19 +128,19 @@ def uniformity_without_self(value: float | jax.Array, n: int) -> float | jax.Arr
 
 
 def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
-    r"""Estimator (8) of uniformity from estimator (9), for the same n points.
+    r"""Convert estimator (9) of uniformity to estimator (8), for the same n points.
 
     .. math:: \log \frac{(n - 1) e^{v} + 1}{n}
 
-    The inverse of `uniformity_without_self` (Wang & Isola, A.1.1).
+    This is the inverse of `uniformity_without_self`. Source: Wang & Isola, A.1.1.
 
     Args:
       value: `uniform_loss(x, t)`: a float, or an array of any shape.
       n: number of points, >= 2.
 
     Returns:
-      `uniform_loss(x, t, include_self=True)`, shape of `value`; a JAX array for a JAX array, else
-      NumPy.
+      `uniform_loss(x, t, include_self=True)` in the shape of `value`; a JAX array for a JAX array,
+      otherwise NumPy.
 
     Raises:
       ValueError: for n < 2.
@@ -152,17 +152,17 @@ def uniformity_with_self(value: float | jax.Array, n: int) -> float | jax.Array:
 
 
 def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array:
-    r"""The contrastive loss with infinitely many negatives, less the log of their number.
+    r"""Return the limit of the contrastive loss minus log M for M negatives, as M grows.
 
     .. math:: -\frac{1}{n \tau} \sum_i x_i^\top y_i
               + \frac{1}{n} \sum_i \log \frac{1}{n} \sum_j e^{x_j^\top x_i / \tau}
 
-    (Wang & Isola, Theorem 1, Eq. (2).) The data distribution is the uniform one over the rows of
-    `x`: a negative may be the point itself, so j = i is in the sum. Memory grows linearly in n.
+    Source: Wang & Isola, Theorem 1, Eq. (2). The data distribution is uniform over the rows of `x`;
+    a negative may be the point itself, so that the sum includes j = i. Memory is linear in n.
 
     Args:
       x: `[n, d]` features, unit norm in the paper.
-      y: `[n, d]` features of the positives, in the order of `x`.
+      y: `[n, d]` features of the positives, in the same order.
       tau: temperature, > 0.
 
     Returns:
@@ -182,14 +182,14 @@ def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array
 
 
 def sphere_log_area(d: int) -> float:
-    r"""The log of the surface area of the unit sphere in R^d.
+    r"""Return the log of the surface area of the unit sphere in R^d.
 
     .. math:: \log \frac{2 \pi^{d/2}}{\Gamma(d/2)}
 
     This is the entropy in nats, with respect to the surface measure, of the uniform distribution.
 
     Args:
-      d: dimension of the space that holds the sphere, >= 1 (for d = 1, two points of measure 1).
+      d: dimension of the space around the sphere, >= 1 (for d = 1, two points of measure 1).
 
     Returns:
       The log of the area.
@@ -206,16 +206,16 @@ def sphere_log_area(d: int) -> float:
 
 
 def vmf_log_normalizer(d: int, kappa: float) -> float:
-    r"""The log of the integral of the von Mises-Fisher kernel over the unit sphere in R^d.
+    r"""Return the log of the integral of the von Mises-Fisher kernel over the unit sphere in R^d.
 
     .. math:: \log Z_\text{vMF} = \log \int e^{\kappa \mu^\top x} dx
               = \log \frac{(2\pi)^{d/2} I_{d/2-1}(\kappa)}{\kappa^{d/2-1}}
 
-    for any unit vector mu, with respect to the surface measure (Wang & Isola, Section 4.2). It is
-    computed as the log of the area times 0F1(; d/2; kappa^2 / 4), which is the same.
+    for any unit vector mu, with respect to the surface measure. Source: Wang & Isola, Section 4.2.
+    The computation uses the identical form: area times 0F1(; d/2; kappa^2 / 4).
 
     Args:
-      d: dimension of the space that holds the sphere, >= 1.
+      d: dimension of the space around the sphere, >= 1.
       kappa: concentration, > 0; 1 / tau in the contrastive loss.
 
     Returns:
@@ -235,20 +235,20 @@ def vmf_log_normalizer(d: int, kappa: float) -> float:
 
 
 def vmf_kde_entropy(x: jax.Array, kappa: float) -> jax.Array:
-    r"""The entropy of features, estimated with a von Mises-Fisher kernel density.
+    r"""Estimate the entropy of features with a von Mises-Fisher kernel density.
 
     .. math:: \hat H = \log Z_\text{vMF}
               - \frac{1}{n} \sum_i \log \frac{1}{n} \sum_j e^{\kappa x_i^\top x_j}
 
-    (Wang & Isola, Section 4.2: the resubstitution estimate, whose density at a point counts the
-    point itself.) In nats, with respect to the surface measure of the sphere: the estimate for
-    uniform points comes near `sphere_log_area(d)`, and it may be negative. The encoder being
-    deterministic, the paper's estimate of the mutual information of image and feature is the same
-    number. The second term is that of `contrastive_limit` at tau = 1 / kappa.
+    Source: Wang & Isola, Section 4.2, the resubstitution estimate, whose density at a point counts
+    the point itself. The unit is nats, with respect to the surface measure of the sphere. The
+    estimate for uniform points approaches `sphere_log_area(d)`; it may be negative. Because the
+    encoder is deterministic, this number is also the paper's estimate of the mutual information of
+    image and feature. The second term also occurs in `contrastive_limit` with tau = 1 / kappa.
 
     Args:
       x: `[n, d]` features, unit norm.
-      kappa: concentration of the kernel, > 0: a plain number, also under `jit`.
+      kappa: concentration of the kernel, > 0; not traced, even under `jit`.
 
     Returns:
       float32 scalar.
@@ -266,17 +266,17 @@ def vmf_kde_entropy(x: jax.Array, kappa: float) -> jax.Array:
 
 
 def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
-    r"""How far a single image's feature lies from that of its class, on average.
+    r"""Return the mean distance between features of images of the same class.
 
     .. math:: \frac{1}{n} \sum_i \|f(t_i(x'_i)) - f(t_i(x_i))\|_2
 
-    (Balanced paper, Eq. (51), which estimates its Eq. (16) with one draw of the augmentation and of
-    the other image for each; in expectation it lies above Eq. (16).)
+    Source: balanced paper, Eq. (51), an estimate of Eq. (16) with one draw of the augmentation and
+    the other image for each image. Its expectation is above Eq. (16).
 
     Args:
       x: `[n, d]` features of one augmentation of each image.
-      same_class: `[n, d]` features, each under the augmentation of the same row of `x`, of another
-        random image of that image's class.
+      same_class: `[n, d]` features of another random image of the same class, with the augmentation
+        of the same row of `x`.
 
     Returns:
       float32 scalar.
@@ -294,14 +294,14 @@ def prototype_bias(x: jax.Array, same_class: jax.Array) -> jax.Array:
 
 
 def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
-    """Random points of the uniform distribution on the unit sphere in R^d.
+    """Draw points from the uniform distribution on the unit sphere in R^d.
 
-    Normalized Gaussian vectors, whose direction is uniform as their density has no direction.
+    The points are normalized Gaussian vectors.
 
     Args:
       key: random key.
       n: number of points, >= 0.
-      d: dimension of the space that holds the sphere, >= 1.
+      d: dimension of the space around the sphere, >= 1.
 
     Returns:
       `[n, d]` float32, unit norm.
@@ -319,21 +319,21 @@ def uniform_sphere(key: jax.Array, n: int, d: int) -> jax.Array:
 
 
 def attracting_bound(anchors: jax.Array, views: jax.Array) -> AttractingBound:
-    r"""Both sides of the bound of the attracting component, for each anchor.
+    r"""Return both sides of the bound of the attracting component for each anchor.
 
     .. math:: -s(f(t(x)), E_T f(T(x))) \le -E_T s(f(t(x)), f(T(x)))
 
-    (Balanced paper, Theorem 4.4, Eq. (8); s is the cosine, E_T the mean over the views.) With m the
-    mean of the views, the sides are -f.m / |m| and -f.m: the bound holds where f.m >= 0, which is
-    Assumption 4.3, or where all views coincide, and nowhere else.
+    Source: balanced paper, Theorem 4.4, Eq. (8); s is the cosine, E_T the mean over the views. With
+    the mean m of the views, the sides are -f.m / |m| and -f.m. The bound is true where f.m >= 0
+    (Assumption 4.3) or where all views coincide, and false elsewhere.
 
     Args:
       anchors: `[n, d]` features f(t(x)) of a view of each image, unit norm.
       views: `[v, n, d]` features f(T(x)) of v views of the same images, unit norm.
 
     Returns:
-      The sides, float32, and where Assumption 4.3 holds. The left side is NaN where the views of an
-      image cancel, as the cosine with their mean is not defined.
+      The sides, float32, and whether Assumption 4.3 is true. The left side is NaN where the views
+      of an image cancel and the cosine with their mean is undefined.
 
     Raises:
       ValueError: for shapes that do not fit, no anchors, or no views.
@@ -363,7 +363,7 @@ def repelling_bound(
     alpha: float,
     classes: int,
 ) -> RepellingBound:
-    r"""Both sides of the bound of the repelling component, for each anchor.
+    r"""Return both sides of the bound of the repelling component for each anchor.
 
     .. math::
         \max_{y' \ne y} s(f(t(x)), E_{T', X'|y'} f(T'(X'))) \le
@@ -371,33 +371,31 @@ def repelling_bound(
         + \frac{\log n}{\alpha} \Big), \quad
         \nu = \min_{y' \ne y} \| E_{T', X'|y'} f(T'(X')) \|
 
-    (Balanced paper, Theorem 4.6, Eq. (10); n is the number of classes.) T' is "view number j of
-    every image" with j uniform, and X' any of the images, so that E_T' is the mean over j, outside
-    the logarithm.
+    Source: balanced paper, Theorem 4.6, Eq. (10); n is the number of classes. T' is "view j of each
+    image" with uniform j, and X' is a random image: E_T' is the mean over j outside the logarithm.
 
-    The proof needs a condition that the paper does not state, that the bracket, the right side
-    times nu, is not negative: step (iv), (38), divides a maximum that is not positive by nu <= 1
-    and calls the result larger. With three classes or more the bound can fail (see
-    `tests/test_theory.py`); the left side is at most the larger of bracket and bracket / nu. The
-    bound holds for all anchors where alpha <= log(n), and for each anchor that is not at an obtuse
-    angle to the mean of every class.
+    The proof needs a condition that the paper does not state: the bracket (the right side times nu)
+    must not be negative. Step (iv), Eq. (38), divides a maximum that may be negative by nu <= 1 and
+    takes the result to be larger. With three or more classes the bound can be false (see
+    `tests/test_theory.py`). The left side is always at most the larger of bracket and bracket / nu.
+    The bound is true for all anchors if alpha <= log(n), and for each anchor that has an angle of
+    at most 90 degrees to the mean of some class.
 
     Args:
       anchors: `[n, d]` features f(t(x)), unit norm.
-      labels: integers `[n]`, the classes of the anchors, from 0.
+      labels: integers `[n]`, the classes of the anchors, starting at 0.
       views: `[v, m, d]` features of v views of each of m images, unit norm.
-      view_labels: integers `[m]`, the classes of the images: as many of each (Assumption 4.5).
-      alpha: of the log-mean-exp, > 0.
-      classes: their number, >= 2.
+      view_labels: integers `[m]`, the classes of the images, in equal numbers (Assumption 4.5).
+      alpha: scale of the log-mean-exp, > 0.
+      classes: number of classes, >= 2.
 
     Returns:
       The sides, the bracket and nu, float32. The left side is NaN where the features of a class
-      cancel, as the cosine with their mean is not defined.
+      cancel and the cosine with their mean is undefined.
 
     Raises:
       ValueError: for shapes that do not fit, fewer than two classes, alpha that is not positive,
-        labels that are no classes, or classes of different sizes. Under a transformation the values
-        of labels are not known and not checked.
+        labels out of range, or classes of different sizes. Traced labels are not checked.
 
     >>> import jax.numpy as jnp
     >>> points, classes = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([0, 1])
@@ -425,14 +423,14 @@ def repelling_bound(
         similarities = jnp.matmul(anchors, view.T, precision=PRECISION)
         return jax.nn.logsumexp(alpha * similarities, axis=1)
 
-    # One view at a time: memory is that of n times m similarities, whatever their number.
-    of_views = jnp.mean(lax.map(log_sum, views), axis=0)
-    bracket = (of_views - np.log(images / classes)) / alpha
+    # One view at a time needs memory for n times m similarities.
+    mean_log_sums = jnp.mean(lax.map(log_sum, views), axis=0)
+    bracket = (mean_log_sums - np.log(images / classes)) / alpha
     return RepellingBound(left, bracket / nu, bracket, nu)
 
 
 def _anchors_and_views(anchors: jax.Array, views: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`[n, d]` and `[v, m, d]` as float32, none of them empty."""
+    """Return `[n, d]` and `[v, m, d]` as float32; raise ValueError for empty arrays."""
     if jnp.ndim(views) != 3 or 0 in jnp.shape(views):
         raise ValueError(f"views must be [v, m, d], none of these 0, got {jnp.shape(views)}")
     anchors, *views = _points(anchors, *views, names="anchors, each of views", same_n=False)
@@ -440,7 +438,7 @@ def _anchors_and_views(anchors: jax.Array, views: jax.Array) -> tuple[jax.Array,
 
 
 def _labels(name: str, labels: jax.Array, n: int, classes: int, even: bool = False) -> jax.Array:
-    """Labels `[n]`, checked where their values are known; with `even`, also their counts."""
+    """Return labels `[n]`, checked unless traced; with `even`, classes must have equal sizes."""
     if jnp.shape(labels) != (n,):
         raise ValueError(f"{name} must be [{n}], got shape {jnp.shape(labels)}")
     if not isinstance(labels, jax.core.Tracer):
@@ -454,14 +452,14 @@ def _labels(name: str, labels: jax.Array, n: int, classes: int, even: bool = Fal
 
 
 def _at_least_two(n: int, value: Any) -> Any:
-    """The array module of a value; ValueError for fewer than two points."""
+    """Return the array module of a value; raise ValueError for fewer than two points."""
     if n < 2:
         raise ValueError(f"this estimator of uniformity needs n >= 2, got n={n}")
     return jnp if isinstance(value, jax.Array) else np
 
 
 def _points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:
-    """`features`, at least one row of them."""
+    """Return checked features; raise ValueError for arrays without rows."""
     arrays = features(*arrays, names=names, same_n=same_n)
     if arrays[0].shape[0] == 0:
         raise ValueError(f"{names} must have at least one row, got shape {arrays[0].shape}")
@@ -469,15 +467,15 @@ def _points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Arr
 
 
 def _mean_log_mean_exp(x: jax.Array, scale: float | jax.Array) -> jax.Array:
-    """`mean_i log mean_j exp(scale * x_i . x_j)` of `[n, d]`, in memory linear in n."""
+    """Return `mean_i log mean_j exp(scale * x_i . x_j)` of `[n, d]`, with memory linear in n."""
     points = plain_points(x * jnp.sqrt(scale))
     return mean_log_sum(points, exclude=0, options=PairOptions()) - math.log(x.shape[0])
 
 
 def _log_0f1_scaled(b: float, r: float) -> float:
-    """`log(exp(-2 r) 0F1(; b; r^2))`, for b > 0 and r > 0: at most 0."""
-    # 0F1(; b; z) = sum_k z^k / ((b)_k k!), all terms positive: summed in the log domain it neither
-    # overflows nor cancels. The terms peak before k = r and have long died at 4r + 50.
+    """Return `log(exp(-2 r) 0F1(; b; r^2))` for b > 0 and r > 0, which is at most 0."""
+    # 0F1(; b; z) = sum_k z^k / ((b)_k k!) has positive terms. A sum in the log domain neither
+    # overflows nor cancels. The terms peak before k = r and are negligible at 4r + 50.
     k = np.arange(1, int(4 * r) + 50)
     log_terms = np.cumsum(2 * math.log(r) - np.log(b + k - 1) - np.log(k))
     peak = max(0.0, float(log_terms.max()))
