@@ -178,7 +178,7 @@ def check_below_one(config: Config, *names: str) -> None:
 
 
 def check_seed(config: Config, *names: str) -> None:
-    """Raise UserError if one of these numbers is no seed."""
+    """Raise UserError if one of these numbers cannot be a seed."""
     for name, number in _numbers(config, names):
         require(0 <= number <= MAX_SEED, f"{name}={number}: must be a seed from 0 to {MAX_SEED}")
 
@@ -219,7 +219,7 @@ def section(config: Config, cls: type[C]) -> C:
 
 
 def check_names(cls: type, names: Iterable[str]) -> None:
-    """Raise UserError for a name that is no field of a config class."""
+    """Raise UserError for an unknown field of a config class."""
     known = [field.name for field in dataclasses.fields(cls)]
     for name in names:
         if name not in known:

@@ -1,6 +1,6 @@
-"""Which extra of the package brings a module: `pip install ".[train]"`."""
+"""Extras of the package and the modules that they install."""
 
-# Extras of pyproject.toml and the modules that the package imports of them.
+# Extras of pyproject.toml and the modules that the package imports.
 EXTRAS = {
     "train": (
         *("flax", "optax", "orbax", "sklearn", "PIL", "tyro", "rich", "matplotlib", "tensorboardX"),
@@ -12,10 +12,10 @@ EXTRAS = {
 
 
 def how_to_install(module: str | None) -> str | None:
-    """The command that brings a module; None for one that no extra has.
+    """Return the command that installs a module, or None if no extra contains it.
 
     Args:
-      module: its dotted name, as `ModuleNotFoundError.name` has it.
+      module: dotted name, as in `ModuleNotFoundError.name`.
     """
     top = (module or "").partition(".")[0]
     for extra, modules in EXTRAS.items():

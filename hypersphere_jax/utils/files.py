@@ -19,19 +19,19 @@ MAX_RECORD = 2**26  # bytes of a JSON file
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     with atomic_write(path) as file:
         file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, and read, that takes its place when it is complete, or not at all.
+    """Open a temporary file that replaces `path` when the block ends without an exception.
 
-    Processes that write the same file do not disturb each other: the last one stays.
+    Several processes may write the same file; the last one wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two containers that share a folder may give their processes the same number.
+    # Processes of two containers that share a folder may have the same id.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with open(partial, "w+b") as file:
@@ -41,7 +41,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # the name that the user knows
+            error.filename = str(path)  # instead of the temporary name
         raise
 
 
@@ -56,7 +56,7 @@ def read_json(
       advice: what to do about a damaged file.
 
     Raises:
-      UserError: for a file that cannot be read, is no JSON object, or lacks a key.
+      UserError: for an unreadable file, other content than a JSON object, or a missing key.
     """
     try:
         with open_file(file) as stream:
@@ -79,19 +79,25 @@ def parse_json(text: bytes, where: str, keys: Iterable[str], advice: str) -> dic
 
 
 def read_kept(file: Path, keys: Iterable[str] = ()) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing or, with a warning, damaged."""
+    """Return the JSON object in a file, or None if it is missing or (with a warning) damaged."""
+    if not file.exists():
+        return None
     try:
-        return read_json(file, keys, "it is left out") if file.exists() else None
+        return read_json(file, keys, "it is left out")
     except UserError as error:
         logger.warning("%s", error)
         return None
 
 
 def open_file(path: Path | str) -> BinaryIO:
-    """A file, to read it; UserError for none, and for a pipe or device, where reading may wait."""
+    """Open a regular file for reading.
+
+    Raises:
+      UserError: for a missing or unreadable file, and for pipes and devices, which may block.
+    """
     try:
-        # Of a pipe that nobody writes to, opening would wait, too.
-        stream: BinaryIO = open(path, "rb", opener=_at_once)  # noqa: SIM115  the caller closes it
+        # Opening a pipe without a writer would block.
+        stream: BinaryIO = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115  the caller closes it
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -100,22 +106,25 @@ def open_file(path: Path | str) -> BinaryIO:
     return stream
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 @contextlib.contextmanager
 def locked(file: Path, message: str | None = None) -> Iterator[None]:
-    """Holds a file for this process; the system lets go of it however the process ends.
+    """Lock a file for this process. The system releases the lock when the process ends.
 
     Args:
-      file: made where there is none, as its folder is.
-      message: of the UserError where another process holds it. None: waits for that one.
+      file: file to lock; created if necessary.
+      message: text of the UserError if another process has the lock; defaults to waiting for it.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
+    flags = fcntl.LOCK_EX
+    if message:
+        flags |= fcntl.LOCK_NB
     with open(file, "a") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (fcntl.LOCK_NB if message else 0))
+            fcntl.flock(stream, flags)
         except BlockingIOError as error:
             raise UserError(message) from error
         yield

@@ -13,7 +13,7 @@ from hypersphere_jax.configs.base import UserError, require
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops"
 CPU_KERNELS = "--xla_cpu_experimental_ynn_fusion_type"
-COMPILED_SHARE = 0.5  # of the process's memory maps, above which compiled programs are freed
+COMPILED_SHARE = 0.5  # share of the memory maps above which compiled programs are freed
 
 
 def flags() -> str:
@@ -110,7 +110,7 @@ def keep_compiled(folder: str | Path) -> None:
         kind = f"{platform.machine()}-{zlib.crc32(features.encode()):08x}"
         where = Path(folder).expanduser() / "compiled" / kind
         jax.config.update("jax_compilation_cache_dir", str(where))
-        # By default JAX does not cache what compiles in less than a second: most of `probe`.
+        # JAX's default limit of one second would exclude most programs of `probe`.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
