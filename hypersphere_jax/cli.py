@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import keyword
 import logging
 import os
 import platform
@@ -28,7 +27,6 @@ from hypersphere_jax.configs.base import (
     Stopped,
     UserError,
     check_names,
-    check_output,
     checked,
     did_you_mean,
     field_types,
@@ -40,9 +38,9 @@ from hypersphere_jax.utils import memory, xla
 
 ROOT = Path(__file__).parent.parent  # of the repository, if this is a clone
 CONFIG_HELP = (
-    "Defaults come from --config FILE (YAML or JSON, or the config.json of a run), otherwise from "
-    "the run of that --name if it exists. Flags override both."
+    "--config FILE gives defaults (YAML or JSON, or the config.json of a run); flags override them."
 )
+NAME_HELP = "Without --config, the run of that --name gives them if it exists."
 
 
 def main(arguments: list[str]) -> int:
@@ -73,9 +71,12 @@ def main(arguments: list[str]) -> int:
             raise
         return _failed(f"{memory.described(error)}: {memory.ADVICE}; saved files are kept")
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        advice = "correct that and run the same command again; saved files are kept"
-        return _failed(f"{error.strerror or error}{where}: {advice}")
+        reason = str(error.strerror or error)
+        if error.filename:
+            reason += f" ({error.filename})"
+        return _failed(
+            f"{reason}: correct that and run the same command again; saved files are kept"
+        )
     return 0
 
 
@@ -87,8 +88,13 @@ def _failed(reason: object) -> int:
 def overview() -> str:
     """Return the list of commands."""
     usage = f"usage: {program()} COMMAND [options]\n       {program()} COMMAND --help\n"
-    lines = [f"  {name:<14}{(run.__doc__ or '').splitlines()[0]}" for name, run in COMMANDS.items()]
+    lines = [f"  {name:<14}{summary(name)}" for name in COMMANDS]
     return "\n".join([usage, *lines])
+
+
+def summary(command: str) -> str:
+    """Return the first line about a command."""
+    return (COMMANDS[command].__doc__ or "").splitlines()[0]
 
 
 def silence_orbax() -> None:
@@ -146,44 +152,48 @@ def parse(
     command: str,
     arguments: Sequence[str],
     default: Any = None,
-    **more: Any,
+    description: str = "",
 ) -> Any:
     """Return a config from flags. The help groups them by the sections that `cls` is composed of.
 
     Args:
-      cls: a config class.
-      command: name of the command, for the help.
-      arguments: the flags.
-      default: config that gives the values of flags that are not given.
-      more: options of `tyro.cli`, such as `description`.
+      cls: A config class.
+      command: Name of the command, for the help.
+      arguments: The flags.
+      default: Config that contains the values of omitted flags.
+      description: Text of the help; defaults to that of the command.
     """
-    prog = f"{program()} {command}"
-    markers = (tyro.conf.OmitArgPrefixes,)
-    join_help_lines(cls)
     sections = [base for base in cls.__bases__ if base is not Config]
     if len(sections) < 2:
-        given = {} if default is None else {"default": default}
-        return tyro.cli(cls, args=arguments, prog=prog, config=markers, **given, **more)
+        sections = [cls]
+    sections.sort(key=lambda section: not has_required_field(section))
     fields: list[tuple[str, type, Any]] = []
-    for base in sections:
-        is_required = any(f.default is dataclasses.MISSING for f in dataclasses.fields(base))
-        value: Any
+    for section in sections:
+        join_help_lines(section)
+        title = section.__name__.removesuffix("Config").removesuffix("Options").lower()
         if default is not None:
-            value = dataclasses.field(default=unchecked(base, vars(default)))
-        elif is_required:
+            value = dataclasses.field(default=unchecked(section, vars(default)))
+        elif has_required_field(section):
             value = dataclasses.field()
         else:
-            value = dataclasses.field(default=base())
-        name = base.__name__.removesuffix("Config").removesuffix("Options").lower()
-        name = f"{name}_" if keyword.iskeyword(name) else name
-        fields.append((name, base, value))
-    fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
-    grouped = dataclasses.make_dataclass("Options", fields)
-    parts = tyro.cli(grouped, args=arguments, prog=prog, config=markers, **more)
+            value = dataclasses.field(default=section())
+        fields.append((title, section, value))
+    options = tyro.cli(
+        dataclasses.make_dataclass("Options", fields),
+        args=arguments,
+        prog=f"{program()} {command}",
+        description=description or summary(command),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
     values: dict[str, Any] = {}
-    for part in vars(parts).values():
+    for part in vars(options).values():
         values |= vars(part)
     return cls(**values)
+
+
+def has_required_field(cls: type) -> bool:
+    """Return whether a config class has an option without a default."""
+    return any(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
 
 
 def join_help_lines(cls: type[Config]) -> None:
@@ -196,14 +206,19 @@ def join_help_lines(cls: type[Config]) -> None:
                 field.metadata = types.MappingProxyType({"help": text})
 
 
-def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorded: Callable) -> Any:
+def parse_run(
+    cls: type[Config],
+    command: str,
+    arguments: Sequence[str],
+    recorded: Callable[[Path], Any] | None = None,
+) -> Any:
     """Return the config of a command that trains; see `CONFIG_HELP` for its defaults.
 
     Args:
       cls: `PretrainConfig` or `FinetuneConfig`.
-      command: name of the command; `pretrain` takes the name of an experiment first.
-      arguments: the flags.
-      recorded: (folder of a run) -> the config that it was made with.
+      command: Name of the command; `pretrain` takes the name of an experiment first.
+      arguments: The flags.
+      recorded: (folder of a run) -> config of that run, whose options are the defaults.
     """
     default = None
     if command == "pretrain" and arguments and not arguments[0].startswith("-"):
@@ -211,27 +226,37 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
         arguments = arguments[1:]
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--config")
-    peek.add_argument("--name")
-    peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
-    known, _ = peek.parse_known_args(arguments)
-    folder = Path(known.runs_dir, known.name or "default")
+    known, arguments = peek.parse_known_args(arguments)
     if known.config is not None:
         default = with_file(cls, known.config, default)
-        only_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        only_config.add_argument("--config")
-        _, arguments = only_config.parse_known_args(arguments)
-    elif default is None and known.name and (folder / "config.json").is_file():
-        print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
-        default = recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
-    description = f"{(cls.__doc__ or '').splitlines()[0]} {CONFIG_HELP}"
-    if command == "pretrain" and in_repository():
-        names = ", ".join(experiments("pretrain").PRETRAIN)
-        description += f" The first argument may be an experiment that gives defaults: {names}."
-    config = parse(cls, command, arguments, default, description=description)
+    elif default is None and recorded is not None:
+        default = _recorded_options(arguments, recorded)
+    description = f"{summary(command)} {CONFIG_HELP}"
+    if command == "pretrain":
+        description += f" {NAME_HELP}"
+        if in_repository():
+            names = ", ".join(experiments("pretrain").PRETRAIN)
+            description += f" The first argument may be an experiment that gives defaults: {names}."
+    config = parse(cls, command, arguments, default, description)
     xla.use_eigen()
     xla.prepare(config.devices, config.deterministic)
     xla.keep_compiled(config.cache_dir)
     return config
+
+
+def _recorded_options(arguments: Sequence[str], recorded: Callable[[Path], Any]) -> Any:
+    """Return the config of the existing run that `--name` names; None if there is none."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--name")
+    peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
+    known, _ = peek.parse_known_args(arguments)
+    if known.name is None:
+        return None
+    folder = Path(known.runs_dir, known.name)
+    if not (folder / "config.json").is_file():
+        return None
+    print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
+    return recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
 
 
 def with_file(cls: type[Config], file: str, default: Any) -> Any:
@@ -257,7 +282,8 @@ def unchecked(cls: type[Config], values: Mapping[str, Any]) -> Any:
     config = object.__new__(cls)
     for field in dataclasses.fields(cls):
         value = values[field.name]
-        value = tyro.MISSING if value is dataclasses.MISSING else value
+        if value is dataclasses.MISSING:
+            value = tyro.MISSING
         object.__setattr__(config, field.name, value)
     return config
 
@@ -313,13 +339,7 @@ def pretrain(arguments: list[str]) -> None:
 
 def finetune(arguments: list[str]) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a share of them."""
-
-    def recorded(folder: Path) -> Any:
-        from hypersphere_jax.training import finetune
-
-        return finetune.recorded(folder)
-
-    config = parse_run(configs.FinetuneConfig, "finetune", arguments, recorded)
+    config = parse_run(configs.FinetuneConfig, "finetune", arguments)
     from hypersphere_jax.reporting import pictures, run_page
     from hypersphere_jax.reporting.tables import print_table
     from hypersphere_jax.training import finetune
@@ -425,6 +445,8 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
+    for cls in (configs.InspectConfig, configs.PrepareConfig, configs.PrepareTextConfig):
+        join_help_lines(cls)
     module = importlib.import_module("hypersphere_jax.reporting.datasets")
     parts = {
         "list": module.list_names,
@@ -438,35 +460,10 @@ def data(arguments: list[str]) -> None:
 
 def report(arguments: list[str]) -> None:
     """Write the page of one run, or one page of several."""
+    config = parse(configs.ReportConfig, "report", arguments)
+    from hypersphere_jax.reporting import run_page
 
-    def pages(
-        runs: tyro.conf.Positional[tuple[str, ...]], runs_dir: str = "runs", out: Path | None = None
-    ) -> Path:
-        """Write the page of one run to its folder, or one page of several runs.
-
-        Args:
-            runs: Folders of runs, or their names in RUNS_DIR.
-            runs_dir: Folder of all runs.
-            out: Page of several runs. Defaults to RUNS_DIR/report.html.
-        """
-        check_output(out, ".html")
-        require(out is None or len(runs) > 1, "out= is for several runs: leave it out")
-        from hypersphere_jax.reporting import differences, pictures, run_page, tables
-        from hypersphere_jax.training import run_dir
-
-        folders = [run_dir.find(name, runs_dir) for name in runs]
-        if len(folders) == 1:
-            pictures.draw_pictures(folders[0], redraw=False)
-            return run_page.write_run_page(folders[0])
-        page = out or Path(runs_dir, "report.html")
-        if out is not None:
-            for file in differences.comparison_files(out):
-                check_output(file, ".csv", ".png")
-        table = differences.write_comparison(folders, page)
-        tables.print_table(table.columns, table.rows)
-        return page
-
-    print(tyro.cli(pages, args=arguments, prog=f"{program()} report"))
+    print(run_page.write_report(config))
 
 
 def bench(arguments: list[str]) -> None:
@@ -486,8 +483,10 @@ def import_torch(arguments: list[str]) -> None:
     from hypersphere_jax.reporting import run_page
 
     folder = pretrained.import_torch(config, command=typed())
-    layer = " --layer LAYER" if config.fresh_head else ""
-    print(f"imported: {folder}\nevaluate: {run_page.next_commands(folder)[0]}{layer}")
+    command = run_page.next_commands(folder)[0]
+    if config.has_random_head:
+        command += " --layer LAYER"
+    print(f"imported: {folder}\nevaluate: {command}")
 
 
 def export(arguments: list[str]) -> None:
@@ -532,10 +531,11 @@ def announce(config: configs.PretrainConfig, samples: int) -> None:
         return
     others = [file.parent.name for file in Path(config.runs_dir).glob("*/config.json")]
     hint = did_you_mean(config.name, others, cutoff=0.9)
-    left_over = 0 if config.reads_text else samples % config.batch_size
-    dropped = f"; the last {left_over:,} of {samples:,} images are dropped each epoch"
     line = f"new run {folder}: {config.data}, {config.model}, {config.epochs} epochs"
-    print(f"{line}{dropped if left_over else ''}{hint}", file=sys.stderr)
+    left_over = samples % config.batch_size
+    if left_over and not config.reads_text:
+        line += f"; the last {left_over:,} of {samples:,} images are dropped each epoch"
+    print(f"{line}{hint}", file=sys.stderr)
 
 
 def refresh_pages(names: Sequence[str], runs_dir: str) -> None:

@@ -29,6 +29,7 @@ from hypersphere_jax.configs.evaluation import (
     FeaturesConfig,
     MetricsConfig,
     ProbeConfig,
+    ReportConfig,
 )
 from hypersphere_jax.configs.finetune import FinetuneConfig, FinetuneOptions
 from hypersphere_jax.configs.model import ModelConfig

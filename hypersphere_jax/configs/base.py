@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from tyro.conf import arg
+
 from hypersphere_jax import __version__
 
 WRITER = f"hypersphere_jax {__version__}"  # files that this package wrote begin with it
@@ -70,6 +72,9 @@ class Config:
 
 
 C = TypeVar("C", bound=Config)
+T = TypeVar("T")
+# An option whose default is chosen later. Its text says how, so the help omits "(default: None)".
+Auto = Annotated[T | None, arg(help_behavior_hint="")]
 
 
 @functools.cache
@@ -98,10 +103,11 @@ def matches(value: Any, kind: Any) -> bool:
             return all(matches(item, arguments[0]) for item in value)
         pairs = zip(value, arguments, strict=False)
         return len(value) == len(arguments) and all(matches(item, one) for item, one in pairs)
-    if kind in (int, float):
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and math.isfinite(value)
-    return isinstance(value, kind)
+    if type(value) is int:  # a bool is no number
+        return kind in (int, float) and abs(value) < 2**63
+    if kind is float:
+        return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     changed,
     check_at_least,
@@ -68,20 +69,20 @@ class ObjectiveConfig(Config):
     alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
     loss (Chen et al.); DCL, the balanced contrastive loss or the generalized NT-Xent (balanced
     paper); or, without alignment, LogSumExp or a prior (Chen et al., Section C)."""
-    loss_tau: float | None = None
+    loss_tau: Auto[float] = None
     """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1)."""
-    loss_alpha: float | None = None
+    loss_alpha: Auto[float] = None
     """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
-    loss_lam: float | None = None
+    loss_lam: Auto[float] = None
     """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
     (5), `balanced_contrastive` and `generalized_nt_xent` (2)."""
-    similarity: Literal["cosine", "dot", "neg_euclidean"] | None = None
+    similarity: Auto[Literal["cosine", "dot", "neg_euclidean"]] = None
     """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
     distance) use unnormalized features."""
-    prior: Literal["hypersphere", "normal", "hypercube"] | None = None
+    prior: Auto[Literal["hypersphere", "normal", "hypercube"]] = None
     """Prior of `generalized_contrastive` and `prior_matching` (default `hypersphere`). The others
     use unnormalized features."""
-    align_scaling: Literal["per_sample", "per_dimension"] | None = None
+    align_scaling: Auto[Literal["per_sample", "per_dimension"]] = None
     """Mean of the alignment term over samples (default of `decoupled_nt_xent`, Eq. (5)), or over
     dimensions as well (default of `generalized_contrastive`, as in the paper's tables, whose lambda
     is d times smaller for it)."""

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from hypersphere_jax.configs.base import Config, check_folder_name, check_seed, refuse, require
+from hypersphere_jax.configs.base import (
+    Config,
+    check_at_least,
+    check_folder_name,
+    check_seed,
+    refuse,
+    require,
+)
 from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.configs.evaluation import EvaluateConfig
 from hypersphere_jax.configs.model import ModelConfig
@@ -30,6 +37,7 @@ class RunConfig(Config):
         super().__post_init__()
         check_folder_name(self, "name")
         check_seed(self, "seed")
+        check_at_least(self, 0, "init_step")
         if self.init_from is None:
             refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
 

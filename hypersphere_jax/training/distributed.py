@@ -49,22 +49,24 @@ def initialize(runtime: RuntimeConfig) -> None:
     if not runtime.multi_process or is_multi_process():
         return
     print("waiting for the other processes to start", file=sys.stderr)
-    is_named = runtime.coordinator is not None
-    # By default a process takes one GPU where JAX detects a cluster.
-    local_ids = None if runtime.devices is None else list(range(runtime.devices))
+    options: dict[str, Any] = {}
+    hint = "; coordinator=, num_processes= and process_index= name one"
+    if runtime.coordinator is not None:
+        options["cluster_detection_method"] = "deactivate"
+        hint = ""
+    if runtime.devices is not None:  # by default one GPU where JAX detects a cluster
+        options["local_device_ids"] = list(range(runtime.devices))
     try:
         jax.distributed.initialize(
             runtime.coordinator,
             runtime.num_processes,
             runtime.process_index,
-            local_device_ids=local_ids,
-            cluster_detection_method="deactivate" if is_named else None,
             initialization_timeout=INITIALIZATION_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            **options,
         )
     except (ValueError, RuntimeError) as error:
-        hint = "" if is_named else "; coordinator=, num_processes= and process_index= name one"
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
 
@@ -270,6 +272,12 @@ def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
         return jax.make_array_from_callback(shape, rows, lambda _: row)
 
     return jax.tree.map(copy, tree)
+
+
+def stacked_shapes(tree: Any, devices: Sequence[jax.Device], *axes: int) -> Any:
+    """Return the shapes of a tree's arrays with leading axes: local devices, then `axes`."""
+    leading = (len(local(devices)), *axes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), tree)
 
 
 def unreplicate(tree: Any) -> Any:

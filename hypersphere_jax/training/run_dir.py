@@ -26,7 +26,7 @@ from hypersphere_jax.configs import (
     section,
     to_dict,
 )
-from hypersphere_jax.configs.base import C, Custom, did_you_mean
+from hypersphere_jax.configs.base import C, did_you_mean
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training.batches import image_cache
 from hypersphere_jax.utils.files import atomic_write, locked, read_json, write_json
@@ -41,19 +41,12 @@ for _section in (RuntimeConfig, EvaluateConfig):
     NOT_COMPARED |= {field.name for field in fields(_section)}
 # Runtime options of a single session, which the next session does not inherit.
 SESSION_OPTIONS = (
-    *("resume", "force", "profile"),
+    *("resume", "force"),
     *("processes", "coordinator", "num_processes", "process_index"),
 )
-# Keys of config.json that are read.
-RECORD = ("config", "data_digest", "sessions")
-# The user's own parts: their names as arguments of `train`, and as fields of a config.
-CUSTOM = {
-    "network": "network",
-    "loss": "function",
-    "augment": "augment",
-    "preprocess": "preprocess",
-    "data": "source",
-}
+# Entries of config.json that are read, and their types.
+RECORD = {"config": dict, "data_digest": str, "sessions": list}
+ADVICE = "take it from a copy of the run"
 
 
 class RunEncoder(NamedTuple):
@@ -76,7 +69,7 @@ def find(name: str, runs_dir: str | Path = "runs") -> Path:
     """Return the folder of a run, given as a path or as a name in the folder of all runs.
 
     Raises:
-      UserError: when there is no such run, or the name is a folder of several runs.
+      UserError: If there is no such run, or the name is a folder of several runs.
     """
     folders = find_all(name, runs_dir)
     names = ", ".join(map(str, folders))
@@ -88,7 +81,7 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
     """Return the folder of a run, or the folders of all runs in a folder; names as in `find`.
 
     Raises:
-      UserError: when there is no run; the message suggests names of runs that exist.
+      UserError: If there is no run; the message suggests names of existing runs.
     """
     for folder in (Path(name), Path(runs_dir, name)):
         if (folder / "config.json").is_file():
@@ -109,8 +102,9 @@ def _no_run(name: str, runs_dir: str | Path) -> str:
         return f"no run {name!r}{hint}"
     if not names:
         return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or runs_dir="
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names[:MAX_NAMES])}{more}"
+    if len(names) > MAX_NAMES:
+        names = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"]
+    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names)}"
 
 
 # Creating, resuming and removing the folder.
@@ -122,19 +116,13 @@ def lock(folder: Path) -> contextlib.AbstractContextManager:
     return locked(folder / ".lock", message)
 
 
-def saved_steps(config: PretrainConfig) -> list[int]:
-    """Return the steps of the checkpoints that a config's run may resume from, in order."""
-    overwrite = config.resume == "overwrite"
-    return [] if overwrite else checkpoints.steps(folder_of(config) / "checkpoints")
-
-
 def remove(folder: Path) -> None:
     """Remove a run if it exists: rename its folder, so that no half of it remains, then delete it.
 
     Raises:
-      UserError: for a folder of anything else, and when another process trains in it.
+      UserError: If the folder is not a run, or another process trains in it.
     """
-    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files alone
+    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files
         return
     other = f"{folder} is not a run, and is not overwritten: choose another name="
     require((folder / "config.json").is_file(), other)
@@ -149,7 +137,7 @@ def remove(folder: Path) -> None:
 def training_config(config: PretrainConfig) -> dict[str, Any]:
     """Return the part of a config that determines the numbers of its run."""
     compared = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
-    # Data may move: their digest is compared instead of their place.
+    # Data may move, so their digest is compared instead of their location.
     for name in ("data_dir", "classes", "bad_images"):
         del compared[name]
     if "/" in compared["data"]:
@@ -161,15 +149,15 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     """Compare a config with the run in its folder, if there is one.
 
     Args:
-      config: with open fields filled in.
-      devices: number of devices.
-      digest: of the data.
+      config: Config with open fields filled in.
+      devices: Number of devices.
+      digest: Digest of the data.
 
     Returns:
       The differences that `force` overrides.
 
     Raises:
-      UserError: when the folder contains another run and `force` is not set.
+      UserError: If the folder contains another run and `force` is not set.
     """
     folder = folder_of(config)
     other = "choose another name="
@@ -207,15 +195,17 @@ def add_session(
     """Write config.json: the config, and a session after the earlier ones.
 
     Args:
-      config: with open fields filled in.
-      devices: to train on.
-      digest: of the data.
-      command: as the user typed it.
-      dataset: of the run.
-      details: further entries of the session.
+      config: Config with open fields filled in.
+      devices: Devices to train on.
+      digest: Digest of the data.
+      command: Command that the user typed.
+      dataset: Data of the run.
+      details: Further entries of the session.
     """
-    file = folder_of(config) / "config.json"
-    record: dict[str, Any] = read_record(file.parent) if file.is_file() else {"sessions": []}
+    folder = folder_of(config)
+    record: dict[str, Any] = {"sessions": []}
+    if (folder / "config.json").is_file():
+        record = read_record(folder)
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):  # Pillow is optional
@@ -233,7 +223,9 @@ def add_session(
     sessions = [*record["sessions"], session]
     inherited = to_dict(inherited_options(config))
     new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
-    write_json(file, record | new)
+    write_json(folder / "config.json", record | new)
+    if isinstance(dataset.pretrain, data.Corpus):
+        write_vocabulary(folder, dataset.pretrain.vocabulary)
 
 
 def inherited_options(config: C) -> C:
@@ -241,30 +233,27 @@ def inherited_options(config: C) -> C:
     return config.replace(**{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
 
 
-def require_custom(config: PretrainConfig) -> None:
-    """Raise UserError when a config lacks custom parts that its run was trained with."""
-    folder = folder_of(config)
-    if config.resume == "overwrite" or not (folder / "config.json").is_file():
-        return
-    recorded = read_config(folder)  # contains the names of the parts
-    lacking = [
-        name
-        for name, field in CUSTOM.items()
-        if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
-    ]
-    require(
-        not lacking,
-        f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
-        f"hypersphere_jax.train(config, {', '.join(f'{name}=…' for name in lacking)})",
-    )
-
-
 # Reading the folder.
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a run."""
-    return read_json(folder / "config.json", RECORD, "take it from a copy of the run")
+    """Read the config.json of a run; UserError for a missing entry, or one of another type."""
+    file = folder / "config.json"
+    record = read_json(file, RECORD, ADVICE)
+    for name, kind in RECORD.items():
+        require(isinstance(record[name], kind), f"{file}: {name} is damaged: {ADVICE}")
+    is_valid = bool(record["sessions"]) and all(map(_is_session, record["sessions"]))
+    require(is_valid, f"{file}: sessions is damaged: {ADVICE}")
+    require(isinstance(record.get("data", {}), dict), f"{file}: data is damaged: {ADVICE}")
+    return record
+
+
+def _is_session(value: Any) -> bool:
+    """Return whether a value is a session with the entries that are read."""
+    if not isinstance(value, dict) or not isinstance(value.get("command", ""), str):
+        return False
+    device = value.get("device")
+    return isinstance(device, dict) and isinstance(device.get("count"), int)
 
 
 def read_config(folder: Path) -> PretrainConfig:
@@ -280,11 +269,11 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """Load the data of a run.
 
     Args:
-      folder: of the run.
-      data_dir: where the data are now, if they were moved.
+      folder: Folder of the run.
+      data_dir: New folder of the data, if they were moved.
 
     Raises:
-      UserError: when they are missing, or have changed since.
+      UserError: If the data are missing, or have changed since.
     """
     try:
         config = read_config(folder)
@@ -303,8 +292,9 @@ def moved(config: D, data_dir: str | None) -> D:
     """Return the config of the same data in another folder; None changes nothing."""
     if data_dir is None:
         return config
-    field = "data" if Path(config.data).is_absolute() else "data_dir"
-    return config.replace(**{field: data_dir})
+    if Path(config.data).is_absolute():
+        return config.replace(data=data_dir)
+    return config.replace(data_dir=data_dir)
 
 
 def require_images(folder: Path, verb: str) -> None:
@@ -331,8 +321,9 @@ def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
 def read_vocabulary(folder: Path) -> tuple[str, ...]:
     """Read the words of a run of text; UserError when their file is missing or truncated."""
     file = folder / VOCABULARY
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    words = tuple(text.split("\n")[:-1])
+    words: tuple[str, ...] = ()
+    if file.is_file():
+        words = tuple(file.read_text(encoding="utf-8").split("\n")[:-1])
     expected = read_config(folder).vocabulary_size
     require(
         len(words) == expected,
@@ -348,9 +339,9 @@ def load_encoder(
     """Load the encoder of a run; errors as `checkpoints.restore`.
 
     Args:
-      folder: of the run.
-      step: defaults to the newest intact checkpoint.
-      config: with the user's own parts; defaults to the recorded config.
+      folder: Folder of the run.
+      step: Checkpoint; defaults to the newest intact one.
+      config: Config with the custom parts; defaults to the recorded config.
     """
     config = config or read_config(folder)
     apply, params, stats = models.abstract(config)
@@ -365,12 +356,12 @@ def initial_encoder(
     """Load parameters and statistics of the run to start from, except its classifier.
 
     Args:
-      config: with `init_from`.
-      params: random parameters, from which the classifier is taken.
-      vocabulary: words that an encoder of text must know, by number.
+      config: Config with `init_from`.
+      params: Random parameters, from which the classifier is taken.
+      vocabulary: Words that an encoder of text must know, by number.
 
     Raises:
-      UserError: for a run of another encoder, or with another vocabulary.
+      UserError: If the run has another encoder, or another vocabulary.
     """
     folder = find(config.init_from, config.runs_dir)
     encoder = read_config(folder)
