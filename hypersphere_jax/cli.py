@@ -163,30 +163,28 @@ def parse(
       default: Config that contains the values of omitted flags.
       description: Text of the help; defaults to that of the command.
     """
+    join_help_lines(cls)
+    texts = {
+        "prog": f"{program()} {command}",
+        "description": description or summary(command),
+        "config": (tyro.conf.OmitArgPrefixes,),
+    }
     sections = [base for base in cls.__bases__ if base is not Config]
     if len(sections) < 2:
-        sections = [cls]
+        return tyro.cli(cls, args=arguments, **texts)
     sections.sort(key=lambda section: not has_required_field(section))
     fields: list[tuple[str, type, Any]] = []
     for section in sections:
-        join_help_lines(section)
         title = section.__name__.removesuffix("Config").removesuffix("Options").lower()
+        value = dataclasses.field()
         if default is not None:
             value = dataclasses.field(default=unchecked(section, vars(default)))
-        elif has_required_field(section):
-            value = dataclasses.field()
-        else:
+        elif not has_required_field(section):
             value = dataclasses.field(default=section())
         fields.append((title, section, value))
-    options = tyro.cli(
-        dataclasses.make_dataclass("Options", fields),
-        args=arguments,
-        prog=f"{program()} {command}",
-        description=description or summary(command),
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    grouped = dataclasses.make_dataclass("Options", fields)
     values: dict[str, Any] = {}
-    for part in vars(options).values():
+    for part in vars(tyro.cli(grouped, args=arguments, **texts)).values():
         values |= vars(part)
     return cls(**values)
 

@@ -17,10 +17,19 @@ from hypersphere_jax.configs.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 from hypersphere_jax.configs.runtime import RuntimeConfig
 
+# Custom parts: their names as arguments of `hypersphere_jax.train`, and as fields of a config.
+CUSTOM = {
+    "network": "network",
+    "loss": "function",
+    "augment": "augment",
+    "preprocess": "preprocess",
+    "data": "source",
+}
+
 
 @dataclass(frozen=True)
 class RunConfig(Config):
-    """Run."""
+    """Name, seed and initial parameters of the run."""
 
     name: str = "default"
     """Name of the run: its folder is RUNS_DIR/NAME."""

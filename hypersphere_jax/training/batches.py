@@ -145,14 +145,14 @@ def eval_batches(
     devices: Sequence[jax.Device],
     prepare: Callable | None = None,
 ) -> Iterator[Batch]:
-    """All images, or sentences, of a source in batches; an unreadable image has the index -1.
+    """Yield all images, or sentences, of a source in batches; an unreadable image has index -1.
 
     Args:
-      config: of the run whose encoder will see them.
-      source: of the images.
-      size: of a batch; the last one may be shorter.
-      devices: their memory decides whether the images are decoded once and kept.
-      prepare: as in `pipeline.stream`, for images that differ in size.
+      config: Config of the encoder's run.
+      source: Images or sentences.
+      size: Size of a batch; the last one may be shorter.
+      devices: Devices whose memory decides whether decoded images are kept.
+      prepare: See `pipeline.stream`, for images that differ in size.
     """
     n = len(source)
     order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))

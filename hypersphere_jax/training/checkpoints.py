@@ -162,18 +162,14 @@ def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tre
     """Read a checkpoint, or some of its top-level entries.
 
     Args:
-      folder: of the checkpoints.
-      like: tree of arrays or `jax.ShapeDtypeStruct`. Its top level may omit entries; below that it
+      folder: Folder of the checkpoints.
+      like: Tree of arrays or `jax.ShapeDtypeStruct`. Its top level may omit entries; below that it
         must match the checkpoint exactly.
-      step: defaults to the newest intact checkpoint, except that a damaged one is not replaced by
-        the initialization.
-
-    Returns:
-      The step, and the tree with NumPy arrays.
+      step: Defaults to the newest intact checkpoint. The initialization does not replace a damaged
+        one.
 
     Raises:
-      UserError: for no such checkpoint, a damaged one, or one of another structure: the message
-        lists missing and unexpected entries.
+      UserError: If the checkpoint is missing, damaged, or of another structure.
     """
     saved = steps(folder)
     require(bool(saved), f"no checkpoint in {folder}: `pretrain` saves one there")

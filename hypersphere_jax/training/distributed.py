@@ -41,11 +41,7 @@ EXIT_DELAY_SECONDS = 3  # in which the others may report an error that all have
 
 
 def initialize(runtime: RuntimeConfig) -> None:
-    """Connect the processes of a run, if it has several; must come before JAX's first use.
-
-    Raises:
-      UserError: when no cluster is detected, or JAX is in use already.
-    """
+    """Connect the processes of a run, if it has several; must come before JAX's first use."""
     if not runtime.multi_process or is_multi_process():
         return
     print("waiting for the other processes to start", file=sys.stderr)
@@ -101,9 +97,7 @@ def check_equal(values: dict[str, Any]) -> None:
 def should_stop(requested: bool, count: int) -> bool:
     """Return whether to stop before the next step, the same answer in all processes.
 
-    Args:
-      requested: whether this process was asked to stop. Of several processes JAX catches SIGTERM.
-      count: number of the step since the session began.
+    With several processes JAX catches SIGTERM; `count` is the number of steps of the session.
     """
     if is_multi_process():
         return multihost_utils.reached_preemption_sync_point(count)
@@ -174,11 +168,7 @@ def isolated() -> Iterator[None]:
 def local_devices(
     count: int | None = None, given: Sequence[jax.Device] | None = None
 ) -> list[jax.Device]:
-    """Return this process's devices, the first `count` of them, or the `given` ones.
-
-    Raises:
-      UserError: when there are fewer, or none.
-    """
+    """Return this process's devices, the first `count` of them, or the `given` ones."""
     if given is not None:
         require(len(given) > 0, "devices is empty: give one device or more, or leave it out")
         return list(given)
@@ -244,13 +234,7 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
 
 
 def pmap(function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()) -> Any:
-    """Map a per-device function over the axis `AXIS`.
-
-    Args:
-      function: of one device's arrays.
-      devices: of all processes.
-      donate: numbers of the arguments whose memory the results may take.
-    """
+    """Map a per-device function over `AXIS`; results may reuse memory of `donate`d arguments."""
     xla.free_compiled()
     return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
 
@@ -293,11 +277,9 @@ def unreplicate(tree: Any) -> Any:
 
 
 def finite(tree: Any, axes: int = 0) -> jax.Array:
-    """Return whether all numbers are finite, `[1, ...]`, computed from the first device's copy.
+    """Return whether all numbers of replicated arrays are finite, `[1, ...]`.
 
-    Args:
-      tree: of replicated arrays.
-      axes: number of axes after that of devices for whose entries to answer separately.
+    It is computed from the first device's copy, separately for the entries of the next `axes` axes.
     """
     return _finite(_first_shards(tree), axes)
 

@@ -58,13 +58,7 @@ def _parse(line: bytes) -> Record | None:
 class MetricLogger:
     """Logs the metrics of one run; does nothing in processes but the first.
 
-    Args:
-      folder: Folder of the run.
-      config: Config of the run.
-      start: Step from which the run resumes; later records of an earlier session are removed.
-
-    Raises:
-      UserError: If Weights & Biases is asked for and not available.
+    A run that resumes removes the records after its first step.
     """
 
     def __init__(self, folder: Path, config: PretrainConfig, start: int):
@@ -100,14 +94,7 @@ class MetricLogger:
         return self.last
 
     def close(self, failed: bool = False) -> None:
-        """Close the outputs.
-
-        Args:
-          failed: Whether an error ended the run.
-
-        Raises:
-          OSError: If the disk is full.
-        """
+        """Close the outputs; `failed` says whether an error ended the run."""
         outputs = self._outputs
         self._outputs = []
         with contextlib.ExitStack() as stack:

@@ -75,7 +75,7 @@ def make_objective(
     """
     if config.function is not None:
         return _custom(config)
-    config = resolved(config)
+    config = with_loss_defaults(config)
     value = vars(config) | dict(scalars or {})
 
     def objective(view1, view2, labels, axis_name, key=None):
@@ -255,7 +255,7 @@ def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.
     )
 
 
-def resolved(config: T) -> T:
+def with_loss_defaults(config: T) -> T:
     """Return the config with the defaults of its loss function filled in."""
     if config.loss == "weighted":
         return config
@@ -270,7 +270,7 @@ def resolved(config: T) -> T:
 
 def settings(config: ObjectiveConfig) -> dict[str, Any]:
     """Return the arguments of a config's loss by name."""
-    return _arguments(vars(resolved(config)))
+    return _arguments(vars(with_loss_defaults(config)))
 
 
 def layer(config: Mapping[str, Any]) -> str:

@@ -84,11 +84,7 @@ class RunRecord:
         return record
 
     def evaluate(self, step: int, encoder: Tree, is_finite: bool, evaluate: Evaluate) -> Record:
-        """Add an encoder's scores to the last record, and return it.
-
-        Raises:
-          Diverged: for weights or features that are not finite.
-        """
+        """Add an encoder's scores to the last record, and return it."""
         self._check_finite(step, is_finite)
         try:
             scores = evaluate(encoder["params"], encoder["stats"], self.setup.config)
@@ -102,14 +98,7 @@ class RunRecord:
         self.checkpointer.save(step, tree)
 
     def close(self, failed: bool = False) -> None:
-        """Wait until the files are written.
-
-        Args:
-          failed: Whether an error ended the run, which is the error to report.
-
-        Raises:
-          UserError: If they could not be written.
-        """
+        """Wait until the files are written; after a failure its error is the one to report."""
         try:
             self.checkpointer.close()
         except UserError:
@@ -134,11 +123,7 @@ class RunRecord:
 
 @contextlib.contextmanager
 def open_run(setup: RunSetup, command: str = "") -> Iterator[RunRecord]:
-    """Lock the folder of a run while its files are open.
-
-    Raises:
-      UserError: If the folder contains another run, or another process trains in it.
-    """
+    """Lock the folder of a run while its files are open."""
     config = setup.config
     forced: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -202,11 +187,7 @@ class Recorder:
         self._in_flight.append((call, metrics))
 
     def complete(self, ahead: int = 0) -> None:
-        """Wait until at most this many calls are in flight, and log the completed steps.
-
-        Raises:
-          Diverged: for a loss or a gradient that is not finite.
-        """
+        """Wait until at most this many calls are in flight, and log the completed steps."""
         while len(self._in_flight) > ahead:
             call, metrics = self._in_flight.popleft()
             jax.block_until_ready(metrics)

@@ -9,7 +9,6 @@ import numpy as np
 
 from hypersphere_jax import augment, data, models
 from hypersphere_jax.configs import PretrainConfig, UserError, require
-from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import distributed, objectives
@@ -18,25 +17,6 @@ logger = logging.getLogger("hypersphere_jax")
 
 # Of a text's sentences, those in whole batches are usually more than this share.
 MOST_USED = 0.9
-# Custom parts: their names as arguments of `train`, and as fields of a config.
-CUSTOM = {
-    "network": "network",
-    "loss": "function",
-    "augment": "augment",
-    "preprocess": "preprocess",
-    "data": "source",
-}
-
-
-def check_recorded_names(config: PretrainConfig) -> None:
-    """Raise UserError if a config has only the names of custom parts, as config.json records."""
-    names = [name for name, field in CUSTOM.items() if isinstance(getattr(config, field), str)]
-    arguments = ", ".join(f"{name}=…" for name in names)
-    require(
-        not names,
-        f"{config.name} was trained with your own {' and '.join(names)}: resume it from Python "
-        f"with hypersphere_jax.train(config, {arguments})",
-    )
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
@@ -56,39 +36,42 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     )
     if is_text:
         return _resolved_text(config, dataset)
-    is_labelled = bool(dataset.class_names)
-    require(
-        is_labelled or not objectives.uses_labels(config),
-        f"the loss takes labels, and the images of {dataset.origin} have none: leave "
-        "supervised_weight= out, or take another loss",
-    )
+    if objectives.uses_labels(config) and not dataset.class_names:
+        raise UserError(
+            f"the loss takes labels, and the images of {dataset.origin} have none: leave "
+            "supervised_weight= out, or take another loss"
+        )
+    if config.supervised_weight and config.network is not None:
+        raise UserError("supervised_weight= is for this package's networks: pass a loss=")
+    config = _with_image_shape(objectives.with_loss_defaults(config), dataset)
+    if config.network is not None:
+        config = config.replace(dim=models.layers(config)["output"][0])
+    else:
+        default_norm = "split" if config.queue_size else "sync"
+        num_classes = len(dataset.class_names) if config.supervised_weight else 0
+        config = config.replace(
+            batch_norm=config.batch_norm or default_norm,
+            num_classes=num_classes,
+            stem=models.resolved(config).stem,
+        )
+    return config.replace(**data.located(config))
+
+
+def _with_image_shape(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
+    """Fill in the recipe, and the size and the channels of the images that enter the network."""
     recipe = config.recipe or dataset.recipe
     if config.augment and not config.recipe:
         recipe = "none"
-    config = objectives.resolved(config.replace(recipe=recipe, **data.located(config)))
-    config = _with_image_shape(config, dataset.pretrain)
-    if config.network is not None:
-        is_own = config.supervised_weight == 0
-        require(is_own, "supervised_weight= is for this package's networks: pass a loss=")
-        return config.replace(dim=models.layers(config)["output"][0])
-    default_norm = "split" if config.queue_size else "sync"
-    num_classes = len(dataset.class_names) if config.supervised_weight else 0
-    return config.replace(
-        batch_norm=config.batch_norm or default_norm,
-        num_classes=num_classes,
-        stem=models.resolved(config).stem,
-    )
-
-
-def _with_image_shape(config: PretrainConfig, source: data.Source) -> PretrainConfig:
-    """Fill in the size and the channels of the images that enter the network."""
-    shape = source.image_shape
-    require(
-        bool(shape or config.image_size),
-        f"the images of {source.origin} differ in size: give the side of those that enter the "
-        "network, such as image_size=224",
-    )
-    size = config.image_size or max(shape[:2])
+    config = config.replace(recipe=recipe)
+    source = dataset.pretrain
+    size = config.image_size
+    if size is None and source.image_shape is None:
+        raise UserError(
+            f"the images of {source.origin} differ in size: give the side of those that enter the "
+            "network, such as image_size=224"
+        )
+    if size is None:
+        size = max(source.image_shape[:2])
     try:
         transform = augment.make_evaluate(
             augment.recipe_of(config), size, extra_channels=config.extra_channels
@@ -141,26 +124,27 @@ def check_devices(config: PretrainConfig, source: data.Source, devices: Sequence
         parts that return something of another kind.
     """
     _check_batch_norm(config, len(devices))
-    if holds_custom(config.replace(source=None)):
+    custom = (config.network, config.function, config.augment, config.preprocess)
+    if any(part is not None for part in custom):
         _check_custom(config, source, devices)
 
 
 def _check_batch_norm(config: PretrainConfig, devices: int) -> None:
     norm = config.batch_norm
     groups = config.bn_groups
-    if norm == "split":
-        require(
-            groups % devices == 0 and config.batch_size % groups == 0,
+    if norm == "split" and (groups % devices or config.batch_size % groups):
+        raise UserError(
             f"bn_groups={groups}: must be a multiple of the {devices} device(s), and divide "
-            f"batch_size={config.batch_size}",
+            f"batch_size={config.batch_size}"
         )
     if not config.queue_size:
         return
-    require(
-        not (norm == "split" and groups == 1) and not (norm == "local" and devices == 1),
-        "keys would have the batch statistics of their queries' images, which give the positives "
-        "away: with a queue on one device take batch_norm=split with several bn_groups=",
-    )
+    if (norm == "split" and groups == 1) or (norm == "local" and devices == 1):
+        raise UserError(
+            "keys would have the batch statistics of their queries' images, which give the "
+            "positives away: with a queue on one device take batch_norm=split with several "
+            "bn_groups="
+        )
     if norm == "sync":
         logger.warning(
             "batch_norm=sync with a queue: keys have the batch statistics of their queries' "
@@ -176,11 +160,11 @@ def _check_custom(config: PretrainConfig, source: data.Source, devices: Sequence
         augment.recipe_of(config), size, extra_channels=config.extra_channels
     )
     view = jax.eval_shape(transform, key, _image(config, source, size))
-    require(
-        view.shape[-1] == config.in_channels,
-        f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
-        f"{config.in_channels}: change augment= or preprocess=",
-    )
+    if view.shape[-1] != config.in_channels:
+        raise UserError(
+            f"augment= returns {view.shape[-1]} channels, and images of an evaluation have "
+            f"{config.in_channels}: change augment= or preprocess="
+        )
     apply, params, stats = models.abstract(config)
 
     def loss(params, stats, views, labels, queue, key):

@@ -26,7 +26,8 @@ from hypersphere_jax.configs import (
     section,
     to_dict,
 )
-from hypersphere_jax.configs.base import C, did_you_mean
+from hypersphere_jax.configs.base import C, Custom, did_you_mean
+from hypersphere_jax.configs.pretrain import CUSTOM
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training.batches import image_cache
 from hypersphere_jax.utils.files import atomic_write, locked, read_json, write_json
@@ -66,11 +67,7 @@ def folder_of(config: PretrainConfig) -> Path:
 
 
 def find(name: str, runs_dir: str | Path = "runs") -> Path:
-    """Return the folder of a run, given as a path or as a name in the folder of all runs.
-
-    Raises:
-      UserError: If there is no such run, or the name is a folder of several runs.
-    """
+    """Return the folder of a run, given as a path or as a name in the folder of all runs."""
     folders = find_all(name, runs_dir)
     names = ", ".join(map(str, folders))
     require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
@@ -78,11 +75,7 @@ def find(name: str, runs_dir: str | Path = "runs") -> Path:
 
 
 def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
-    """Return the folder of a run, or the folders of all runs in a folder; names as in `find`.
-
-    Raises:
-      UserError: If there is no run; the message suggests names of existing runs.
-    """
+    """Return the folder of a run, or the folders of all runs in a folder; names as in `find`."""
     for folder in (Path(name), Path(runs_dir, name)):
         if (folder / "config.json").is_file():
             return [folder]
@@ -146,15 +139,7 @@ def training_config(config: PretrainConfig) -> dict[str, Any]:
 
 
 def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]:
-    """Compare a config with the run in its folder, if there is one.
-
-    Args:
-      config: Config with open fields filled in.
-      devices: Number of devices.
-      digest: Digest of the data.
-
-    Returns:
-      The differences that `force` overrides.
+    """Compare a complete config with the run in its folder, and return the forced differences.
 
     Raises:
       UserError: If the folder contains another run and `force` is not set.
@@ -163,25 +148,44 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     other = "choose another name="
     if not (folder / "config.json").is_file():
         is_empty = not checkpoints.steps(folder / "checkpoints")
-        require(is_empty, f"{folder} holds checkpoints but no config.json: restore it, or {other}")
+        require(
+            is_empty, f"{folder} contains checkpoints but no config.json: restore it, or {other}"
+        )
         return []
     record = read_record(folder)
     first = record["sessions"][0]
     never = config.resume == "never"
-    require(not never, f"{folder} holds a run, and resume=never: {other}")
-    imported = f"{folder} holds an imported encoder: {other}, and begin with it by init_from="
+    require(not never, f"{folder} contains a run, and resume=never: {other}")
+    imported = f"{folder} contains an imported encoder: {other}, and start from it with init_from="
     require("imported" not in first, imported)
-    changes = differences(training_config(read_config(folder)), training_config(config))
+    recorded = read_config(folder)
+    require_custom(config, recorded)
+    changes = differences(training_config(recorded), training_config(config))
     if record["data_digest"] != digest:
         changes.append(f"data: other images or labels than {config.data} had")
     if config.batch_norm == "local" and first["device"]["count"] != devices:
         changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
     require(
         not changes or config.force,
-        f"{folder} holds a run with other options or data ({'; '.join(changes)}): leave these as "
-        f"they were, {other}, or resume nonetheless with force=True",
+        f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave them, "
+        f"{other}, or resume with force=True",
     )
     return changes
+
+
+def require_custom(config: PretrainConfig, recorded: PretrainConfig) -> None:
+    """Raise UserError if a config lacks custom parts that a recorded config names."""
+    missing = [
+        name
+        for name, field in CUSTOM.items()
+        if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
+    ]
+    arguments = ", ".join(f"{name}=…" for name in missing)
+    require(
+        not missing,
+        f"{config.name} was trained with your own {' and '.join(missing)}: resume it from Python "
+        f"with hypersphere_jax.train(config, {arguments})",
+    )
 
 
 def add_session(
@@ -192,16 +196,7 @@ def add_session(
     dataset: data.Dataset,
     details: Mapping[str, Any],
 ) -> None:
-    """Write config.json: the config, and a session after the earlier ones.
-
-    Args:
-      config: Config with open fields filled in.
-      devices: Devices to train on.
-      digest: Digest of the data.
-      command: Command that the user typed.
-      dataset: Data of the run.
-      details: Further entries of the session.
-    """
+    """Write config.json: the complete config, and a session with `details` after earlier ones."""
     folder = folder_of(config)
     record: dict[str, Any] = {"sessions": []}
     if (folder / "config.json").is_file():
@@ -257,8 +252,11 @@ def _is_session(value: Any) -> bool:
 
 
 def read_config(folder: Path) -> PretrainConfig:
-    """Read the config of a run."""
+    """Read the config of a run, which contains the names of custom parts."""
     values = read_record(folder)["config"]
+    for field in CUSTOM.values():
+        is_name = isinstance(values.get(field), str | None)
+        require(is_name, f"{folder / 'config.json'}: {field}={values.get(field)!r:.50} is no name")
     try:
         return from_dict(PretrainConfig, values)
     except UserError as error:
@@ -353,12 +351,7 @@ def load_encoder(
 def initial_encoder(
     config: PretrainConfig, params: Any, vocabulary: Sequence[str] | None = None
 ) -> tuple[Any, Any]:
-    """Load parameters and statistics of the run to start from, except its classifier.
-
-    Args:
-      config: Config with `init_from`.
-      params: Random parameters, from which the classifier is taken.
-      vocabulary: Words that an encoder of text must know, by number.
+    """Load parameters and statistics of `init_from`, with the classifier of `params`.
 
     Raises:
       UserError: If the run has another encoder, or another vocabulary.

@@ -15,12 +15,7 @@ from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.batches import image_cache, is_resident
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.resolve import (
-    check_devices,
-    check_recorded_names,
-    labelled,
-    resolve,
-)
+from hypersphere_jax.training.resolve import check_devices, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
 
 ACCELERATOR_STEPS_PER_CALL = 10  # a small network would wait for the host otherwise
@@ -110,7 +105,7 @@ def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
     Raises:
       UserError: If the config does not fit the data or the devices.
     """
-    check_recorded_names(config)
+    run_dir.require_custom(config, config)
     devices = distributed.global_devices(config.devices)
     distributed.check_batch_size(config.batch_size, devices)
     dataset = load(config, cache_dir=image_cache(config))
@@ -130,9 +125,10 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
     Parameters are random, or from the run that the config starts from.
     """
     config = setup.config
+    has_checkpoint = bool(saved_steps(config))
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
     apply, params, stats = models.create(config, network_key)
-    if config.init_from is not None and distributed.is_first() and not saved_steps(config):
+    if config.init_from is not None and distributed.is_first() and not has_checkpoint:
         vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
         params, stats = run_dir.initial_encoder(config, params, vocabulary)
     optimizer = make_optimizer(config, make_schedule(config, setup.total_steps))

@@ -354,9 +354,7 @@ def make_moco_step(
             target_stats,
             queue_push(target.queue, keys, axis_name=axis_name),
         )
-        batch = len(indices)
-        if axis_name is not None:
-            batch *= jax.lax.axis_size(axis_name)
+        batch = len(indices) * _device_count(axis_name)
         metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
         return state._replace(momentum=momentum), metrics
 
@@ -388,6 +386,10 @@ def _own_part(x, sentences: Packed, axis_name):
         return x
     made_here = (sentences.last != OTHER_DEVICE)[:, None]
     return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
+
+
+def _device_count(axis_name):
+    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
 
 def _positions(indices, axis_name):

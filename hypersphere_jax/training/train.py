@@ -124,21 +124,9 @@ def take_steps(
     batches: Generator,
     evaluate: Evaluate | None = None,
 ) -> None:
-    """Take the remaining steps of a run, or of vmapped runs, and record them.
+    """Take the remaining steps of a run, or of vmapped runs, and record them; errors as `train`.
 
-    Args:
-      recorder: Recorder of the runs.
-      train_step: `(state, *batch, *hparams) -> (state, metrics)` on the devices.
-      state: State on the devices.
-      hparams: Last arguments of the step.
-      calls: Remaining steps, by calls of `train_step`.
-      batches: Batch of each call.
-      evaluate: Evaluation of an encoder; None for no evaluation.
-
-    Raises:
-      UserError: for an unreadable image, once the state is saved.
-      Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: after a signal, once the state is saved.
+    Each of the calls is `train_step(state, *batch, *hparams) -> (state, metrics)` on the devices.
     """
     setup = recorder.setup
     start = done = recorder.start
