@@ -1,11 +1,11 @@
 """Alignment, uniformity and contrastive representation learning on the unit hypersphere, in JAX.
 
-The losses stand at the top: `from hypersphere_jax import align_loss, uniform_loss`. Importing
-them needs jax and numpy only; what trains, loads and evaluates encoders needs
-`pip install ".[train]"` in a clone of the repository. Names are imported when they are first used.
+`from hypersphere_jax import align_loss, uniform_loss` imports losses and needs only jax and numpy.
+Training, loading and evaluating encoders needs `pip install ".[train]"` in a clone of the
+repository. Names are imported when they are first used.
 """
 
-TYPE_CHECKING = False  # of `typing`, which takes long to import: no signal is answered before
+TYPE_CHECKING = False  # importing `typing` takes long, and delays the answer to a signal
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where names are that are no losses.
+# Modules of the names that are not losses.
 _MODULES = {
     **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "configs"),
     **dict.fromkeys(("Encoder", "load"), "encoder"),

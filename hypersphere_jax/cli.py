@@ -5,20 +5,17 @@ Options are parsed by tyro from the config classes in `configs/`.
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import logging
 import os
 import platform
 import shlex
 import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import docstring_parser
 import tyro
 
 from hypersphere_jax import __version__, configs
@@ -26,17 +23,14 @@ from hypersphere_jax.configs.base import (
     Config,
     Stopped,
     UserError,
-    check_names,
-    checked,
     did_you_mean,
-    field_types,
     program,
     require,
 )
-from hypersphere_jax.configs.files import read_config_file
+from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file
 from hypersphere_jax.utils import memory, xla
 
-ROOT = Path(__file__).parent.parent  # of the repository, if this is a clone
+ROOT = Path(__file__).parent.parent  # the repository, if this is a clone
 CONFIG_HELP = (
     "--config FILE gives defaults (YAML or JSON, or the config.json of a run); flags override them."
 )
@@ -154,54 +148,9 @@ def parse(
     default: Any = None,
     description: str = "",
 ) -> Any:
-    """Return a config from flags. The help groups them by the sections that `cls` is composed of.
-
-    Args:
-      cls: A config class.
-      command: Name of the command, for the help.
-      arguments: The flags.
-      default: Config that contains the values of omitted flags.
-      description: Text of the help; defaults to that of the command.
-    """
-    join_help_lines(cls)
-    texts = {
-        "prog": f"{program()} {command}",
-        "description": description or summary(command),
-        "config": (tyro.conf.OmitArgPrefixes,),
-    }
-    sections = [base for base in cls.__bases__ if base is not Config]
-    if len(sections) < 2:
-        return tyro.cli(cls, args=arguments, **texts)
-    sections.sort(key=lambda section: not has_required_field(section))
-    fields: list[tuple[str, type, Any]] = []
-    for section in sections:
-        title = section.__name__.removesuffix("Config").removesuffix("Options").lower()
-        value = dataclasses.field()
-        if default is not None:
-            value = dataclasses.field(default=unchecked(section, vars(default)))
-        elif not has_required_field(section):
-            value = dataclasses.field(default=section())
-        fields.append((title, section, value))
-    grouped = dataclasses.make_dataclass("Options", fields)
-    values: dict[str, Any] = {}
-    for part in vars(tyro.cli(grouped, args=arguments, **texts)).values():
-        values |= vars(part)
-    return cls(**values)
-
-
-def has_required_field(cls: type) -> bool:
-    """Return whether a config class has an option without a default."""
-    return any(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
-
-
-def join_help_lines(cls: type[Config]) -> None:
-    """Join the lines of attribute docstrings, which tyro prints as the source wraps them."""
-    for base in cls.__mro__:
-        if dataclasses.is_dataclass(base):
-            for option in docstring_parser.parse_from_object(base).params:
-                text = " ".join((option.description or "").split())
-                field = base.__dataclass_fields__[option.arg_name]
-                field.metadata = types.MappingProxyType({"help": text})
+    """Return the config of a command, see `parse_flags`; its help has the command's summary."""
+    description = description or summary(command)
+    return parse_flags(cls, f"{program()} {command}", description, arguments, default)
 
 
 def parse_run(
@@ -243,7 +192,7 @@ def parse_run(
 
 
 def _recorded_options(arguments: Sequence[str], recorded: Callable[[Path], Any]) -> Any:
-    """Return the config of the existing run that `--name` names; None if there is none."""
+    """Return the config of the existing run that `--name` names, or None."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--name")
     peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
@@ -255,35 +204,6 @@ def _recorded_options(arguments: Sequence[str], recorded: Callable[[Path], Any])
         return None
     print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
     return recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
-
-
-def with_file(cls: type[Config], file: str, default: Any) -> Any:
-    """Return a config with the options of a file in place of those of `default`, if given.
-
-    Only names and types are checked: a file may need flags to be complete.
-    """
-    values = read_config_file(file)
-    kinds = field_types(cls)  # type: ignore[arg-type]
-    try:
-        check_names(cls, values)
-        values = {name: checked(name, value, kinds[name]) for name, value in values.items()}
-    except UserError as error:
-        raise UserError(f"--config {file}: {error}") from error
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    if default is not None:
-        defaults = vars(default)
-    return unchecked(cls, defaults | values)
-
-
-def unchecked(cls: type[Config], values: Mapping[str, Any]) -> Any:
-    """Return a config that tyro takes as defaults, without the checks of its class."""
-    config = object.__new__(cls)
-    for field in dataclasses.fields(cls):
-        value = values[field.name]
-        if value is dataclasses.MISSING:
-            value = tyro.MISSING
-        object.__setattr__(config, field.name, value)
-    return config
 
 
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:

@@ -192,7 +192,7 @@ class Encoder:
 
     def __reduce__(self) -> tuple:
         """Pickle and copy without compiled programs and `apply`, which the config determines."""
-        config = self.config.replace(source=None)  # which may be the user's images
+        config = self.config.replace(source=None)  # the source may contain many images
         return _restored, (config, self.params, self.stats, self.step, self.origin)
 
     def __repr__(self) -> str:
@@ -422,6 +422,6 @@ def _image(image: Any) -> np.ndarray:
             with open_file(image) as stream:
                 return decode(stream.read())
         return as_image(image)
-    except Exception as error:  # of nearly any type, for a damaged file
+    except Exception as error:  # a damaged file may raise nearly any type
         what = str(image) if isinstance(image, str | Path) else "an image"
         raise UserError(f"{what}: {reason(error)}") from error

@@ -253,7 +253,7 @@ def _find_state_dict(content: Any, tensor_type: type) -> dict[str, Any]:
 
 def _verify_checksums(file: Path) -> None:
     """Compare the checksums in a zip file, which `torch.load` ignores."""
-    if not zipfile.is_zipfile(file):  # as PyTorch wrote until version 1.5
+    if not zipfile.is_zipfile(file):  # PyTorch's format until version 1.5
         return
     with zipfile.ZipFile(file) as archive:
         if damaged := archive.testzip():
@@ -380,7 +380,7 @@ def export(config: ExportConfig) -> Path:
       UserError: for a run without this checkpoint, or PyTorch's names for a network that PyTorch
         does not have.
     """
-    from hypersphere_jax import encoder  # which imports this module
+    from hypersphere_jax import encoder  # it imports this module
 
     check_output(config.out, ".safetensors", ".npz")
     if (Path(config.run) / encoder.WEIGHTS).is_file():

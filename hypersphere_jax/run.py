@@ -88,8 +88,8 @@ def train(
       network: A module of Flax (NNX or Linen) or of Equinox (of one image), or a pair of functions
         `init(key, x)` and `apply(params, x)` or `apply(params, stats, x, train)`. `x` is float32
         `[n, h, w, c]`; it returns features `[n, d]`, or a dict of layers that contains "output". A
-        module of NNX or Equinox starts with its own parameters. Its random numbers in training,
-        such as dropout, differ by step and device.
+        module of NNX or Equinox starts with the parameters that it has. Its random numbers in
+        training, such as dropout, differ by step and device.
       augment: (key, uint8 image `[h, w, c]`) -> image of the network's size, for one view; or a
         `Recipe`, or its operations, see `augment`. Integers are divided by 255.
       preprocess: image -> image, for evaluation. Defaults to the config's recipe, and with
@@ -97,8 +97,8 @@ def train(
       loss: `(x, y) -> scalar` of the outputs of both views, `[n, d]` of unit norm; or
         `(view1, view2, labels, key) -> scalar` of dicts of all layers; with a queue
         `(query, key, queue) -> scalar`. With an argument `axis_name` it receives the features of
-        one device and must return the loss of all; otherwise it receives those of all devices.
-      overwrite: Start anew, and remove the run of this name once all arguments are checked. Call
+        one device and must return the loss of all; otherwise it receives all devices' features.
+      overwrite: Start again, and remove the run of this name once all arguments are checked. Call
         without it to resume.
 
     Returns:

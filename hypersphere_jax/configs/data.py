@@ -82,11 +82,11 @@ class DataConfig(Config):
     max_tokens: int = 64
     """Longest sentence of raw text, with its end token; longer ones are cut."""
     source: Annotated[Any, Suppress] = None
-    """A `data.Dataset` in place of `data`; from Python only."""
+    """A `data.Dataset` instead of `data`; from Python only."""
     augment: Annotated[Any, Suppress] = None
-    """Training augmentation in place of the recipe's; from Python only."""
+    """Training augmentation instead of the recipe's; from Python only."""
     preprocess: Annotated[Any, Suppress] = None
-    """Preparation of evaluation images in place of the recipe's; from Python only."""
+    """Preparation of evaluation images instead of the recipe's; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ class DepthConfig(Config):
     runs: Annotated[
         Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
     ]
-    """Runs: folders, or names in RUNS_DIR. Of several, the best by cross-validation is tested."""
+    """Runs: folders, or names in RUNS_DIR. Cross-validation chooses among several."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     layer: str = "conv5"

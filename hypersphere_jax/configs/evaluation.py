@@ -72,10 +72,10 @@ class ProbeConfig(Config):
     as_printed: bool = False
     """Use the paper's learning rate and weight decay in minibatch protocols; choose nothing."""
     l2: Auto[tuple[float, ...]] = None
-    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2 beside the mean cross-entropy. Defaults to
+    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2 on the mean cross-entropy. Defaults to
     powers of 10."""
     standardize: bool = False
-    """Divide each dimension by its own standard deviation in `lbfgs`, rather than all by one."""
+    """Divide each dimension by its standard deviation in `lbfgs`, not all by a common one."""
     augment: bool = False
     """Train minibatch protocols on random crops and flips, fresh each epoch (one forward pass of
     all images per epoch of each fit)."""

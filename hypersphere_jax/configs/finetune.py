@@ -39,8 +39,8 @@ class FinetuneOptions(Config):
     """Layer of the classifier: the layer before the head, a layer of the head, or `output`.
     Defaults to the layer before the head."""
     learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
-    """Learning rate for 256 images. Of several, each is tried on 80% of the labels, and the best on
-    the other 20% is used (the smallest of equals)."""
+    """Learning rate for 256 images. Several are tried on 80% of the labels, and the best on the
+    other 20% is used (the smallest of equals)."""
     epochs: Auto[int] = None
     """Passes over the images. Defaults to 60 up to 1% of the labels, otherwise to 30."""
     batch_size: Auto[int] = None

@@ -76,7 +76,7 @@ class ModelConfig(Config):
     vocabulary_size: Annotated[int | None, Suppress] = None
     """Words that `sentence_gru` knows, with the special ones; set from the data."""
     network: Annotated[Any, Suppress] = None
-    """A network of your own in place of `model`; from Python only."""
+    """A custom network instead of `model`; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,7 @@ class ModelConfig(Config):
         if self.network is not None:
             own = {"image_size", "in_channels", "dim", "network"}
             names = [name for name in changed(self, ModelConfig) if name not in own]
-            refuse(self, names, "is for the networks of this package, and network= is your own")
+            refuse(self, names, "is for the networks of this package, and network= is a custom one")
         if self.batch_norm not in (None, "split"):
             refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
         if not self.model.startswith("resnet"):

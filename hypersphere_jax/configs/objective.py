@@ -91,7 +91,7 @@ class ObjectiveConfig(Config):
     loss_factor: float = 1.0
     """Factor of the whole loss, except `weighted` (Chen et al.: 1000 with `per_dimension`)."""
     function: Annotated[Any, Suppress] = None
-    """A loss of your own in place of the weighted sum; from Python only."""
+    """A custom loss instead of the weighted sum; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +102,7 @@ class ObjectiveConfig(Config):
         if self.function is not None:
             own = {"function", "align_alpha", "uniform_t"}
             names = [name for name in changed(self, ObjectiveConfig) if name not in own]
-            refuse(self, names, "is for the losses of this package, and loss= is your own")
+            refuse(self, names, "is for the losses of this package, and loss= is a custom one")
         require(
             any(getattr(self, name) for name in WEIGHTS),
             "all weights of the loss are 0: at least one must be above 0",
@@ -123,13 +123,13 @@ class MocoConfig(Config):
 
     queue_size: int = 0
     """Keys in the queue. 0: no queue and no momentum encoder. With a queue the contrastive loss is
-    InfoNCE, and uniformity is that of the queries and the queue."""
+    InfoNCE, and uniformity is between the queries and the queue."""
     ema_decay: float = 0.999
     """Decay of the momentum encoder's parameters."""
     ema_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine`: the decay rises to 1 over the run."""
     ema_stats: Literal["own", "averaged"] = "own"
-    """Running batch statistics of the momentum encoder: of its keys, or averaged."""
+    """Running batch statistics of the momentum encoder: from its keys, or averaged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

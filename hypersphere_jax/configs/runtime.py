@@ -34,7 +34,7 @@ class RuntimeConfig(Config):
     """Index of this process from 0, with `--coordinator`. Process 0 writes the run's folder."""
     resume: Literal["auto", "never", "overwrite"] = "auto"
     """`auto`: resume the run in the folder; `never`: refuse a folder with a run; `overwrite`:
-    remove that run once config and data are checked, and start anew."""
+    remove that run once config and data are checked, and start again."""
     force: bool = False
     """Resume although options or data that change the numbers differ; the run's config.json records
     the differences."""
@@ -53,11 +53,11 @@ class RuntimeConfig(Config):
     checkpoint_every_minutes: float = 5.0
     """Minutes between two checkpoints. The last step always has one."""
     checkpoint_every_steps: int | None = None
-    """Save further checkpoints every so many steps."""
+    """Steps between two further checkpoints."""
     keep_last: int = 3
     """Newest checkpoints to keep, at least two: a damaged one needs one to fall back to."""
     keep_every_steps: int | None = None
-    """Save and keep further checkpoints every so many steps. Step 0 is always kept."""
+    """Steps between two further checkpoints that are never removed. Step 0 is always kept."""
     matmul_precision: Auto[Literal["default", "high", "highest"]] = None
     """Precision of float32 convolutions and products in training. `default`: TF32 on NVIDIA,
     bfloat16 on TPU; `high`: TF32, or three bfloat16 products on TPU; `highest`: float32. Defaults

@@ -45,7 +45,7 @@ def device_batches(
       dataset: Data; its `pretrain` split is read.
       sampler: Function from a step to the indices of its batch.
       steps: Steps, counted from 0.
-      devices: Devices of all processes; each process reads the rows of its own.
+      devices: Devices of all processes; each process reads the rows of its devices.
       resident: Whether all images stay on the devices, see `is_resident`.
 
     Raises:

@@ -1,9 +1,9 @@
 """Checkpoints: asynchronous saving, strict restoring. The only module that uses Orbax.
 
 A checkpoint contains a tree of arrays, and a table of the path, dtype, shape and checksum of every
-array with a checksum of its own. Restoring compares tree and table with the caller's tree, which
-distinguishes damaged files from another structure. The first of several processes saves and
-restores, without communication.
+array; the table has a checksum, too. Restoring compares tree and table with the caller's tree, to
+distinguish damaged files from another structure. The first of several processes saves and restores,
+without communication.
 """
 
 import contextlib
@@ -175,7 +175,9 @@ def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tre
     require(bool(saved), f"no checkpoint in {folder}: `pretrain` saves one there")
     if step is None:
         step, tree, damaged = newest(folder, like)
-        trained = "what was trained is damaged; restore it, or take the initialization by step=0"
+        trained = (
+            "trained checkpoints are damaged; restore them, or load the initialization, step=0"
+        )
         require(bool(step or not damaged), f"{folder}: {trained}")
         return step, tree
     known = ", ".join(map(str, saved))
@@ -197,7 +199,7 @@ def newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
             logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
             damaged.append(step)
     raise UserError(
-        f"every checkpoint in {folder} is damaged: start anew under another name=, "
+        f"every checkpoint in {folder} is damaged: start again under another name=, "
         "or restore the files"
     )
 
@@ -225,7 +227,7 @@ def _read(path: Path, like: Tree) -> Tree:
         if changed:
             raise Damaged(f"checksums differ for {', '.join(changed[:3])}")
         if int(tree.get("step", path.name)) != int(path.name):
-            raise Damaged(f"it holds step {tree['step']}")
+            raise Damaged(f"it contains step {tree['step']}")
     except (UserError, Damaged, MemoryError):
         raise
     except Exception as error:

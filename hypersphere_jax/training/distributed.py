@@ -2,7 +2,7 @@
 
 Arrays that enter a mapped function have a leading axis of this process's devices. The function
 itself knows only the name of that axis, so it also runs under `shard_map`, or on one device without
-an axis. `devices` are those of all processes, in the same order in each.
+an axis. `devices` are the devices of all processes, in the same order in each.
 
 All processes take every step. When one fails or dies, JAX's coordinator in process 0 ends the
 others; the same command in all of them continues from the newest checkpoint.
@@ -31,7 +31,7 @@ from hypersphere_jax.configs import RuntimeConfig, Stopped, UserError, differenc
 from hypersphere_jax.utils import memory, xla
 
 AXIS = "data"
-INITIALIZATION_SECONDS = 300  # by which the starts of the processes may differ
+INITIALIZATION_SECONDS = 300  # largest difference between the starts of the processes
 HEARTBEAT_SECONDS = 30  # after which a silent process counts as dead
 SHUTDOWN_SECONDS = 3600  # for which the others wait while the first process draws the report
 EXIT_DELAY_SECONDS = 3  # in which the others may report an error that all have
@@ -208,7 +208,7 @@ def local_rows(n: int, devices: Sequence[jax.Device]) -> slice:
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int:
-    """Return the bytes of each device; CPU devices share those of the machine or container."""
+    """Return the bytes of each device; CPU devices share the machine's or container's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -240,7 +240,7 @@ def pmap(function: Callable, devices: Sequence[jax.Device], donate: Sequence[int
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Put arrays `[local devices, ...]` so that each device holds its own row."""
+    """Put arrays `[local devices, ...]` on the devices, a row on each."""
     return jax.device_put(tree, _row_sharding(tuple(devices)))
 
 

@@ -1,7 +1,7 @@
 """Fine-tuning: a classifier and the whole encoder of a run, on all labels or a share of them.
 
-A fine-tuning is a training run whose config is made from that of the encoder's run. Its classifier
-is scored on the test split, once.
+A fine-tuning is a training run whose config is made from the encoder's run. Its classifier is
+scored on the test split, once.
 """
 
 import logging
@@ -33,7 +33,7 @@ from hypersphere_jax.training import train as training
 
 logger = logging.getLogger("hypersphere_jax")
 
-TRAIN_SHARE = 0.8  # of the labels; the learning rate is chosen on the others
+TRAIN_SHARE = 0.8  # share of the labels to train on; the others choose the learning rate
 ENOUGH = 100  # held-out images for a choice without a warning
 ADVICE = "choose another name= with lower learning_rates="
 
@@ -43,11 +43,11 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     """Train the classifier, or resume its run, and score it.
 
     With several learning rates, each has a run in the folder `learning_rates` of the run, on 80% of
-    the labels of each class, and is scored on the other labels. A rate that diverged is not chosen.
-    Of equal rates the smallest is chosen.
+    the labels of each class, and is scored on the other labels. The best rate is chosen, the
+    smallest of equals; a rate that diverged is not chosen.
 
-    The defaults are those of SimCLR's fine-tuning (Chen et al. 2020, B.5; epochs as in SimCLR v2,
-    B): Nesterov momentum 0.9, learning rate 0.05 for 256 images, no weight decay, and only crop and
+    The defaults are from SimCLR's fine-tuning (Chen et al. 2020, B.5; epochs as in SimCLR v2, B):
+    Nesterov momentum 0.9, learning rate 0.05 for 256 images, no weight decay, and only crop and
     flip. The paper names no schedule; this one is a cosine. A batch has two augmentations of each
     image here.
 
@@ -159,7 +159,7 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     run_dir.test_split(dataset)
     model = section(source, ModelConfig).replace(
         classifier_layer=config.layer or models.before_head(source.model),
-        # The result does not depend on the number of devices; there is no queue.
+        # The result does not depend on the number of devices. A queue is not used.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
     )

@@ -44,7 +44,7 @@ def read_metrics(folder: Path) -> list[Record]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """Return the record in a line, a JSON object of numbers with a step; None for another line."""
+    """Return the record in a line, a JSON object of numbers with a step, or None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -254,7 +254,7 @@ class Meter:
             self._steps += count
 
     def read(self) -> dict[str, float]:
-        """Return the figures since the last reading, or the last ones if there was no step."""
+        """Return the figures since the last reading, or the last ones without a step."""
         passed = time.perf_counter() - self._since
         figures = self._figures
         if self._steps:

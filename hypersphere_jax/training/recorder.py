@@ -34,7 +34,7 @@ class RunRecord:
         self.checkpointer = Checkpointer(self.folder / "checkpoints", setup.config)
         self.diverged: Diverged | None = None
         self._logger: Any = None  # a MetricLogger, once the run is restored
-        self._metrics: dict[str, float] = {}  # of the newest step that was read
+        self._metrics: dict[str, float] = {}  # metrics of the newest step that was read
         self._forced = list(forced)  # differences to the run's earlier options
 
     def restore(self, initial: TrainState) -> TrainState:
@@ -234,7 +234,7 @@ class Recorder:
         folders = [str(run.folder) for _, run in self._active()]
         saved = f"saved at step {step} of {self.setup.total_steps} in {', '.join(folders)}"
         command = self.runs[0].command or "the same command"
-        return Stopped(f"stopped: {saved}; to go on: {command}")
+        return Stopped(f"stopped: {saved}; to resume: {command}")
 
     def close(self) -> None:
         """Wait until the files of all runs are written."""

@@ -15,7 +15,7 @@ from hypersphere_jax.training import distributed, objectives
 
 logger = logging.getLogger("hypersphere_jax")
 
-# Of a text's sentences, those in whole batches are usually more than this share.
+# Usual smallest share of a text's sentences in whole batches.
 MOST_USED = 0.9
 
 

@@ -256,7 +256,9 @@ def read_config(folder: Path) -> PretrainConfig:
     values = read_record(folder)["config"]
     for field in CUSTOM.values():
         is_name = isinstance(values.get(field), str | None)
-        require(is_name, f"{folder / 'config.json'}: {field}={values.get(field)!r:.50} is no name")
+        require(
+            is_name, f"{folder / 'config.json'}: {field}={values.get(field)!r:.50} is not a name"
+        )
     try:
         return from_dict(PretrainConfig, values)
     except UserError as error:
@@ -287,7 +289,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
 
 
 def moved(config: D, data_dir: str | None) -> D:
-    """Return the config of the same data in another folder; None changes nothing."""
+    """Return the config of the same data in another folder, if given."""
     if data_dir is None:
         return config
     if Path(config.data).is_absolute():
@@ -303,9 +305,9 @@ def require_images(folder: Path, verb: str) -> None:
 
 def test_split(dataset: data.Dataset) -> data.Source:
     """Return the split that results are reported on; UserError when there is none."""
-    how = "add one to the data, or pretrain with folds=, which holds a part of the training images"
+    how = "add one to the data, or pretrain with folds=, which keeps a part of the training images"
     if isinstance(dataset.train, data.Corpus):
-        how = "prepare the text with held_out= above 0, which holds a part of the sentences"
+        how = "prepare the text with held_out= above 0, which keeps a part of the sentences"
     require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
     return dataset.test
 

@@ -48,7 +48,7 @@ class RunSetup:
 
     @property
     def unit(self) -> str:
-        """What a batch consists of."""
+        """Plural noun for the samples of a batch."""
         return "sentences" if self.config.reads_text else "images"
 
     @property
@@ -156,7 +156,7 @@ def make_evaluation(setup: RunSetup, apply: Callable) -> Callable[..., dict[str,
     """Return the evaluation during training; None if the config asks for none."""
     if setup.config.eval_every_epochs is None:
         return None
-    from hypersphere_jax.evaluate import online  # which other runs need not import
+    from hypersphere_jax.evaluate import online  # other runs need not import it
 
     # Each process evaluates by itself, since it would only wait for the first.
     devices = distributed.local(setup.devices)

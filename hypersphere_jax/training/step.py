@@ -111,7 +111,7 @@ def make_step_of(
     cropped: bool = False,
     resident: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Return the step that a config describes: of sentences or images, with a queue or without.
+    """Return the step of a config, for sentences or images, with a queue or without.
 
     Args:
       config: Config with all sizes filled in.
@@ -323,8 +323,8 @@ def make_moco_step(
       resident: Whether every device has all images, so that only their indices are exchanged;
         otherwise the images are, as uint8.
       decay: Decay of the momentum encoder's parameters at a step.
-      own_stats: Whether the momentum encoder's running statistics are those of the keys, as in
-        MoCo's code; otherwise they are averaged like its parameters.
+      own_stats: Whether the momentum encoder's running statistics come from the keys, as in MoCo's
+        code; otherwise they are averaged like its parameters.
 
     Returns:
       A step as by `make_step`, whose state needs `momentum`.

@@ -1,7 +1,7 @@
 """Many encoders trained in one program: `vmap` over their states and scalar hyper-parameters.
 
-The loop is the loop of a single run (train.py), with another step, stacked states, and a recorder
-of several runs.
+The loop is the loop of a single run (train.py), with another step, stacked states, and several runs
+in the recorder.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def train_vmapped(
     another with `train`, as do runs with a queue and runs whose images are streamed.
 
     Args:
-      configs: Configs of the runs, each with its own folder.
+      configs: Configs of the runs, each with another folder.
       command: Command that the user typed, for the message that says how to continue.
       at_most: Encoders per program; defaults to as many as the devices' memory can hold.
 

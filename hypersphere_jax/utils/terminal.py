@@ -64,7 +64,7 @@ class Progress:
 
         Args:
           completed: Steps completed.
-          text: Text beside the number; defaults to the last one.
+          text: Text after the number; defaults to the last one.
           important: Print the line at once if stderr is not a terminal, as for the first text.
         """
         important = important or (text != "" and self._text == "")

@@ -203,7 +203,7 @@ def test_a_checkpoint_is_of_the_step_that_it_is_named_by(copy, caplog):
     for name in ("0110", "١١٥", "-120", "9" * 30):
         shutil.copytree(copy / "20", copy / name)
     assert restore(copy, {"stats": {}})[0] == 110
-    with pytest.raises(C.UserError, match="115 is damaged: it holds step 110"):
+    with pytest.raises(C.UserError, match="115 is damaged: it contains step 110"):
         restore(copy, {"stats": {}}, 115)
     checkpointer = Checkpointer(copy)
     assert_equal(checkpointer.restore(tree(0)), tree(110))
@@ -238,7 +238,7 @@ def test_whatever_stops_it_the_run_is_the_same(short_run, tmp_path):
         (8, functools.partial(fails, errno.ENOSPC), OSError, [0, 3, 6]),
         (8, sends(signal.SIGINT), C.Stopped, [0, 3, 6, 9]),
     ):
-        message = f"saved at step {kept[-1]} of 12 .*to go on: CMD|No space left"
+        message = f"saved at step {kept[-1]} of 12 .*to resume: CMD|No space left"
         with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=message):
             at_line(patch, step, happens)
             training.train(config, command="CMD")
