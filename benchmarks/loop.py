@@ -55,13 +55,13 @@ def measure(step_ms: float, steps: int, model: str, at_once: int, folder: str) -
         state = distributed.replicate(run.restore(state), setup.devices)
         hparams = distributed.replicate((key, scalars_of(setup.config)), setup.devices)
         recorder = Recorder([run])
-        calls = recorder.intervals.calls(0, at_once)
+        calls = setup.calls(0, at_once)
         tree = tree_of(state)
         distributed.unreplicate((tree, distributed.finite(tree)))  # compiles
         program = distributed.pmap(make_steps(_step, at_once), setup.devices, donate=(0,))
         step = _Device(program, at_once, step_ms)
         stops = _stops(recorder)
-        take_steps(recorder, step, state, hparams, calls, open_batches(setup, 0), None)
+        take_steps(recorder, step, state, hparams, calls, open_batches(setup, 0))
     began, ended, saved = stops[:3]
     (wall, host), (checkpoint, _) = ended - began, saved - ended
     steps = setup.total_steps - at_once  # the first call compiles, and is over before the others

@@ -47,7 +47,7 @@ def scaling(
     out: Path,
 ) -> None:
     """Time value and gradient of the losses from small n to large; measure their peak memory."""
-    from hypersphere_jax.reporting import plots  # Matplotlib, where pictures are drawn
+    from benchmarks.loss_figure import loss_scaling  # imports Matplotlib
 
     unknown = set(losses) - set(LOSSES)
     if unknown:
@@ -82,7 +82,7 @@ def scaling(
             of_loss += new
             records += new
             write_json(out / "losses.json", results)
-            plots.loss_scaling(title, of_loss, out / f"{name}.png")
+            loss_scaling(title, of_loss, out / f"{name}.png")
             said = ", ".join(f"{r['form']} {_ms(r)}" for r in new)
             print(f"{name}, n = {n}: {said} ({time.perf_counter() - began:.0f} s)", flush=True)
         print()

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from hypersphere_jax.configs import Stopped as Stopped
     from hypersphere_jax.configs import UserError as UserError
     from hypersphere_jax.encoder import Encoder as Encoder
+    from hypersphere_jax.encoder import load as load
     from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
     from hypersphere_jax.evaluate.measure import measure as measure
-    from hypersphere_jax.loading import load as load
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
@@ -29,12 +29,11 @@ __version__ = "0.1.0"
 # Modules of the public names, except losses.
 _MODULES = {
     **dict.fromkeys(("Diverged", "PretrainConfig", "Stopped", "UserError"), "configs"),
+    **dict.fromkeys(("Encoder", "load"), "encoder"),
     **dict.fromkeys(("Run", "train"), "run"),
-    "Encoder": "encoder",
     "Recipe": "augment",
     "knn_probe": "evaluate.knn",
     "linear_probe": "evaluate.linear",
-    "load": "loading",
     "measure": "evaluate.measure",
 }
 

@@ -5,21 +5,17 @@ Options are parsed by tyro from the config classes in `configs/`.
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
-import keyword
 import logging
 import os
 import platform
 import shlex
 import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import docstring_parser
 import tyro
 
 from hypersphere_jax import __version__, configs
@@ -27,22 +23,18 @@ from hypersphere_jax.configs.base import (
     Config,
     Stopped,
     UserError,
-    check_names,
-    check_output,
-    checked,
     did_you_mean,
-    field_types,
     program,
     require,
 )
-from hypersphere_jax.configs.files import read_config_file
+from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file
 from hypersphere_jax.utils import memory, xla
 
-ROOT = Path(__file__).parent.parent  # of the repository, if this is a clone
+ROOT = Path(__file__).parent.parent  # the repository, if this is a clone
 CONFIG_HELP = (
-    "Defaults come from --config FILE (YAML or JSON, or the config.json of a run), otherwise from "
-    "the run of that --name if it exists. Flags override both."
+    "--config FILE gives defaults (YAML or JSON, or the config.json of a run); flags override them."
 )
+NAME_HELP = "Without --config, the run of that --name gives them if it exists."
 
 
 def main(arguments: list[str]) -> int:
@@ -73,9 +65,12 @@ def main(arguments: list[str]) -> int:
             raise
         return _failed(f"{memory.described(error)}: {memory.ADVICE}; saved files are kept")
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        advice = "correct that and run the same command again; saved files are kept"
-        return _failed(f"{error.strerror or error}{where}: {advice}")
+        reason = str(error.strerror or error)
+        if error.filename:
+            reason += f" ({error.filename})"
+        return _failed(
+            f"{reason}: correct that and run the same command again; saved files are kept"
+        )
     return 0
 
 
@@ -87,8 +82,13 @@ def _failed(reason: object) -> int:
 def overview() -> str:
     """Return the list of commands."""
     usage = f"usage: {program()} COMMAND [options]\n       {program()} COMMAND --help\n"
-    lines = [f"  {name:<14}{(run.__doc__ or '').splitlines()[0]}" for name, run in COMMANDS.items()]
+    lines = [f"  {name:<14}{summary(name)}" for name in COMMANDS]
     return "\n".join([usage, *lines])
+
+
+def summary(command: str) -> str:
+    """Return the first line about a command."""
+    return (COMMANDS[command].__doc__ or "").splitlines()[0]
 
 
 def silence_orbax() -> None:
@@ -146,64 +146,26 @@ def parse(
     command: str,
     arguments: Sequence[str],
     default: Any = None,
-    **more: Any,
+    description: str = "",
 ) -> Any:
-    """Return a config from flags. The help groups them by the sections that `cls` is composed of.
-
-    Args:
-      cls: a config class.
-      command: name of the command, for the help.
-      arguments: the flags.
-      default: config that gives the values of flags that are not given.
-      more: options of `tyro.cli`, such as `description`.
-    """
-    prog = f"{program()} {command}"
-    markers = (tyro.conf.OmitArgPrefixes,)
-    join_help_lines(cls)
-    sections = [base for base in cls.__bases__ if base is not Config]
-    if len(sections) < 2:
-        given = {} if default is None else {"default": default}
-        return tyro.cli(cls, args=arguments, prog=prog, config=markers, **given, **more)
-    fields: list[tuple[str, type, Any]] = []
-    for base in sections:
-        is_required = any(f.default is dataclasses.MISSING for f in dataclasses.fields(base))
-        value: Any
-        if default is not None:
-            value = dataclasses.field(default=unchecked(base, vars(default)))
-        elif is_required:
-            value = dataclasses.field()
-        else:
-            value = dataclasses.field(default=base())
-        name = base.__name__.removesuffix("Config").removesuffix("Options").lower()
-        name = f"{name}_" if keyword.iskeyword(name) else name
-        fields.append((name, base, value))
-    fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
-    grouped = dataclasses.make_dataclass("Options", fields)
-    parts = tyro.cli(grouped, args=arguments, prog=prog, config=markers, **more)
-    values: dict[str, Any] = {}
-    for part in vars(parts).values():
-        values |= vars(part)
-    return cls(**values)
+    """Return the config of a command, see `parse_flags`; its help has the command's summary."""
+    description = description or summary(command)
+    return parse_flags(cls, f"{program()} {command}", description, arguments, default)
 
 
-def join_help_lines(cls: type[Config]) -> None:
-    """Join the lines of attribute docstrings, which tyro prints as the source wraps them."""
-    for base in cls.__mro__:
-        if dataclasses.is_dataclass(base):
-            for option in docstring_parser.parse_from_object(base).params:
-                text = " ".join((option.description or "").split())
-                field = base.__dataclass_fields__[option.arg_name]
-                field.metadata = types.MappingProxyType({"help": text})
-
-
-def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorded: Callable) -> Any:
+def parse_run(
+    cls: type[Config],
+    command: str,
+    arguments: Sequence[str],
+    recorded: Callable[[Path], Any] | None = None,
+) -> Any:
     """Return the config of a command that trains; see `CONFIG_HELP` for its defaults.
 
     Args:
       cls: `PretrainConfig` or `FinetuneConfig`.
-      command: name of the command; `pretrain` takes the name of an experiment first.
-      arguments: the flags.
-      recorded: (folder of a run) -> the config that it was made with.
+      command: Name of the command; `pretrain` takes the name of an experiment first.
+      arguments: The flags.
+      recorded: (folder of a run) -> config of that run, whose options are the defaults.
     """
     default = None
     if command == "pretrain" and arguments and not arguments[0].startswith("-"):
@@ -211,55 +173,37 @@ def parse_run(cls: type[Config], command: str, arguments: Sequence[str], recorde
         arguments = arguments[1:]
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--config")
-    peek.add_argument("--name")
-    peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
-    known, _ = peek.parse_known_args(arguments)
-    folder = Path(known.runs_dir, known.name or "default")
+    known, arguments = peek.parse_known_args(arguments)
     if known.config is not None:
         default = with_file(cls, known.config, default)
-        only_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        only_config.add_argument("--config")
-        _, arguments = only_config.parse_known_args(arguments)
-    elif default is None and known.name and (folder / "config.json").is_file():
-        print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
-        default = recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
-    description = f"{(cls.__doc__ or '').splitlines()[0]} {CONFIG_HELP}"
-    if command == "pretrain" and in_repository():
-        names = ", ".join(experiments("pretrain").PRETRAIN)
-        description += f" The first argument may be an experiment that gives defaults: {names}."
-    config = parse(cls, command, arguments, default, description=description)
+    elif default is None and recorded is not None:
+        default = _recorded_options(arguments, recorded)
+    description = f"{summary(command)} {CONFIG_HELP}"
+    if command == "pretrain":
+        description += f" {NAME_HELP}"
+        if in_repository():
+            names = ", ".join(experiments("pretrain").PRETRAIN)
+            description += f" The first argument may be an experiment that gives defaults: {names}."
+    config = parse(cls, command, arguments, default, description)
     xla.use_eigen()
     xla.prepare(config.devices, config.deterministic)
     xla.keep_compiled(config.cache_dir)
     return config
 
 
-def with_file(cls: type[Config], file: str, default: Any) -> Any:
-    """Return a config with the options of a file in place of those of `default`, if given.
-
-    Only names and types are checked: a file may need flags to be complete.
-    """
-    values = read_config_file(file)
-    kinds = field_types(cls)  # type: ignore[arg-type]
-    try:
-        check_names(cls, values)
-        values = {name: checked(name, value, kinds[name]) for name, value in values.items()}
-    except UserError as error:
-        raise UserError(f"--config {file}: {error}") from error
-    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-    if default is not None:
-        defaults = vars(default)
-    return unchecked(cls, defaults | values)
-
-
-def unchecked(cls: type[Config], values: Mapping[str, Any]) -> Any:
-    """Return a config that tyro takes as defaults, without the checks of its class."""
-    config = object.__new__(cls)
-    for field in dataclasses.fields(cls):
-        value = values[field.name]
-        value = tyro.MISSING if value is dataclasses.MISSING else value
-        object.__setattr__(config, field.name, value)
-    return config
+def _recorded_options(arguments: Sequence[str], recorded: Callable[[Path], Any]) -> Any:
+    """Return the config of the existing run that `--name` names, or None."""
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    peek.add_argument("--name")
+    peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
+    known, _ = peek.parse_known_args(arguments)
+    if known.name is None:
+        return None
+    folder = Path(known.runs_dir, known.name)
+    if not (folder / "config.json").is_file():
+        return None
+    print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
+    return recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
 
 
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
@@ -313,13 +257,7 @@ def pretrain(arguments: list[str]) -> None:
 
 def finetune(arguments: list[str]) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a share of them."""
-
-    def recorded(folder: Path) -> Any:
-        from hypersphere_jax.training import finetune
-
-        return finetune.recorded(folder)
-
-    config = parse_run(configs.FinetuneConfig, "finetune", arguments, recorded)
+    config = parse_run(configs.FinetuneConfig, "finetune", arguments)
     from hypersphere_jax.reporting import pictures, run_page
     from hypersphere_jax.reporting.tables import print_table
     from hypersphere_jax.training import finetune
@@ -425,6 +363,8 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
+    for cls in (configs.InspectConfig, configs.PrepareConfig, configs.PrepareTextConfig):
+        join_help_lines(cls)
     module = importlib.import_module("hypersphere_jax.reporting.datasets")
     parts = {
         "list": module.list_names,
@@ -438,35 +378,10 @@ def data(arguments: list[str]) -> None:
 
 def report(arguments: list[str]) -> None:
     """Write the page of one run, or one page of several."""
+    config = parse(configs.ReportConfig, "report", arguments)
+    from hypersphere_jax.reporting import run_page
 
-    def pages(
-        runs: tyro.conf.Positional[tuple[str, ...]], runs_dir: str = "runs", out: Path | None = None
-    ) -> Path:
-        """Write the page of one run to its folder, or one page of several runs.
-
-        Args:
-            runs: Folders of runs, or their names in RUNS_DIR.
-            runs_dir: Folder of all runs.
-            out: Page of several runs. Defaults to RUNS_DIR/report.html.
-        """
-        check_output(out, ".html")
-        require(out is None or len(runs) > 1, "out= is for several runs: leave it out")
-        from hypersphere_jax.reporting import differences, pictures, run_page, tables
-        from hypersphere_jax.training import run_dir
-
-        folders = [run_dir.find(name, runs_dir) for name in runs]
-        if len(folders) == 1:
-            pictures.draw_pictures(folders[0], redraw=False)
-            return run_page.write_run_page(folders[0])
-        page = out or Path(runs_dir, "report.html")
-        if out is not None:
-            for file in differences.comparison_files(out):
-                check_output(file, ".csv", ".png")
-        table = differences.write_comparison(folders, page)
-        tables.print_table(table.columns, table.rows)
-        return page
-
-    print(tyro.cli(pages, args=arguments, prog=f"{program()} report"))
+    print(run_page.write_report(config))
 
 
 def bench(arguments: list[str]) -> None:
@@ -486,8 +401,10 @@ def import_torch(arguments: list[str]) -> None:
     from hypersphere_jax.reporting import run_page
 
     folder = pretrained.import_torch(config, command=typed())
-    layer = " --layer LAYER" if config.fresh_head else ""
-    print(f"imported: {folder}\nevaluate: {run_page.next_commands(folder)[0]}{layer}")
+    command = run_page.next_commands(folder)[0]
+    if config.has_random_head:
+        command += " --layer LAYER"
+    print(f"imported: {folder}\nevaluate: {command}")
 
 
 def export(arguments: list[str]) -> None:
@@ -532,10 +449,11 @@ def announce(config: configs.PretrainConfig, samples: int) -> None:
         return
     others = [file.parent.name for file in Path(config.runs_dir).glob("*/config.json")]
     hint = did_you_mean(config.name, others, cutoff=0.9)
-    left_over = 0 if config.reads_text else samples % config.batch_size
-    dropped = f"; the last {left_over:,} of {samples:,} images are dropped each epoch"
     line = f"new run {folder}: {config.data}, {config.model}, {config.epochs} epochs"
-    print(f"{line}{dropped if left_over else ''}{hint}", file=sys.stderr)
+    left_over = samples % config.batch_size
+    if left_over and not config.reads_text:
+        line += f"; the last {left_over:,} of {samples:,} images are dropped each epoch"
+    print(f"{line}{hint}", file=sys.stderr)
 
 
 def refresh_pages(names: Sequence[str], runs_dir: str) -> None:

@@ -1,4 +1,4 @@
-"""Trained encoders as functions of images: call, save; `loading` loads them."""
+"""Trained encoders as functions of images: load, call, save."""
 
 import contextlib
 import functools
@@ -14,29 +14,162 @@ import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax import __version__, augment, models, pretrained
-from hypersphere_jax.configs import PretrainConfig, UserError, require, to_dict
+from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.inputs import as_image, as_images, is_array
-from hypersphere_jax.training import distributed
+from hypersphere_jax.models.torch_names import shortened
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.utils import xla
-from hypersphere_jax.utils.files import atomic_write, open_file
+from hypersphere_jax.utils.files import atomic_write, open_file, parse_json
 
-WEIGHTS, CONFIG, CARD = "weights.safetensors", "encoder.json", "README.md"
-RECORD = "encoder"  # the metadata of WEIGHTS with the content of CONFIG
+WEIGHTS = "weights.safetensors"
+CARD = "README.md"
+RECORD = "encoder"  # key of config and step in the metadata of WEIGHTS
 LARGEST_BATCH = 256  # images on a device at once
+
+
+@distributed.isolated()
+def load(
+    where: str | Path,
+    step: int | None = None,
+    *,
+    runs_dir: str | Path = "runs",
+    network: Any = None,
+    preprocess: Callable | None = None,
+    image_size: int | None = None,
+    recipe: str | None = None,
+    prefix: str | None = None,
+    head: bool = True,
+) -> "Encoder":
+    """Load a trained image encoder.
+
+    Args:
+      where: a run (folder, or name in `runs_dir`), a folder written by `Encoder.save`, or a file of
+        pretrained weights (.safetensors, .npz, or a PyTorch file if PyTorch is installed): a ResNet
+        of torchvision, timm, Hugging Face, MoCo or SwAV, or Wang & Isola's SmallAlexNet. The
+        network is inferred from names and shapes; see docs/torch.md.
+      step: checkpoint of a run. Defaults to the newest intact one.
+      runs_dir: folder of all runs.
+      network: custom network of the run, the same as in training.
+      preprocess: custom preprocessing of the run, or of a file, instead of a recipe.
+      image_size: side of the input images of a file in pixels. Defaults to 224 for a ResNet (32
+        with a 3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet.
+      recipe: recipe that prepares the images for a file. Defaults to "moco" (ImageNet's) for a
+        ResNet, "stl10" for SmallAlexNet, and "cifar10" for images below 64 pixels.
+      prefix: prefix of the encoder's names in a file. Detected by default.
+      head: False drops the head of a file, such as a classifier. "output" is then the last layer
+        ("backbone" or "fc7") divided by its norm.
+
+    Returns:
+      The encoder, a function of images.
+
+    Raises:
+      UserError: for a missing encoder, damaged files, or a missing `network` or `preprocess`.
+
+    Example:
+      >>> import hypersphere_jax as hj
+      >>> encoder = hj.load("runs/mine")  # doctest: +SKIP
+      >>> z = encoder(images)  # float32 [n, d], unit norm  # doctest: +SKIP
+      >>> h = encoder(images, layer="fc7")  # doctest: +SKIP
+      >>> resnet = hj.load("resnet50.safetensors", head=False)  # doctest: +SKIP
+    """
+    custom = {"network": network, "preprocess": preprocess}
+    custom = {name: value for name, value in custom.items() if value is not None}
+    file = _weights_file(Path(where), runs_dir)
+    if file is not None:
+        is_plain = step is None and network is None
+        require(is_plain, f"{file} is a file of weights; omit step and network")
+        weights = pretrained.read_encoder(file, prefix, head=head, image_size=image_size)
+        return _from_weights(weights, recipe, custom)
+    file_options = {"image_size": image_size, "recipe": recipe, "prefix": prefix}
+    given = [name for name, value in file_options.items() if value is not None]
+    if not head:
+        given.append("head=False")
+    require(not given, f"{where} is not a file of weights; omit {', '.join(given)}")
+    folder = Path(where)
+    if (folder / WEIGHTS).is_file():
+        require(step is None, f"{folder} is a saved encoder without checkpoints; omit step={step}")
+        return _load_saved(folder / WEIGHTS, custom)
+    folder = run_dir.find(str(where), runs_dir)
+    config = _with_custom(run_dir.read_config(folder), custom)
+    require(not config.reads_text, f"{folder} is an encoder of sentences, not of images")
+    loaded = run_dir.load_encoder(folder, step, config)
+    return Encoder(config, loaded.params, loaded.stats, loaded.step, loaded.apply)
+
+
+def _weights_file(where: Path, runs_dir: str | Path) -> Path | None:
+    """Return the file of weights at a path, existing or not; None for runs and saved encoders."""
+    file = pretrained.weights_file(where)
+    exists = file.exists() or Path(runs_dir, file).exists()
+    is_missing = not exists and file.suffix.lower() in pretrained.SUFFIXES
+    return file if file.is_file() or is_missing else None
+
+
+def _from_weights(
+    weights: pretrained.EncoderWeights, recipe: str | None, custom: dict[str, Any]
+) -> "Encoder":
+    file = weights.file
+    params, stats = pretrained.to_params(weights, weights.model)
+    recipe = recipe or pretrained.default_recipe(weights.model)
+    try:
+        augment.find(recipe)
+    except ValueError as error:
+        raise UserError(f"recipe={recipe!r}: {error}") from error
+    name = file.stem
+    if file.name == pretrained.HUGGING_FACE_FILE:
+        name = file.resolve().parent.name
+    options = vars(weights.model) | {"data": "unknown", "recipe": recipe}
+    config = PretrainConfig(name=name or "encoder", **options).replace(**custom)
+    apply, _, _ = models.abstract(weights.model)
+    return Encoder(config, params, stats, 0, apply, origin=file.name)
+
+
+def _load_saved(file: Path, custom: dict[str, Any]) -> "Encoder":
+    saved, metadata = pretrained.read_safetensors(file)
+    text = metadata.get(RECORD, "").encode()
+    record = parse_json(text, f"{file}: config", ("config", "step"), "save the encoder again")
+    config = _with_custom(from_dict(PretrainConfig, record["config"]), custom)
+    apply, params, stats = models.abstract(config)
+    expected = _named({"params": params, "stats": stats})
+    missing = sorted(expected.keys() - saved.keys())
+    unexpected = sorted(saved.keys() - expected.keys())
+    require(
+        not missing and not unexpected,
+        f"{file} is of another network: missing {shortened(missing)}, unexpected "
+        f"{shortened(unexpected)}",
+    )
+    for name, leaf in expected.items():
+        array = saved[name]
+        require(
+            array.shape == leaf.shape and array.dtype == leaf.dtype,
+            f"{file}: {name} is {array.dtype} {array.shape}, not {leaf.dtype} {leaf.shape}",
+        )
+    structure = jax.tree.structure({"params": params, "stats": stats})
+    tree = jax.tree.unflatten(structure, [saved[name] for name in expected])
+    origin = record.get("origin")
+    return Encoder(config, tree["params"], tree["stats"], record["step"], apply, origin)
+
+
+def _with_custom(config: PretrainConfig, custom: dict[str, Any]) -> PretrainConfig:
+    """Return the recorded config of an encoder with the custom parts that it names."""
+    config = config.replace(**custom)
+    name = config.preprocess
+    is_missing = isinstance(name, str)
+    require(not is_missing, f"the images were prepared by {name}; pass preprocess={name}")
+    return config
 
 
 class Encoder:
     """A trained encoder: a function from images to points on the unit hypersphere.
 
     Attributes:
-      config: of its run.
+      config: config of its run.
       params: nested dict of float32 arrays.
       stats: running statistics of batch normalization, likewise.
-      step: of the checkpoint.
-      apply: `apply(params, stats, x, train)`, the network itself; see `models.create`.
-      origin: the name of the file of weights, if it was not trained here.
+      step: step of the checkpoint.
+      apply: `apply(params, stats, x, train)`, the network; see `models.create`.
+      origin: name of the file of weights, if it was not trained here.
     """
 
     def __init__(
@@ -48,13 +181,18 @@ class Encoder:
         apply: Callable,
         origin: str | None = None,
     ):
-        self.config, self.params, self.stats = config, params, stats
-        self.step, self.apply, self.origin = step, apply, origin
+        self.config = config
+        self.params = params
+        self.stats = stats
+        self.step = step
+        self.apply = apply
+        self.origin = origin
         self._programs: dict[tuple, Callable] = {}
+        self._placed: tuple[tuple, Any] = ((), None)  # devices, and the arrays on them
 
     def __reduce__(self) -> tuple:
         """Pickle and copy without compiled programs and `apply`, which the config determines."""
-        config = self.config.replace(source=None)  # which may be the user's images
+        config = self.config.replace(source=None)  # the source may contain many images
         return _restored, (config, self.params, self.stats, self.step, self.origin)
 
     def __repr__(self) -> str:
@@ -68,11 +206,11 @@ class Encoder:
     @functools.cached_property
     @distributed.isolated()
     def layers(self) -> dict[str, tuple[int, ...]]:
-        """Names of its layers, in the network's order, and their shapes for one image."""
+        """Names of the layers in the network's order, and their shapes for one image."""
         return models.layers(self.config)
 
     def __call__(self, images: Any, layer: str = "output") -> np.ndarray:
-        """Features of images, prepared as in the evaluation of its run: resized, and normalized.
+        """Compute features of images, prepared as in the evaluation of its run.
 
         Args:
           images: an array or tensor `[n, h, w, c]` or `[n, h, w]`, uint8 or floats from 0 to 1,
@@ -82,27 +220,13 @@ class Encoder:
           layer: a name in `layers`. "output" is on the unit hypersphere.
 
         Returns:
-          float32 `[n, d]`, or `[n, h, w, c]` of a layer with space. Computed on all devices.
+          float32 `[n, d]`, or `[n, h, w, c]` of a spatial layer. Computed on all devices.
 
         Raises:
-          UserError: for a layer that it does not have, or images that do not fit.
+          UserError: for an unknown layer, or images that do not fit.
         """
         models.check_layer(self.config, layer, "layer=")
-        if is_array(images):
-            shape = np.shape(images)
-            require(
-                len(shape) != 3 or not shape[0] == 3 == self.config.in_channels,
-                f"images: shape {shape} may be one channels-first image: pass "
-                "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
-            )
-            images = as_images(images, "images") if np.shape(images)[:1] != (0,) else images
-        else:
-            one_path = isinstance(images, str | os.PathLike)
-            require(not one_path, f"{images} is one path: pass a list of paths")
-            many = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
-            what = f"images must be an array or a list, not a {type(images).__name__}"
-            require(many and not isinstance(images, Mapping), what)
-            images = list(images)
+        images = self._checked(images)
         if not len(images):
             return np.zeros((0, *self.layers[layer]), np.float32)
         return np.concatenate(list(self.batches(images, layer, len(images))))
@@ -114,19 +238,22 @@ class Encoder:
         count: int | None = None,
         devices: Sequence[jax.Device] | None = None,
     ) -> Iterator[np.ndarray]:
-        """The same features batch by batch, of more images than memory holds.
+        """Yield the features batch by batch, for more images than fit into memory.
 
         Args:
-          images: an array or tensor, or images one by one, each as in a list.
+          images: an array or tensor, or an iterable of images, each as in a list.
           layer: a name in `layers`.
-          count: how many images there are, or more. None: many.
-          devices: to compute on. None: all.
+          count: number of images, or an upper bound. Defaults to many.
+          devices: devices to compute on. Defaults to all.
         """
         models.check_layer(self.config, layer, "layer=")
         devices = distributed.local_devices(given=devices)
-        wanted = LARGEST_BATCH if count is None else -(-count // len(devices))
-        # A power of two, so that few numbers of images are compiled.
-        size = min(LARGEST_BATCH, 1 << (wanted - 1).bit_length()) * len(devices)
+        size = LARGEST_BATCH
+        if count is not None:
+            # A power of two, so that few numbers of images are compiled.
+            size = min(size, 1 << (-(-count // len(devices)) - 1).bit_length())
+        size *= len(devices)
+        parts: Iterator[Any]
         if is_array(images):
             starts = range(0, len(images), size)
             parts = (as_images(images[start : start + size], "images") for start in starts)
@@ -137,22 +264,22 @@ class Encoder:
             yield self._features(part, layer, size, devices)
 
     def save(self, folder: str | Path) -> Path:
-        """Write weights with the config (safetensors), a copy of the config, and a card.
+        """Write weights with the config (safetensors), and a card.
 
-        `load` reads the weights' file only, which is replaced last and at once: an interrupted save
-        leaves the earlier encoder.
+        `load` reads only the file of weights, which is replaced last and at once: an interrupted
+        save leaves the earlier encoder.
 
         Args:
           folder: new, or one that contains a saved encoder, which is replaced.
 
         Raises:
           UserError: for a file, or a folder that contains other files.
-          OSError: when the files cannot be written.
+          OSError: if the files cannot be written.
         """
         folder = Path(folder)
         require(folder.is_dir() or not folder.exists(), f"{folder} is a file: name a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        taken = {path.name for path in folder.glob("[!.]*")} - {WEIGHTS, CONFIG, CARD}
+        taken = {path.name for path in folder.glob("[!.]*")} - {WEIGHTS, CARD}
         require(
             not taken,
             f"{folder} contains other files, such as {min(taken, default='')}: name another",
@@ -161,13 +288,28 @@ class Encoder:
         record_text = json.dumps(record | {"config": to_dict(self.config)}, indent=2)
         arrays = named_arrays(self.params, self.stats)
         weights = pretrained.to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
-        texts = {CONFIG: record_text + "\n", CARD: self._card()}
         with contextlib.ExitStack() as stack:
             # The stack replaces the files in the opposite order, after all were written.
             stack.enter_context(atomic_write(folder / WEIGHTS)).write(weights)
-            for name, text in texts.items():
-                stack.enter_context(atomic_write(folder / name)).write(text.encode())
+            stack.enter_context(atomic_write(folder / CARD)).write(self._card().encode())
         return folder
+
+    def _checked(self, images: Any) -> Any:
+        """Return images as one array, or as a list."""
+        if is_array(images):
+            shape = np.shape(images)
+            require(
+                len(shape) != 3 or not shape[0] == 3 == self.config.in_channels,
+                f"images: shape {shape} may be one channels-first image: pass "
+                "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
+            )
+            return images if shape[:1] == (0,) else as_images(images, "images")
+        is_path = isinstance(images, str | os.PathLike)
+        require(not is_path, f"{images} is one path: pass a list of paths")
+        is_list = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
+        what = f"images must be an array or a list, not a {type(images).__name__}"
+        require(is_list and not isinstance(images, Mapping), what)
+        return list(images)
 
     @distributed.isolated()
     def _features(self, part: Any, layer: str, size: int, devices: Sequence) -> np.ndarray:
@@ -181,50 +323,45 @@ class Encoder:
         return layers.reshape(-1, *layers.shape[2:])[: len(images)]
 
     def _array(self, part: Any) -> tuple[np.ndarray, bool]:
-        """Images as one uint8 array, and whether they had to be cropped for that."""
+        """Return images as one uint8 array, and whether they were cropped for that."""
         if isinstance(part, np.ndarray):
             return self._recoloured(part), False
         images = [self._recoloured(_image(image)) for image in part]
         if len({image.shape for image in images}) == 1:
             return np.stack(images), False
-        config = self.config
-        size: Any = config.image_size  # which is known of a trained encoder
-        crop = augment.host_crops(augment.recipe_of(config), size)[1]
+        size: Any = self.config.image_size  # known for a trained encoder
+        _, crop = augment.host_crops(augment.recipe_of(self.config), size)
         return np.stack([crop(image) for image in same_channels(images, "images")]), True
 
     def _recoloured(self, images: np.ndarray) -> np.ndarray:
-        """Grey or RGB images as the run had them: grey, if its network takes one channel."""
-        channels = self.config.in_channels
-        if self.config.in_channels == 1 and self.config.preprocess is None:
+        """Return grey or RGB images with the channels of the run's images."""
+        config = self.config
+        channels = config.channels
+        if config.in_channels == 1 and config.preprocess is None:
             channels = 1
         if channels is None or images.shape[-1] not in (1, 3):
             return images
         return as_channels(images, channels)
 
     def _on(self, devices: tuple) -> Any:
-        if getattr(self, "_placed", (None,))[0] != devices:
-            self._placed = devices, distributed.replicate((self.params, self.stats), devices)
+        if self._placed[0] != devices:
+            self._placed = (devices, distributed.replicate((self.params, self.stats), devices))
         return self._placed[1]
 
     def _program(self, layer: str, cropped: bool, shape: tuple, devices: tuple) -> Callable:
-        key = layer, cropped, shape, devices
+        key = (layer, cropped, shape, devices)
         if key not in self._programs:
             config = self.config
             size: Any = config.image_size
-            prepare = augment.make_evaluate(
-                augment.recipe_of(config),
-                size,
-                cropped=cropped,
-                extra_channels=config.extra_channels,
-            )
+            options = {"cropped": cropped, "extra_channels": config.extra_channels}
+            prepare = augment.make_evaluate(augment.recipe_of(config), size, **options)
             try:
                 view = jax.eval_shape(prepare, jax.ShapeDtypeStruct(shape, jnp.uint8))
             except ValueError as error:
                 raise UserError(f"images of shape {list(shape)}: {error}") from error
-            channels = config.in_channels
             require(
-                view.shape[-1] == channels,
-                f"images of {shape[-1]} channel(s), and the encoder takes {channels}",
+                view.shape[-1] == config.in_channels,
+                f"images of {shape[-1]} channel(s), and the encoder takes {config.in_channels}",
             )
 
             def features(params: Any, stats: Any, images: jax.Array) -> jax.Array:
@@ -235,33 +372,27 @@ class Encoder:
         return self._programs[key]
 
     def _card(self) -> str:
+        """Return the text of README.md."""
         config = self.config
-        layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
         size = config.image_size
-        images, batch = f"by the recipe `{config.recipe}`", config.batch_size
-        if self.origin is not None:
-            rows = f"| evaluation images | {images} |\n| weights of | `{self.origin}` |"
-        else:
-            rows = f"""| data | {config.data}, evaluation images {images} |
-| trained | step {self.step}, seed {config.seed}, batches of {batch} |"""
-        own = {"network": config.network, "preprocess": config.preprocess}
-        own = [name for name, value in own.items() if value is not None]
-        needs = "".join(f", {name}={name}" for name in own)
-        yours = f"  # your own {' and '.join(own)}, as in training" if own else ""
+        custom = [name for name in ("network", "preprocess") if getattr(config, name) is not None]
+        arguments = "".join(f", {name}={name}" for name in custom)
+        layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
         return f"""# {config.name}
 
 An encoder of images on the unit hypersphere, written by hypersphere_jax {__version__}.
 
 ```python
 import hypersphere_jax as hj
-encoder = hj.load("{config.name}"{needs}){yours}
+encoder = hj.load("{config.name}"{arguments})
 z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 ```
 
 | | |
 | --- | --- |
 | network | {config.label}, {size} x {size} pixels, {config.in_channels} channel(s) |
-{rows}
+| weights | {self.origin or f"{config.data}, step {self.step}, seed {config.seed}"} |
+| evaluation images | by the recipe `{config.recipe}` |
 
 | layer | shape |
 | --- | --- |
@@ -275,12 +406,14 @@ def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin
 
 
 def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
-    """Parameters and statistics by their paths, such as "params/conv1/layer/kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path({"params": params, "stats": stats})
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.array(leaf, order="C")
-        for path, leaf in leaves
-    }
+    """Return parameters and statistics by path, such as "params/conv1/layer/kernel"."""
+    leaves = _named({"params": params, "stats": stats})
+    return {name: np.array(leaf, order="C") for name, leaf in leaves.items()}
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _image(image: Any) -> np.ndarray:
@@ -289,6 +422,6 @@ def _image(image: Any) -> np.ndarray:
             with open_file(image) as stream:
                 return decode(stream.read())
         return as_image(image)
-    except Exception as error:  # of nearly any type, for a damaged file
-        what = f"{image}" if isinstance(image, str | Path) else "an image"
+    except Exception as error:  # a damaged file may raise nearly any type
+        what = str(image) if isinstance(image, str | Path) else "an image"
         raise UserError(f"{what}: {reason(error)}") from error

@@ -34,7 +34,7 @@ from hypersphere_jax.configs import (
     require,
     section,
 )
-from hypersphere_jax.configs.base import WRITER, changed, check_output
+from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.models.state_dicts import (
     SUPPORTED,
     StateDict,
@@ -253,7 +253,7 @@ def _find_state_dict(content: Any, tensor_type: type) -> dict[str, Any]:
 
 def _verify_checksums(file: Path) -> None:
     """Compare the checksums in a zip file, which `torch.load` ignores."""
-    if not zipfile.is_zipfile(file):  # as PyTorch wrote until version 1.5
+    if not zipfile.is_zipfile(file):  # PyTorch's format until version 1.5
         return
     with zipfile.ZipFile(file) as archive:
         if damaged := archive.testzip():
@@ -315,37 +315,31 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     The run's `config.json` records the file. Its objective and optimizer are the defaults.
 
     Args:
-      config: file, options that the file does not determine, and data for evaluation.
-      command: the user's command line, for the record.
+      config: File, options that the file does not determine, and data for evaluation.
+      command: Command that the user typed, for the record.
 
     Returns:
       The run's folder.
 
     Raises:
-      UserError: for an unreadable file, a network that this package does not have, options that
-        contradict the file, or a folder that contains a run.
+      UserError: for an unreadable file, a network that this package does not have, or a folder that
+        contains a run.
     """
-    options = vars(section(config, DataConfig))
-    run = PretrainConfig(name=config.name, runs_dir=config.runs_dir, seed=config.seed, **options)
-    folder = run_dir.folder_of(run)
+    folder = Path(config.runs_dir, config.name)
     has_run = bool(checkpoints.steps(folder / "checkpoints"))
     require(not has_run, f"{folder} contains a run; choose another name=")
-    keep_head = not config.fresh_head and config.head != "none"
+    keep_head = config.head == "file"
     weights = read_encoder(config.file, config.prefix, head=keep_head, image_size=config.image_size)
-    model = _apply_flags(weights, config)
-    recipe = config.recipe or default_recipe(model)
     dataset = data.load(config)
-    run = run.replace(**vars(model) | {"recipe": recipe})
-    # `resolve` takes the number of classes from the dataset, but the classifier is the file's.
-    run = resolve.resolve(run, dataset).replace(num_classes=model.num_classes)
+    run = _run_config(config, weights.model, dataset)
     model = section(run, ModelConfig)
-    if config.fresh_head:
+    if config.has_random_head:
         weights = _with_random_head(weights, model, run.seed)
     params, stats = to_params(weights, model)
     origin = {
         "file": str(weights.file.resolve()),
         "sha256": hashlib.sha256(weights.file.read_bytes()).hexdigest(),
-        "fresh_head": config.fresh_head,
+        "head": config.head,
         "ignored": weights.ignored,
     }
     devices = distributed.local_devices()
@@ -359,6 +353,23 @@ def import_torch(config: ImportConfig, command: str = "") -> Path:
     return folder
 
 
+def _run_config(config: ImportConfig, model: ModelConfig, dataset: data.Dataset) -> PretrainConfig:
+    """Return the config of an imported run."""
+    model = model.replace(dtype=config.dtype)
+    if config.has_random_head:
+        head = {name: getattr(config, name) for name in ("head", "dim", "head_hidden", "init")}
+        model = model.replace(**head)
+    run = PretrainConfig(
+        name=config.name,
+        runs_dir=config.runs_dir,
+        seed=config.seed,
+        **vars(section(config, DataConfig)) | {"recipe": config.recipe or default_recipe(model)},
+        **vars(model),
+    )
+    # `resolve` takes the number of classes from the dataset, but the classifier is the file's.
+    return resolve.resolve(run, dataset).replace(num_classes=model.num_classes)
+
+
 def export(config: ExportConfig) -> Path:
     """Write an encoder to a .safetensors or .npz file.
 
@@ -369,19 +380,16 @@ def export(config: ExportConfig) -> Path:
       UserError: for a run without this checkpoint, or PyTorch's names for a network that PyTorch
         does not have.
     """
-    # `encoder` and `loading` import this module.
-    from hypersphere_jax import encoder, loading
+    from hypersphere_jax import encoder  # it imports this module
 
     check_output(config.out, ".safetensors", ".npz")
     if (Path(config.run) / encoder.WEIGHTS).is_file():
-        source: Any = loading.load(config.run, config.step)
+        source: Any = encoder.load(config.run, config.step)
     else:
         source = run_dir.load_encoder(run_dir.find(config.run, config.runs_dir), config.step)
     model = section(source.config, ModelConfig)
-    names = config.names
-    if names is None:
-        names = "torch" if has_torch_names(model) else "own"
-    if names == "torch":
+    has_names = config.names == "torch" or (config.names is None and has_torch_names(model))
+    if has_names:
         state = to_torch(model, source.params, source.stats)
         safetensors_format = "pt"
     else:
@@ -393,28 +401,6 @@ def export(config: ExportConfig) -> Path:
         else:
             stream.write(to_safetensors(state, safetensors_format))
     return config.out
-
-
-def _apply_flags(weights: EncoderWeights, config: ImportConfig) -> ModelConfig:
-    """Return the file's model with the flags that it leaves open; a fresh head is the flags'.
-
-    Raises:
-      UserError: for a flag that contradicts the file.
-    """
-    model = weights.model
-    flags = {name: getattr(config, name) for name in changed(config, ModelConfig)}
-    fixed = ["model", "stem"]
-    head_fields = ["head", "dim", "head_hidden"]
-    if config.fresh_head:
-        flags |= {name: getattr(config, name) for name in head_fields}
-    else:
-        fixed += head_fields
-    for name in fixed:
-        inferred = getattr(model, name)
-        flag = flags.get(name, inferred)
-        with _prefix_errors(weights.file):
-            require(flag == inferred, f"{name}={flag}: the file has {inferred}; omit this option")
-    return dataclasses.replace(model, **flags)
 
 
 def _with_random_head(weights: EncoderWeights, model: ModelConfig, seed: int) -> EncoderWeights:

@@ -37,7 +37,6 @@ DEVICES = {
         "training/test_feed.py::test_moved_data",
         "training/test_moco_step.py::test_key_and_query_share_no_group[2",
         "training/test_objectives.py::test_devices_have_the_loss_of_one",
-        "training/test_profiling.py::test_a_runs_trace",
         "training/test_train_step.py::test_step_of_sentences",
     ),
     3: (

@@ -17,7 +17,7 @@ LAYERS = (
     ("configs", "utils"),
     ("losses", "moco", "theory"),
     ("augment", "data", "models"),
-    ("encoder", "evaluate", "loading", "pretrained", "training"),
+    ("encoder", "evaluate", "pretrained", "training"),
     ("reporting", "run"),
     ("cli", "__main__"),
 )

@@ -96,20 +96,3 @@ def test_the_users_logging_stays_as_it_is(configured, pipeline, tmp_path):
     done = processes.python("-c", LOGGED, configured, str(tmp_path), pipeline, check=True)
     before, after = json.loads(done.stdout.splitlines()[-1])
     assert before == after
-
-
-DRAWN = """
-import os, sys
-from hypersphere_jax.reporting import plots
-record = {"step": 1, "loss": 1.0, "align": 1.0, "uniform": -1.0, "lr": 0.1}
-plots.training_curves({"a": [record]}, sys.argv[1])
-print(os.environ["MPLBACKEND"], "matplotlib.pyplot" in sys.modules)
-"""
-
-
-def test_pictures_need_no_backend(tmp_path):
-    picture = tmp_path / "a.png"
-    environment = processes.environment(MPLBACKEND="nonexistent")
-    done = processes.python("-c", DRAWN, str(picture), env=environment, check=True)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert done.stdout.split(" ") == ["nonexistent", "False\n"]

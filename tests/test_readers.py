@@ -76,7 +76,11 @@ def test_a_record_without_a_key_is_refused(key, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("epochs", "3"), ("dim", None), ("width", []), ("epohcs", 3)]
+    ("option", "value"),
+    [
+        *(("epochs", "3"), ("dim", None), ("width", []), ("epohcs", 3), ("epochs", 10**400)),
+        *(("adam_betas", [0.9, [1]]), ("decay_at", {"a": 1}), ("network", 5), ("source", [])),
+    ],
 )
 def test_a_record_with_another_value_is_refused(option, value, tmp_path):
     record = run_record()
@@ -84,6 +88,22 @@ def test_a_record_with_another_value_is_refused(option, value, tmp_path):
     write_json(tmp_path / "config.json", record)
     line = line_of(run_dir.read_config, tmp_path)
     assert option in line and str(tmp_path) in line
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        *(("config", []), ("data_digest", 5), ("data", [])),
+        *(("sessions", value) for value in ({}, [], [5], [{}], [{"device": []}])),
+        ("sessions", [{"device": {"count": "2"}}]),
+        ("sessions", [{"device": {"count": 2}, "command": ["a"]}]),
+    ],
+)
+def test_an_entry_of_another_type_is_refused(entry, value, tmp_path):
+    write_json(tmp_path / "config.json", run_record() | {entry: value})
+    for read in (run_dir.read_config, run_page.write_run_page):
+        line = line_of(read, tmp_path)
+        assert entry in line and str(tmp_path) in line
 
 
 def test_damaged_results_are_left_out(tmp_path, caplog):

@@ -29,11 +29,12 @@ from hypersphere_jax.configs.evaluation import (
     FeaturesConfig,
     MetricsConfig,
     ProbeConfig,
+    ReportConfig,
 )
 from hypersphere_jax.configs.finetune import FinetuneConfig, FinetuneOptions
 from hypersphere_jax.configs.model import ModelConfig
 from hypersphere_jax.configs.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 from hypersphere_jax.configs.pretrain import PretrainConfig, RunConfig
-from hypersphere_jax.configs.pretrained import ExportConfig, ImportConfig, ImportOptions
+from hypersphere_jax.configs.pretrained import ExportConfig, ImportConfig, WeightsOptions
 from hypersphere_jax.configs.runtime import RuntimeConfig

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from tyro.conf import arg
+
 from hypersphere_jax import __version__
 
 WRITER = f"hypersphere_jax {__version__}"  # files that this package wrote begin with it
@@ -52,7 +54,7 @@ class Config:
     """Base of all configs.
 
     A config is a frozen dataclass. Its fields are the options of a command and the keys of a config
-    file. Types are checked here; a class checks the ranges of its own fields in `__post_init__`.
+    file. Types are checked here; each class checks the ranges of its fields in `__post_init__`.
     """
 
     def __post_init__(self) -> None:
@@ -70,6 +72,9 @@ class Config:
 
 
 C = TypeVar("C", bound=Config)
+T = TypeVar("T")
+# An option whose default is chosen later. Its text says how, so the help omits "(default: None)".
+Auto = Annotated[T | None, arg(help_behavior_hint="")]
 
 
 @functools.cache
@@ -98,10 +103,11 @@ def matches(value: Any, kind: Any) -> bool:
             return all(matches(item, arguments[0]) for item in value)
         pairs = zip(value, arguments, strict=False)
         return len(value) == len(arguments) and all(matches(item, one) for item, one in pairs)
-    if kind in (int, float):
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and math.isfinite(value)
-    return isinstance(value, kind)
+    if type(value) is int:  # a bool is not a number
+        return kind in (int, float) and abs(value) < 2**63
+    if kind is float:
+        return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
@@ -178,7 +184,7 @@ def check_below_one(config: Config, *names: str) -> None:
 
 
 def check_seed(config: Config, *names: str) -> None:
-    """Raise UserError if one of these numbers cannot be a seed."""
+    """Raise UserError if one of these numbers is not a seed."""
     for name, number in _numbers(config, names):
         require(0 <= number <= MAX_SEED, f"{name}={number}: must be a seed from 0 to {MAX_SEED}")
 
@@ -219,7 +225,7 @@ def section(config: Config, cls: type[C]) -> C:
 
 
 def check_names(cls: type, names: Iterable[str]) -> None:
-    """Raise UserError for an unknown field of a config class."""
+    """Raise UserError for a name that is not a field of a config class."""
     known = [field.name for field in dataclasses.fields(cls)]
     for name in names:
         if name not in known:
@@ -256,7 +262,7 @@ class Custom:
 
     Attributes:
       value: the object.
-      name: its module and qualified name, or those of its class.
+      name: its module and qualified name, or its class's.
     """
 
     def __init__(self, value: Any, name: str | None = None):

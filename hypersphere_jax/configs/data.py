@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, Suppress, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     changed,
     check_at_least,
@@ -43,16 +44,16 @@ class DataConfig(Config):
     test_labels (uint8 [n, h, w, c], integers [n]); an .npy file of images; `random_bits`;
     text: .txt or .txt.gz, a folder of them, or one made by `data prepare-text`; or the name of a
     TensorFlow data set: cifar10, stl10, … (`data list`)."""
-    data_dir: str | None = None
+    data_dir: Auto[str] = None
     """Folder or .zip of a data set given by name: where it was prepared, or its images
     (nyu_depth_v2: nyu_depth_v2_labeled.mat; books: text). Defaults to TensorFlow Datasets' own."""
-    recipe: str | None = None
+    recipe: Auto[str] = None
     """Augmentation recipe: `digits`, `stl10`, `cifar10`, `nyu_depth`, `moco`, `moco_v2`,
     `simclr_cifar`, `simclr_imagenet` (`…_torchvision`: torchvision's crops), `balanced_cifar`,
     `balanced_imagenet`, `balanced_no_blur`, `balanced_no_color`, `balanced_cutout`,
     `balanced_rotation`, or `none` (each view is the image itself). `NAME:crop_flip` uses only the
     crop and the flip of a recipe. Defaults to the recipe of the data set."""
-    channels: int | None = None
+    channels: Auto[int] = None
     """1: gray images; the recipe is used without its color operations. 3: RGB. Defaults to RGB for
     image files, and to the channels of arrays."""
     classes: str | None = None
@@ -60,7 +61,7 @@ class DataConfig(Config):
     subset: Literal["all", "long_tailed", "uniform"] = "all"
     """Training images to keep: all; long-tailed as ImageNet-LT (Pareto, alpha 6, 1280 to 5 per
     class); or the same number of each class."""
-    subset_size: int | None = None
+    subset_size: Auto[int] = None
     """Number of images of a `long_tailed` or `uniform` subset. Defaults to the size of the
     long-tailed one."""
     fraction: float = 1.0
@@ -81,11 +82,11 @@ class DataConfig(Config):
     max_tokens: int = 64
     """Longest sentence of raw text, with its end token; longer ones are cut."""
     source: Annotated[Any, Suppress] = None
-    """A `data.Dataset` in place of `data`; from Python only."""
+    """A `data.Dataset` instead of `data`; from Python only."""
     augment: Annotated[Any, Suppress] = None
-    """Training augmentation in place of the recipe's; from Python only."""
+    """Training augmentation instead of the recipe's; from Python only."""
     preprocess: Annotated[Any, Suppress] = None
-    """Preparation of evaluation images in place of the recipe's; from Python only."""
+    """Preparation of evaluation images instead of the recipe's; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +134,7 @@ class PrepareConfig(Config):
 
     data: Annotated[Positional[str], arg(metavar="NAME")]
     """A data set of TensorFlow Datasets: cifar10, stl10, imagenet2012, nyu_depth_v2, …"""
-    data_dir: str | None = None
+    data_dir: Auto[str] = None
     """Folder of the prepared data. Defaults to TensorFlow Datasets' own."""
 
 

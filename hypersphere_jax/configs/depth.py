@@ -1,10 +1,12 @@
 """Depth prediction on frozen features."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     check_at_least,
     check_positive,
@@ -22,19 +24,21 @@ DECAY_AT = (70, 90, 100, 110)
 class DepthConfig(Config):
     """Depth maps from frozen features, as Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
 
-    runs: Positional[tuple[str, ...]]
-    """Runs: folders, or names in RUNS_DIR. Of several, the best by cross-validation is tested."""
+    runs: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
+    """Runs: folders, or names in RUNS_DIR. Cross-validation chooses among several."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     layer: str = "conv5"
     """Input layer of the predictor: `conv5` or `conv4` in the paper, or any [h, w, channels]."""
-    data: str | None = None
+    data: Auto[str] = None
     """Images with depth maps, such as `nyu_depth_v2` or FILE.mat. Defaults to the run's data."""
-    data_dir: str | None = None
+    data_dir: Auto[str] = None
     """nyu_depth_v2_labeled.mat, or the folder of TensorFlow Datasets. Defaults to the run's."""
     folds: int = 0
     """Folds of cross-validation on the training images; 5 in the paper, 0 for none."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint; 0 is the random initialization. Defaults to the newest."""
     epochs: int = EPOCHS
     """Passes over the training images. The rate decays at 70, 90, 100 and 110 of 120."""
@@ -46,12 +50,13 @@ class DepthConfig(Config):
     """Test images in the picture."""
     seed: int = 0
     """Seed of the predictor, its batches and the folds."""
-    devices: int | None = None
+    devices: Auto[int] = None
     """Devices for the features. Defaults to all; the predictor is trained on one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "epochs", "batch_size", "rows", "devices")
+        check_at_least(self, 0, "step")
         check_positive(self, "learning_rate")
         check_seed(self, "seed")
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")

@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     check_at_least,
     check_at_most,
+    check_output,
     check_positive,
     check_seed,
     refuse,
@@ -42,13 +44,16 @@ class ProbeConfig(Config):
     Hyper-parameters are chosen on the training split; the test split is scored once.
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|FEATURES [...]")]
+    runs: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="RUN|FEATURES [...]", help_behavior_hint="(required)"),
+    ]
     """Runs (folders, or names in RUNS_DIR), folders of runs, or features: an .npz file with
     train_x, train_y, test_x, test_y ([n, d] and integers [n]), or a folder with these as .npy
     files, which may be larger than memory."""
     runs_dir: str = "runs"
     """Folder of all runs."""
-    data: tuple[str, ...] = ()
+    data: Annotated[tuple[str, ...], arg(help_behavior_hint="")] = ()
     """Labelled sentences for sentence encoders: `mr`, `cr`, `mpqa` or `subj` in `--data-dir`; START
     of the files START.pos and START.neg, one sentence per line; a .tsv file of labels and
     sentences; or a folder with train.tsv and test.tsv."""
@@ -61,16 +66,16 @@ class ProbeConfig(Config):
     majority vote; `knn_weighted`: 200 neighbours with votes exp(similarity / 0.1) (Wu et al. 2018).
     With minibatches and a chosen rate and weight decay: `stl10` (Adam; Wang & Isola B.1), `moco`
     and `moco_imagenet100` (SGD; B.2), `simclr` (LARS), `balanced` (SGD; balanced paper)."""
-    folds: int | None = None
+    folds: Auto[int] = None
     """Folds of cross-validation on the training split, by which hyper-parameters are chosen.
     Defaults to one held-out part."""
     as_printed: bool = False
     """Use the paper's learning rate and weight decay in minibatch protocols; choose nothing."""
-    l2: tuple[float, ...] | None = None
-    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2 beside the mean cross-entropy. Defaults to
+    l2: Auto[tuple[float, ...]] = None
+    """Candidates of `lbfgs` for the penalty l2 / 2 |W|^2 on the mean cross-entropy. Defaults to
     powers of 10."""
     standardize: bool = False
-    """Divide each dimension by its own standard deviation in `lbfgs`, rather than all by one."""
+    """Divide each dimension by its standard deviation in `lbfgs`, not all by a common one."""
     augment: bool = False
     """Train minibatch protocols on random crops and flips, fresh each epoch (one forward pass of
     all images per epoch of each fit)."""
@@ -82,11 +87,11 @@ class ProbeConfig(Config):
     """Votes of the neighbours of `knn`: equal, or exp(similarity / temperature)."""
     temperature: float = 0.1
     """Temperature of `--vote similarity`."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint; 0 is the random initialization. Defaults to the newest."""
     all_steps: bool = False
     """Probe all saved checkpoints."""
-    sort: Column | None = None
+    sort: Auto[Column] = None
     """Column to sort by, best score first; `valid` is the accuracy on held-out training images, by
     which encoders may be chosen. Defaults to the order of evaluation."""
     out: Path | None = None
@@ -95,13 +100,14 @@ class ProbeConfig(Config):
     """Folder of the runs' data, if it was moved; with `--data`, folder of those."""
     seed: int = 0
     """Seed of held-out parts, folds, minibatches and random crops."""
-    devices: int | None = None
+    devices: Auto[int] = None
     """Local devices. Defaults to all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 2, "folds")
         check_at_least(self, 1, "k", "devices")
+        check_at_least(self, 0, "step")
         check_positive(self, "temperature")
         check_seed(self, "seed")
         for name in ("runs", "layers", "protocols", "k"):
@@ -143,7 +149,7 @@ class FeaturesConfig(Config):
     classes) and `files`; for two splits `train_x`, `train_y`, `test_x`, `test_y`, for `probe`."""
     runs_dir: str = "runs"
     """Folder of all runs."""
-    images: str | None = None
+    images: Auto[str] = None
     """A folder, .zip, .npy or .npz file of images, the name of a data set, or one image. Defaults
     to the run's data."""
     data_dir: str | None = None
@@ -154,16 +160,17 @@ class FeaturesConfig(Config):
     """Layer to write, flattened: `output`, `fc7`, `conv5`, `backbone`, …"""
     pool: Literal["none", "mean", "max"] = "none"
     """Spatial pooling of the layer before it is flattened."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint of a run; 0 is the random initialization. Defaults to the newest."""
     bad_images: Literal["error", "skip"] = "error"
     """Unreadable images: stop, or leave them out."""
-    devices: int | None = None
+    devices: Auto[int] = None
     """Local devices. Defaults to all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "devices")
+        check_at_least(self, 0, "step")
 
 
 @dataclass(frozen=True)
@@ -175,12 +182,12 @@ class MetricsConfig(Config):
     size, or .npz with `features` (and `labels`)."""
     runs_dir: str = "runs"
     """Folder of all runs."""
-    parts: tuple[Measurement, ...] | None = None
+    parts: Auto[tuple[Measurement, ...]] = None
     """Further measurements. `rank`: effective rank and singular values; `classes`: uniformity by
     class; `distances`: histogram of positive pairs; `projections`: histograms along random
     directions; `views`: uniformity of the augmented views; `prototype`: prototype representation
     bias. Defaults to the first four, as far as the data allow."""
-    pairs: Path | None = None
+    pairs: Auto[Path] = None
     """.npy file of the positives of a file's rows. Defaults to none, and no alignment."""
     labels: Path | None = None
     """.npy file of the integer classes of a file's rows; -1: unknown."""
@@ -192,7 +199,7 @@ class MetricsConfig(Config):
     """Power of the distance in the alignment."""
     t: float = 2.0
     """Scale of the Gaussian potential in the uniformity."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint of a run; 0 is the random initialization. Defaults to the newest."""
     data_dir: str | None = None
     """Folder of the run's data, if it was moved."""
@@ -202,7 +209,7 @@ class MetricsConfig(Config):
     """JSON file to write the result of a file to. (A run's is written to its folder.)"""
     figure: Path | None = None
     """PNG file to draw the result of a file to. (A run's is drawn in its folder.)"""
-    devices: int | None = None
+    devices: Auto[int] = None
     """Local devices. Defaults to all."""
 
     def __post_init__(self) -> None:
@@ -211,6 +218,7 @@ class MetricsConfig(Config):
         check_at_most(self, 1e6, "t")
         check_seed(self, "seed")
         check_at_least(self, 1, "devices")
+        check_at_least(self, 0, "step")
         if self.of_file:
             refused = ["runs_dir", "split", "step", "data_dir"]
             refuse(self, refused, f"is for a run, and {self.run!r} is a file")
@@ -224,10 +232,31 @@ class MetricsConfig(Config):
 
 
 @dataclass(frozen=True)
+class ReportConfig(Config):
+    """Page of one run, or of several runs."""
+
+    runs: Annotated[
+        Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
+    """Runs: folders, or names in RUNS_DIR. The page of one run is written to its folder."""
+    runs_dir: str = "runs"
+    """Folder of all runs."""
+    out: Auto[Path] = None
+    """Page of several runs; their table as .csv and their curves as .png are written next to it.
+    Defaults to RUNS_DIR/report.html."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(self.runs), "runs=: name at least one")
+        require(self.out is None or len(self.runs) > 1, "out= is for several runs: leave it out")
+        check_output(self.out, ".html")
+
+
+@dataclass(frozen=True)
 class EvaluateConfig(Config):
     """Evaluation during training; does not change the numbers of a run."""
 
-    eval_every_epochs: int | None = None
+    eval_every_epochs: Auto[int] = None
     """Epochs between evaluations, which add `eval/…` to the metrics; one follows the last step.
     Defaults to none."""
     evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform")
@@ -240,7 +269,7 @@ class EvaluateConfig(Config):
     split is searched and the test split classified."""
     eval_layer: str = "output"
     """Layer to classify, flattened."""
-    eval_split: Literal["train", "test"] | None = None
+    eval_split: Auto[Literal["train", "test"]] = None
     """Split of the classified images. Scores on the test split must choose nothing (with `--folds`
     it is the held-out fold, which may choose). Supervised runs refuse `train`, whose labels they
     have seen. Defaults to `train`, and for supervised runs to the held-out fold."""

@@ -6,6 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     check_at_least,
     check_folder_name,
@@ -24,30 +25,30 @@ class FinetuneOptions(Config):
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """Run of the encoder: a folder, or a name in RUNS_DIR."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint to start from. 0 is the random initialization, the supervised baseline. Defaults
     to the newest."""
-    name: str | None = None
+    name: Auto[str] = None
     """Name of the new run: its folder is RUNS_DIR/NAME. Defaults to RUN-finetune-FRACTION."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     fraction: float = 1.0
     """Share of the training images whose labels are used, the same of each class; usually 0.01 or
     0.1."""
-    layer: str | None = None
+    layer: Auto[str] = None
     """Layer of the classifier: the layer before the head, a layer of the head, or `output`.
     Defaults to the layer before the head."""
     learning_rates: Annotated[tuple[float, ...], arg(metavar="RATE [RATE ...]")] = (0.05,)
-    """Learning rate for 256 images. Of several, each is tried on 80% of the labels, and the best on
-    the other 20% is used (the smallest of equals)."""
-    epochs: int | None = None
+    """Learning rate for 256 images. Several are tried on 80% of the labels, and the best on the
+    other 20% is used (the smallest of equals)."""
+    epochs: Auto[int] = None
     """Passes over the images. Defaults to 60 up to 1% of the labels, otherwise to 30."""
-    batch_size: int | None = None
+    batch_size: Auto[int] = None
     """Images in the global batch. Defaults to 256, or the largest smaller power of two with enough
     images."""
     weight_decay: float = 0.0
     """L2 decay of all parameters."""
-    recipe: str | None = None
+    recipe: Auto[str] = None
     """Augmentation recipe. Defaults to crop and flip of the run's recipe (`RECIPE:crop_flip`)."""
     data_dir: str | None = None
     """Folder of the run's data, if it was moved."""
@@ -61,7 +62,7 @@ class FinetuneOptions(Config):
         check_share(self, "fraction")
         check_positive(self, "learning_rates")
         check_at_least(self, 1, "epochs", "batch_size")
-        check_at_least(self, 0, "weight_decay")
+        check_at_least(self, 0, "step", "weight_decay")
         check_seed(self, "seed")
         rates = self.learning_rates
         are_distinct = 0 < len(rates) == len(set(rates))

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     Custom,
     changed,
@@ -18,6 +19,8 @@ from hypersphere_jax.configs.base import (
 )
 
 Network = Literal["small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"]
+Init = Literal["authors", "torch", "simclr", "he", "chrono"]
+Dtype = Literal["float32", "bfloat16"]
 # The only network of some initializations.
 NETWORK_OF_INIT = {"authors": "small_alexnet", "simclr": "resnet", "chrono": "sentence_gru"}
 TEXT_OPTIONS = ("embedding", "unit_norm", "vocabulary_size")
@@ -34,10 +37,10 @@ class ModelConfig(Config):
     """Dimension d of the output on the unit hypersphere."""
     width: float = 1.0
     """Factor on the channel counts of the backbone."""
-    stem: Literal["cifar", "imagenet"] | None = None
+    stem: Auto[Literal["cifar", "imagenet"]] = None
     """First layer of a ResNet: `cifar` (3x3 convolution) or `imagenet` (7x7 with stride 2, and a
     max pool). Defaults to `cifar` below 64 pixels."""
-    init: Literal["authors", "torch", "simclr", "he", "chrono"] = "he"
+    init: Init = "he"
     """Initialization: `authors` (Wang & Isola's small_alexnet, N(0, 0.02)); `torch` (nn.Conv2d,
     nn.Linear and torchvision's ResNets); `simclr` (its ResNets); `he` (He et al., LeCun for linear
     outputs); `chrono` (sentence_gru with update gates that remember 1 to 63 words)."""
@@ -46,22 +49,22 @@ class ModelConfig(Config):
     head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
     """Projection head: linear; MoCo v2's MLP; SimCLR's with 2 or 3 layers and batch norm; the
     balanced paper's with 3 layers (use --dim 2048); `none`: the normalized backbone features."""
-    head_hidden: int | None = None
+    head_hidden: Auto[int] = None
     """Width of the head's hidden layers. Defaults to the backbone's features (`balanced`: 2048)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     """Type of convolutions and linear maps. Parameters, batch statistics, output and loss are
     float32."""
-    image_size: int | None = None
+    image_size: Auto[int] = None
     """Side of the images that enter the network, in pixels. Defaults to the size of the data."""
     in_channels: Annotated[int | None, Suppress] = None
     """Channels of these images; set from the data."""
     num_classes: Annotated[int, Suppress] = 0
     """Classes of a linear classifier (layer `logits`); set from the data of supervised runs."""
     classifier_layer: str = "output"
-    """Layer of this classifier: `output`, a hidden layer of the head (`projection1`,
+    """Layer of a supervised run's classifier: `output`, a hidden layer of the head (`projection1`,
     `projection2`), or the layer before the head (`backbone`, `fc7` of small_alexnet)."""
-    batch_norm: Literal["sync", "local", "split"] | None = None
-    """Batch statistics of the global batch (`sync`), of each device (`local`), or of `bn_groups`
+    batch_norm: Auto[Literal["sync", "local", "split"]] = None
+    """Batch statistics of the global batch (`sync`), of each device (`local`), or of `--bn-groups`
     equal parts of the global batch on any number of devices (`split`). Defaults to `split` with a
     queue, where `sync` would leak the positives, otherwise to `sync`."""
     bn_groups: int = 8
@@ -73,7 +76,7 @@ class ModelConfig(Config):
     vocabulary_size: Annotated[int | None, Suppress] = None
     """Words that `sentence_gru` knows, with the special ones; set from the data."""
     network: Annotated[Any, Suppress] = None
-    """A network of your own in place of `model`; from Python only."""
+    """A custom network instead of `model`; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +91,7 @@ class ModelConfig(Config):
         if self.network is not None:
             own = {"image_size", "in_channels", "dim", "network"}
             names = [name for name in changed(self, ModelConfig) if name not in own]
-            refuse(self, names, "is for the networks of this package, and network= is your own")
+            refuse(self, names, "is for the networks of this package, and network= is a custom one")
         if self.batch_norm not in (None, "split"):
             refuse(self, ["bn_groups"], f"is for batch_norm=split, not {self.batch_norm}")
         if not self.model.startswith("resnet"):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress, arg
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     changed,
     check_at_least,
@@ -68,20 +69,20 @@ class ObjectiveConfig(Config):
     alignment and uniformity: NT-Xent (SimCLR); the decoupled NT-Xent or the generalized contrastive
     loss (Chen et al.); DCL, the balanced contrastive loss or the generalized NT-Xent (balanced
     paper); or, without alignment, LogSumExp or a prior (Chen et al., Section C)."""
-    loss_tau: float | None = None
+    loss_tau: Auto[float] = None
     """Temperature of `nt_xent`, `dcl`, `logsumexp` (default 0.5), `decoupled_nt_xent` (1)."""
-    loss_alpha: float | None = None
+    loss_alpha: Auto[float] = None
     """Inverse temperature of `balanced_contrastive` (default 4), `generalized_nt_xent` (2)."""
-    loss_lam: float | None = None
+    loss_lam: Auto[float] = None
     """Weight of the uniformity term of `decoupled_nt_xent` (default 0.1), `generalized_contrastive`
     (5), `balanced_contrastive` and `generalized_nt_xent` (2)."""
-    similarity: Literal["cosine", "dot", "neg_euclidean"] | None = None
+    similarity: Auto[Literal["cosine", "dot", "neg_euclidean"]] = None
     """Similarity of `nt_xent` (default `cosine`). `dot` and `neg_euclidean` (minus the squared
     distance) use unnormalized features."""
-    prior: Literal["hypersphere", "normal", "hypercube"] | None = None
+    prior: Auto[Literal["hypersphere", "normal", "hypercube"]] = None
     """Prior of `generalized_contrastive` and `prior_matching` (default `hypersphere`). The others
     use unnormalized features."""
-    align_scaling: Literal["per_sample", "per_dimension"] | None = None
+    align_scaling: Auto[Literal["per_sample", "per_dimension"]] = None
     """Mean of the alignment term over samples (default of `decoupled_nt_xent`, Eq. (5)), or over
     dimensions as well (default of `generalized_contrastive`, as in the paper's tables, whose lambda
     is d times smaller for it)."""
@@ -90,7 +91,7 @@ class ObjectiveConfig(Config):
     loss_factor: float = 1.0
     """Factor of the whole loss, except `weighted` (Chen et al.: 1000 with `per_dimension`)."""
     function: Annotated[Any, Suppress] = None
-    """A loss of your own in place of the weighted sum; from Python only."""
+    """A custom loss instead of the weighted sum; from Python only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +102,7 @@ class ObjectiveConfig(Config):
         if self.function is not None:
             own = {"function", "align_alpha", "uniform_t"}
             names = [name for name in changed(self, ObjectiveConfig) if name not in own]
-            refuse(self, names, "is for the losses of this package, and loss= is your own")
+            refuse(self, names, "is for the losses of this package, and loss= is a custom one")
         require(
             any(getattr(self, name) for name in WEIGHTS),
             "all weights of the loss are 0: at least one must be above 0",
@@ -122,13 +123,13 @@ class MocoConfig(Config):
 
     queue_size: int = 0
     """Keys in the queue. 0: no queue and no momentum encoder. With a queue the contrastive loss is
-    InfoNCE, and uniformity is that of the queries and the queue."""
+    InfoNCE, and uniformity is between the queries and the queue."""
     ema_decay: float = 0.999
     """Decay of the momentum encoder's parameters."""
     ema_schedule: Literal["constant", "cosine"] = "constant"
     """`cosine`: the decay rises to 1 over the run."""
     ema_stats: Literal["own", "averaged"] = "own"
-    """Running batch statistics of the momentum encoder: of its keys, or averaged."""
+    """Running batch statistics of the momentum encoder: from its keys, or averaged."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

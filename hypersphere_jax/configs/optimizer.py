@@ -17,7 +17,7 @@ from hypersphere_jax.configs.base import (
 
 @dataclass(frozen=True)
 class OptimizerConfig(Config):
-    """Optimizer and schedule; the defaults are those of Wang & Isola B.1."""
+    """Optimizer and schedule; the defaults are Wang & Isola's (B.1)."""
 
     epochs: int = 200
     """Passes over the training images."""

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from hypersphere_jax.configs.base import Config, check_folder_name, check_seed, refuse, require
+from hypersphere_jax.configs.base import (
+    Config,
+    check_at_least,
+    check_folder_name,
+    check_seed,
+    refuse,
+    require,
+)
 from hypersphere_jax.configs.data import DataConfig
 from hypersphere_jax.configs.evaluation import EvaluateConfig
 from hypersphere_jax.configs.model import ModelConfig
@@ -10,10 +17,19 @@ from hypersphere_jax.configs.objective import MocoConfig, ObjectiveConfig
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 from hypersphere_jax.configs.runtime import RuntimeConfig
 
+# Custom parts: their names as arguments of `hypersphere_jax.train`, and as fields of a config.
+CUSTOM = {
+    "network": "network",
+    "loss": "function",
+    "augment": "augment",
+    "preprocess": "preprocess",
+    "data": "source",
+}
+
 
 @dataclass(frozen=True)
 class RunConfig(Config):
-    """Run."""
+    """Name, seed and initial parameters of the run."""
 
     name: str = "default"
     """Name of the run: its folder is RUNS_DIR/NAME."""
@@ -30,6 +46,7 @@ class RunConfig(Config):
         super().__post_init__()
         check_folder_name(self, "name")
         check_seed(self, "seed")
+        check_at_least(self, 0, "init_step")
         if self.init_from is None:
             refuse(self, ["init_step"], "is a checkpoint of init_from=, which is not given")
 

@@ -1,4 +1,4 @@
-"""Options of import-torch and export."""
+"""Pretrained weights of other libraries."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,21 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from hypersphere_jax.configs.base import Config, check_folder_name, check_seed, require
+from hypersphere_jax.configs.base import (
+    Auto,
+    Config,
+    check_at_least,
+    check_folder_name,
+    check_seed,
+    refuse,
+)
 from hypersphere_jax.configs.data import DataConfig
-from hypersphere_jax.configs.model import ModelConfig
+from hypersphere_jax.configs.model import Dtype, Init, ModelConfig
 
 
 @dataclass(frozen=True)
-class ImportOptions(Config):
-    """Pretrained weights."""
+class WeightsOptions(Config):
+    """Pretrained weights, and the run to make of them."""
 
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """State dict: .safetensors, .npz, or a PyTorch file (.pth, .pt, .pth.tar, .bin, .ckpt), which
@@ -22,35 +29,43 @@ class ImportOptions(Config):
     """Name of the new run. Its folder is RUNS_DIR/NAME."""
     runs_dir: str = "runs"
     """Folder of all runs."""
-    prefix: str | None = None
+    prefix: Auto[str] = None
     """Prefix of the encoder's names in the file, such as `module.encoder_k`. Detected by default;
     MoCo's query encoder is preferred to its key encoder."""
-    fresh_head: bool = False
-    """Replace the file's head by a random one (--head, --dim). Probe a layer before the head then,
-    such as `backbone` or `fc7`."""
+    image_size: Auto[int] = None
+    """Side of the images that enter the network, in pixels. Defaults to 224 for ResNets (32 with a
+    3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet."""
+    dtype: Dtype = "float32"
+    """Type of convolutions and linear maps."""
+    head: Literal["file", "none", "linear", "moco_v2", "simclr2", "simclr3", "balanced"] = "file"
+    """`file`: the head in the file; `none`: no head. The others, see `pretrain --help`, are random:
+    probe a layer before the head then, such as `backbone` or `fc7`."""
+    dim: int = ModelConfig.dim
+    """Dimension of the output of a random head."""
+    head_hidden: Auto[int] = None
+    """Width of the hidden layers of a random head. Defaults to the backbone's features."""
+    init: Init = ModelConfig.init
+    """Initialization of a random head."""
     seed: int = 0
-    """Seed of the random head."""
+    """Seed of a random head."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_folder_name(self, "name")
         check_seed(self, "seed")
+        if not self.has_random_head:
+            reason = "is for a random head: choose one, such as head=linear"
+            refuse(self, ["dim", "head_hidden", "init"], reason)
+
+    @property
+    def has_random_head(self) -> bool:
+        """Whether the head is not the file's."""
+        return self.head not in ("file", "none")
 
 
 @dataclass(frozen=True)
-class ImportConfig(DataConfig, ModelConfig, ImportOptions):
+class ImportConfig(DataConfig, WeightsOptions):
     """Make a run from pretrained weights."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            not (self.fresh_head and self.head == "none"),
-            "fresh_head=True adds a random head, but head=none removes it; use one of them",
-        )
-        require(
-            self.fresh_head or self.init == ModelConfig.init,
-            f"init={self.init} has an effect on random heads only; add fresh_head=True",
-        )
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,12 @@ class ExportConfig(Config):
     """File to write, .safetensors or .npz: parameters and batch statistics."""
     runs_dir: str = "runs"
     """Folder of all runs."""
-    step: int | None = None
+    step: Auto[int] = None
     """Checkpoint. Defaults to the newest."""
-    names: Literal["torch", "own"] | None = None
+    names: Auto[Literal["torch", "own"]] = None
     """PyTorch's names and layouts (ResNets, SmallAlexNet), or this package's, such as
     `params/conv1/layer/kernel`. Defaults to PyTorch's where the network has them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "step")

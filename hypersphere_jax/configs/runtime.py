@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hypersphere_jax.configs.base import (
+    Auto,
     Config,
     check_at_least,
     check_at_most,
@@ -20,7 +21,7 @@ class RuntimeConfig(Config):
     `--batch-norm local`.
     """
 
-    devices: int | None = None
+    devices: Auto[int] = None
     """Devices of this process. On CPU this many virtual devices are made. Defaults to all."""
     processes: Literal["one", "auto"] = "one"
     """`auto`: this process is one of several that JAX detects by itself (TPU pod, Slurm, Open MPI,
@@ -33,7 +34,7 @@ class RuntimeConfig(Config):
     """Index of this process from 0, with `--coordinator`. Process 0 writes the run's folder."""
     resume: Literal["auto", "never", "overwrite"] = "auto"
     """`auto`: resume the run in the folder; `never`: refuse a folder with a run; `overwrite`:
-    remove that run once config and data are checked, and start anew."""
+    remove that run once config and data are checked, and start again."""
     force: bool = False
     """Resume although options or data that change the numbers differ; the run's config.json records
     the differences."""
@@ -46,33 +47,30 @@ class RuntimeConfig(Config):
     """Cache of decoded images and compiled programs."""
     log_every_steps: int = 10
     """Steps between two lines of metrics."""
-    steps_per_call: int | None = None
+    steps_per_call: Auto[int] = None
     """Steps in one program, with resident images. Defaults to 10 on accelerators and 1 on CPU. A
     line of metrics, an evaluation or a checkpoint ends a call earlier."""
     checkpoint_every_minutes: float = 5.0
     """Minutes between two checkpoints. The last step always has one."""
     checkpoint_every_steps: int | None = None
-    """Save further checkpoints every so many steps."""
+    """Steps between two further checkpoints."""
     keep_last: int = 3
     """Newest checkpoints to keep, at least two: a damaged one needs one to fall back to."""
     keep_every_steps: int | None = None
-    """Save and keep further checkpoints every so many steps. Step 0 is always kept."""
-    matmul_precision: Literal["default", "high", "highest"] | None = None
+    """Steps between two further checkpoints that are never removed. Step 0 is always kept."""
+    matmul_precision: Auto[Literal["default", "high", "highest"]] = None
     """Precision of float32 convolutions and products in training. `default`: TF32 on NVIDIA,
     bfloat16 on TPU; `high`: TF32, or three bfloat16 products on TPU; `highest`: float32. Defaults
     to JAX's setting. Without effect on CPU and with `--dtype bfloat16`."""
     deterministic: bool = False
     """On GPUs: use deterministic operations, slower ones, so that a resumed run is bit-identical to
     an uninterrupted one. Without effect on CPU, where this is always so."""
-    profile: int | None = None
-    """Trace this many steps, after those that compile, for TensorBoard and Perfetto, into
-    RUNS_DIR/NAME/profile."""
     log_to: Literal["none", "wandb"] = "none"
     """`wandb`: also log to Weights & Biases. Needs `pip install ".[wandb]"`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "devices", "log_every_steps", "steps_per_call", "profile")
+        check_at_least(self, 1, "devices", "log_every_steps", "steps_per_call")
         check_at_least(self, 1, "checkpoint_every_steps", "keep_every_steps")
         check_at_least(self, 0, "workers")
         check_at_most(self, 1024, "workers")

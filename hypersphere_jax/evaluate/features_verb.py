@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from hypersphere_jax import data, encoder, loading, models
+from hypersphere_jax import data, encoder, models
 from hypersphere_jax.configs import DataConfig, FeaturesConfig, UserError, require
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source, subsets
@@ -94,7 +94,7 @@ def run_features(config: FeaturesConfig) -> Written:
     alone = config.out.suffix.lower() == ".npy"
     check_output(config.out, ".npy", ".npz")
     check_output(table if alone else None, ".csv")
-    network = loading.load(config.run, config.step, runs_dir=config.runs_dir)
+    network = encoder.load(config.run, config.step, runs_dir=config.runs_dir)
     models.check_layer(network.config, config.layer, "layer=")
     splits, norms = _splits(config, network), list[float]()
     batches = {split.name: _batches(config, network, split, devices, norms) for split in splits}

@@ -41,19 +41,19 @@ def draw_pictures(
       config: Config of the run with custom functions; defaults to config.json.
       redraw: Replace existing pictures.
     """
-    figures = Path(folder) / "figures"
+    folder = Path(folder)
     try:
-        saved = config or run_dir.read_config(Path(folder))
+        saved = config or run_dir.read_config(folder)
         drawn = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
         if saved.reads_text:
             drawn = {"nearest_sentences.json": write_sentences}
-        missing = [name for name in drawn if redraw or not (figures / name).is_file()]
-        if not missing:
-            return
-        dataset = data.load(config) if config else run_dir.load_data(Path(folder))
-        encoder = run_dir.load_encoder(Path(folder), config=saved)
-        for name in missing:
-            drawn[name](encoder, dataset, figures / name)
+        files = {folder / "figures" / name: draw for name, draw in drawn.items()}
+        missing = {file: draw for file, draw in files.items() if redraw or not file.is_file()}
+        if missing:
+            dataset = data.load(config) if config else run_dir.load_data(folder)
+            encoder = run_dir.load_encoder(folder, config=saved)
+            for file, draw in missing.items():
+                draw(encoder, dataset, file)
     except (UserError, OSError, ValueError, RuntimeError) as error:  # e.g. out of memory
         logger.warning("%s: its page has no pictures of the data: %s", folder, error)
 
@@ -63,14 +63,13 @@ def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) 
     config = encoder.config
     source = dataset.pretrain
     size = config.image_size
-    recipe = augment.recipe_of(config)
     bad = BadImages(source, config.bad_images)
     images, names = read_images(source, spread(len(source), IMAGES), bad)
+    recipe = augment.recipe_of(config)
     views = random_views(source, images, recipe, size, config.seed, config.extra_channels)
     low = min(0.0, views.min())  # a user's function may have any range
     high = max(1.0, views.max())
-    recipe_name = config.augment or config.recipe
-    title = f"{config.name}: views by {recipe_name}, {size} pixels"
+    title = f"{config.name}: views by {config.augment or config.recipe}, {size} pixels"
     images = [image / 255 for image in images]
     return plots.view_sheet(title, names, images, (views - low) / (high - low), path)
 

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.reporting.page import Section, Table
-from hypersphere_jax.reporting.tables import is_number, with_error
+from hypersphere_jax.reporting.tables import with_error
 from hypersphere_jax.utils.files import read_kept
 
 logger = logging.getLogger("hypersphere_jax")
 
 SCORES = ("top1", "align", "uniform")  # compared between runs
-LARGE = 1e100
-RANGES = {"n": (1, LARGE), "top1": (0, 100), "align": (-LARGE, LARGE), "uniform": (-LARGE, LARGE)}
-RANGES |= dict.fromkeys(("align_standard_error", "uniform_standard_error"), (0, LARGE))
+NUMBERS = ("n", *SCORES, "align_standard_error", "uniform_standard_error")
 HEADERS = {
     "top1": "top-1 (%)",
     "top1_interval": "95% interval",
@@ -33,17 +31,12 @@ def read_results(folder: Path) -> dict[str, dict[str, Any]]:
         result = read_kept(file)
         if result is None:
             continue
-        wrong = [key for key in RANGES if not _is_valid(key, result.get(key))]
-        if wrong:
-            logger.warning("%s: %s is damaged; this result is left out", file, ", ".join(wrong))
+        damaged = [key for key in NUMBERS if not isinstance(result.get(key), int | float | None)]
+        if damaged:
+            logger.warning("%s: %s is damaged; this result is left out", file, ", ".join(damaged))
         else:
             results[file.stem] = result
     return results
-
-
-def _is_valid(key: str, value: Any) -> bool:
-    low, high = RANGES[key]
-    return value is None or (is_number(value) and low <= value <= high)
 
 
 def run_names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -58,13 +51,12 @@ def evaluation_section(folders: Sequence[Path]) -> Section:
     """Return all results of some runs, with a table for each protocol."""
     by_protocol: dict[str, list[dict]] = {}
     for name, folder in run_names(folders).items():
-        run = {"run": name} if len(folders) > 1 else {}
         for stem, result in read_results(folder).items():
-            row = run | {"result": stem} | _shown(result)
+            row = {"run": name, "result": stem} | _shown(result)
             by_protocol.setdefault(str(result.get("protocol", stem)), []).append(row)
     tables = [_table(protocol, rows) for protocol, rows in by_protocol.items()]
-    text = ["± is the standard error."] if tables else ["No results yet; run probe or metrics."]
-    return Section("Evaluation", text, tables)
+    text = "± is the standard error." if tables else "No results yet; run probe or metrics."
+    return Section("Evaluation", [text], tables)
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

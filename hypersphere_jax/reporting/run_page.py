@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
-from hypersphere_jax.configs.base import program
-from hypersphere_jax.evaluate.results_file import flattened
-from hypersphere_jax.reporting import plots
+from hypersphere_jax.configs import PretrainConfig, ReportConfig, UserError, to_dict
+from hypersphere_jax.configs.base import check_output, program
+from hypersphere_jax.reporting import differences, pictures, plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.results import evaluation_section
+from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.training import run_dir
 from hypersphere_jax.training.metrics import read_metrics
-from hypersphere_jax.training.run_dir import read_record
 from hypersphere_jax.utils.files import read_kept
 
 logger = logging.getLogger("hypersphere_jax")
@@ -27,6 +27,22 @@ CAPTIONS = {
 }
 
 
+def write_report(config: ReportConfig) -> Path:
+    """Write the page of one run, or the page of several and print their table."""
+    check_output(config.out, ".html")
+    folders = [run_dir.find(name, config.runs_dir) for name in config.runs]
+    if len(folders) == 1:
+        pictures.draw_pictures(folders[0], redraw=False)
+        return write_run_page(folders[0])
+    page = config.out or Path(config.runs_dir, "report.html")
+    if config.out is not None:
+        for file in differences.comparison_files(page):
+            check_output(file, ".csv", ".png")
+    table = differences.write_comparison(folders, page)
+    print_table(table.columns, table.rows)
+    return page
+
+
 def write_run_page(folder: str | Path) -> Path:
     """Write report.html into the folder of a run, and return its path.
 
@@ -34,14 +50,15 @@ def write_run_page(folder: str | Path) -> Path:
       UserError: If the folder contains no run, or its config.json is damaged.
     """
     folder = Path(folder)
-    record = read_record(folder)
+    record = run_dir.read_record(folder)
     metrics = read_metrics(folder)
     name = folder.resolve().name
     if len(metrics) > 1:
         plots.training_curves({name: metrics}, folder / "figures" / "training_curves.png")
     last = metrics[-1] if metrics else {}
-    command = record["sessions"][-1].get("command", "")
-    commands = [*next_commands(folder), *filter(None, [command])]
+    commands = next_commands(folder)
+    if record["sessions"][-1].get("command"):
+        commands.append(record["sessions"][-1]["command"])
     sections = [
         Section("Last record of training", tables=[Table(list(last), [list(last.values())])]),
         evaluation_section([folder]),
@@ -66,26 +83,26 @@ def update_pages(folders: Iterable[str | Path]) -> list[Path]:
 
 def next_commands(folder: Path) -> list[str]:
     """Return the commands that evaluate a run, as far as its data has labels and a test split."""
-    record = read_record(folder)
-    config = flattened(record["config"])
-    data = record.get("data", {})
+    config = run_dir.read_config(folder)
+    splits = run_dir.read_record(folder).get("data", {})
     run = shlex.quote(str(folder))
+    probe = f"probe {run}"
     metrics = f"metrics {run}"
-    has_test = data.get("test_split", True)
+    has_test = splits.get("test_split", True)
     if not has_test:
         metrics += " --split train"
-    if config.get("model.vocabulary"):
+    if config.reads_text:
         options = "--data mr cr --data-dir FOLDER --protocols quick_thought knn"
-        verbs = [metrics, f"probe {run} {options}"]
-    elif str(config.get("data.recipe")).startswith("nyu_depth"):
-        verbs = [f"depth {run}", metrics]
-    elif not has_test or not data.get("labels", True):
-        verbs = [metrics]
-    elif config.get("model.num_classes"):
-        verbs = [f"probe {run}", metrics]
+        commands = [metrics, f"{probe} {options}"]
+    elif (config.recipe or "").startswith("nyu_depth"):
+        commands = [f"depth {run}", metrics]
+    elif not has_test or not splits.get("labels", True):
+        commands = [metrics]
+    elif config.num_classes:
+        commands = [probe, metrics]
     else:
-        verbs = [f"probe {run}", metrics, f"finetune {run}"]
-    return [f"{program()} {verb}" for verb in verbs]
+        commands = [probe, metrics, f"finetune {run}"]
+    return [f"{program()} {command}" for command in commands]
 
 
 def _figures(folder: Path) -> dict[Path, str]:
@@ -104,19 +121,15 @@ def _sentences(folder: Path) -> list[Section]:
 
 
 def _options(record: Mapping[str, Any]) -> Section:
-    defaults = _as_text(to_dict(PretrainConfig()))
-    config = _as_text(record["config"])
-    others = _as_text({key: value for key, value in record.items() if key != "config"})
-    changed = {key: value for key, value in config.items() if defaults.get(key) != value}
-    unchanged = {key: value for key, value in config.items() if key not in changed}
+    defaults = to_dict(PretrainConfig())
+    config = record["config"]
+    changed = [[key, str(value)] for key, value in config.items() if defaults.get(key) != value]
+    unchanged = [[key, str(value)] for key, value in config.items() if defaults.get(key) == value]
+    sessions = [[key, value] for session in record["sessions"] for key, value in session.items()]
     columns = ["option", "value"]
     tables = [
-        Table(columns, list(changed.items())),
-        Table(columns, list(unchanged.items()), "Defaults", folded=True),
-        Table(["", "value"], list(others.items()), "Sessions, versions and data", folded=True),
+        Table(columns, changed),
+        Table(columns, unchanged, "Defaults", folded=True),
+        Table(["", "value"], sessions, "Sessions", folded=True),
     ]
     return Section("Options that are not the defaults", tables=tables)
-
-
-def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in flattened(options).items()}

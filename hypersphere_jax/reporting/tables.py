@@ -20,24 +20,18 @@ def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
 ) -> None:
     """Print a table of values to stdout; long values wrap on a terminal, and nothing is cut."""
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    console = Console(width=width)
+    console = Console()
+    if not sys.stdout.isatty():
+        console.width = PIPE_WIDTH
     if title:
         console.print(Text(printable(title, LONGEST), style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
-        values = [row[index] for row in rows if row[index] is not None]
-        is_numeric = bool(values) and all(map(is_number, values))
-        justify = "right" if is_numeric else "left"
-        table.add_column(Text(column), justify=justify, overflow="fold")
+        has_text = any(isinstance(row[index], str) for row in rows)
+        table.add_column(Text(column), justify="left" if has_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(format_value(value), LONGEST)) for value in row))
     console.print(table)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a real number; booleans are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def format_value(value: Any) -> str:

@@ -24,10 +24,10 @@ from hypersphere_jax.data.text.packing import Packed, pack
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
-RESIDENT_SHARE = 0.25  # `auto` keeps images resident up to this share of a device's memory
+RESIDENT_SHARE = 0.25  # share of a device's memory up to which `auto` keeps images resident
 # Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.
 LENGTH_MULTIPLE = 16
-AHEAD = 2  # batches that are on the devices before the step that takes them
+AHEAD = 2  # batches that are moved to the devices before their step
 
 
 def device_batches(
@@ -38,18 +38,18 @@ def device_batches(
     devices: Sequence[jax.Device],
     resident: bool,
 ) -> Generator[tuple[Any, Any, Any]]:
-    """`(images, labels, indices)` of each step, as the steps of `training/step.py` take them.
+    """Return `(images, labels, indices)` of each step, the arguments of a step in `step.py`.
 
     Args:
-      config: of the run, with all sizes filled in.
-      dataset: of which `pretrain` is read.
-      sampler: gives the indices of the batch of a step.
-      steps: counted from 0.
-      devices: of all processes; each reads the rows of its own.
-      resident: whether all images stay on the devices, see `is_resident`.
+      config: Config of the run with all sizes filled in.
+      dataset: Data; its `pretrain` split is read.
+      sampler: Function from a step to the indices of its batch.
+      steps: Steps, counted from 0.
+      devices: Devices of all processes; each process reads the rows of its devices.
+      resident: Whether all images stay on the devices, see `is_resident`.
 
     Raises:
-      UserError: for images that cannot be read, or differ in size though they are resident.
+      UserError: If images cannot be read, or differ in size and should be resident.
     """
     source = dataset.pretrain
     if config.reads_text:
@@ -58,16 +58,16 @@ def device_batches(
     if resident:
         images, labels = _resident(config, source, devices)
         return ((images, labels, _rows(sampler(step)[rows], devices)) for step in steps)
-    bad, crops = BadImages(source, config.bad_images), None
+    crops = None
     if source.image_shape is None:
-        recipe = augment.recipe_of(config)
-        train_crop, _ = augment.host_crops(recipe, config.image_size)
+        train_crop, _ = augment.host_crops(augment.recipe_of(config), config.image_size)
         crops = TwoCrops(train_crop, config.seed)
+    bad = BadImages(source, config.bad_images)
     batches = stream(source, sampler, steps, bad, prepare=crops, rows=rows, workers=config.workers)
-    each = np.arange(sampler.batch_size // len(devices))
-    every = _rows(np.tile(each, len(distributed.local(devices))), devices)
+    all_rows = np.arange(sampler.batch_size // len(devices))
+    indices = _rows(np.tile(all_rows, len(distributed.local(devices))), devices)
     return _ahead(
-        (_rows(batch.images, devices), _rows(batch.labels, devices), every) for batch in batches
+        (_rows(batch.images, devices), _rows(batch.labels, devices), indices) for batch in batches
     )
 
 
@@ -79,26 +79,31 @@ def call_batches(
     at_once: int,
     devices: Sequence[jax.Device],
 ) -> Generator[tuple[Any, ...]]:
-    """`(images, labels, indices, count)` of each call of several steps, as `make_steps` takes them.
+    """Return `(images, labels, indices, count)` of each call of several steps, see `make_steps`.
 
-    As `device_batches`, of images that are resident; `indices` have an axis of `at_once` steps
-    after that of the devices, and are filled up.
+    Images are resident, see `device_batches`. `indices` have an axis of `at_once` steps after that
+    of the devices; the last steps of a shorter call are repetitions.
     """
-    rows = distributed.local_rows(sampler.batch_size, devices)
-    parts = len(distributed.local(devices))
     images, labels = _resident(config, dataset.pretrain, devices)
+    indices = functools.partial(_call_indices, sampler, at_once, devices)
+    return ((images, labels, indices(call), _count(len(call), tuple(devices))) for call in calls)
 
-    @functools.cache  # on the devices, as most calls have as many steps
-    def count(steps):
-        return distributed.split(np.full(parts, steps, np.int32), devices)
 
-    def indices(call):
-        taken = [sampler(step)[rows] for step in call]
-        taken += [taken[-1]] * (at_once - len(taken))
-        each = np.stack(taken).reshape(at_once, parts, -1)
-        return distributed.split(each.swapaxes(0, 1), devices)
+def _call_indices(
+    sampler: Sampler, at_once: int, devices: Sequence[jax.Device], call: range
+) -> jax.Array:
+    rows = distributed.local_rows(sampler.batch_size, devices)
+    steps = [sampler(step)[rows] for step in call]
+    steps += [steps[-1]] * (at_once - len(steps))
+    parts = len(distributed.local(devices))
+    indices = np.stack(steps).reshape(at_once, parts, -1)
+    return distributed.split(indices.swapaxes(0, 1), devices)
 
-    return ((images, labels, indices(call), count(len(call))) for call in calls)
+
+@functools.lru_cache(maxsize=8)  # most calls have the same number of steps
+def _count(steps: int, devices: tuple[jax.Device, ...]) -> jax.Array:
+    parts = len(distributed.local(devices))
+    return distributed.split(np.full(parts, steps, np.int32), devices)
 
 
 def vmapped_batches(
@@ -108,17 +113,20 @@ def vmapped_batches(
     steps: range,
     devices: Sequence[jax.Device],
 ) -> Generator[tuple[Any, Any, Any]]:
-    """As `device_batches`, for vmapped runs: one process, and resident images.
+    """Return `(images, labels, indices)` of each step of vmapped runs, in one process.
 
-    `indices` have an axis of the runs after that of the devices, with the batch of each sampler.
+    Images are resident, see `device_batches`. `indices` have an axis of the runs after that of the
+    devices, with the batch of each sampler.
     """
     images, labels = _resident(config, dataset.pretrain, devices)
+    return ((images, labels, _vmapped_indices(samplers, step, devices)) for step in steps)
 
-    def indices(step):
-        parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
-        return distributed.split(np.stack(parts, axis=1), devices)
 
-    return ((images, labels, indices(step)) for step in steps)
+def _vmapped_indices(
+    samplers: Sequence[Sampler], step: int, devices: Sequence[jax.Device]
+) -> jax.Array:
+    parts = [np.split(sampler(step), len(devices)) for sampler in samplers]
+    return distributed.split(np.stack(parts, axis=1), devices)
 
 
 def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
@@ -137,14 +145,14 @@ def eval_batches(
     devices: Sequence[jax.Device],
     prepare: Callable | None = None,
 ) -> Iterator[Batch]:
-    """All images, or sentences, of a source in batches; an unreadable image has the index -1.
+    """Yield all images, or sentences, of a source in batches; an unreadable image has index -1.
 
     Args:
-      config: of the run whose encoder will see them.
-      source: of the images.
-      size: of a batch; the last one may be shorter.
-      devices: their memory decides whether the images are decoded once and kept.
-      prepare: as in `pipeline.stream`, for images that differ in size.
+      config: Config of the encoder's run.
+      source: Images or sentences.
+      size: Size of a batch; the last one may be shorter.
+      devices: Devices whose memory decides whether decoded images are kept.
+      prepare: See `pipeline.stream`, for images that differ in size.
     """
     n = len(source)
     order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))
@@ -158,8 +166,8 @@ def eval_batches(
             yield Batch(words, labels, rows)
         return
     bad = BadImages(source, config.bad_images)
-    asked = config.pipeline if source.image_shape is not None else "auto"
-    if not is_resident(source, asked, devices):
+    has_one_size = source.image_shape is not None
+    if not (has_one_size and is_resident(source, config.pipeline, devices)):
         options = {"prepare": prepare, "replace": False, "workers": config.workers}
         yield from stream(source, order, steps, bad, **options)
         return
@@ -190,12 +198,12 @@ def _consecutive(n: int, size: int, step: int) -> np.ndarray:
 
 
 def image_cache(config: PretrainConfig) -> Path:
-    """Where decoded images are kept, and what else takes long to find in their files."""
+    """Return the folder of the cache of decoded images."""
     return Path(config.cache_dir).expanduser() / "images"
 
 
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
-    """Whether all images stay on the devices; text does not, as it is read by the batch."""
+    """Return whether all images stay on the devices; text is read batch by batch."""
     if isinstance(source, Corpus):
         return False
     if pipeline != "auto" or source.image_shape is None:
@@ -205,13 +213,13 @@ def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) ->
 
 
 def _rows(batch: np.ndarray, devices: Sequence[jax.Device]) -> jax.Array:
-    """This process's rows `[n, …]` cut into equal parts for its devices."""
+    """Split this process's rows `[n, …]` over its devices."""
     parts = len(distributed.local(devices))
     return distributed.split(batch.reshape(parts, -1, *batch.shape[1:]), devices)
 
 
 def _ahead(items: Iterable) -> Generator:
-    """The same items, each made a few steps before its turn: it is on its way meanwhile."""
+    """Yield the items, each of them made a few steps before its turn."""
     ready: deque = deque()
     for item in items:
         ready.append(item)

@@ -1,9 +1,9 @@
 """Checkpoints: asynchronous saving, strict restoring. The only module that uses Orbax.
 
 A checkpoint contains a tree of arrays, and a table of the path, dtype, shape and checksum of every
-array with a checksum of its own. A save counts after its paths, dtypes and shapes were read back.
-Restoring compares tree and table with the caller's tree, which tells damaged files from another
-structure. The first of several processes saves and restores, without communication.
+array; the table has a checksum, too. Restoring compares tree and table with the caller's tree, to
+distinguish damaged files from another structure. The first of several processes saves and restores,
+without communication.
 """
 
 import contextlib
@@ -84,17 +84,18 @@ class Checkpointer:
 
     def save_initial(self) -> bool:
         """Save the initial state if it is not saved yet; return whether it was."""
-        initial, self._initial = self._initial, None
-        if initial is not None:
-            self.save(0, initial)
-        return initial is not None
+        if self._initial is None:
+            return False
+        self.save(0, self._initial)
+        self._initial = None
+        return True
 
     def is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after this step."""
         intervals = (self._runtime.checkpoint_every_steps, self._runtime.keep_every_steps)
         minutes = (time.monotonic() - self._saved_at) / 60
-        late = self._is_writer and minutes > self._runtime.checkpoint_every_minutes
-        return late or any(every and step % every == 0 for every in intervals)
+        is_late = self._is_writer and minutes > self._runtime.checkpoint_every_minutes
+        return is_late or any(every and step % every == 0 for every in intervals)
 
     def save(self, step: int, tree: Tree) -> None:
         """Start to save NumPy arrays, which the caller must not change afterwards.
@@ -119,27 +120,11 @@ class Checkpointer:
                 shutil.rmtree(unfinished, ignore_errors=True)
             if self._writer is None:
                 self._writer = ocp.AsyncCheckpointer(
-                    _handler(),
-                    async_options=ocp.AsyncOptions(post_finalization_callback=self._read_back),
-                    multiprocessing_options=_this_process(),
+                    _handler(), multiprocessing_options=_this_process()
                 )
-            self._saving = step
             items = {"state": ocp.args.PyTreeSave(tree), "contents": ocp.args.JsonSave(table)}
             path = self._plain_folder / str(step)
             self._writer.save(path, args=ocp.args.Composite(**items))
-
-    def _read_back(self) -> None:
-        """Compare a written checkpoint with its table, before Orbax renames it to its step."""
-        import orbax.checkpoint as ocp
-
-        (path,) = self._plain_folder.glob(f"{self._saving}{UNFINISHED}*")
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
-        with contextlib.closing(handler):
-            arrays = _flat(handler.metadata(path / "state").tree)
-        found = {key: (str(x.dtype), tuple(x.shape)) for key, x in arrays.items()}
-        expected = {key: (x["dtype"], tuple(x["shape"])) for key, x in _read_table(path).items()}
-        if found != expected:
-            raise Damaged("other names or shapes were read back than were written")
 
     def wait(self) -> None:
         """Wait for the newest save, then remove older checkpoints; UserError if it failed."""
@@ -160,9 +145,9 @@ class Checkpointer:
             try:
                 self.wait()
             finally:
-                writer, self._writer = self._writer, None
-                if writer is not None:
-                    writer.close()
+                if self._writer is not None:
+                    self._writer.close()
+                    self._writer = None
 
 
 def steps(folder: Path) -> list[int]:
@@ -177,24 +162,22 @@ def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[int, Tre
     """Read a checkpoint, or some of its top-level entries.
 
     Args:
-      folder: of the checkpoints.
-      like: tree of arrays or `jax.ShapeDtypeStruct`. Its top level may omit entries; below that it
+      folder: Folder of the checkpoints.
+      like: Tree of arrays or `jax.ShapeDtypeStruct`. Its top level may omit entries; below that it
         must match the checkpoint exactly.
-      step: defaults to the newest intact checkpoint, except that a damaged one is not replaced by
-        the initialization.
-
-    Returns:
-      The step, and the tree with NumPy arrays.
+      step: Defaults to the newest intact checkpoint. The initialization does not replace a damaged
+        one.
 
     Raises:
-      UserError: for no such checkpoint, a damaged one, or one of another structure: the message
-        lists missing and unexpected entries.
+      UserError: If the checkpoint is missing, damaged, or of another structure.
     """
     saved = steps(folder)
     require(bool(saved), f"no checkpoint in {folder}: `pretrain` saves one there")
     if step is None:
         step, tree, damaged = newest(folder, like)
-        trained = "what was trained is damaged; restore it, or take the initialization by step=0"
+        trained = (
+            "trained checkpoints are damaged; restore them, or load the initialization, step=0"
+        )
         require(bool(step or not damaged), f"{folder}: {trained}")
         return step, tree
     known = ", ".join(map(str, saved))
@@ -216,7 +199,7 @@ def newest(folder: Path, like: Tree) -> tuple[int, Tree, list[int]]:
             logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
             damaged.append(step)
     raise UserError(
-        f"every checkpoint in {folder} is damaged: start anew under another name=, "
+        f"every checkpoint in {folder} is damaged: start again under another name=, "
         "or restore the files"
     )
 
@@ -244,7 +227,7 @@ def _read(path: Path, like: Tree) -> Tree:
         if changed:
             raise Damaged(f"checksums differ for {', '.join(changed[:3])}")
         if int(tree.get("step", path.name)) != int(path.name):
-            raise Damaged(f"it holds step {tree['step']}")
+            raise Damaged(f"it contains step {tree['step']}")
     except (UserError, Damaged, MemoryError):
         raise
     except Exception as error:
@@ -304,7 +287,8 @@ def _plain_path(folder: Path) -> Iterator[Path]:
         yield folder
         return
     parent = tempfile.gettempdir()
-    parent = parent if re.fullmatch(PLAIN_PATH, parent) else "/tmp"
+    if not re.fullmatch(PLAIN_PATH, parent):
+        parent = "/tmp"
     link = Path(parent, f"hypersphere_jax-{secrets.token_hex(8)}")
     link.symlink_to(folder)
     try:

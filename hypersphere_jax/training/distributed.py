@@ -2,7 +2,7 @@
 
 Arrays that enter a mapped function have a leading axis of this process's devices. The function
 itself knows only the name of that axis, so it also runs under `shard_map`, or on one device without
-an axis. `devices` are those of all processes, in the same order in each.
+an axis. `devices` are the devices of all processes, in the same order in each.
 
 All processes take every step. When one fails or dies, JAX's coordinator in process 0 ends the
 others; the same command in all of them continues from the newest checkpoint.
@@ -31,7 +31,7 @@ from hypersphere_jax.configs import RuntimeConfig, Stopped, UserError, differenc
 from hypersphere_jax.utils import memory, xla
 
 AXIS = "data"
-INITIALIZATION_SECONDS = 300  # by which the starts of the processes may differ
+INITIALIZATION_SECONDS = 300  # largest difference between the starts of the processes
 HEARTBEAT_SECONDS = 30  # after which a silent process counts as dead
 SHUTDOWN_SECONDS = 3600  # for which the others wait while the first process draws the report
 EXIT_DELAY_SECONDS = 3  # in which the others may report an error that all have
@@ -41,30 +41,28 @@ EXIT_DELAY_SECONDS = 3  # in which the others may report an error that all have
 
 
 def initialize(runtime: RuntimeConfig) -> None:
-    """Connect the processes of a run, if it has several; must come before JAX's first use.
-
-    Raises:
-      UserError: when no cluster is detected, or JAX is in use already.
-    """
+    """Connect the processes of a run, if it has several; must come before JAX's first use."""
     if not runtime.multi_process or is_multi_process():
         return
     print("waiting for the other processes to start", file=sys.stderr)
-    is_named = runtime.coordinator is not None
-    # By default a process takes one GPU where JAX detects a cluster.
-    local_ids = None if runtime.devices is None else list(range(runtime.devices))
+    options: dict[str, Any] = {}
+    hint = "; coordinator=, num_processes= and process_index= name one"
+    if runtime.coordinator is not None:
+        options["cluster_detection_method"] = "deactivate"
+        hint = ""
+    if runtime.devices is not None:  # by default one GPU where JAX detects a cluster
+        options["local_device_ids"] = list(range(runtime.devices))
     try:
         jax.distributed.initialize(
             runtime.coordinator,
             runtime.num_processes,
             runtime.process_index,
-            local_device_ids=local_ids,
-            cluster_detection_method="deactivate" if is_named else None,
             initialization_timeout=INITIALIZATION_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            **options,
         )
     except (ValueError, RuntimeError) as error:
-        hint = "" if is_named else "; coordinator=, num_processes= and process_index= name one"
         reason = str(error).splitlines()[0]
         raise UserError(f"could not connect the processes: {reason}{hint}") from error
 
@@ -99,9 +97,7 @@ def check_equal(values: dict[str, Any]) -> None:
 def should_stop(requested: bool, count: int) -> bool:
     """Return whether to stop before the next step, the same answer in all processes.
 
-    Args:
-      requested: whether this process was asked to stop. Of several processes JAX catches SIGTERM.
-      count: number of the step since the session began.
+    With several processes JAX catches SIGTERM; `count` is the number of steps of the session.
     """
     if is_multi_process():
         return multihost_utils.reached_preemption_sync_point(count)
@@ -172,11 +168,7 @@ def isolated() -> Iterator[None]:
 def local_devices(
     count: int | None = None, given: Sequence[jax.Device] | None = None
 ) -> list[jax.Device]:
-    """Return this process's devices, the first `count` of them, or the `given` ones.
-
-    Raises:
-      UserError: when there are fewer, or none.
-    """
+    """Return this process's devices, the first `count` of them, or the `given` ones."""
     if given is not None:
         require(len(given) > 0, "devices is empty: give one device or more, or leave it out")
         return list(given)
@@ -216,7 +208,7 @@ def local_rows(n: int, devices: Sequence[jax.Device]) -> slice:
 
 
 def device_memory(devices: Sequence[jax.Device]) -> int:
-    """Return the bytes of each device; CPU devices share those of the machine or container."""
+    """Return the bytes of each device; CPU devices share the machine's or container's memory."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -242,19 +234,13 @@ def check_batch_size(batch_size: int, devices: Sequence[jax.Device]) -> None:
 
 
 def pmap(function: Callable, devices: Sequence[jax.Device], donate: Sequence[int] = ()) -> Any:
-    """Map a per-device function over the axis `AXIS`.
-
-    Args:
-      function: of one device's arrays.
-      devices: of all processes.
-      donate: numbers of the arguments whose memory the results may take.
-    """
+    """Map a per-device function over `AXIS`; results may reuse memory of `donate`d arguments."""
     xla.free_compiled()
     return jax.pmap(function, axis_name=AXIS, devices=devices, donate_argnums=tuple(donate))
 
 
 def split(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """Put arrays `[local devices, ...]` so that each device holds its own row."""
+    """Put arrays `[local devices, ...]` on the devices, a row on each."""
     return jax.device_put(tree, _row_sharding(tuple(devices)))
 
 
@@ -272,6 +258,12 @@ def replicate(tree: Any, devices: Sequence[jax.Device]) -> Any:
     return jax.tree.map(copy, tree)
 
 
+def stacked_shapes(tree: Any, devices: Sequence[jax.Device], *axes: int) -> Any:
+    """Return the shapes of a tree's arrays with leading axes: local devices, then `axes`."""
+    leading = (len(local(devices)), *axes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype), tree)
+
+
 def unreplicate(tree: Any) -> Any:
     """Return the first local device's copy of every array as NumPy arrays.
 
@@ -285,11 +277,9 @@ def unreplicate(tree: Any) -> Any:
 
 
 def finite(tree: Any, axes: int = 0) -> jax.Array:
-    """Return whether all numbers are finite, `[1, ...]`, computed from the first device's copy.
+    """Return whether all numbers of replicated arrays are finite, `[1, ...]`.
 
-    Args:
-      tree: of replicated arrays.
-      axes: number of axes after that of devices for whose entries to answer separately.
+    It is computed from the first device's copy, separately for the entries of the next `axes` axes.
     """
     return _finite(_first_shards(tree), axes)
 

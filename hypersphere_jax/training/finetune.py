@@ -1,12 +1,11 @@
-"""The verb `finetune`: a classifier and the whole encoder of a run, on all labels or a part.
+"""Fine-tuning: a classifier and the whole encoder of a run, on all labels or a share of them.
 
-It is a training run as any other, whose config is made here from that of the run that gives the
-encoder; then the classifier is scored on the test split, once.
+A fine-tuning is a training run whose config is made from the encoder's run. Its classifier is
+scored on the test split, once.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +30,30 @@ from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.scores import scores
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
-from hypersphere_jax.utils.files import read_kept, write_json
 
 logger = logging.getLogger("hypersphere_jax")
 
-FITTING = 0.8  # of the labels, to train on where the others choose the learning rate
+TRAIN_SHARE = 0.8  # share of the labels to train on; the others choose the learning rate
 ENOUGH = 100  # held-out images for a choice without a warning
 ADVICE = "choose another name= with lower learning_rates="
 
 
 @distributed.isolated()
 def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[str, Any] | None]:
-    """Trains, or continues to, and scores the classifier.
+    """Train the classifier, or resume its run, and score it.
 
-    Of several learning rates each has a run of its own in the folder `learning_rates` of the run,
-    on 80% of the labels of each class, and is scored on the others. A rate that diverged is not
-    chosen, nor tried again by the same command; of equals the smallest is.
+    With several learning rates, each has a run in the folder `learning_rates` of the run, on 80% of
+    the labels of each class, and is scored on the other labels. The best rate is chosen, the
+    smallest of equals; a rate that diverged is not chosen.
 
-    By default as SimCLR is fine-tuned (Chen et al. 2020, B.5; epochs as in SimCLR v2, B): Nesterov
-    momentum 0.9, learning rate 0.05 for 256 images, no weight decay, crop and flip alone. The paper
-    names no schedule: here it is a cosine. And here a batch has two augmentations of each image.
+    The defaults are from SimCLR's fine-tuning (Chen et al. 2020, B.5; epochs as in SimCLR v2, B):
+    Nesterov momentum 0.9, learning rate 0.05 for 256 images, no weight decay, and only crop and
+    flip. The paper names no schedule; this one is a cosine. A batch has two augmentations of each
+    image here.
 
     Args:
-      config: of the fine-tuning.
-      command: what the user typed, for the line that says how to continue.
+      config: Config of the fine-tuning.
+      command: Command that the user typed, for the message that says how to continue.
 
     Returns:
       The run's folder, and the result as in `eval/finetune.json`; None in processes but the first.
@@ -64,20 +63,14 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     """
     distributed.initialize(config)
     with distributed.exit_on_error():
-        base, whole = _base(config)
-    rates, valid, valid_top1 = config.learning_rates, None, None
-    if len(rates) > 1:
-        valid = held_out(whole, config.fraction, base.subset_seed)
-        if len(valid) < ENOUGH:
-            logger.warning("learning_rates=: %d held-out images: a noisy choice", len(valid))
-        valid_top1 = [_valid_top1(config, base, whole, rate, valid, command) for rate in rates]
-    chosen = rates[0] if valid_top1 is None else best_rate(rates, valid_top1)
-    run = _with_optimizer(config, base, whole, chosen)
+        base, dataset = _base(config)
+    choice = _choose_rate(config, base, dataset, command)
+    run = _with_optimizer(config, base, dataset, choice["chosen"]["learning_rate"])
     try:
         folder = training.train(run, command)
         if not distributed.is_first():
             return folder, None
-        test_scores = score(folder, run_dir.test_split(whole), config.devices)
+        test_scores = score(folder, run_dir.test_split(dataset), config.devices)
     except Diverged as error:
         raise Diverged(error.reason, ADVICE) from error
     result = {
@@ -89,13 +82,10 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         "protocol": "finetune",
         "layer": run.classifier_layer,
         "fraction": config.fraction,
-        "labels": _count(whole, config.fraction, run.subset_seed),
+        "labels": _count(dataset, config.fraction, run.subset_seed),
         **test_scores,
         "num_classes": run_dir.read_config(folder).num_classes,
-        "chosen": {"learning_rate": chosen},
-        "learning_rates": list(rates),
-        "valid_top1": valid_top1,
-        "n_valid": 0 if valid is None else len(valid),
+        **choice,
         "epochs": run.epochs,
         "batch_size": run.batch_size,
         "weight_decay": config.weight_decay,
@@ -106,43 +96,11 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
     return folder, result
 
 
-def recorded(folder: Path) -> FinetuneConfig:
-    """The options of the fine-tuning that made a run.
-
-    Raises:
-      UserError: for a run that began from no other.
-    """
-    run = run_dir.read_config(folder)
-    require(
-        run.init_from is not None,
-        f"{folder} was made by `pretrain`, which continues it: name the run to fine-tune, and "
-        "another name=",
-    )
-    tried = [float(file.parent.name) for file in folder.glob("learning_rates/*/config.json")]
-    return FinetuneConfig(
-        run=run.init_from or "",
-        step=run.init_step,
-        name=run.name,
-        runs_dir=run.runs_dir,
-        fraction=run.fraction,
-        layer=run.classifier_layer,
-        learning_rates=tuple(sorted(tried)) or (run.learning_rate,),
-        epochs=run.epochs,
-        batch_size=run.batch_size,
-        weight_decay=run.weight_decay,
-        recipe=run.recipe,
-        data_dir=run.data if Path(run.data).is_absolute() else run.data_dir,
-        seed=run.seed,
-        **vars(section(run, RuntimeConfig)),
-        **vars(section(run, EvaluateConfig)),
-    )
-
-
 def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
-    """Of a fraction of the labels, those that are not among the 80% to train on."""
-    shares = fraction, FITTING * fraction
-    part, fitting = (subsets.fraction(dataset.train, share, seed) for share in shares)
-    rows = np.setdiff1d(part.indices, fitting.indices)
+    """Return the images of a fraction of the labels that are not in the 80% to train on."""
+    part = subsets.fraction(dataset.train, fraction, seed)
+    trained = subsets.fraction(dataset.train, TRAIN_SHARE * fraction, seed)
+    rows = np.setdiff1d(part.indices, trained.indices)
     rows = rows[np.asarray(dataset.train.labels)[rows] >= 0]
     require(
         len(rows) > 0,
@@ -153,7 +111,11 @@ def held_out(dataset: Dataset, fraction: float, seed: int) -> Source:
 
 
 def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> float:
-    """The rate with the best accuracy, the smallest of equals; UserError if all diverged (None)."""
+    """Return the rate of the best accuracy, the smallest of equals; None is a diverged rate.
+
+    Raises:
+      UserError: If all rates diverged.
+    """
     pairs = zip(rates, valid_top1, strict=True)
     scored = [(-top1, rate) for rate, top1 in pairs if top1 is not None]
     tried = " ".join(f"{rate:g}" for rate in rates)
@@ -162,8 +124,13 @@ def best_rate(rates: Sequence[float], valid_top1: Sequence[float | None]) -> flo
 
 
 def score(folder: Path, source: Source, devices: int | None = None) -> dict[str, Any]:
-    """Scores of a run's classifier on labelled images; `Diverged` for NaN or infinite logits."""
-    encoder, local = run_dir.load_encoder(folder), distributed.local_devices(devices)
+    """Return the scores of a run's classifier on labelled images.
+
+    Raises:
+      Diverged: If logits are not finite.
+    """
+    encoder = run_dir.load_encoder(folder)
+    local = distributed.local_devices(devices)
     logits, labels = split_features(encoder, source, ["logits"], local).features["logits"]
     known = labels >= 0
     require(known.any(), f"no image of {source.origin} has a label")
@@ -177,27 +144,22 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
 
 
 def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
-    """The run but for its optimizer, and the data with all their labels."""
+    """Return the run's config without its optimizer, and the data with all their labels."""
     folder = run_dir.find(config.run, config.runs_dir)
     run_dir.require_images(folder, "finetune")
     source = run_dir.read_config(folder)
-    label = source.label
     require(
         source.network is None,
-        f"finetune is for the networks of this package, and {folder} has {label}",
+        f"finetune is for the networks of this package, and {folder} has {source.label}",
     )
-    recipe = source.recipe
-    if config.recipe is None and not recipe.endswith(CROP_FLIP):
-        recipe += CROP_FLIP
-    moved = run_dir.moved(section(source, DataConfig), config.data_dir)
-    data_config = moved.replace(recipe=config.recipe or recipe, augment=None, fraction=1.0)
+    data_config = _data_config(config, source)
     dataset = data.load(data_config)
-    labelled = bool(dataset.class_names)
-    require(labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
+    is_labelled = bool(dataset.class_names)
+    require(is_labelled, f"the images of {dataset.origin} have no labels to fine-tune on")
     run_dir.test_split(dataset)
     model = section(source, ModelConfig).replace(
         classifier_layer=config.layer or models.before_head(source.model),
-        # The number of devices shall not shape the run, and there are no keys to keep apart.
+        # The result does not depend on the number of devices. A queue is not used.
         batch_norm="sync",
         bn_groups=ModelConfig.bn_groups,
     )
@@ -221,12 +183,21 @@ def _base(config: FinetuneConfig) -> tuple[PretrainConfig, Dataset]:
     return base, dataset
 
 
+def _data_config(config: FinetuneConfig, source: PretrainConfig) -> DataConfig:
+    """Return the data of the encoder's run, with all labels and the recipe to fine-tune with."""
+    recipe = source.recipe
+    if not recipe.endswith(CROP_FLIP):
+        recipe += CROP_FLIP
+    moved = run_dir.moved(section(source, DataConfig), config.data_dir)
+    return moved.replace(recipe=config.recipe or recipe, augment=None, fraction=1.0)
+
+
 def _with_optimizer(
-    config: FinetuneConfig, base: PretrainConfig, whole: Dataset, rate: float, share: float = 1.0
+    config: FinetuneConfig, base: PretrainConfig, dataset: Dataset, rate: float, share: float = 1.0
 ) -> PretrainConfig:
-    """The run on a share of the fraction of the labels."""
+    """Return the config of a run on a share of the fraction of the labels."""
     fraction = share * config.fraction
-    count = _count(whole, fraction, base.subset_seed)
+    count = _count(dataset, fraction, base.subset_seed)
     require(count >= 2, f"fraction={config.fraction:g}: {count} labelled image, two are needed")
     return base.replace(
         fraction=fraction,
@@ -239,33 +210,33 @@ def _with_optimizer(
     )
 
 
-def _valid_top1(
-    config: FinetuneConfig,
-    base: PretrainConfig,
-    whole: Dataset,
-    rate: float,
-    valid: Source,
-    command,
-) -> float | None:
-    """Accuracy of one learning rate on the held-out images; None where training diverged."""
+def _choose_rate(
+    config: FinetuneConfig, base: PretrainConfig, dataset: Dataset, command: str
+) -> dict[str, Any]:
+    """Choose the learning rate, as recorded in the result."""
+    rates = config.learning_rates
+    choice: dict[str, Any] = {"chosen": {"learning_rate": rates[0]}, "learning_rates": list(rates)}
+    if len(rates) == 1:
+        return choice | {"valid_top1": None, "n_valid": 0}
+    valid = held_out(dataset, config.fraction, base.subset_seed)
+    if len(valid) < ENOUGH:
+        logger.warning("learning_rates=: %d held-out images: a noisy choice", len(valid))
     folder = run_dir.folder_of(base) / "learning_rates"
-    placed = replace(base, name=str(rate), runs_dir=str(folder))
-    run = _with_optimizer(config, placed, whole, rate, FITTING)
-    file = run_dir.folder_of(run) / "diverged.json"
-    run_of_record = {"config": run_dir.training_config(run), "data_digest": whole.digest()}
-    record = read_kept(file, ("reason",)) or {}
-    if record | run_of_record != record:
+    valid_top1: list[float | None] = []
+    for rate in rates:
+        candidate = base.replace(name=str(rate), runs_dir=str(folder))
+        run = _with_optimizer(config, candidate, dataset, rate, TRAIN_SHARE)
         try:
-            folder = training.train(run, command)
-            return score(folder, valid, config.devices)["top1"]
+            trained = training.train(run, command)
+            valid_top1.append(score(trained, valid, config.devices)["top1"])
         except Diverged as error:
-            record = run_of_record | {"reason": error.reason}
-            write_json(file, record)
-    logger.warning("learning_rates=: %g is left out: %s", rate, record["reason"])
-    return None
+            logger.warning("learning_rates=: %g is left out: %s", rate, error.reason)
+            valid_top1.append(None)
+    chosen = {"learning_rate": best_rate(rates, valid_top1)}
+    return choice | {"chosen": chosen, "valid_top1": valid_top1, "n_valid": len(valid)}
 
 
 def _count(dataset: Dataset, fraction: float, seed: int) -> int:
-    """Labelled images of a fraction."""
+    """Return the number of labelled images of a fraction."""
     part = subsets.fraction(dataset.train, fraction, seed)
     return int(np.sum(np.asarray(part.labels) >= 0))

@@ -19,6 +19,7 @@ logger = logging.getLogger("hypersphere_jax")
 
 Record = dict[str, Any]  # "step" and metrics by name
 FLUSH_SECONDS = 5.0  # between two writes of TensorBoard's files to disk
+PER_SECOND = "_per_s"  # suffix of a throughput metric
 
 
 def read_metrics(folder: Path) -> list[Record]:
@@ -27,48 +28,37 @@ def read_metrics(folder: Path) -> list[Record]:
     Invalid lines are skipped with a warning, except for an incomplete last line, as after a kill.
     """
     file = folder / "metrics.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    if not file.is_file():
+        return []
     records = {}
     invalid = 0
-    for line in lines:
+    for line in file.read_bytes().splitlines(keepends=True):
         record = _parse(line)
         if record is not None:
             records[record["step"]] = record
         elif line.endswith(b"\n"):
             invalid += 1
     if invalid:
-        logger.warning("%s: %d lines are no records, and left out", file, invalid)
+        logger.warning("%s: %d invalid lines are left out", file, invalid)
     return [records[step] for step in sorted(records)]
 
 
 def _parse(line: bytes) -> Record | None:
-    """Return the record in a line: a JSON object of numbers with a step; None for anything else."""
+    """Return the record in a line, a JSON object of numbers with a step, or None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not all(map(_is_number, record.values())):
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    step = record.get("step")
-    return record if isinstance(step, int) and step >= 0 else None
-
-
-def _is_number(value: Any) -> bool:
-    if type(value) is int:
-        return abs(value) < 2**63
-    return value is None or type(value) is float
+    are_numbers = all(isinstance(value, int | float | None) for value in record.values())
+    return record if are_numbers and record["step"] >= 0 else None
 
 
 class MetricLogger:
     """Logs the metrics of one run; does nothing in processes but the first.
 
-    Args:
-      folder: of the run.
-      config: of the run.
-      start: step from which the run resumes; later records of an earlier session are removed.
-
-    Raises:
-      UserError: when Weights & Biases is asked for and not available.
+    A run that resumes removes the records after its first step.
     """
 
     def __init__(self, folder: Path, config: PretrainConfig, start: int):
@@ -79,7 +69,8 @@ class MetricLogger:
         if not distributed.is_first():
             return
         records = [record for record in read_metrics(folder) if record["step"] <= start]
-        self.last = records[-1] if records else {}
+        if records:
+            self.last = records[-1]
         first_missing = self.last.get("step", 0) + 1
         if start - first_missing + 1 >= config.log_every_steps:
             message = "%s/metrics.jsonl has no lines of steps %d to %d any more"
@@ -103,15 +94,9 @@ class MetricLogger:
         return self.last
 
     def close(self, failed: bool = False) -> None:
-        """Close the outputs.
-
-        Args:
-          failed: whether an error ended the run.
-
-        Raises:
-          OSError: on a full disk.
-        """
-        outputs, self._outputs = self._outputs, []
+        """Close the outputs; `failed` says whether an error ended the run."""
+        outputs = self._outputs
+        self._outputs = []
         with contextlib.ExitStack() as stack:
             for output in outputs:
                 stack.callback(output.close, failed)
@@ -155,18 +140,17 @@ class EventFile:
 
     def __init__(self, folder: Path, start: int):
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto import event_pb2, summary_pb2
 
         # Two sessions may start within a second.
         suffix = f".{os.getpid()}-{start}"
         self._writer = EventsWriter(str(folder / "events"), filename_suffix=suffix)
-        self._event = Event
-        self._summary = Summary
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
         self._flushed = time.monotonic()
         if start:  # TensorBoard drops events of later steps
-            session = SessionLog(status=SessionLog.START)
-            self._writer.write_event(Event(step=start + 1, session_log=session))
+            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.write_event(self._event(step=start + 1, session_log=session))
 
     def write(self, record: Record) -> None:
         self.extend(record, {name: x for name, x in record.items() if name != "step"})
@@ -228,3 +212,60 @@ class WandbRun:
     def close(self, failed: bool) -> None:
         """Wait until all records are sent."""
         self._run.finish(exit_code=int(failed))
+
+
+def describe(record: Record) -> str:
+    """Return loss, throughput and scores of a record as text."""
+    parts = [f"loss {record['loss']:.3f}"]
+    for key, value in record.items():
+        if key.endswith(PER_SECOND):
+            parts.append(f"{value:,.0f} {key.removesuffix(PER_SECOND)}/s")
+        elif key == "data_wait":
+            parts.append(f"data wait {value:.0%}")
+        elif key.startswith("eval/"):
+            parts.append(f"{key} {value:.4g}")
+    return ", ".join(parts)
+
+
+class Meter:
+    """Throughput, and the share of time in which the devices wait for data.
+
+    As a context manager it measures the time of fetching a batch. The clock starts after the first
+    step, which includes compilation.
+    """
+
+    def __init__(self, batch_size: int, unit: str = "images"):
+        self._batch_size = batch_size
+        self._rate_name = unit + PER_SECOND
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        self._waiting_since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._since is not None:
+            self._waited += time.perf_counter() - self._waiting_since
+
+    def add_steps(self, count: int) -> None:
+        """Count steps; the first call starts the clock."""
+        if self._since is None:
+            self.reset()
+        else:
+            self._steps += count
+
+    def read(self) -> dict[str, float]:
+        """Return the figures since the last reading, or the last ones without a step."""
+        passed = time.perf_counter() - self._since
+        figures = self._figures
+        if self._steps:
+            rate = round(self._steps * self._batch_size / passed, 1)
+            figures = {self._rate_name: rate, "data_wait": round(self._waited / passed, 4)}
+        self.reset(figures)
+        return figures
+
+    def reset(self, figures: dict[str, float] | None = None) -> None:
+        """Restart the clock, e.g. after a checkpoint or an evaluation."""
+        self._since = time.perf_counter()
+        self._steps = 0
+        self._waited = 0.0
+        self._figures = figures or {}

@@ -1,4 +1,4 @@
-"""Objectives: from a config to the global loss of a step, with what is logged beside it."""
+"""Objectives: from a config to the global loss of a step, and the metrics to log."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Metrics = dict[str, jax.Array]
 # (layers of view 1, layers of view 2, labels [n], axis_name, random key) -> (loss, metrics)
 Objective = Callable[[dict, dict, jax.Array, str | None, jax.Array], tuple[jax.Array, Metrics]]
 
-# The losses of two views that may take the place of the weighted sum.
+# The losses of two views that may replace the weighted sum.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "nt_xent": losses.nt_xent_loss,
     "decoupled_nt_xent": losses.decoupled_nt_xent_loss,
@@ -42,45 +42,45 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "logsumexp": losses.logsumexp_loss,
     "prior_matching": losses.prior_matching_loss,
 }
-# Of these each view has its own; the others compare the two views.
+# Losses of a single view; the others compare the two views.
 OF_ONE_VIEW = ("logsumexp", "prior_matching")
-# Those that draw samples.
+# Losses that draw samples.
 RANDOM = ("generalized_contrastive", "prior_matching")
-# Those of two terms, which are logged.
+# Losses of two terms, which are logged.
 WITH_TERMS = (
     "decoupled_nt_xent",
     "generalized_contrastive",
     "balanced_contrastive",
     "generalized_nt_xent",
 )
-# Of features before they are normalized.
+# Values of options for which the loss takes unnormalized features.
 UNNORMALIZED = {"similarity": ("dot", "neg_euclidean"), "prior": ("normal", "hypercube")}
 
 
 def make_objective(
     config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
 ) -> Objective:
-    """The weighted sum of losses, or the other loss, that a config describes, global over the axis.
+    """Return the weighted sum of losses, or the other loss, of a config, global over the axis.
 
     Alignment and uniformity are always among the metrics, of unit features and with the config's
-    alpha and t, also when the loss does not contain them. Losses of two terms, alignment + lam *
-    distribution, have these as `loss_alignment` and `loss_distribution`.
+    alpha and t, also if the loss does not contain them. Losses of two terms, alignment + lam *
+    distribution, log these as `loss_alignment` and `loss_distribution`.
 
     Args:
-      config: of the objective.
-      scalars: hyper-parameters in place of the config's fields of these names; may be traced.
-        Which terms the loss has is the config's choice all the same.
+      config: Config of the objective, which determines the terms of the loss.
+      scalars: Hyper-parameters that override the config's fields of these names; may be traced.
 
     Returns:
-      The objective. Its key is needed where the loss draws samples, and the same on all devices.
+      The objective. Losses that draw samples need its key, the same on all devices.
     """
     if config.function is not None:
         return _custom(config)
-    config = resolved(config)
+    config = with_loss_defaults(config)
     value = vars(config) | dict(scalars or {})
 
     def objective(view1, view2, labels, axis_name, key=None):
-        x, y = view1["output"], view2["output"]
+        x = view1["output"]
+        y = view2["output"]
         metrics = _align_uniform(x, y, value["align_alpha"], value["uniform_t"], axis_name)
         if config.contrastive_weight:
             metrics["contrastive"] = contrastive_loss(
@@ -104,27 +104,30 @@ def _align_uniform(x, y, alpha, t, axis_name) -> Metrics:
 
 
 def _custom(config: ObjectiveConfig) -> Objective:
-    """The objective of a loss of the user's own: of both outputs, or of all layers and labels.
+    """Return the objective of a custom loss, of both outputs or of all layers and labels.
 
-    A loss without an argument `axis_name` is given the features of all devices.
+    A loss without an argument `axis_name` receives the features of all devices.
     """
     loss, count = _custom_loss(config, (2, 4))
 
     def objective(view1, view2, labels, axis_name, key=None):
-        x, y = view1["output"], view2["output"]
-        arguments = (x, y) if count == 2 else (view1, view2, labels, key)
+        x = view1["output"]
+        y = view2["output"]
         metrics = _align_uniform(x, y, config.align_alpha, config.uniform_t, axis_name)
-        return loss(*arguments, axis_name=axis_name), metrics
+        if count == 2:
+            return loss(x, y, axis_name=axis_name), metrics
+        return loss(view1, view2, labels, key, axis_name=axis_name), metrics
 
     return objective
 
 
 def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callable, int]:
-    """The global loss over an axis, and how many arguments it takes beside its options."""
-    name, function = config.function.name, config.function.value
+    """Return the global loss over an axis, and the number of its positional arguments."""
+    name = config.function.name
+    function = config.function.value
     signature = inspect.signature(function)
-    parameters = signature.parameters
-    options = {"axis_name": None} if "axis_name" in parameters else {}
+    takes_axis = "axis_name" in signature.parameters
+    options = {"axis_name": None} if takes_axis else {}
     count = next((n for n in counts if _accepts(signature, n, options)), 0)
     require(
         count > 0,
@@ -133,13 +136,13 @@ def _custom_loss(config: ObjectiveConfig, counts: Sequence[int]) -> tuple[Callab
     )
 
     def loss(*arguments, axis_name):
-        if "axis_name" in parameters:
+        if takes_axis:
             value = function(*arguments, axis_name=axis_name)
         else:
-            # The key and the queue, of which every device has all, come last.
-            spread = 3 if count == 4 else 2
-            gathered = jax.tree.map(lambda a: all_gather(a, axis_name), arguments[:spread])
-            value = function(*gathered, *arguments[spread:])
+            # The last argument, a key or the queue, is the same on every device.
+            sharded = 3 if count == 4 else 2
+            gathered = jax.tree.map(lambda a: all_gather(a, axis_name), arguments[:sharded])
+            value = function(*gathered, *arguments[sharded:])
         is_float = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
         require(
             is_float and value.shape == (),
@@ -160,7 +163,7 @@ def _accepts(signature: inspect.Signature, count: int, options: Mapping[str, Any
 
 
 def uses_labels(config: ObjectiveConfig) -> bool:
-    """Whether the loss is given the labels of the training images."""
+    """Return whether the loss takes the labels of the training images."""
     if config.function is not None:
         return _custom_loss(config, (2, 3, 4))[1] == 4
     return config.supervised_weight > 0
@@ -169,24 +172,22 @@ def uses_labels(config: ObjectiveConfig) -> bool:
 def make_queue_objective(
     config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
 ) -> Callable[..., tuple[jax.Array, Metrics]]:
-    """The same weighted sum against a queue of keys (Wang & Isola B.2).
+    """Return the weighted sum against a queue of keys (Wang & Isola B.2); see `make_objective`.
 
     Contrastive is InfoNCE with the queue as negatives, alignment is between a query and its key,
     uniformity between queries and queue, with the pairs of queries (Eq. 22) or without (Eq. 21).
-    Arguments are those of `make_objective`.
 
     Returns:
       `objective(query, key, queue, axis_name) -> (loss, metrics)`; features `[n, d]`, queue
-      `[k, d]`. Besides the terms the metrics are the mean similarity of a query with its key and
-      with the queue, and the InfoNCE of features that tell nothing, log(k + 1).
+      `[k, d]`. The metrics contain the terms, the mean similarity of a query with its key and with
+      the queue, and the InfoNCE of uninformative features, log(k + 1).
     """
-    custom = None if config.function is None else _custom_loss(config, (3,))[0]
+    custom = None
+    if config.function is not None:
+        custom, _ = _custom_loss(config, (3,))
     value = vars(config) | dict(scalars or {})
 
     def objective(query, key, queue, axis_name):
-        def mean(x):
-            return x if axis_name is None else jax.lax.pmean(x, axis_name)
-
         metrics = {
             "align": align_loss(query, key, value["align_alpha"], axis_name=axis_name),
             "uniform": uniform_queue_loss(
@@ -201,14 +202,19 @@ def make_queue_objective(
             loss = _weighted(config, value, metrics)
         else:
             loss = custom(query, key, queue, axis_name=axis_name)
-        similarities = {
-            "positive_similarity": mean(jnp.mean(jnp.sum(query * key, axis=-1))),
-            "negative_similarity": mean(jnp.mean(query, axis=0)) @ jnp.mean(queue, axis=0),
-            "chance": jnp.log(len(queue) + 1.0),  # InfoNCE of features that tell nothing
-        }
-        return loss, metrics | jax.lax.stop_gradient(similarities)
+        return loss, metrics | jax.lax.stop_gradient(_similarities(query, key, queue, axis_name))
 
     return objective
+
+
+def _similarities(query, key, queue, axis_name) -> Metrics:
+    positive = global_mean(jnp.mean(jnp.sum(query * key, axis=-1)), axis_name)
+    mean_query = global_mean(jnp.mean(query, axis=0), axis_name)
+    return {
+        "positive_similarity": positive,
+        "negative_similarity": mean_query @ jnp.mean(queue, axis=0),
+        "chance": jnp.log(len(queue) + 1.0),
+    }
 
 
 def make_sentence_objective(
@@ -241,7 +247,7 @@ def make_sentence_objective(
 
 
 def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:
-    # A term without weight stays out: zero times its infinity would not be zero.
+    # A term without weight is left out, since zero times infinity is NaN.
     return sum(
         value[name] * metrics[name.removesuffix("_weight")]
         for name in WEIGHTS
@@ -249,7 +255,7 @@ def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.
     )
 
 
-def resolved(config: T) -> T:
+def with_loss_defaults(config: T) -> T:
     """Return the config with the defaults of its loss function filled in."""
     if config.loss == "weighted":
         return config
@@ -263,12 +269,12 @@ def resolved(config: T) -> T:
 
 
 def settings(config: ObjectiveConfig) -> dict[str, Any]:
-    """What a config gives its loss, by the names of the function's arguments."""
-    return _arguments(vars(resolved(config)))
+    """Return the arguments of a config's loss by name."""
+    return _arguments(vars(with_loss_defaults(config)))
 
 
 def layer(config: Mapping[str, Any]) -> str:
-    """The layer of the network whose features the loss compares."""
+    """Return the layer of the network whose features the loss compares."""
     raw = any(config[field] in names for field, names in UNNORMALIZED.items())
     return "unnormalized" if raw else "output"
 
@@ -280,30 +286,31 @@ def two_view_loss(
     axis_name: str | None,
     key: jax.Array | None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The loss of two views' layers, global over the axis, and its terms where it has two.
+    """Return the loss of two views' layers, global over the axis, and its terms if it has two.
 
     Args:
-      config: the fields of a resolved config, of which numbers may be traced.
-      view1: layers of the first view, each `[n, d]`.
-      view2: layers of the second view.
-      axis_name: the mapped axis, or None on a single device.
-      key: random key for a loss that draws, the same on all devices.
+      config: Fields of a resolved config; numbers may be traced.
+      view1: Layers of the first view, each `[n, d]`.
+      view2: Layers of the second view.
+      axis_name: Mapped axis, or None on a single device.
+      key: Random key of a loss that draws samples, the same on all devices.
 
     Returns:
-      The loss, times its factor, and `{"loss_alignment": ..., "loss_distribution": ...}` without
-      it, or nothing.
+      The loss, times its factor, and its terms without it, by name.
     """
-    name, of = config["loss"], layer(config)
+    name = config["loss"]
+    function = FUNCTIONS[name]
+    z1 = view1[layer(config)]
+    z2 = view2[layer(config)]
     options = _arguments(config) | {"axis_name": axis_name}
     if name in RANDOM:
         options["key"] = key
     if name in OF_ONE_VIEW:
-        both = [FUNCTIONS[name](z=view[of], **options) for view in (view1, view2)]
-        return config["loss_factor"] * (both[0] + both[1]) / 2, {}
-    if name not in WITH_TERMS:
-        loss = FUNCTIONS[name](z1=view1[of], z2=view2[of], **options)
+        loss = (function(z=z1, **options) + function(z=z2, **options)) / 2
         return config["loss_factor"] * loss, {}
-    terms = FUNCTIONS[name](z1=view1[of], z2=view2[of], with_terms=True, **options)
+    if name not in WITH_TERMS:
+        return config["loss_factor"] * function(z1=z1, z2=z2, **options), {}
+    terms = function(z1=z1, z2=z2, with_terms=True, **options)
     logged = {"loss_alignment": terms.alignment, "loss_distribution": terms.distribution}
     return config["loss_factor"] * terms.loss, logged
 
@@ -313,8 +320,7 @@ def _cross_entropy(view1, view2, labels, axis_name):
         optax.softmax_cross_entropy_with_integer_labels(view["logits"], labels).mean()
         for view in (view1, view2)
     ]
-    mean = sum(losses) / 2
-    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+    return global_mean(sum(losses) / 2, axis_name)
 
 
 def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Optimizers and learning rate schedules of the papers, made of optax.
+"""Optimizers and learning-rate schedules of the papers, in optax.
 
-docs/optimizers.md says which flags give which paper's settings.
+docs/optimizers.md lists the flags of each paper's settings.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ def make_schedule(
     .. math:: r b / 256, \qquad r \sqrt{b / 256}, \qquad r
 
     (Goyal et al., 2017; SimCLR, B.1, with r = 1.2.) Over the first w steps the rate is s / w of it.
-    Then follow the decays, at shares of the whole run; or a cosine over the S - w steps that
-    remain (as in SimCLR), :math:`(1 + \cos(\pi (s - w) / (S - w))) / 2` of the peak; where that is
-    by epochs, as in MoCo's code, s is the first step of the epoch (w, if that comes later).
+    Then the decays follow, at shares of the whole run; or a cosine over the remaining S - w steps
+    (as in SimCLR), :math:`(1 + \cos(\pi (s - w) / (S - w))) / 2` of the peak; if it is by epochs,
+    as in MoCo's code, s is the first step of the epoch (or w, if that is later).
 
     Args:
-      config: of the optimizer; its epochs are the unit of the warm-up.
-      steps: steps of the run S, >= 1.
-      learning_rate: takes the place of the config's r, and may be traced.
+      config: Config of the optimizer; its epochs are the unit of the warm-up.
+      steps: Steps of the run S, >= 1.
+      learning_rate: Overrides the config's r; may be traced.
 
     Returns:
       A function of the number of steps done.
@@ -42,20 +42,25 @@ def make_schedule(
         return lambda step: learning_rate * unit(step)
     peak = _peak(config)
     warmup = min(round(config.warmup_epochs * steps / config.epochs), steps - 1)
-    if config.schedule.startswith("cosine"):
-        decay = cosine = optax.cosine_decay_schedule(peak, steps - warmup)
-        if config.schedule == "cosine_epochs":
-            epoch = max(1, steps // config.epochs)
-            decay = lambda s: cosine(jnp.maximum(0, (s + warmup) // epoch * epoch - warmup))  # noqa: E731
-    else:
-        boundaries: dict[int, float] = {}
-        for share in config.decay_at:  # in a short run two decays may fall on one step
-            step = round(share * steps) - warmup
-            boundaries[step] = boundaries.get(step, 1.0) * config.decay_factor
-        decay = optax.piecewise_constant_schedule(peak, boundaries)
+    decay = _decay(config, peak, steps, warmup)
     if warmup == 0:
         return decay
     return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
+
+
+def _decay(config: OptimizerConfig, peak: float, steps: int, warmup: int) -> optax.Schedule:
+    """Return the learning rate after the warm-up."""
+    if config.schedule == "step":
+        boundaries: dict[int, float] = {}
+        for share in config.decay_at:  # in a short run two decays may be at the same step
+            step = round(share * steps) - warmup
+            boundaries[step] = boundaries.get(step, 1.0) * config.decay_factor
+        return optax.piecewise_constant_schedule(peak, boundaries)
+    cosine = optax.cosine_decay_schedule(peak, steps - warmup)
+    if config.schedule == "cosine":
+        return cosine
+    epoch = max(1, steps // config.epochs)
+    return lambda s: cosine(jnp.maximum(0, (s + warmup) // epoch * epoch - warmup))
 
 
 def make_optimizer(
@@ -63,7 +68,7 @@ def make_optimizer(
     schedule: optax.Schedule,
     scalars: Mapping[str, jax.Array] | None = None,
 ) -> optax.GradientTransformation:
-    r"""SGD, LARS or Adam; weight decay goes into the gradient g before all else but clipping.
+    r"""Return SGD, LARS or Adam; weight decay is added to the gradient g after clipping.
 
     SGD and Adam are PyTorch's. LARS is SimCLR's (after You et al., 2017): momentum accumulates the
     update of each layer with its rate,
@@ -76,18 +81,14 @@ def make_optimizer(
     normalization, which have no decay either.
 
     Args:
-      config: of the optimizer.
-      schedule: learning rate r at each step, see `make_schedule`.
-      scalars: in place of the config's `weight_decay` and `momentum`; may be traced.
+      config: Config of the optimizer.
+      schedule: Learning rate r at each step, see `make_schedule`.
+      scalars: Overrides the config's `weight_decay` and `momentum`; may be traced.
     """
     value = vars(config) | dict(scalars or {})
-    weight_decay, momentum = value["weight_decay"], value["momentum"]
-    weights = weight_mask if config.exclude_norm_and_bias else None
-    decay = optax.add_decayed_weights(weight_decay, weights)
-    rate = optax.scale_by_learning_rate(schedule)
-    if config.optimizer == "adam":
-        rules = [decay, optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps), rate]
-    elif config.optimizer == "lars":
+    weight_decay = value["weight_decay"]
+    momentum = value["momentum"]
+    if config.optimizer == "lars":
         lars = optax.lars(
             schedule,
             weight_decay,
@@ -99,29 +100,28 @@ def make_optimizer(
         )
         rules = [lars]
     else:
-        rules = [decay, optax.trace(momentum, config.nesterov), rate]
+        decayed = weight_mask if config.exclude_norm_and_bias else None
+        rule = optax.trace(momentum, config.nesterov)
+        if config.optimizer == "adam":
+            rule = optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps)
+        decay = optax.add_decayed_weights(weight_decay, decayed)
+        rules = [decay, rule, optax.scale_by_learning_rate(schedule)]
     if config.clip_norm is not None:
         rules = [optax.clip_by_global_norm(config.clip_norm), *rules]
     return optax.chain(*rules)
 
 
 def weight_mask(params: Any) -> Any:
-    """True for weights; False for biases and the parameters of normalization.
+    """Return a tree of booleans: False for biases and the parameters of normalization.
 
     These are named "bias" or "scale", or have fewer than two dimensions.
-
-    Args:
-      params: nested dict of arrays, see `models.create`.
-
-    Returns:
-      Nested dict of the same structure, of booleans.
     """
+    return jax.tree_util.tree_map_with_path(_is_weight, params)
 
-    def is_weight(path, array):
-        name = getattr(path[-1], "key", None) if path else None
-        return name not in ("bias", "scale") and array.ndim >= 2
 
-    return jax.tree_util.tree_map_with_path(is_weight, params)
+def _is_weight(path: tuple, array: jax.Array) -> bool:
+    names = [getattr(key, "key", None) for key in path[-1:]]
+    return array.ndim >= 2 and not {"bias", "scale"} & set(names)
 
 
 def _peak(config: OptimizerConfig) -> float:

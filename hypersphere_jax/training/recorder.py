@@ -1,4 +1,4 @@
-"""Recording the steps of one run, or of vmapped runs: metrics, evaluations, checkpoints."""
+"""Recording one run, or vmapped runs: metrics, evaluations, checkpoints, and progress."""
 
 import contextlib
 import math
@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax.configs import Diverged, UserError, require
+from hypersphere_jax.configs import Diverged, Stopped, UserError, require
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
-from hypersphere_jax.training.metrics import MetricLogger, Record
-from hypersphere_jax.training.setup import Intervals, RunSetup
+from hypersphere_jax.training.metrics import Meter, MetricLogger, Record, describe
+from hypersphere_jax.training.setup import RunSetup
 from hypersphere_jax.training.step import TrainState
-from hypersphere_jax.utils.terminal import Meter, Progress
+from hypersphere_jax.utils.terminal import Progress
 
 Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`
 
@@ -26,14 +26,15 @@ class RunRecord:
     Every process has one; only the first process writes.
     """
 
-    def __init__(self, setup: RunSetup, command: str, forced: Sequence[str] = ()):
+    def __init__(self, setup: RunSetup, command: str = "", forced: Sequence[str] = ()):
         self.setup = setup
+        self.command = command
         self.start = 0  # step from which the run resumes
-        self.folder = run_dir.folder_of(setup.config)
+        self.folder = setup.folder
         self.checkpointer = Checkpointer(self.folder / "checkpoints", setup.config)
-        self._logger: MetricLogger | None = None
-        self._metrics: dict[str, float] = {}  # of the newest step that was read
-        self._command = command
+        self.diverged: Diverged | None = None
+        self._logger: Any = None  # a MetricLogger, once the run is restored
+        self._metrics: dict[str, float] = {}  # metrics of the newest step that was read
         self._forced = list(forced)  # differences to the run's earlier options
 
     def restore(self, initial: TrainState) -> TrainState:
@@ -48,26 +49,21 @@ class RunRecord:
             f"has {setup.total_steps} steps: give more epochs",
         )
         if distributed.is_first():
-            self._write_session()
+            details: dict[str, Any] = {"from_step": self.start}
+            if self._forced:
+                details["forced"] = self._forced
+            run_dir.add_session(
+                setup.config, setup.devices, setup.digest, self.command, setup.dataset, details
+            )
         self._logger = MetricLogger(self.folder, setup.config, self.start)
         return state
 
-    def _write_session(self) -> None:
-        setup = self.setup
-        details: dict[str, Any] = {"from_step": self.start}
-        if self._forced:
-            details["forced"] = self._forced
-        run_dir.add_session(
-            setup.config, setup.devices, setup.digest, self._command, setup.dataset, details
-        )
-        vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
-        if vocabulary is not None:
-            run_dir.write_vocabulary(self.folder, vocabulary)
-
     @property
-    def last_record(self) -> Record:
-        """The last record of the log."""
-        return {} if self._logger is None else self._logger.last
+    def lacks_scores(self) -> bool:
+        """Whether the run resumes from a logged step without the scores of an evaluation."""
+        last = self._logger.last
+        has_scores = any(name.startswith("eval/") for name in last)
+        return last.get("step") == self.start and not has_scores
 
     def check(self, step: int, metrics: dict[str, np.ndarray]) -> None:
         """Keep the metrics of a step to log; raise Diverged unless they are finite."""
@@ -84,49 +80,35 @@ class RunRecord:
         epoch = round(step / self.setup.sampler.steps_per_epoch, 4)
         record = {"step": step, "epoch": epoch, "loss": metrics.pop("loss"), **metrics}
         record |= {"lr": learning_rate, **rates}
-        if self._logger is not None:
-            self._logger.log(record)
+        self._logger.log(record)
         return record
 
-    def evaluate(self, step: int, encoder: Tree, is_finite: np.bool_, evaluate: Evaluate) -> Record:
-        """Add an encoder's scores to the last record, and return it.
-
-        Raises:
-          Diverged: for weights or features that are not finite.
-        """
+    def evaluate(self, step: int, encoder: Tree, is_finite: bool, evaluate: Evaluate) -> Record:
+        """Add an encoder's scores to the last record, and return it."""
         self._check_finite(step, is_finite)
-        objective = self.setup.config
         try:
-            scores = evaluate(encoder["params"], encoder["stats"], objective)
+            scores = evaluate(encoder["params"], encoder["stats"], self.setup.config)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
-        return scores if self._logger is None else self._logger.extend(scores)
+        return self._logger.extend(scores)
 
-    def save(self, step: int, tree: Tree, is_finite: np.bool_) -> None:
+    def save(self, step: int, tree: Tree, is_finite: bool) -> None:
         """Save a state; raise Diverged unless it is finite."""
         self._check_finite(step, is_finite)
         self.checkpointer.save(step, tree)
 
     def close(self, failed: bool = False) -> None:
-        """Wait until the files are written.
-
-        Args:
-          failed: whether an error ended the run, which is the error to report.
-
-        Raises:
-          UserError: when they could not be written.
-        """
-        log, self._logger = self._logger, None
+        """Wait until the files are written; after a failure its error is the one to report."""
         try:
             self.checkpointer.close()
         except UserError:
             if not failed:
                 raise
         finally:
-            if log is not None:
-                log.close(failed)
+            if self._logger is not None:
+                self._logger.close(failed)
 
-    def _check_finite(self, step: int, is_finite: np.bool_) -> None:
+    def _check_finite(self, step: int, is_finite: bool) -> None:
         if not is_finite:
             reason = f"parameters or optimizer state that are not finite at step {step}"
             raise self._diverged(reason)
@@ -140,12 +122,8 @@ class RunRecord:
 
 
 @contextlib.contextmanager
-def open_run(setup: RunSetup, command: str) -> Iterator[RunRecord]:
-    """Lock the folder of a run while its files are open.
-
-    Raises:
-      UserError: when the folder contains another run, or another process trains in it.
-    """
+def open_run(setup: RunSetup, command: str = "") -> Iterator[RunRecord]:
+    """Lock the folder of a run while its files are open."""
     config = setup.config
     forced: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -167,29 +145,20 @@ class Recorder:
     step. A vmapped run that diverges ends, and the others continue.
 
     Args:
-      runs: restored, at the same step.
-      vmapped: whether states and metrics have an axis of the runs.
+      runs: Restored runs at the same step.
+      vmapped: Whether states and metrics have an axis of the runs.
     """
 
     def __init__(self, runs: Sequence[RunRecord], vmapped: bool = False):
         setup = runs[0].setup
         self.setup = setup
         self.start = runs[0].start
-        self.intervals = Intervals(setup)
-        unit = "sentences" if setup.config.reads_text else "images"
-        self.meter = Meter(setup.config.batch_size, unit)
-        self.diverged: dict[int, Diverged] = {}
-        self._runs = list(runs)
+        self.runs = list(runs)
+        self.meter = Meter(setup.config.batch_size, setup.unit)
         self._vmapped = vmapped
         self._progress: Progress | None = None
         self._in_flight: deque[tuple[range, Any]] = deque()
         self._unread: list[tuple[range, Any]] = []
-
-    @property
-    def folders(self) -> str:
-        """The folders of the runs that have not diverged."""
-        active = [i for i in range(len(self._runs)) if i not in self.diverged]
-        return ", ".join(str(self._runs[i].folder) for i in active)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[None]:
@@ -197,31 +166,36 @@ class Recorder:
         if not distributed.is_first():
             yield
             return
-        more = f" and {len(self._runs) - 1} more" if self._vmapped else ""
-        name = f"{self.setup.config.name}{more}"
-        self._progress = Progress(name, self.start, self.intervals.total)
-        with contextlib.closing(self._progress):
+        name = self.setup.config.name
+        total = self.setup.total_steps
+        if len(self.runs) > 1:
+            name += f" and {len(self.runs) - 1} more"
+        progress = Progress(f"{name}: step", total, self.start)
+        with contextlib.closing(progress):
+            if self.start == total:
+                progress.print(f"{name}: finished at step {total} (to continue, raise epochs)")
+            else:
+                if self.start:
+                    progress.print(f"{name}: resuming at step {self.start} of {total}")
+                progress.print(f"{name}: compiling (takes up to minutes the first time)")
+            self._progress = progress
             yield
 
     def add(self, call: range, metrics: Any) -> None:
         """Take the metrics of the steps of a call, which may not be completed."""
-        self.meter.steps_begun(len(call))
+        self.meter.add_steps(len(call))
         self._in_flight.append((call, metrics))
 
     def complete(self, ahead: int = 0) -> None:
-        """Wait until at most this many calls are in flight, and log the completed steps.
-
-        Raises:
-          Diverged: when a loss or a gradient is not finite.
-        """
+        """Wait until at most this many calls are in flight, and log the completed steps."""
         while len(self._in_flight) > ahead:
             call, metrics = self._in_flight.popleft()
             jax.block_until_ready(metrics)
             self._unread.append((call, metrics))
             if self._progress is not None:
-                self._progress.completed(call.stop)
+                self._progress.update(call.stop, important=call.start == self.start)
             self._save_initial()
-            if self.intervals.is_logged(call.stop):
+            if self.setup.is_logged(call.stop):
                 self._read()
                 rates = self.meter.read()
                 self._show([run.log(call.stop, rates) for _, run in self._active()])
@@ -233,20 +207,11 @@ class Recorder:
             run.checkpointer.wait()
         records = []
         for i, run in self._active():
-            with self._ending_if_diverged(i):
+            with _ending_if_diverged(run):
                 records.append(run.evaluate(step, self._part(trees, i), finite[i], evaluate))
         self._show(records)
         if step > self.start:
             self.meter.reset()  # exclude the evaluation from images/s
-
-    def lacks_scores(self) -> bool:
-        """Return whether a run resumes from a step whose evaluation was interrupted."""
-        for run in self._runs:
-            last = run.last_record
-            has_scores = any(name.startswith("eval/") for name in last)
-            if last.get("step") == self.start and not has_scores:
-                return True
-        return False
 
     def is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after this step."""
@@ -261,8 +226,15 @@ class Recorder:
             return
         trees, finite = self._on_host(tree_of(state))
         for i, run in self._active():
-            with self._ending_if_diverged(i):
+            with _ending_if_diverged(run):
                 run.save(step, self._part(trees, i), finite[i])
+
+    def stopped(self, step: int) -> Stopped:
+        """Return the exception that says where the states are saved and how to continue."""
+        folders = [str(run.folder) for _, run in self._active()]
+        saved = f"saved at step {step} of {self.setup.total_steps} in {', '.join(folders)}"
+        command = self.runs[0].command or "the same command"
+        return Stopped(f"stopped: {saved}; to resume: {command}")
 
     def close(self) -> None:
         """Wait until the files of all runs are written."""
@@ -270,42 +242,37 @@ class Recorder:
             run.close()
 
     def _active(self) -> Iterator[tuple[int, RunRecord]]:
-        """Yield the runs that have not diverged; finally raise Diverged when none is left."""
-        for i, run in enumerate(self._runs):
-            if i not in self.diverged:
+        """Yield the runs that have not diverged; finally raise Diverged if none is left."""
+        for i, run in enumerate(self.runs):
+            if run.diverged is None:
                 yield i, run
-        if len(self.diverged) == len(self._runs):
-            raise list(self.diverged.values())[-1]
-
-    @contextlib.contextmanager
-    def _ending_if_diverged(self, i: int) -> Iterator[None]:
-        try:
-            yield
-        except Diverged as error:
-            self.diverged[i] = error
-            self._runs[i].close(failed=True)
+        errors = [run.diverged for run in self.runs if run.diverged is not None]
+        if len(errors) == len(self.runs):
+            raise errors[-1]
 
     def _read(self) -> None:
         """Read the metrics of the completed steps."""
-        unread, self._unread = self._unread, []
-        values = distributed.unreplicate([metrics for _, metrics in unread])
-        for (call, _), metrics in zip(unread, values, strict=True):
+        calls = [call for call, _ in self._unread]
+        values = distributed.unreplicate([metrics for _, metrics in self._unread])
+        self._unread = []
+        for call, metrics in zip(calls, values, strict=True):
             for number, step in enumerate(call):
                 of_step = {name: value[number] for name, value in metrics.items()}
                 for i, run in self._active():
-                    with self._ending_if_diverged(i):
+                    with _ending_if_diverged(run):
                         run.check(step + 1, self._part(of_step, i))
 
     def _save_initial(self) -> None:
         saved = [run.checkpointer.save_initial() for _, run in self._active()]
         if any(saved):
             self.meter.reset()  # exclude the save from images/s
-            if self._progress is not None:
-                self._progress.reset()
 
     def _show(self, records: Sequence[Record]) -> None:
         if self._progress is not None:
-            self._progress.update(records[0])
+            record = records[0]
+            is_evaluated = any(name.startswith("eval/") for name in record)
+            is_last = record["step"] == self.setup.total_steps
+            self._progress.update(int(record["step"]), describe(record), is_evaluated or is_last)
 
     def _on_host(self, tree: Tree) -> tuple[Tree, np.ndarray]:
         """Return a tree from the devices, and for each run whether it is finite."""
@@ -318,6 +285,15 @@ class Recorder:
         if not self._vmapped:
             return tree
         return jax.tree.map(lambda x: x[i, ...], tree)
+
+
+@contextlib.contextmanager
+def _ending_if_diverged(run: RunRecord) -> Iterator[None]:
+    try:
+        yield
+    except Diverged as error:
+        run.diverged = error
+        run.close(failed=True)
 
 
 def tree_of(state: TrainState) -> Tree:

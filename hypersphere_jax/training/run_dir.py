@@ -27,6 +27,7 @@ from hypersphere_jax.configs import (
     to_dict,
 )
 from hypersphere_jax.configs.base import C, Custom, did_you_mean
+from hypersphere_jax.configs.pretrain import CUSTOM
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training.batches import image_cache
 from hypersphere_jax.utils.files import atomic_write, locked, read_json, write_json
@@ -41,19 +42,12 @@ for _section in (RuntimeConfig, EvaluateConfig):
     NOT_COMPARED |= {field.name for field in fields(_section)}
 # Runtime options of a single session, which the next session does not inherit.
 SESSION_OPTIONS = (
-    *("resume", "force", "profile"),
+    *("resume", "force"),
     *("processes", "coordinator", "num_processes", "process_index"),
 )
-# Keys of config.json that are read.
-RECORD = ("config", "data_digest", "sessions")
-# The user's own parts: their names as arguments of `train`, and as fields of a config.
-CUSTOM = {
-    "network": "network",
-    "loss": "function",
-    "augment": "augment",
-    "preprocess": "preprocess",
-    "data": "source",
-}
+# Entries of config.json that are read, and their types.
+RECORD = {"config": dict, "data_digest": str, "sessions": list}
+ADVICE = "take it from a copy of the run"
 
 
 class RunEncoder(NamedTuple):
@@ -73,11 +67,7 @@ def folder_of(config: PretrainConfig) -> Path:
 
 
 def find(name: str, runs_dir: str | Path = "runs") -> Path:
-    """Return the folder of a run, given as a path or as a name in the folder of all runs.
-
-    Raises:
-      UserError: when there is no such run, or the name is a folder of several runs.
-    """
+    """Return the folder of a run, given as a path or as a name in the folder of all runs."""
     folders = find_all(name, runs_dir)
     names = ", ".join(map(str, folders))
     require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
@@ -85,11 +75,7 @@ def find(name: str, runs_dir: str | Path = "runs") -> Path:
 
 
 def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
-    """Return the folder of a run, or the folders of all runs in a folder; names as in `find`.
-
-    Raises:
-      UserError: when there is no run; the message suggests names of runs that exist.
-    """
+    """Return the folder of a run, or the folders of all runs in a folder; names as in `find`."""
     for folder in (Path(name), Path(runs_dir, name)):
         if (folder / "config.json").is_file():
             return [folder]
@@ -109,8 +95,9 @@ def _no_run(name: str, runs_dir: str | Path) -> str:
         return f"no run {name!r}{hint}"
     if not names:
         return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or runs_dir="
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names[:MAX_NAMES])}{more}"
+    if len(names) > MAX_NAMES:
+        names = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"]
+    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names)}"
 
 
 # Creating, resuming and removing the folder.
@@ -122,19 +109,13 @@ def lock(folder: Path) -> contextlib.AbstractContextManager:
     return locked(folder / ".lock", message)
 
 
-def saved_steps(config: PretrainConfig) -> list[int]:
-    """Return the steps of the checkpoints that a config's run may resume from, in order."""
-    overwrite = config.resume == "overwrite"
-    return [] if overwrite else checkpoints.steps(folder_of(config) / "checkpoints")
-
-
 def remove(folder: Path) -> None:
     """Remove a run if it exists: rename its folder, so that no half of it remains, then delete it.
 
     Raises:
-      UserError: for a folder of anything else, and when another process trains in it.
+      UserError: If the folder is not a run, or another process trains in it.
     """
-    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files alone
+    if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files
         return
     other = f"{folder} is not a run, and is not overwritten: choose another name="
     require((folder / "config.json").is_file(), other)
@@ -149,7 +130,7 @@ def remove(folder: Path) -> None:
 def training_config(config: PretrainConfig) -> dict[str, Any]:
     """Return the part of a config that determines the numbers of its run."""
     compared = {key: value for key, value in to_dict(config).items() if key not in NOT_COMPARED}
-    # Data may move: their digest is compared instead of their place.
+    # Data may move, so their digest is compared instead of their location.
     for name in ("data_dir", "classes", "bad_images"):
         del compared[name]
     if "/" in compared["data"]:
@@ -158,42 +139,53 @@ def training_config(config: PretrainConfig) -> dict[str, Any]:
 
 
 def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]:
-    """Compare a config with the run in its folder, if there is one.
-
-    Args:
-      config: with open fields filled in.
-      devices: number of devices.
-      digest: of the data.
-
-    Returns:
-      The differences that `force` overrides.
+    """Compare a complete config with the run in its folder, and return the forced differences.
 
     Raises:
-      UserError: when the folder contains another run and `force` is not set.
+      UserError: If the folder contains another run and `force` is not set.
     """
     folder = folder_of(config)
     other = "choose another name="
     if not (folder / "config.json").is_file():
         is_empty = not checkpoints.steps(folder / "checkpoints")
-        require(is_empty, f"{folder} holds checkpoints but no config.json: restore it, or {other}")
+        require(
+            is_empty, f"{folder} contains checkpoints but no config.json: restore it, or {other}"
+        )
         return []
     record = read_record(folder)
     first = record["sessions"][0]
     never = config.resume == "never"
-    require(not never, f"{folder} holds a run, and resume=never: {other}")
-    imported = f"{folder} holds an imported encoder: {other}, and begin with it by init_from="
+    require(not never, f"{folder} contains a run, and resume=never: {other}")
+    imported = f"{folder} contains an imported encoder: {other}, and start from it with init_from="
     require("imported" not in first, imported)
-    changes = differences(training_config(read_config(folder)), training_config(config))
+    recorded = read_config(folder)
+    require_custom(config, recorded)
+    changes = differences(training_config(recorded), training_config(config))
     if record["data_digest"] != digest:
         changes.append(f"data: other images or labels than {config.data} had")
     if config.batch_norm == "local" and first["device"]["count"] != devices:
         changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
     require(
         not changes or config.force,
-        f"{folder} holds a run with other options or data ({'; '.join(changes)}): leave these as "
-        f"they were, {other}, or resume nonetheless with force=True",
+        f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave them, "
+        f"{other}, or resume with force=True",
     )
     return changes
+
+
+def require_custom(config: PretrainConfig, recorded: PretrainConfig) -> None:
+    """Raise UserError if a config lacks custom parts that a recorded config names."""
+    missing = [
+        name
+        for name, field in CUSTOM.items()
+        if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
+    ]
+    arguments = ", ".join(f"{name}=…" for name in missing)
+    require(
+        not missing,
+        f"{config.name} was trained with your own {' and '.join(missing)}: resume it from Python "
+        f"with hypersphere_jax.train(config, {arguments})",
+    )
 
 
 def add_session(
@@ -204,18 +196,11 @@ def add_session(
     dataset: data.Dataset,
     details: Mapping[str, Any],
 ) -> None:
-    """Write config.json: the config, and a session after the earlier ones.
-
-    Args:
-      config: with open fields filled in.
-      devices: to train on.
-      digest: of the data.
-      command: as the user typed it.
-      dataset: of the run.
-      details: further entries of the session.
-    """
-    file = folder_of(config) / "config.json"
-    record: dict[str, Any] = read_record(file.parent) if file.is_file() else {"sessions": []}
+    """Write config.json: the complete config, and a session with `details` after earlier ones."""
+    folder = folder_of(config)
+    record: dict[str, Any] = {"sessions": []}
+    if (folder / "config.json").is_file():
+        record = read_record(folder)
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):  # Pillow is optional
@@ -233,7 +218,9 @@ def add_session(
     sessions = [*record["sessions"], session]
     inherited = to_dict(inherited_options(config))
     new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
-    write_json(file, record | new)
+    write_json(folder / "config.json", record | new)
+    if isinstance(dataset.pretrain, data.Corpus):
+        write_vocabulary(folder, dataset.pretrain.vocabulary)
 
 
 def inherited_options(config: C) -> C:
@@ -241,35 +228,37 @@ def inherited_options(config: C) -> C:
     return config.replace(**{name: getattr(RuntimeConfig, name) for name in SESSION_OPTIONS})
 
 
-def require_custom(config: PretrainConfig) -> None:
-    """Raise UserError when a config lacks custom parts that its run was trained with."""
-    folder = folder_of(config)
-    if config.resume == "overwrite" or not (folder / "config.json").is_file():
-        return
-    recorded = read_config(folder)  # contains the names of the parts
-    lacking = [
-        name
-        for name, field in CUSTOM.items()
-        if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
-    ]
-    require(
-        not lacking,
-        f"{folder} was trained with your own {' and '.join(lacking)}: go on from Python, with "
-        f"hypersphere_jax.train(config, {', '.join(f'{name}=…' for name in lacking)})",
-    )
-
-
 # Reading the folder.
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a run."""
-    return read_json(folder / "config.json", RECORD, "take it from a copy of the run")
+    """Read the config.json of a run; UserError for a missing entry, or one of another type."""
+    file = folder / "config.json"
+    record = read_json(file, RECORD, ADVICE)
+    for name, kind in RECORD.items():
+        require(isinstance(record[name], kind), f"{file}: {name} is damaged: {ADVICE}")
+    is_valid = bool(record["sessions"]) and all(map(_is_session, record["sessions"]))
+    require(is_valid, f"{file}: sessions is damaged: {ADVICE}")
+    require(isinstance(record.get("data", {}), dict), f"{file}: data is damaged: {ADVICE}")
+    return record
+
+
+def _is_session(value: Any) -> bool:
+    """Return whether a value is a session with the entries that are read."""
+    if not isinstance(value, dict) or not isinstance(value.get("command", ""), str):
+        return False
+    device = value.get("device")
+    return isinstance(device, dict) and isinstance(device.get("count"), int)
 
 
 def read_config(folder: Path) -> PretrainConfig:
-    """Read the config of a run."""
+    """Read the config of a run, which contains the names of custom parts."""
     values = read_record(folder)["config"]
+    for field in CUSTOM.values():
+        is_name = isinstance(values.get(field), str | None)
+        require(
+            is_name, f"{folder / 'config.json'}: {field}={values.get(field)!r:.50} is not a name"
+        )
     try:
         return from_dict(PretrainConfig, values)
     except UserError as error:
@@ -280,11 +269,11 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """Load the data of a run.
 
     Args:
-      folder: of the run.
-      data_dir: where the data are now, if they were moved.
+      folder: Folder of the run.
+      data_dir: New folder of the data, if they were moved.
 
     Raises:
-      UserError: when they are missing, or have changed since.
+      UserError: If the data are missing, or have changed since.
     """
     try:
         config = read_config(folder)
@@ -300,11 +289,12 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
 
 
 def moved(config: D, data_dir: str | None) -> D:
-    """Return the config of the same data in another folder; None changes nothing."""
+    """Return the config of the same data in another folder, if given."""
     if data_dir is None:
         return config
-    field = "data" if Path(config.data).is_absolute() else "data_dir"
-    return config.replace(**{field: data_dir})
+    if Path(config.data).is_absolute():
+        return config.replace(data=data_dir)
+    return config.replace(data_dir=data_dir)
 
 
 def require_images(folder: Path, verb: str) -> None:
@@ -315,9 +305,9 @@ def require_images(folder: Path, verb: str) -> None:
 
 def test_split(dataset: data.Dataset) -> data.Source:
     """Return the split that results are reported on; UserError when there is none."""
-    how = "add one to the data, or pretrain with folds=, which holds a part of the training images"
+    how = "add one to the data, or pretrain with folds=, which keeps a part of the training images"
     if isinstance(dataset.train, data.Corpus):
-        how = "prepare the text with held_out= above 0, which holds a part of the sentences"
+        how = "prepare the text with held_out= above 0, which keeps a part of the sentences"
     require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
     return dataset.test
 
@@ -331,8 +321,9 @@ def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
 def read_vocabulary(folder: Path) -> tuple[str, ...]:
     """Read the words of a run of text; UserError when their file is missing or truncated."""
     file = folder / VOCABULARY
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    words = tuple(text.split("\n")[:-1])
+    words: tuple[str, ...] = ()
+    if file.is_file():
+        words = tuple(file.read_text(encoding="utf-8").split("\n")[:-1])
     expected = read_config(folder).vocabulary_size
     require(
         len(words) == expected,
@@ -348,9 +339,9 @@ def load_encoder(
     """Load the encoder of a run; errors as `checkpoints.restore`.
 
     Args:
-      folder: of the run.
-      step: defaults to the newest intact checkpoint.
-      config: with the user's own parts; defaults to the recorded config.
+      folder: Folder of the run.
+      step: Checkpoint; defaults to the newest intact one.
+      config: Config with the custom parts; defaults to the recorded config.
     """
     config = config or read_config(folder)
     apply, params, stats = models.abstract(config)
@@ -362,15 +353,10 @@ def load_encoder(
 def initial_encoder(
     config: PretrainConfig, params: Any, vocabulary: Sequence[str] | None = None
 ) -> tuple[Any, Any]:
-    """Load parameters and statistics of the run to start from, except its classifier.
-
-    Args:
-      config: with `init_from`.
-      params: random parameters, from which the classifier is taken.
-      vocabulary: words that an encoder of text must know, by number.
+    """Load parameters and statistics of `init_from`, with the classifier of `params`.
 
     Raises:
-      UserError: for a run of another encoder, or with another vocabulary.
+      UserError: If the run has another encoder, or another vocabulary.
     """
     folder = find(config.init_from, config.runs_dir)
     encoder = read_config(folder)

@@ -1,6 +1,6 @@
-"""One training step as a pure function of one device: state, update, and what a config asks for.
+"""One training step as a pure function of one device.
 
-The step knows devices only as the name of an axis: it runs under `pmap`, under `shard_map`, and,
+The step knows devices only by the name of an axis: it runs under `pmap`, under `shard_map`, and,
 with `axis_name=None`, on a single device, with the same numbers.
 """
 
@@ -50,12 +50,12 @@ SCALARS = (
     "weight_decay",
     "momentum",
 )
-# Options that tell runs apart and do not enter the program.
+# Options that identify a run and do not enter the program.
 IDENTITY = ("name", "runs_dir", "seed", "init_from", "init_step")
 
 
 class Momentum(NamedTuple):
-    """Momentum Contrast: the encoder of the keys, and the keys themselves."""
+    """Momentum Contrast: the encoder of the keys, and the queue of keys."""
 
     params: Any
     stats: Any
@@ -63,9 +63,9 @@ class Momentum(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """All that a step changes, and all that a checkpoint holds."""
+    """Everything that a step changes and that a checkpoint contains."""
 
-    step: jax.Array  # int32, steps done
+    step: jax.Array  # int32, number of steps done
     params: Any
     stats: Any
     opt_state: Any
@@ -73,17 +73,20 @@ class TrainState(NamedTuple):
 
 
 def init_state(params: Any, stats: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step."""
-    # Zeros by themselves would be a program for every shape.
-    begun = jax.jit(lambda params: (jnp.zeros((), jnp.int32), optimizer.init(params)))
-    step, opt_state = begun(params)
+    """Return the state before the first step."""
+
+    @jax.jit  # otherwise zeros would be a program for every shape
+    def initialize(params):
+        return jnp.zeros((), jnp.int32), optimizer.init(params)
+
+    step, opt_state = initialize(params)
     return TrainState(step, params, stats, opt_state)
 
 
 def structure(config: PretrainConfig) -> PretrainConfig:
     """Compilation key: the config without traced scalars, seed and run identity.
 
-    Whether a weight is zero belongs to it, because a term without weight stays out of the loss.
+    It includes whether a weight is zero, because such a term is left out of the loss.
     """
     standard = PretrainConfig()
     shared = {name: getattr(standard, name) for name in (*SCALARS, *IDENTITY)}
@@ -92,7 +95,7 @@ def structure(config: PretrainConfig) -> PretrainConfig:
 
 
 def scalars_of(config: PretrainConfig) -> dict[str, np.ndarray]:
-    """Return the scalar hyper-parameters that a config's loss has, as float32."""
+    """Return the scalar hyper-parameters of a config's loss as float32."""
     values = {name: getattr(config, name) for name in SCALARS}
     return {
         name: np.asarray(value, np.float32) for name, value in values.items() if value is not None
@@ -108,63 +111,64 @@ def make_step_of(
     cropped: bool = False,
     resident: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """The step that a config describes: of sentences, or of images, with a queue or without.
+    """Return the step of a config, for sentences or images, with a queue or without.
 
     Args:
-      config: with all sizes filled in.
-      apply: the network, see `models.create`.
-      total: steps of the run.
-      axis_name: the mapped axis, or None on a single device.
-      cropped: whether the host crops the images, as it does those of any size.
-      resident: see `make_moco_step`.
+      config: Config with all sizes filled in.
+      apply: The network, see `models.create`.
+      total: Steps of the run.
+      axis_name: Mapped axis, or None on a single device.
+      cropped: Whether the host crops the images, as it does if they differ in size.
+      resident: See `make_moco_step`.
 
     Returns:
-      `step(state, images, labels, indices, key, scalars) -> (state, metrics)`, as `make_step`'s
-      with `scalars_of` a config of the same `structure`.
+      `step(state, images, labels, indices, key, scalars) -> (state, metrics)`, as by `make_step`,
+      with the `scalars_of` a config of the same `structure`.
     """
 
     def step(state, images, labels, indices, key, scalars):
         schedule = make_schedule(config, total, scalars["learning_rate"])
         optimizer = make_optimizer(config, schedule, scalars)
-        one = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
+        update = _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars)
         rate = jnp.float32(schedule(state.step))
-        state, metrics = one(state, images, labels, indices, key)
+        state, metrics = update(state, images, labels, indices, key)
         return state, metrics | {"lr": rate}
 
-    precision = config.matmul_precision
-    return step if precision is None else jax.default_matmul_precision(precision)(step)
+    if config.matmul_precision is None:
+        return step
+    return jax.default_matmul_precision(config.matmul_precision)(step)
 
 
 def make_steps(step: Callable, at_once: int = 1) -> Callable:
-    """Several steps in one program, with the numbers of as many calls of the one.
+    """Take several steps in one program, with the numbers of single steps.
 
     Args:
-      step: see `make_step_of`.
-      at_once: steps at most.
+      step: See `make_step_of`.
+      at_once: Largest number of steps.
 
     Returns:
-      With one at once, the step, whose metrics have a leading axis of one step. Else
+      For one step, the step itself, with a leading axis of one step in its metrics. Otherwise
       `steps(state, images, labels, indices, count, key, scalars) -> (state, metrics)`, where
-      `indices` and the metrics have a leading axis of steps, of which the first `count` are taken:
-      how many is no part of the program.
+      `indices` and the metrics have a leading axis of steps, of which the first `count` are taken.
+      One program serves every count.
     """
     if at_once == 1:
 
-        def alone(*arguments):
+        def single(*arguments):
             state, metrics = step(*arguments)
             return state, jax.tree.map(lambda x: x[None], metrics)
 
-        return alone
+        return single
 
     def steps(state, images, labels, indices, count, key, scalars):
-        def one(i, carry):
-            state, every = carry
+        def take(i, carry):
+            state, logged = carry
             state, metrics = step(state, images, labels, indices[i], key, scalars)
-            return state, jax.tree.map(lambda all, x: all.at[i].set(x), every, metrics)
+            return state, jax.tree.map(lambda all, x: all.at[i].set(x), logged, metrics)
 
         _, like = jax.eval_shape(step, state, images, labels, indices[0], key, scalars)
-        every = jax.tree.map(lambda x: jnp.zeros((len(indices), *x.shape), x.dtype), like)
-        return jax.lax.fori_loop(0, count, one, (state, every))
+        logged = jax.tree.map(lambda x: jnp.zeros((len(indices), *x.shape), x.dtype), like)
+        return jax.lax.fori_loop(0, count, take, (state, logged))
 
     return steps
 
@@ -183,9 +187,10 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
         objective = make_objective(config, scalars)
         return make_step(apply, objective, optimizer, augment, axis_name=axis_name)
     separate = None
-    if config.batch_norm in ("split", "local"):
-        groups = config.bn_groups if config.batch_norm == "split" else None
-        separate = functools.partial(shuffle, groups=groups, axis_name=axis_name)
+    if config.batch_norm == "split":
+        separate = functools.partial(shuffle, groups=config.bn_groups, axis_name=axis_name)
+    elif config.batch_norm == "local":
+        separate = functools.partial(shuffle, groups=None, axis_name=axis_name)
     return make_moco_step(
         apply,
         make_queue_objective(config, scalars),
@@ -200,7 +205,7 @@ def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scal
 
 
 def ema_decay(config: MocoConfig, total: int) -> Callable[[Any], Any]:
-    """The momentum encoder's decay by steps done, of a run of so many in total."""
+    """Return the momentum encoder's decay as a function of the number of steps done."""
     final = 1.0 if config.ema_schedule == "cosine" else config.ema_decay
     return momentum_schedule(config.ema_decay, final, total)
 
@@ -213,14 +218,14 @@ def make_step(
     *,
     axis_name: str | None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A training step of one device, in which both views pass through one network.
+    """Return a training step of one device, in which both views pass through one network.
 
     Args:
-      apply: the network, see `models.create`.
-      objective: the global loss of two views, see `make_objective`.
-      optimizer: an optax transformation, see `optimizers.make_optimizer`.
+      apply: The network, see `models.create`.
+      objective: Global loss of two views, see `make_objective`.
+      optimizer: See `optimizers.make_optimizer`.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
-      axis_name: the mapped axis, or None on a single device.
+      axis_name: Mapped axis, or None on a single device.
 
     Returns:
       `step(state, images, labels, indices, key) -> (state, metrics)`, where `images`
@@ -230,8 +235,8 @@ def make_step(
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
-        # Both views pass through the network at once, so batch norm sees them together; side by
-        # side, so that its groups are the same images' on any number of devices.
+        # Batch norm sees both views of an image together. They are neighbours, so that its groups
+        # consist of the same images on any number of devices.
         positions = _positions(indices, axis_name)
         views = jnp.stack(two_views(augment, key, images[indices], positions), axis=1)
         views = views.reshape(-1, *views.shape[2:])
@@ -301,41 +306,42 @@ def make_moco_step(
     decay: Callable[[jax.Array], jax.Array | float] = lambda step: 0.999,
     own_stats: bool = True,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A training step of Momentum Contrast, on one device.
+    """Return a training step of Momentum Contrast, on one device.
 
     In the order of MoCo's Algorithm 1: keys of the second view by the momentum encoder, loss of the
-    queries against the queue as it was, update of the encoder, then of the momentum encoder, and
-    the keys enter the queue.
+    queries against the queue, update of the encoder, then of the momentum encoder, and the keys
+    enter the queue.
 
     Args:
-      apply: the network, see `models.create`.
-      objective: the global loss of queries, keys and queue, see `make_queue_objective`.
-      optimizer: an optax transformation.
+      apply: The network, see `models.create`.
+      objective: Global loss of queries, keys and queue, see `make_queue_objective`.
+      optimizer: See `optimizers.make_optimizer`.
       augment: (key, uint8 image) -> float32 image, see `augment.make_augment`.
-      axis_name: the mapped axis, or None on a single device.
-      separate: (samples, random key) -> samples, undo: puts the samples of the keys into other
-        groups of batch norm than those of their queries, such as `shuffle`; None: they stay.
-      resident: whether every device has all images, so that their numbers are what is sent to
-        another one; else the images are, as uint8.
-      decay: of the momentum encoder's parameters, at a step.
-      own_stats: the momentum encoder's running statistics are those of the keys, as in MoCo's
-        code; else they are averaged as its parameters are.
+      axis_name: Mapped axis, or None on a single device.
+      separate: (samples, random key) -> samples, undo: moves the samples of the keys to other
+        groups of batch norm than their queries, such as `shuffle`. Defaults to no move.
+      resident: Whether every device has all images, so that only their indices are exchanged;
+        otherwise the images are, as uint8.
+      decay: Decay of the momentum encoder's parameters at a step.
+      own_stats: Whether the momentum encoder's running statistics come from the keys, as in MoCo's
+        code; otherwise they are averaged like its parameters.
 
     Returns:
-      As `make_step`; the state needs its `momentum`.
+      A step as by `make_step`, whose state needs `momentum`.
 
     Source: He et al. 2020, Algorithm 1; Wang & Isola, B.2.
     """
+    make_keys = functools.partial(_momentum_keys, apply, augment, axis_name, separate, resident)
 
     def step(state, images, labels, indices, key):
         key = jax.random.fold_in(key, state.step)
         positions = _positions(indices, axis_name)
         target = state.momentum
-        view1 = one_view(augment, key, images[indices], positions, 0)
-        keys, target_stats = _keys(target, images, indices, positions, key)
+        view = one_view(augment, key, images[indices], positions, 0)
+        keys, target_stats = make_keys(target, images, indices, positions, key)
 
         def loss_of(params):
-            outputs, stats = apply(params, state.stats, view1, True, axis_name)
+            outputs, stats = apply(params, state.stats, view, True, axis_name)
             loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
             return loss, (stats, metrics)
 
@@ -348,23 +354,30 @@ def make_moco_step(
             target_stats,
             queue_push(target.queue, keys, axis_name=axis_name),
         )
-        batch = len(indices) * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+        batch = len(indices) * _device_count(axis_name)
         metrics |= queue_statistics(state.step - 1, batch, len(target.queue.keys))
         return state._replace(momentum=momentum), metrics
 
-    def _keys(target, images, indices, positions, key):
-        # A sample goes to its group as what its view is made of: few bytes, and the same view.
-        samples, undo = (indices if resident else images[indices], positions), None
-        if separate is not None:
-            samples, undo = separate(samples, jax.random.fold_in(key, zlib.crc32(b"separate")))
-        sample, positions = samples
-        view = one_view(augment, key, images[sample] if resident else sample, positions, 1)
-        outputs, stats = apply(target.params, target.stats, view, True, axis_name)
-        stats = stats if axis_name is None else jax.lax.pmean(stats, axis_name)
-        keys = outputs["output"] if undo is None else undo(outputs["output"])
-        return jax.lax.stop_gradient(keys), stats
-
     return step
+
+
+def _momentum_keys(
+    apply, augment, axis_name, separate, resident, target, images, indices, positions, key
+):
+    """Return the momentum encoder's keys of a batch, and its running statistics."""
+    # Moving indices, or uint8 images, takes fewer bytes than moving views.
+    samples = (indices if resident else images[indices], positions)
+    if separate is not None:
+        samples, undo = separate(samples, jax.random.fold_in(key, zlib.crc32(b"separate")))
+    sample, positions = samples
+    view = one_view(augment, key, images[sample] if resident else sample, positions, 1)
+    outputs, stats = apply(target.params, target.stats, view, True, axis_name)
+    keys = outputs["output"]
+    if axis_name is not None:
+        stats = jax.lax.pmean(stats, axis_name)
+    if separate is not None:
+        keys = undo(keys)
+    return jax.lax.stop_gradient(keys), stats
 
 
 def _own_part(x, sentences: Packed, axis_name):
@@ -375,18 +388,23 @@ def _own_part(x, sentences: Packed, axis_name):
     return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
 
 
+def _device_count(axis_name):
+    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
+
+
 def _positions(indices, axis_name):
-    """The places of this device's samples in the global batch."""
-    device = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    """Return the positions of this device's samples in the global batch."""
+    device = 0
+    if axis_name is not None:
+        device = jax.lax.axis_index(axis_name)
     return device * len(indices) + jnp.arange(len(indices))
 
 
 def _updated(state, loss_of, optimizer, axis_name):
-    """The state after a step down the gradient of `loss_of(params) -> loss, (stats, metrics)`."""
+    """Return the state and metrics after a step of `loss_of(params) -> loss, (stats, metrics)`."""
     (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     if axis_name is not None:
-        # The loss is the global one on every device, so the mean of gradients is its gradient;
-        # statistics of parts of the batch become one, as the state is one.
+        # The loss is global on every device, so the mean of the gradients is its gradient.
         grads, stats = jax.lax.pmean((grads, stats), axis_name)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     metrics = {"loss": loss, **metrics, "grad_norm": optax.tree.norm(grads)}

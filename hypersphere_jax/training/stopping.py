@@ -13,8 +13,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class StopOnSignal:
     """While entered, the first signal sets `requested`; a second one has its usual action.
 
-    Signals ignored by `nohup` stay ignored. Outside the main thread nothing changes. Of several
-    processes, JAX catches SIGTERM (see `distributed.should_stop`); other signals become SIGTERM.
+    Signals ignored by `nohup` stay ignored. Outside the main thread nothing changes. With several
+    processes JAX catches SIGTERM (see `distributed.should_stop`); other signals become SIGTERM.
     """
 
     def __init__(self) -> None:

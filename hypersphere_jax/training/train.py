@@ -6,22 +6,16 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from hypersphere_jax import models
-from hypersphere_jax.configs import PretrainConfig, Stopped, UserError
+from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import call_batches, device_batches
-from hypersphere_jax.training.profiling import Profiler
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
-from hypersphere_jax.training.setup import (
-    Intervals,
-    RunSetup,
-    initial_state,
-    make_evaluation,
-    set_up,
-)
+from hypersphere_jax.training.setup import RunSetup, initial_state, make_evaluation, set_up
 from hypersphere_jax.training.step import make_step_of, make_steps, scalars_of, structure
 from hypersphere_jax.training.stopping import StopOnSignal
 from hypersphere_jax.utils import memory, xla
@@ -38,9 +32,9 @@ def train(
     """Train an encoder, or resume the run in its folder.
 
     Args:
-      config: of the run.
-      command: as the user typed it, for the message that says how to continue.
-      on_setup: called by the first process with the complete config and the number of images or
+      config: Config of the run.
+      command: Command that the user typed, for the message that says how to continue.
+      on_setup: Called by the first process with the complete config and the number of images or
         sentences to train on, before the run's folder is made.
 
     Returns:
@@ -61,14 +55,12 @@ def train(
 
 def train_run(setup: RunSetup, command: str) -> Path:
     """Train, or resume, the run of a setup; see `train`."""
-    config = setup.config
     devices = setup.devices
-    memory.keep_freed(devices[0].platform)
     apply, state, key = initial_state(setup)
     evaluate = make_evaluation(setup, apply)
     distributed.check_equal(
         {
-            "config": run_dir.training_config(config),
+            "config": run_dir.training_config(setup.config),
             "data": setup.digest,
             "devices": len(distributed.local(devices)),
             "resident": setup.resident,
@@ -76,11 +68,11 @@ def train_run(setup: RunSetup, command: str) -> Path:
     )
     with open_run(setup, command) as run:
         state = distributed.replicate(run.restore(state), devices)
-        hparams = distributed.replicate((key, scalars_of(config)), devices)
+        hparams = distributed.replicate((key, scalars_of(setup.config)), devices)
         train_step = compile_train_step(setup)
-        calls = Intervals(setup).calls(run.start, setup.steps_per_call)
+        calls = setup.calls(run.start, setup.steps_per_call)
         batches = open_batches(setup, run.start)
-        take_steps(Recorder([run]), train_step, state, hparams, calls, batches, evaluate, command)
+        take_steps(Recorder([run]), train_step, state, hparams, calls, batches, evaluate)
     return run.folder
 
 
@@ -118,8 +110,7 @@ def open_batches(setup: RunSetup, start: int) -> Generator:
     source = (setup.config, setup.dataset, setup.sampler)
     per_call = setup.steps_per_call
     if per_call > 1:
-        calls = Intervals(setup).calls(start, per_call)
-        return call_batches(*source, calls, per_call, setup.devices)
+        return call_batches(*source, setup.calls(start, per_call), per_call, setup.devices)
     steps = range(start, setup.total_steps)
     return device_batches(*source, steps, setup.devices, setup.resident)
 
@@ -131,54 +122,31 @@ def take_steps(
     hparams: tuple,
     calls: Iterable[range],
     batches: Generator,
-    evaluate: Evaluate | None,
-    command: str = "",
+    evaluate: Evaluate | None = None,
 ) -> None:
-    """Take the remaining steps of a run, or of vmapped runs, and record them.
+    """Take the remaining steps of a run, or of vmapped runs, and record them; errors as `train`.
 
-    Args:
-      recorder: of the runs.
-      train_step: `(state, *batch, *hparams) -> (state, metrics)` on the devices.
-      state: on the devices.
-      hparams: the last arguments of the step.
-      calls: remaining steps, by calls of `train_step`.
-      batches: one for each call.
-      evaluate: evaluation of an encoder; None for no evaluation.
-      command: that continues the run.
-
-    Raises:
-      UserError: when an image cannot be read, once the state is saved.
-      Diverged: for a loss, gradient or parameter that is not finite.
-      Stopped: as `train`.
+    Each of the calls is `train_step(state, *batch, *hparams) -> (state, metrics)` on the devices.
     """
-    config = recorder.setup.config
+    setup = recorder.setup
     start = done = recorder.start
+    memory.keep_freed(setup.devices[0].platform)
     stop = StopOnSignal()
-    with (
-        contextlib.ExitStack() as stack,
-        recorder.progress(),
-        contextlib.closing(batches),
-        Profiler(config.profile, run_dir.folder_of(config) / "profile") as profiler,
-    ):
+    with contextlib.ExitStack() as stack, recorder.progress(), contextlib.closing(batches):
         if evaluate is not None and _is_evaluation_missing(recorder):
             recorder.evaluate(start, state, evaluate)
         for call in calls:
             if distributed.should_stop(stop.requested, done - start):
                 break
-            try:
-                with recorder.meter:
-                    batch = next(batches)
-            except UserError:  # an unreadable image, or a lost process
-                recorder.save(done, state)
-                raise
-            with profiler.call(call, state):
+            batch = _next_batch(batches, recorder, done, state)
+            with jax.profiler.StepTraceAnnotation("train", step_num=call.start):
                 state, metrics = train_step(state, *batch, *hparams)
             done = call.stop
             recorder.add(call, metrics)
             if call.start == start:  # compiling is over
                 recorder.complete()
                 stack.enter_context(stop)
-            if evaluate is not None and recorder.intervals.is_evaluated(done):
+            if evaluate is not None and setup.is_evaluated(done):
                 recorder.save(done, state)
                 recorder.evaluate(done, state, evaluate)
             recorder.complete(ahead=CALLS_IN_FLIGHT)
@@ -186,15 +154,23 @@ def take_steps(
                 recorder.save(done, state)
         recorder.save(done, state)
         recorder.close()
-        total = recorder.intervals.total
-        if stop.requested or done < total:
-            saved = f"saved at step {done} of {total} in {recorder.folders}"
-            raise Stopped(f"stopped: {saved}; to go on: {command or 'the same command'}")
+        if stop.requested or done < setup.total_steps:
+            raise recorder.stopped(done)
+
+
+def _next_batch(batches: Generator, recorder: Recorder, done: int, state: Any) -> tuple:
+    """Return the next batch; save the state if it cannot be read."""
+    try:
+        with recorder.meter:
+            return next(batches)
+    except UserError:  # an unreadable image, or a lost process
+        recorder.save(done, state)
+        raise
 
 
 def _is_evaluation_missing(recorder: Recorder) -> bool:
     """Return whether the run resumes from a step whose evaluation was interrupted."""
-    lacks_scores = np.asarray(recorder.lacks_scores())
-    # The first process alone reads the log.
+    lacks_scores = np.asarray(any(run.lacks_scores for run in recorder.runs))
+    # Only the first process reads the log.
     is_missing = bool(distributed.from_first_process(lacks_scores))
-    return is_missing and recorder.intervals.is_evaluated(recorder.start)
+    return is_missing and recorder.setup.is_evaluated(recorder.start)

@@ -1,7 +1,7 @@
 """Many encoders trained in one program: `vmap` over their states and scalar hyper-parameters.
 
-The loop is the loop of a single run (train.py), with another step, stacked states, and a recorder
-of several runs.
+The loop is the loop of a single run (train.py), with another step, stacked states, and several runs
+in the recorder.
 """
 
 import contextlib
@@ -16,11 +16,17 @@ import numpy as np
 
 from hypersphere_jax import data, models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
-from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import vmapped_batches
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.recorder import Recorder, open_run
-from hypersphere_jax.training.setup import RunSetup, initial_state, make_evaluation, set_up
+from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
+from hypersphere_jax.training.setup import (
+    RunSetup,
+    initial_state,
+    make_evaluation,
+    saved_steps,
+    set_up,
+)
 from hypersphere_jax.training.step import (
     init_state,
     make_step_of,
@@ -41,14 +47,14 @@ def train_vmapped(
 ) -> list[Path | Diverged]:
     """Train encoders, or resume their runs, many of them in one program.
 
-    Runs that differ only in scalar hyper-parameters (see `structure`) and stand at the same step
+    Runs that differ only in scalar hyper-parameters (see `structure`) and are at the same step
     train in one program, with the results of `train` up to rounding. The other runs train one after
     another with `train`, as do runs with a queue and runs whose images are streamed.
 
     Args:
-      configs: of the runs, each with its own folder.
-      command: as the user typed it, for the message that says how to continue.
-      at_most: encoders per program; defaults to as many as the devices' memory can hold.
+      configs: Configs of the runs, each with another folder.
+      command: Command that the user typed, for the message that says how to continue.
+      at_most: Encoders per program; defaults to as many as the devices' memory can hold.
 
     Returns:
       For each config the folder of its run, or why it diverged: the others continue without it.
@@ -59,14 +65,7 @@ def train_vmapped(
       Stopped: after a signal during the steps, once the states of all runs are saved. The same call
         continues.
     """
-    require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
-    multi = any(config.multi_process for config in configs) or jax.process_count() > 1
-    require(not multi, "encoders train in one program on one machine: start one on each")
-    several = any((config.steps_per_call or 1) > 1 for config in configs)
-    require(not several, "steps_per_call=: encoders in one program take one step at a time")
-    folders = [run_dir.folder_of(config).resolve() for config in configs]
-    for folder in folders:
-        require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
+    _check_configs(configs, at_most)
     load = functools.cache(data.load)
     setups = [set_up(config, load) for config in configs]
     outcomes: dict[int, Path | Diverged] = {}
@@ -82,11 +81,22 @@ def train_vmapped(
     return [outcomes[i] for i in range(len(configs))]
 
 
+def _check_configs(configs: Sequence[PretrainConfig], at_most: int | None) -> None:
+    require(at_most is None or at_most >= 1, f"at_most {at_most}: must be at least 1")
+    multi = any(config.multi_process for config in configs) or jax.process_count() > 1
+    require(not multi, "encoders train in one program on one machine: start one on each")
+    several = any((config.steps_per_call or 1) > 1 for config in configs)
+    require(not several, "steps_per_call=: encoders in one program take one step at a time")
+    folders = [Path(config.runs_dir, config.name).resolve() for config in configs]
+    for folder in folders:
+        require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
+
+
 def _groups(setups: Sequence[RunSetup]) -> list[list[int]]:
     """Return the indices of the runs, grouped by the program that can train them."""
     groups: dict[Any, list[int]] = {}
     for i, setup in enumerate(setups):
-        step = (run_dir.saved_steps(setup.config) or [0])[-1]
+        step = max(saved_steps(setup.config), default=0)
         is_done = step >= setup.total_steps
         alone = is_done or not setup.resident or setup.config.queue_size > 0
         key = i if alone else (structure(setup.config), step)
@@ -101,41 +111,36 @@ def _train(setups: Sequence[RunSetup], command: str, compiled: Callable) -> list
             return [train_run(setups[0], command)]
         except Diverged as error:
             return [error]
-    memory.keep_freed(setups[0].devices[0].platform)
-    outcomes: list[Path | Diverged] = [run_dir.folder_of(setup.config) for setup in setups]
     with contextlib.ExitStack() as stack:
         applies, states, keys = zip(*map(initial_state, setups), strict=True)
         evaluate = make_evaluation(setups[0], applies[0])
         runs = [stack.enter_context(open_run(setup, command)) for setup in setups]
-        states = [run.restore(state) for run, state in zip(runs, states, strict=True)]
+        restored = [run.restore(state) for run, state in zip(runs, states, strict=True)]
+        hparams = [(key, scalars_of(run.setup.config)) for key, run in zip(keys, runs, strict=True)]
+        del states
         # A damaged checkpoint may have put one of the runs back.
         for start in sorted({run.start for run in runs}):
             indices = [i for i, run in enumerate(runs) if run.start == start]
             recorder = Recorder([runs[i] for i in indices], vmapped=True)
-            state = _replicated([states[i] for i in indices], setups[0])
-            hparams = [(keys[i], scalars_of(setups[i].config)) for i in indices]
+            state = _replicated([restored[i] for i in indices], setups[0])
             for i in indices:
-                states[i] = None  # the steps need the memory
-            samplers = [setups[i].sampler for i in indices]
+                restored[i] = None  # the steps need the memory
+            scalars = _replicated([hparams[i] for i in indices], setups[0])
+            step = compiled(len(indices))
             with contextlib.suppress(Diverged):
-                take_steps(
-                    recorder,
-                    compiled(len(indices)),
-                    state,
-                    _replicated(hparams, setups[0]),
-                    recorder.intervals.calls(start),
-                    _batches(setups[0], samplers, start),
-                    evaluate,
-                    command,
-                )
-            for number, error in recorder.diverged.items():
-                outcomes[indices[number]] = error
-    return outcomes
+                _take_steps(recorder, step, state, scalars, evaluate)
+    return [run.diverged or run.folder for run in runs]
 
 
-def _batches(setup: RunSetup, samplers: Sequence[Any], start: int) -> Any:
-    steps = range(start, setup.total_steps)
-    return vmapped_batches(setup.config, setup.dataset, samplers, steps, setup.devices)
+def _take_steps(
+    recorder: Recorder, step: Callable, state: Any, hparams: Any, evaluate: Evaluate | None
+) -> None:
+    """Take the remaining steps of runs at the same step."""
+    setup = recorder.setup
+    samplers = [run.setup.sampler for run in recorder.runs]
+    steps = range(recorder.start, setup.total_steps)
+    batches = vmapped_batches(setup.config, setup.dataset, samplers, steps, setup.devices)
+    take_steps(recorder, step, state, hparams, setup.calls(recorder.start), batches, evaluate)
 
 
 def _replicated(trees: Sequence[Any], setup: RunSetup) -> Any:
@@ -144,12 +149,12 @@ def _replicated(trees: Sequence[Any], setup: RunSetup) -> Any:
 
 def stacked(trees: Sequence[Any]) -> Any:
     """Stack trees of one structure: their arrays get a leading axis."""
+    return jax.tree.map(_stack, *trees)
 
-    def stack(*leaves):
-        keys = jax.dtypes.issubdtype(leaves[0].dtype, jax.dtypes.prng_key)
-        return jax.numpy.stack(leaves) if keys else np.stack(leaves)
 
-    return jax.tree.map(stack, *trees)
+def _stack(*leaves: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(leaves[0].dtype, jax.dtypes.prng_key)
+    return jax.numpy.stack(leaves) if is_key else np.stack(leaves)
 
 
 def make_vmapped_step(config: PretrainConfig, apply: Callable, total: int) -> Callable:
@@ -171,22 +176,15 @@ def _compiled(setup: RunSetup, n: int) -> Any:
     optimizer = make_optimizer(config, make_schedule(config, total))
     state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), params, stats)
     key = jax.eval_shape(jax.random.key, 0)
-    rows = config.batch_size // len(devices)
-    indices = jax.ShapeDtypeStruct((rows,), np.int32)
+    indices = jax.ShapeDtypeStruct((config.batch_size // len(devices),), np.int32)
     images = jax.ShapeDtypeStruct((len(source), *source.image_shape), np.uint8)
     labels = jax.ShapeDtypeStruct((len(source),), np.int32)
-
-    def with_axes(tree, *axes):
-        def shaped(x):
-            return jax.ShapeDtypeStruct((len(devices), *axes, *x.shape), x.dtype)
-
-        return jax.tree.map(shaped, tree)
-
+    shapes = distributed.stacked_shapes
     step = distributed.pmap(make_vmapped_step(config, apply, total), devices, donate=(0,))
     lowered = step.lower(
-        with_axes(state, n),
-        *with_axes((images, labels)),
-        *with_axes((indices, key, scalars_of(config)), n),
+        shapes(state, devices, n),
+        *shapes((images, labels), devices),
+        *shapes((indices, key, scalars_of(config)), devices, n),
     )
     return lowered.compile()
 
@@ -197,7 +195,7 @@ def _program_count(n: int, at_most: int | None, limit: float, compiled: Callable
         return math.ceil(n / (at_most or 1))
     size = n
     while size > 1 and (needed := _bytes_needed(compiled, size)) > limit:
-        # Memory but for the images grows with the number of encoders: no larger share can fit.
+        # Memory except for the images grows with the number of encoders: no larger share can fit.
         size = min(size - 1, max(1, int(size * max(limit / needed, 0.5))))
     return math.ceil(n / size)
 

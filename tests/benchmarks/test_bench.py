@@ -32,6 +32,7 @@ from benchmarks import (
     vmapped,
 )
 from benchmarks.augment_pillow import pillow_views
+from benchmarks.loss_figure import loss_scaling
 from benchmarks.loss_forms import DENSE, LOSSES, OURS, TORCH, make_form, unit_vectors
 from hypersphere_jax.augment import RECIPES, Recipe, make_augment
 from hypersphere_jax.configs import ModelConfig
@@ -169,3 +170,13 @@ def test_numbers_are_of_one_view(monkeypatch):
     record = augment.measure(Recipe(steps, ()), 8, images=4, rounds=3, epoch=9)
     assert record["us"] == {augment.OURS: 1e6 / 8, augment.PILLOWS: 1e6}
     assert record["ratio"] == 8 and record["share"] == {"random_horizontal_flip": 0.75}
+
+
+def test_costs_of_losses_have_a_line_per_form(tmp_path):
+    records = [{"form": "ours", "n": n, "ms": n / 100, "limit_ms": 0.1} for n in (64, 128)]
+    records.append({"form": "dense", "n": 64, "ms": 5.0, "peak_mb": 3.0})
+    figure = loss_scaling("t", records, tmp_path / "a.png")
+    ours, dense, limit = figure.axes[0].lines
+    assert ours.get_xydata().tolist() == [[64, 0.64], [128, 1.28]]
+    assert dense.get_xydata().tolist() == [[64, 5.0]] and list(limit.get_ydata()) == [0.1, 0.1]
+    assert (tmp_path / "a.png").is_file()

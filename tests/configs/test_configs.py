@@ -26,6 +26,7 @@ REQUIRED = {
     C.PrepareConfig: {"data": "cifar10"},
     C.PrepareTextConfig: {"raw": "a.txt", "out": "a"},
     C.ProbeConfig: {"runs": ("a",)},
+    C.ReportConfig: {"runs": ("a",)},
 }
 SECTIONS = (
     *(C.RunConfig, C.DataConfig, C.ModelConfig, C.ObjectiveConfig, C.MocoConfig),
@@ -55,6 +56,9 @@ BOUNDS = [
     (C.RunConfig, "seed", 0, -1),
     (C.RunConfig, "name", "a", "a/b"),
     (C.RunConfig, "name", "...", ".."),
+    (C.ExportConfig, "step", 0, -1),
+    (C.FeaturesConfig, "step", 0, -1),
+    (C.MetricsConfig, "step", 0, -1),
     (C.DataConfig, "fraction", 1.0, 0.0),
     (C.DataConfig, "folds", 1, 0),
     (C.DataConfig, "bits", 256, 257),
@@ -84,11 +88,14 @@ BOUNDS = [
     (C.EvaluateConfig, "evaluators", ("knn",), ()),
     (C.FinetuneConfig, "learning_rates", (1, 2), (1, 1)),
     (C.FinetuneConfig, "fraction", 1, 0),
+    (C.FinetuneConfig, "step", 0, -1),
     (C.ProbeConfig, "runs", ("a", "a"), ()),
     (C.ProbeConfig, "folds", 2, 1),
+    (C.ProbeConfig, "step", 0, -1),
     (C.ProbeConfig, "k", (1, 3), (0,)),
     (C.MetricsConfig, "t", 1e6, 2e6),
     (C.DepthConfig, "folds", 0, 1),
+    (C.DepthConfig, "step", 0, -1),
     (C.PrepareTextConfig, "held_out", 0, 1),
     (ReproduceConfig, "jobs", 1, 0),
 ]
@@ -107,6 +114,7 @@ def test_values_beyond_a_bound_are_refused(cls, option, good, bad):
 # Of a class: valid options, and one more that they exclude.
 CONFLICTS = [
     (C.RunConfig, {}, {"init_step": 3}),
+    (C.RunConfig, {"init_from": "a"}, {"init_step": -1}),
     (C.DataConfig, {"folds": 2}, {"fold": 2}),
     (C.DataConfig, {}, {"subset_size": 9}),
     (C.DataConfig, {}, {"data": "random_bits"}),
@@ -126,7 +134,7 @@ CONFLICTS = [
     (C.PretrainConfig, {}, {"uniform_intra_batch": False}),
     (C.PretrainConfig, {}, {"classifier_layer": "fc7"}),
     (C.FinetuneConfig, CLUSTER, {"learning_rates": (1, 2)}),
-    (C.ImportConfig, {"head": "none"}, {"fresh_head": True}),
+    (C.ImportConfig, {"head": "none"}, {"dim": 5}),
     (C.ProbeConfig, {"protocols": ("knn",)}, {"l2": (1.0,)}),
     (C.ProbeConfig, {"vote": "majority"}, {"temperature": 1.0}),
     (C.ProbeConfig, {"all_steps": True}, {"step": 3}),

@@ -22,7 +22,7 @@ def encoder(image_run):
 @pytest.fixture
 def one_encoder(encoder, monkeypatch):
     """Whose programs are compiled once."""
-    monkeypatch.setattr(features_verb.loading, "load", lambda *of, **options: encoder)
+    monkeypatch.setattr(features_verb.encoder, "load", lambda *of, **options: encoder)
 
 
 @pytest.fixture(scope="module")

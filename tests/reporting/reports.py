@@ -11,10 +11,7 @@ from PIL import Image
 
 def make_run(folder, seed=0, results=None, steps=5, **options):
     """Write config.json, metrics.jsonl and eval/*.json of a run with some options and results."""
-    config = {"name": folder.name, "seed": seed, "model": {"dim": 32}, "data": {"data_dir": "x"}}
-    for key, value in options.items():
-        part, _, option = key.partition("__")
-        config.setdefault(part, {})[option] = value
+    config = {"name": folder.name, "seed": seed, "data_dir": "x", **options}
     commands = [f"python run.py pretrain --name {folder.name}{end}" for end in (" --seed 0", "")]
     sessions = [{"device": {"count": 1}, "command": command} for command in commands]
     record = {"config": config, "sessions": sessions, "data_digest": "d"}

@@ -21,7 +21,7 @@ def scored(folder, top1, uniform=None, n=100, seed=0, tau=0.5, data="digits"):
     if uniform is not None:
         results["metrics"] = {"protocol": "metrics", "uniform": uniform}
         results["metrics"]["uniform_standard_error"] = 0.04
-    options = {"objective__contrastive_tau": tau, "data__data_dir": f"place {seed}"}
+    options = {"contrastive_tau": tau, "data_dir": f"place {seed}"}
     return make_run(folder, seed, results, **options)
 
 
@@ -86,8 +86,7 @@ def test_predictions_that_do_not_fit_are_not_paired(change, tmp_path):
     write_predictions(other, labels, range(3, 8))
     change(one, labels)
     row = rows_of([one, other])[1]
-    assert row["method"] != "paired"
-    assert (row["low"], row["high"]) == pytest.approx((-2.63, 12.96), abs=0.01)  # Newcombe (1998)
+    assert row["difference"] == 5 and row["method"] is row["low"] is None
 
 
 def test_single_values_use_their_standard_errors(tmp_path):
@@ -122,7 +121,7 @@ def test_report_writes_page_csv_and_table(tmp_path, capsys):
     assert len(pictures) == 1 and "b" not in tags
     for shown in ("-20.00", "-2.500 ± 0.040", "+0.3891 to +0.6109", other.name):
         assert shown in printed and shown in texts
-    assert {"objective.contrastive_tau", "0.1", "0.5"} <= set(texts) and "model.dim" not in texts
+    assert {"contrastive_tau", "0.1", "0.5"} <= set(texts) and "dim" not in texts
     with (tmp_path / "page.csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     compared = differences.compare_runs([one, other])

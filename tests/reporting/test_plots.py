@@ -96,16 +96,6 @@ def test_depth_maps_share_one_scale(tmp_path):
     assert is_picture(tmp_path / "depth.png")
 
 
-def test_costs_of_losses_have_a_line_per_form(tmp_path):
-    records = [{"form": "ours", "n": n, "ms": n / 100, "limit_ms": 0.1} for n in (64, 128)]
-    records.append({"form": "dense", "n": 64, "ms": 5.0, "peak_mb": 3.0})
-    figure = plots.loss_scaling("t", records, tmp_path / "a.png")
-    ours, dense, limit = figure.axes[0].lines
-    assert ours.get_xydata().tolist() == [[64, 0.64], [128, 1.28]]
-    assert dense.get_xydata().tolist() == [[64, 5.0]] and list(limit.get_ydata()) == [0.1, 0.1]
-    assert all_labelled(figure) and is_picture(tmp_path / "a.png")
-
-
 def metrics(classes=3, **more):
     """Return a result of `metrics` with every part that is drawn."""
     counts = [1] * 8 + [6] * 2

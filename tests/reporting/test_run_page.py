@@ -49,7 +49,7 @@ def test_an_interrupted_page_leaves_the_earlier_one(tmp_path):
 
 def test_the_page_shows_results_curves_options_and_commands(tmp_path):
     results = {"lbfgs-output": PROBE, "metrics-test": METRICS}
-    run = make_run(tmp_path / "digits & <more>", results=results, model__dim=33)
+    run = make_run(tmp_path / "digits & <more>", results=results, dim=33)
     draw(run / "figures" / "nearest_neighbours.png", (5, 6))
     draw(run / "figures" / "another.png", (7, 8))
     page = run_page.write_run_page(run)
@@ -58,7 +58,7 @@ def test_the_page_shows_results_curves_options_and_commands(tmp_path):
     shown = {"97.25", "95.50, 98.25", "-3.700 ± 0.050", "0.500 ± 0.010", "0.2100", "l2=0.5"}
     assert shown | {"lbfgs-output"} <= set(texts)
     assert not {"12.50", "77.50"} & set(texts)
-    assert texts[texts.index("model.dim") + 1] == "33"
+    assert texts[texts.index("dim") + 1] == "33"
     assert [picture.size for picture in pictures[1:]] == [(6, 5), (8, 7)] and len(pictures) == 3
     assert (run / "figures" / "training_curves.png").is_file()
     commands = texts[-1].splitlines()
@@ -93,9 +93,9 @@ def test_pages_that_cannot_be_written_are_skipped(tmp_path, caplog):
         ({}, {}, ["probe", "metrics", "finetune"]),
         ({"labels": False}, {}, ["metrics"]),
         ({"test_split": False}, {}, ["metrics --split train"]),
-        ({}, {"model__num_classes": 10}, ["probe", "metrics"]),
-        ({}, {"model__vocabulary": 50}, ["metrics", "probe"]),
-        ({}, {"data__recipe": "nyu_depth"}, ["depth", "metrics"]),
+        ({}, {"num_classes": 10}, ["probe", "metrics"]),
+        ({}, {"model": "sentence_gru"}, ["metrics", "probe"]),
+        ({}, {"recipe": "nyu_depth"}, ["depth", "metrics"]),
     ],
 )
 def test_next_commands_fit_the_data(data, options, verbs, tmp_path):

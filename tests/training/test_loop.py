@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import shutil
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import arrays
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.training import checkpoints, distributed, setup
+from hypersphere_jax.training import checkpoints, distributed, metrics, setup
 from hypersphere_jax.training import recorder as recorder_module
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
@@ -114,12 +115,12 @@ def test_several_steps_in_one_program(devices, tmp_path):
 def test_calls_end_where_something_is_written(tmp_path):
     runtime = C.RuntimeConfig(log_every_steps=10, checkpoint_every_steps=7, keep_every_steps=5)
     config = tiny_runs.short(tmp_path, runtime=runtime, eval_every_epochs=2)
-    intervals = setup.Intervals(setup.set_up(config.replace(epochs=5, devices=2)))  # 6 an epoch
-    calls = list(intervals.calls(3, 4))
+    run = setup.set_up(config.replace(epochs=5, devices=2))  # 6 steps an epoch
+    calls = list(run.calls(3, 4))
     assert [call.stop for call in calls] == [5, 7, 10, 12, 14, 15, 19, 20, 21, 24, 25, 28, 30]
-    assert [call.start for call in intervals.calls(3)] == [*range(3, 30)]
-    assert [step for step in range(1, 31) if intervals.is_evaluated(step)] == [12, 24, 30]
-    assert [step for step in range(1, 31) if intervals.is_logged(step)] == [10, 12, 20, 24, 30]
+    assert [call.start for call in run.calls(3)] == [*range(3, 30)]
+    assert [step for step in range(1, 31) if run.is_evaluated(step)] == [12, 24, 30]
+    assert [step for step in range(1, 31) if run.is_logged(step)] == [10, 12, 20, 24, 30]
 
 
 def test_checkpoints_come_by_time(tmp_path, monkeypatch):
@@ -139,7 +140,7 @@ def test_checkpoints_come_by_time(tmp_path, monkeypatch):
 def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch):
     """Nor does the log count the time of saving the state that a run begins with."""
     save, shown = checkpoints.Checkpointer.save, []
-    completed = terminal.Progress.completed
+    update = terminal.Progress.update
     now = 0.0
     told = lambda: now  # noqa: E731
 
@@ -150,15 +151,15 @@ def test_the_first_step_waits_for_no_checkpoint(short_run, tmp_path, monkeypatch
             now += 1000
         save(checkpointer, step, tree)
 
-    def shows(bar, step):
+    def shows(bar, step, *text, **options):
         nonlocal now
         now += 1
         shown.append(step)
-        completed(bar, step)
+        update(bar, step, *text, **options)
 
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=told, perf_counter=told))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(**vars(time) | {"perf_counter": told}))
     monkeypatch.setattr(checkpoints.Checkpointer, "save", slowly)
-    monkeypatch.setattr(terminal.Progress, "completed", shows)
+    monkeypatch.setattr(terminal.Progress, "update", shows)
     folder = training.train(tiny_runs.short(tmp_path))
     first = state_of(folder, 0)
     jax.tree.map(np.testing.assert_array_equal, first, state_of(short_run, 0))
@@ -212,8 +213,8 @@ def test_the_metrics_of_all_completed_steps_are_read(tmp_path):
     short = setup.set_up(tiny_runs.short(tmp_path))  # logs every second step
     recorder = Recorder([RunRecord(short, "")])
     for call, losses in ((range(1), [0.5]), (range(1, 3), [0.5, np.nan]), (range(3, 4), [0.5])):
-        metrics = {"loss": np.float32(losses), "grad_norm": np.ones(len(losses), np.float32)}
-        recorder.add(call, distributed.replicate(metrics, short.devices))
+        logged = {"loss": np.float32(losses), "grad_norm": np.ones(len(losses), np.float32)}
+        recorder.add(call, distributed.replicate(logged, short.devices))
     recorder.complete(ahead=1)
     with pytest.raises(C.Diverged, match="at step 3;"):
         recorder.complete()
@@ -258,21 +259,25 @@ def test_only_labelled_images_train_a_classifier(tmp_path, monkeypatch):
 
 def test_at_most_two_steps_are_in_flight(tmp_path, monkeypatch):
     completed, ahead = [], []
-    monkeypatch.setattr(recorder_module, "Progress", lambda *_: Mock(completed=completed.append))
+
+    def update(step, *_, **options):
+        completed.extend([step] if options else [])  # not the line of the last step's metrics
+
+    monkeypatch.setattr(recorder_module, "Progress", lambda *_: Mock(update=update))
     runtime = C.RuntimeConfig(devices=2, log_every_steps=100)
     short = setup.set_up(tiny_runs.short(tmp_path, runtime=runtime))
-    metrics = dict.fromkeys(("loss", "grad_norm", "lr"), np.ones(1, np.float32))
-    metrics = distributed.replicate(metrics, short.devices)
+    logged = dict.fromkeys(("loss", "grad_norm", "lr"), np.ones(1, np.float32))
+    logged = distributed.replicate(logged, short.devices)
 
     def step(state, batch):
         ahead.append(batch - len(completed))
-        return state, metrics
+        return state, logged
 
     with recorder_module.open_run(short, "") as run:
         state = distributed.replicate(run.restore(initial(tmp_path)), short.devices)
         calls = [range(i, i + 1) for i in range(12)]
         batches = ((i,) for i in range(12))
-        training.take_steps(Recorder([run]), step, state, (), calls, batches, None)
+        training.take_steps(Recorder([run]), step, state, (), calls, batches)
     assert completed == [*range(1, 13)]
     assert ahead == [0, 0, 1] + [2] * 9
 
@@ -280,19 +285,19 @@ def test_at_most_two_steps_are_in_flight(tmp_path, monkeypatch):
 def test_rate_of_images_and_share_of_waiting(monkeypatch):
     now = 100.0
     told = lambda: now  # noqa: E731
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=told, perf_counter=told))
-    meter = terminal.Meter(20)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=told))
+    meter = metrics.Meter(20)
     # The first one compiles, and does not count.
     for waited, computed in ((50, 1000), (1, 4), (1, 4), (1, 4)):
         with meter:
             now += waited
         now += computed
-        meter.steps_begun(1)
+        meter.add_steps(1)
     assert meter.read() == {"images_per_s": 3 * 20 / 15, "data_wait": 0.2}
     now += 7
     assert meter.read() == {"images_per_s": 4.0, "data_wait": 0.2}  # no step was begun since
     meter.reset()  # after an evaluation, say
     assert meter.read() == {}
     now += 2
-    meter.steps_begun(1)
+    meter.add_steps(1)
     assert meter.read() == {"images_per_s": 10.0, "data_wait": 0.0}

@@ -89,7 +89,7 @@ def test_objective_is_the_function_of_the_views(found):
         close(loss, 2 * functions[case] + 0.3 * entropy)
         logged = [metrics[name] for name in ("align", "uniform", "supervised")]
         close(logged, [np.linalg.norm(x - y, axis=1).mean(), uniform, entropy])
-        lam = objectives.resolved(objective_of(case)).loss_lam
+        lam = objectives.with_loss_defaults(objective_of(case)).loss_lam
         assert ("loss_alignment" in metrics) == (lam is not None), case
         if lam is not None:
             total = metrics["loss_alignment"] + lam * metrics["loss_distribution"]

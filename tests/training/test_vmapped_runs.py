@@ -114,7 +114,7 @@ def test_one_that_diverges_leaves_the_others_alone(tmp_path, alone):
 
 @pytest.mark.slow
 def test_stopped_and_resumed_is_the_same(pair, alone, tmp_path):
-    message = r"saved at step 4 of 6 in .*/a, .*/b; to go on: CMD$"
+    message = r"saved at step 4 of 6 in .*/a, .*/b; to resume: CMD$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(C.Stopped, match=message):
         at_line(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
         vmapped.train_vmapped(both(tmp_path / "runs"), command="CMD")

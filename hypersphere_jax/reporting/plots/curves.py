@@ -1,4 +1,4 @@
-"""Curves: metrics over training steps, and the cost of losses over the number of points."""
+"""Curves of metrics over training steps."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,6 @@ from hypersphere_jax.reporting.plots import style
 LABELS = {"loss": "loss", "align": style.ALIGN_LABEL, "uniform": style.UNIFORM_LABEL}
 LABELS |= {"lr": "learning rate"}
 NOT_DRAWN = {"step", "epoch", "data_wait", "images_per_s", "sentences_per_s"}
-FEW_POINTS = 30  # a line with at most this many points has markers
 
 
 def training_curves(
@@ -46,33 +45,8 @@ def _draw_metric(axes: Axes, key: str, runs: Mapping[str, Sequence[Mapping]]) ->
     for records, (line_style, color) in zip(runs.values(), styles, strict=False):
         points = [(record["step"], record[key]) for record in records if key in record]
         steps, values = np.array(points, dtype=float).reshape(-1, 2).T
-        marker = "." if len(points) <= FEW_POINTS else None
-        axes.plot(steps, values, linestyle=line_style, color=color, marker=marker)
+        axes.plot(steps, values, linestyle=line_style, color=color, marker=".", markersize=3)
     axes.set_xlabel("training step")
     label = LABELS.get(key, key.replace("/", ": ").replace("_", " "))
     axes.set_ylabel(label, parse_math=key in LABELS)
     axes.grid(alpha=0.3)
-
-
-def loss_scaling(title: str, records: Sequence[Mapping], path: str | Path | None = None) -> Figure:
-    """Draw time and peak memory over n, one line per implementation.
-
-    Records have "form" and "n", and if measured "ms", "limit_ms" and "peak_mb".
-    """
-    figure = Figure(figsize=(10, 4.5), dpi=style.DPI, layout="constrained")
-    figure.suptitle(title)
-    panels = figure.subplots(1, 2)
-    forms = dict.fromkeys(record["form"] for record in records)
-    for axes, key in zip(panels, ("ms", "peak_mb"), strict=True):
-        for form, color in zip(forms, style.COLORS, strict=False):
-            points = [(r["n"], r[key]) for r in records if r["form"] == form and key in r]
-            sizes, values = np.array(points).reshape(-1, 2).T
-            axes.plot(sizes, values, label=form, color=color, marker="o")
-        axes.set(xscale="log", yscale="log", xlabel="points n")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("time (ms)")
-    panels[1].set_ylabel("peak memory (MB of 10⁶ bytes)")
-    limits = {record["n"]: record["limit_ms"] for record in records if "limit_ms" in record}
-    panels[0].plot(limits.keys(), limits.values(), "--", color="black", label="physical limit")
-    figure.legend(handles=panels[0].lines, ncols=len(forms) + 1, loc="outside lower center")
-    return style.save_figure(figure, path)

@@ -24,22 +24,21 @@ def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) ->
     Panels show the distances of positive pairs (Wang & Isola, Figure 3), the uniformity of each
     class, the singular values, and the features along random directions (Chen et al., Figure B.1).
     """
-    panels = [draw for key, draw in PANELS.items() if key in result]
+    panels = [(draw, result) for key, draw in PANELS.items() if key in result]
     directions = result.get("projections", [])[:DIRECTIONS]
-    rows = -(-(len(panels) + len(directions)) // COLUMNS)
-    if not rows:
+    panels += [(_draw_projection, {**result, **direction}) for direction in directions]
+    if not panels:
         return None
+    rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(11, 3.2 * rows + 0.5), dpi=DPI, layout="constrained")
     title = [str(result.get("run") or Path(result["features"]).name)]
     title += [f"{key} {result[key]}" for key in ("step", "split") if key in result]
     title.append(f"{result['n']:,} points in {result['d']} dimensions")
     figure.suptitle(", ".join(title), parse_math=False)
-    grid = iter(figure.subplots(rows, COLUMNS, squeeze=False).flat)
-    for draw in panels:
-        draw(next(grid), result)
-    for direction in directions:
-        _draw_projection(next(grid), direction, result)
-    for axes in grid:
+    grid = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    for axes, (draw, values) in zip(grid, panels, strict=False):
+        draw(axes, values)
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
     return save_figure(figure, path)
 
@@ -52,7 +51,6 @@ def _draw_distances(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.axvline(mean, linestyle="--", color=COLORS[1])
     axes.set_title(f"positive pairs: mean {mean:.2f} (dashed)", fontsize="medium")
     axes.set(xlabel=r"distance $\|f(x) - f(y)\|_2$", ylabel="pairs (%)", xlim=(0, 2))
-    axes.set_ylim(bottom=0)
 
 
 def _draw_classes(axes: Axes, result: Mapping[str, Any]) -> None:
@@ -63,45 +61,34 @@ def _draw_classes(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.errorbar(values, rows, xerr=errors, fmt="o", color=COLORS[0], label="each class")
     if len(names) <= NAMED_CLASSES:
         axes.set_yticks(rows, names, fontsize="small", parse_math=False)
-    axes.set(ylim=(len(names) - 0.5, -0.5), ylabel="class")
+    axes.invert_yaxis()
     mean = result["uniform_by_class_mean"]
     axes.axvline(mean, color=COLORS[0], linestyle="--", label="mean over classes")
     axes.axvline(result["uniform"], color=COLORS[1], label="all points")
     axes.axvline(result["uniform_optimum"], color="black", linestyle=":", label="optimum")
     axes.set_title("uniformity of each class's points", fontsize="medium")
-    axes.set_xlabel(UNIFORM_LABEL)
-    axes.grid(alpha=0.3)
+    axes.set(xlabel=UNIFORM_LABEL, ylabel="class")
     axes.legend(fontsize="x-small")
 
 
 def _draw_spectrum(axes: Axes, result: Mapping[str, Any]) -> None:
     values = np.array(result["singular_values"])
     shown = values[values > 0]
-    level = result["d"] ** -0.5
     rank = result["effective_rank"]
     axes.plot(np.arange(1, len(shown) + 1), shown, color=COLORS[0], marker=".")
-    axes.axhline(level, color="black", linestyle=":", label="uniform sphere")
+    axes.axhline(result["d"] ** -0.5, color="black", linestyle=":", label="uniform sphere")
     axes.axvline(rank, color=COLORS[1], linestyle="--", label="effective rank")
     axes.set_yscale("log")
-    axes.set_ylim(min(shown[-1], shown[0] / 10) / 1.3, 1.3 * max(shown[0], level))
     axes.set_xlim(0, len(values) + 1)
     axes.set_title(f"effective rank {rank:.1f} of {result['d']}", fontsize="medium")
     axes.set(xlabel="index of the singular value", ylabel=r"singular value / $\sqrt{n}$")
-    axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small")
 
 
-PANELS = {
-    "pair_distance_counts": _draw_distances,
-    "uniform_by_class": _draw_classes,
-    "singular_values": _draw_spectrum,
-}
-
-
-def _draw_projection(axes: Axes, direction: Mapping, result: Mapping[str, Any]) -> None:
+def _draw_projection(axes: Axes, result: Mapping[str, Any]) -> None:
     d = result["d"]
     half_width = result["projection_half_width"]
-    counts = np.array(direction["counts"])
+    counts = np.array(result["counts"])
     edges = np.linspace(-half_width, half_width, len(counts) + 1)
     density = counts / counts.sum() / (edges[1] - edges[0])
     axes.stairs(density, edges, fill=True, color=COLORS[5], label="features")
@@ -110,8 +97,15 @@ def _draw_projection(axes: Axes, direction: Mapping, result: Mapping[str, Any]) 
     axes.plot(x, normal, color="black", linewidth=1, label="normal")
     x = x[np.abs(x) < math.sqrt(d)]
     axes.plot(x, sphere_marginal(d).pdf(x), "--", color=COLORS[1], label="uniform sphere")
-    distance = direction["ks_sphere"]  # Kolmogorov-Smirnov
+    distance = result["ks_sphere"]  # Kolmogorov-Smirnov
     axes.set_title(f"random direction: KS distance {distance:.3f}", fontsize="medium")
     axes.set(xlabel=r"projection $\cdot\ \sqrt{d}$", ylabel="density")
     axes.set_ylim(0, 1.1 * max(0.45, density.max()))  # the sphere's may be unbounded
     axes.legend(fontsize="x-small")
+
+
+PANELS = {
+    "pair_distance_counts": _draw_distances,
+    "uniform_by_class": _draw_classes,
+    "singular_values": _draw_spectrum,
+}
