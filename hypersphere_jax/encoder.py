@@ -353,7 +353,7 @@ class Encoder:
         if key not in self._programs:
             config = self.config
             size: Any = config.image_size
-            options = {"cropped": cropped, "extra_channels": config.extra_channels}
+            options: Any = {"cropped": cropped, "extra_channels": config.extra_channels}
             prepare = augment.make_evaluate(augment.recipe_of(config), size, **options)
             try:
                 view = jax.eval_shape(prepare, jax.ShapeDtypeStruct(shape, jnp.uint8))

@@ -255,7 +255,7 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         """Return the figures since the last reading, or the last ones without a step."""
-        passed = time.perf_counter() - self._since
+        passed = time.perf_counter() - (self._since or 0.0)
         figures = self._figures
         if self._steps:
             rate = round(self._steps * self._batch_size / passed, 1)
