@@ -48,7 +48,7 @@ class Run:
 
     config: PretrainConfig
     labels: Mapping[str, Any] = field(default_factory=dict)
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def replace(self, labels: Mapping[str, Any] | None = None, **changes: Any) -> "Run":
         """Return the run with other config fields and additional labels."""
@@ -217,17 +217,17 @@ def read_rows(run: Run) -> Rows | None:
 def carry_out(run: Run, command: str = "") -> None:
     """Train and evaluate a run, and write its rows or the reason of its failure."""
     xla.keep_compiled(run.config.cache_dir)
+    source = run.config.init_from
+    if source is not None and not (Path(source) / "checkpoints").is_dir():
+        _fail(run, f"{source}, the run it starts from, failed")
+        return
     began = time.monotonic()
     try:
-        if run.config.init_from is not None:
-            source = Path(run.config.init_from)
-            if not (source / "checkpoints").is_dir():
-                raise Diverged(f"{source.name}, the run it starts from, failed")
         folder = train(run.config, command)
         trained = time.monotonic()
         rows = evaluate(folder, run.evaluation)
     except Diverged as error:
-        _fail(run, str(error).partition("; the checkpoint")[0])
+        _fail(run, error.reason.partition("; the checkpoint")[0])
         return
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_used_up(error):
