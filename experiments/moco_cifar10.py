@@ -27,9 +27,7 @@ docs/moco.md.
 """
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.configs import (
-    PretrainConfig,
-)
+from hypersphere_jax.configs import PretrainConfig
 
 CONFIGS = {
     variant: PretrainConfig(

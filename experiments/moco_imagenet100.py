@@ -29,9 +29,7 @@ images: 1.0e18. `--dtype bfloat16` is faster, with other numbers.
 from pathlib import Path
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.configs import (
-    PretrainConfig,
-)
+from hypersphere_jax.configs import PretrainConfig
 
 CONFIGS = {
     variant: PretrainConfig(

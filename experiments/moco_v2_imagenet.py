@@ -30,9 +30,7 @@ faster, with other numbers.
 """
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.configs import (
-    PretrainConfig,
-)
+from hypersphere_jax.configs import PretrainConfig
 
 CONFIGS = {
     variant: PretrainConfig(

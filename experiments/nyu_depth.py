@@ -28,10 +28,7 @@ Expected time: not measured. Estimate: 2,400 steps of 128 pairs. A forward pass 
 GPU, and 8 hours at the 100 GFLOP/s of 2 CPU cores.
 """
 
-from hypersphere_jax.configs import (
-    ObjectiveConfig,
-    PretrainConfig,
-)
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
 OBJECTIVES = {
     "contrastive": ObjectiveConfig(

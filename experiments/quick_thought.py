@@ -24,12 +24,7 @@ FLOP: 6.4e16 in all, and as the recurrence has some 130 short products a step, i
 for more: at 30 ms a step, an hour on a GPU.
 """
 
-from hypersphere_jax.configs import (
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PretrainConfig,
-)
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
 
 MODEL = ModelConfig("sentence_gru", dim=1200, embedding=620)
 OPTIMIZER = OptimizerConfig(

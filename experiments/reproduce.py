@@ -7,7 +7,7 @@ An item is a file in the folder of its paper, e.g. `wang_isola/figure7.py` for
     SETTINGS             columns that distinguish its settings
     runs(scale, rows)    its runs; `rows` are the results so far, on which later runs may depend
     analyze(rows)        a tidy table: claim, effect, interval, p, verdict
-    plot(rows, path)     its picture
+    plot(rows, path)     its picture, or None
 """
 
 import functools
@@ -30,6 +30,14 @@ from hypersphere_jax.reporting.tables import print_table
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER.parent / "docs" / "results"
 PAPERS = ("wang-isola", "chen", "balanced")
+# Tables whose encoders belong to another item.
+COVERED = {
+    "wang-isola/table2": "wang-isola/figure5b",
+    "wang-isola/table9": "wang-isola/figure5b",
+    "wang-isola/table3": "wang-isola/figure9a",
+    "wang-isola/table10": "wang-isola/figure9a",
+    "chen/tableD3": "chen/tableD2",
+}
 LAYERS = ("output", "backbone", "fc7", "conv5", "mr", "cr")
 
 
@@ -57,6 +65,7 @@ def find(item: str) -> ModuleType:
       UserError: for an unknown item; the message suggests a similar one.
     """
     names = item_names()
+    item = COVERED.get(item, item)
     hint = did_you_mean(item, names) or "; `python run.py reproduce` lists them"
     require(item in names, f"no item {item!r}{hint}")
     paper, _, stem = item.partition("/")
@@ -143,7 +152,8 @@ def report(
     table = module.analyze(rows)
     print_rows(table, f"{item}: analysis")
     write_csv(folder / "analysis.csv", table)
-    module.plot(rows, folder / "figure.png")
+    if module.plot is not None:
+        module.plot(rows, folder / "figure.png")
     print(f"results: {folder}")
 
 

@@ -16,7 +16,6 @@ tenth of cosine's gain over the random initialization) is not supported.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from experiments.balanced import settings
 from experiments.lib import rates
@@ -36,15 +35,12 @@ from experiments.lib.tables import printed_column
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("similarity", "step")
+plot = None
 TABLE = "balanced/table1"
 COSINE = "cosine"
 INITIAL = "random initialization"
 # By the names of the table.
-SIMILARITIES = {
-    COSINE: None,
-    "dot product": "dot",
-    "negative Euclidean distance": "neg_euclidean",
-}
+SIMILARITIES = {COSINE: None, "dot product": "dot", "negative Euclidean distance": "neg_euclidean"}
 LOW_RATES = (0.001, 0.003, 0.01)  # for outputs of any norm
 NOTHING = 0.1  # share of cosine's gain
 TASKS = {"laptop": settings.GRAY, "gpu": settings.GPU, "paper": settings.IMAGENET}
@@ -110,7 +106,3 @@ def gain_beyond_nothing(groups: Mapping[str, Rows], label: str, layer: str) -> d
             rights = [correct(groups[name], score) for name in weights]
             estimates[instrument] = contrast(rights, [*weights.values()])
     return estimates
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

@@ -15,7 +15,6 @@ on CIFAR-10 (3.0 points by logistic regression, 4.8 by 5-NN) and inconclusive on
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.balanced import settings
 from experiments.balanced.settings import NAMES, Task
@@ -27,6 +26,7 @@ from experiments.lib.sweep import Run
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("data", "kind", "loss")
+plot = None
 BEST = {
     "imagenet2012": settings.BEST_IMAGENET,
     "digits": settings.BEST_IMAGENET,
@@ -81,7 +81,3 @@ def analyze(rows: Rows) -> Rows:
                 comparisons.append(Comparison(claim, estimates, labels=labels))
         table += judge(comparisons)
     return table
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

@@ -17,7 +17,6 @@ encoder and not to the classifier's training set. The paper does not say which i
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.balanced import settings
 from experiments.lib.evaluation import layers_of
@@ -28,6 +27,7 @@ from experiments.lib.tables import printed_column
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("classes",)
+plot = None
 GPU = settings.GPU._replace(base=settings.GPU.base.replace(epochs=100))
 TASKS = {"laptop": settings.SUBSETS, "gpu": GPU, "paper": settings.IMAGENET}
 PROBE_SIZES = {"laptop": 5000, "gpu": 5000, "paper": 115_846}
@@ -56,7 +56,3 @@ def analyze(rows: Rows) -> Rows:
         claim = "balanced training data are better than long-tailed data"
         table += judge([Comparison(claim, estimates, labels={"layer": layer})])
     return table
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

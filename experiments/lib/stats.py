@@ -232,11 +232,12 @@ def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> lis
     """Return a row per setting: mean metrics and accuracies ± half of the 95% interval.
 
     Args:
-      rows: of runs.
+      rows: of runs; rows without one of the columns are left out.
       settings: columns that distinguish settings.
       scores: score columns; those that no row has are left out.
     """
     table = []
+    rows = [row for row in rows if all(name in row for name in settings)]
     for key, group in group_by(rows, *settings).items():
         values = key if len(settings) > 1 else (key,)
         line: dict[str, Any] = dict(zip(settings, values, strict=True))

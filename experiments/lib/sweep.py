@@ -105,6 +105,11 @@ class SweepOptions:
 Plan = Callable[[Rows], list[Run]]
 
 
+def no_runs(scale: str, rows: Sequence = ()) -> list[Run]:
+    """Return no runs, for items that train nothing."""
+    return []
+
+
 def run_all(plan: Plan, options: SweepOptions) -> tuple[Rows, list[Run]]:
     """Train and evaluate all runs of a plan, and return their rows and the unfinished runs.
 

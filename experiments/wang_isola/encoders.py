@@ -9,20 +9,15 @@ initial rate, whatever the batch. Shorter runs (finetuning, 12 epochs) have no d
 `python run.py pretrain`.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.sweep import Run
-from experiments.lib.tables import TableRow, printed_scores, table_rows
-from hypersphere_jax.configs import (
-    ModelConfig,
-    ObjectiveConfig,
-    PretrainConfig,
-    UserError,
-    require,
-)
+from experiments.lib.tables import TableRow, printed_scores, table_row, table_rows
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, PretrainConfig, UserError, require
 
 LOSS_OPTIONS = (
     "contrastive_weight",
@@ -144,6 +139,12 @@ def config_of(row: TableRow, scale: str = "paper") -> PretrainConfig:
     Raises:
       UserError: for a `refusal`.
     """
+    return _cached_config(row.table, row.number, scale)
+
+
+@functools.cache
+def _cached_config(table: str, number: int, scale: str) -> PretrainConfig:
+    row = table_row(table, number)
     reason = refusal(row)
     require(reason is None, str(reason))
     row = detailed(row)

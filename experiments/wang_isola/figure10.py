@@ -10,7 +10,6 @@ values agree with SciPy's hyp0f1 within 1e-12.
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,15 @@ from scipy import special
 from experiments.lib.plots import COLUMN_WIDTH, new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from hypersphere_jax import theory
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 Z = (0.25, 1.0, 4.0, 16.0)  # t^2 at t = 1/2, 1, 2, 4, as in Corollary 1
 ALPHAS = np.geomspace(0.5, 512, 161)
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def hypergeometric(alpha: float, z: float) -> float:

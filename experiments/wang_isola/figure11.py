@@ -9,7 +9,6 @@ Result: supported. The values decrease for every t and agree with the paper's fo
 At t = 2 the optimum is 0.002 above -4 in 4,096 dimensions.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,15 @@ from scipy import special
 from experiments.lib.plots import COLUMN_WIDTH, new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from hypersphere_jax import theory
 from hypersphere_jax.reporting.plots.style import COLORS, UNIFORM_LABEL, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 TS = (0.5, 1.0, 2.0, 4.0)
 DIMS = 2 ** np.arange(1, 13)
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def optima(t: float) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Figure 9a of Wang & Isola: encoders of ImageNet-100 in the plane of alignment and uniformity.
 
-Claim: encoders with low L_align and low L_uniform have a higher accuracy.
+Claim: encoders with low L_align and low L_uniform have a higher accuracy. Includes Tables 3 and 10,
+whose encoders these are: the analysis lists the difference from each printed number.
 
     python run.py reproduce wang-isola/figure9a --scale paper --data-dir DATA
 
@@ -11,18 +12,23 @@ Not run.
 from collections.abc import Sequence
 from functools import partial
 
+from experiments.lib.records import Rows
 from experiments.lib.stats import columns_of
 from experiments.lib.sweep import Run
-from experiments.wang_isola.encoders import EVALUATE_IMAGENET100, random_rows, run_of
+from experiments.wang_isola.encoders import EVALUATE_IMAGENET100, table_runs
 from experiments.wang_isola.plane import analyze_plane, plot_plane
+from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
-
-analyze = partial(analyze_plane, scores=columns_of("backbone"))
 plot = partial(plot_plane, scores=columns_of("backbone"))
 
 
 def runs(scale: str, rows: Sequence = ()) -> list[Run]:
     """Return the encoders of Table 10."""
-    return [run_of(row, scale, EVALUATE_IMAGENET100) for row in random_rows("wang-isola/table10")]
+    return table_runs("wang-isola/table10", scale, EVALUATE_IMAGENET100)
+
+
+def analyze(rows: Rows) -> Rows:
+    """Correlate accuracy with the metrics, and list differences from the printed numbers."""
+    return analyze_plane(rows, columns_of("backbone")) + differences(rows)

@@ -14,7 +14,6 @@ all harmonic moments of degree 1 or more are zero. Uniqueness rests on this clos
 computation shows it.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from experiments.lib.plots import MARKERS, new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from experiments.wang_isola import harmonics
 from experiments.wang_isola.potentials import (
     DIMS,
@@ -35,13 +35,9 @@ from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 DEGREES = 17
 ABOVE_ROUNDING = 1e3 * harmonics.ROUNDING
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def visible(dim: int) -> np.ndarray:

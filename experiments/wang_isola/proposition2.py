@@ -16,7 +16,6 @@ solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS s
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,13 @@ from threadpoolctl import threadpool_limits
 from experiments.lib.plots import new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from experiments.wang_isola.potentials import T, potential, uniform_potential
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 DIMS = (2, 3)
 NUMBERS = (4, 6, 12, 32, 64, 128, 256)
 STARTS = 3
@@ -41,11 +42,6 @@ SOLIDS = {
     6: np.array([1, -1] + [0] * 4),
     12: np.array([1, -1] + [5**-0.5, -(5**-0.5)] * 5),
 }
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def minimized(start: np.ndarray, t: float = T) -> np.ndarray:

@@ -15,7 +15,6 @@ so every value of the range occurs.
 
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +22,17 @@ import numpy as np
 from experiments.lib.plots import new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from experiments.wang_isola import harmonics
 from experiments.wang_isola.potentials import DIMS, T, potential, uniform_potential
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 TS = (0.5, 1.0, 2.0, 4.0)
 ATOMS = (2, 8, 64)
 MEASURES = 100  # random measures per number of atoms
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def mixture_potential(dim: int, share: float, t: float = T) -> float:

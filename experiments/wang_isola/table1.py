@@ -16,7 +16,6 @@ have the same learning rate.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from experiments.lib import rates
 from experiments.lib.records import Rows, column, finished, group_by
@@ -24,16 +23,12 @@ from experiments.lib.stats import Comparison, columns_of, compare, judge
 from experiments.lib.sweep import Run
 from experiments.lib.tables import table_row
 from experiments.wang_isola import figure5a
-from experiments.wang_isola.encoders import (
-    EVALUATE_CIFAR10,
-    EVALUATE_STL10,
-    SELECTIONS,
-    run_of,
-)
+from experiments.wang_isola.encoders import EVALUATE_CIFAR10, EVALUATE_STL10, SELECTIONS, run_of
 from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ("row", "loss")
+plot = None
 TABLE = "wang-isola/table1"
 FRESH_SEEDS = (3, 4, 5, 6, 7)
 FINAL = replace(EVALUATE_CIFAR10, layers=("output", "fc7"))
@@ -83,7 +78,3 @@ def analyze(rows: Rows) -> Rows:
         estimates = compare(align_uniform, contrastive, columns_of(layer))
         tables += judge([Comparison(claim, estimates, labels={"layer": layer})])
     return tables
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

@@ -10,7 +10,6 @@ Result (laptop): inconclusive. The rank correlations are between -0.22 and -0.50
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.lib.records import Rows
 from experiments.lib.sweep import Run
@@ -21,6 +20,7 @@ from experiments.wang_isola.sentences import TABLE11, TASKS
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("kind", "loss", "step")
+plot = None
 BESIDE = {f"val_{task}": sentences.text_columns(task) for task in TASKS}
 
 
@@ -34,7 +34,3 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
 def analyze(rows: Rows) -> Rows:
     """Correlate our accuracies with the paper's."""
     return order_agrees(sentences.grid_rows(rows), BESIDE)
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

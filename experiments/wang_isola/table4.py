@@ -14,7 +14,6 @@ order of encoders says little.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.lib import rates
 from experiments.lib.records import Rows, finished
@@ -28,6 +27,7 @@ from experiments.wang_isola.sentences import RANDOM_WORDS, TABLE11, TASKS
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("kind", "loss", "step")
+plot = None
 TABLE4 = "wang-isola/table4"
 SELECTED = {
     "contrastive": "best contrastive only",
@@ -83,7 +83,3 @@ def analyze(rows: Rows) -> Rows:
             estimates = sentences.difference(a, b)
             comparisons.append(Comparison(claim, estimates, labels={"task": task}))
     return judge(comparisons)
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

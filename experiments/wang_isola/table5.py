@@ -9,15 +9,14 @@ Not run.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from experiments.lib.records import Rows
 from experiments.lib.sweep import Run
 from experiments.wang_isola.encoders import EVALUATE_IMAGENET, table_runs
 from experiments.wang_isola.printed_tables import differences
 
 SCALES = ("paper",)
 SETTINGS = ("row", "loss")
+plot = None
 
 analyze = differences
 
@@ -25,7 +24,3 @@ analyze = differences
 def runs(scale: str, rows: Sequence = ()) -> list[Run]:
     """Return the encoders of the table's rows."""
     return table_runs("wang-isola/table5", scale, EVALUATE_IMAGENET)
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

@@ -11,7 +11,6 @@ logistic regression and 0.68 by 5-NN.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.lib.evaluation import Evaluation
 from experiments.lib.records import Rows
@@ -22,6 +21,7 @@ from experiments.wang_isola.printed_tables import differences, order_agrees
 
 SCALES = ("laptop", "paper")
 SETTINGS = ("row", "loss")
+plot = None
 BESIDE = {f"val_{name}": columns_of("output") for name in ("output_linear", "output_knn5")}
 
 
@@ -34,7 +34,3 @@ def runs(scale: str, rows: Sequence = ()) -> list[Run]:
 def analyze(rows: Rows) -> Rows:
     """Correlate our accuracies with the paper's; at paper scale, list the differences."""
     return differences(rows) if rows[0]["data"] == "stl10" else order_agrees(rows, BESIDE)
-
-
-def plot(rows: Rows, path: Path) -> None:
-    """Draw nothing."""

@@ -28,12 +28,14 @@ import numpy as np
 from experiments.lib.plots import MARKERS, new_figure, printed, shared_legend
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from hypersphere_jax import data, info_nce_loss, theory
 from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 TAU = 0.5
 SIZES = (16, 64, 256, 1024, 4096, 16384, 65536)
 FIT_FROM = 256  # smaller M have visible higher-order terms
@@ -45,11 +47,6 @@ DRAWS = 2048
 MAX_NEGATIVES = 2**24  # per M, in all draws
 CHUNK = 2**18  # negatives at a time
 POWERS = {"single draw": -0.5, "expectation": -1.0}
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 class Population(NamedTuple):

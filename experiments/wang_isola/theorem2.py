@@ -18,7 +18,6 @@ the squared distance as completely monotone, but its third derivative changes si
 """
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -30,23 +29,20 @@ from scipy import special
 from experiments.lib.plots import MARKERS, new_figure, printed
 from experiments.lib.records import Rows
 from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
 from experiments.wang_isola import harmonics
 from hypersphere_jax import info_nce_loss
 from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = ()
+runs = no_runs
 TAU = 0.5
 TAUS = (0.1, 0.5, 1.0)
 DIMS = (2, 3, 8, 128)
 FREE_POINTS = 60
 STARTS = 5
 STEPS = 1000
-
-
-def runs(scale: str, rows: Sequence = ()) -> list:
-    """Return no runs."""
-    return []
 
 
 def pair_loss(cosines: np.ndarray, positive: float, tau: float) -> np.ndarray:
