@@ -24,7 +24,7 @@ class QuickstartConfig(Config):
     choose: bool = False
     """Compare learning rates on a held-out part of the training split instead."""
     jobs: int | None = None
-    """Encoders at a time, each in a process with its own cores. Defaults to at most 4 on CPUs."""
+    """Encoders at a time, each in a process with separate cores. Defaults to at most 4 on CPUs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +53,7 @@ class ReproduceConfig(Config):
     only: tuple[str, ...] = ()
     """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
     jobs: int = 1
-    """Processes that train at a time, each with its own cores."""
+    """Processes that train at a time, each with separate cores."""
     vmapped: bool | None = None
     """Train encoders that differ in scalars only in one program. Defaults to True on accelerators
     with one job."""

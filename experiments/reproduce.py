@@ -112,7 +112,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
 
 
 def print_items() -> None:
-    """Print all items with their scales and what is recorded in docs/results."""
+    """Print all items with their scales and recorded results."""
     lines = []
     for item in item_names():
         module = find(item)

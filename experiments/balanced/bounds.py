@@ -16,9 +16,9 @@ from hypersphere_jax.reporting.plots.style import COLORS, save_figure
 
 SCALES = ("laptop", "gpu", "paper")
 SETTINGS = grids.SETTINGS
-VIEWS = 16  # their mean stands for the expectation over augmentations; one more is the anchor
+VIEWS = 16  # estimate the expectation over augmentations; one more view is the anchor
 PER_CLASS = 100
-ROUNDING = 1e-5  # of float32 sums, divided by nu
+ROUNDING = 1e-5  # tolerance for float32 sums that are divided by nu
 
 
 class Sides(NamedTuple):
@@ -53,7 +53,7 @@ def measure(
     """Return the sides of a bound per encoder, by (loss, alpha, lambda).
 
     Args:
-      rows: of finished runs with their folders.
+      rows: finished runs with their folders.
       bound: (row, features `[1 + VIEWS, n, d]`, labels `[n]`) -> sides. The first view of each
         image is the anchor.
     """

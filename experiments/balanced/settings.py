@@ -1,4 +1,4 @@
-"""What the balanced paper trains, and the same at smaller scales.
+"""Configs of the balanced paper, and the same at smaller scales.
 
 From the paper (A.3.1): ImageNet, ResNet-50 with a projector of three layers of 2,048, 100 epochs of
 512 pairs, SGD with rate 0.1, momentum 0.9, weight decay 0.0001 and a cosine; a linear classifier on

@@ -39,7 +39,7 @@ plot = None
 TABLE = "balanced/table1"
 COSINE = "cosine"
 INITIAL = "random initialization"
-# By the names of the table.
+# Names as in the table.
 SIMILARITIES = {COSINE: None, "dot product": "dot", "negative Euclidean distance": "neg_euclidean"}
 LOW_RATES = (0.001, 0.003, 0.01)  # for outputs of any norm
 NOTHING = 0.1  # share of cosine's gain

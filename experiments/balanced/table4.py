@@ -31,7 +31,7 @@ plot = None
 GPU = settings.GPU._replace(base=settings.GPU.base.replace(epochs=100))
 TASKS = {"laptop": settings.SUBSETS, "gpu": GPU, "paper": settings.IMAGENET}
 PROBE_SIZES = {"laptop": 5000, "gpu": 5000, "paper": 115_846}
-SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # by the names of the table
+SUBSETS = {"uniform": "uniform", "long-tailed": "long_tailed"}  # names as in the table
 
 
 def runs(scale: str, rows: Sequence = ()) -> list[Run]:

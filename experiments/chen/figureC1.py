@@ -13,8 +13,8 @@ paper:  ResNet-18, 400 epochs. Its temperatures, batches and bits are in its pic
 Result (laptop): supported for LogSumExp at tau 0.5 and for SWD; not supported for LogSumExp at
 tau 0.1.
 
-A loss is saturated by 8 bits if they gain more than 95% of what the most bits gain. The scale is 0
-for equal outputs and 1 for uniform points. Tests are over seeds; no test data take part.
+A loss is saturated by 8 bits if they gain more than 95% of the gain of the most bits. The scale is
+0 for equal outputs and 1 for uniform points. Tests are over seeds; no test data take part.
 """
 
 import functools
@@ -55,7 +55,7 @@ SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
 EPOCHS = {64: 3, 256: 6}  # at laptop scale: 234 and 114 steps
 FEW = 8
 SATURATED = 95.0  # percent
-DRAWS = 20  # of uniform points
+DRAWS = 20  # samples of uniform points
 
 
 def runs(scale: str, rows: Sequence = ()) -> list[Run]:
@@ -114,7 +114,7 @@ def reference(name: str, n: int, d: int) -> tuple[float, float]:
 
 
 def analyze(rows: Rows) -> Rows:
-    """Test whether 8 bits gain more than 95% of what the most bits gain."""
+    """Test whether 8 bits gain more than 95% of the gain of the most bits."""
     comparisons = []
     for (name, batch), group in group_by(rows, "name", "batch").items():
         gains = {bits: [gained(row) for row in of] for bits, of in group_by(group, "bits").items()}

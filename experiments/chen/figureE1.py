@@ -11,8 +11,8 @@ laptop: 8 encoders x 4 numbers of bits x 5 seeds on digits, rates chosen on trai
 gpu:    8 encoders x 3 numbers of bits x 2 seeds, ResNet-18, CIFAR-10, 10 epochs at the authors'
         rate; about an hour on one H100 (estimated).
 paper:  ResNet-18, 400 epochs. The paper's own values are in its picture only.
-Result (laptop): supported for 6 of 8 encoders, whose accuracy with 8 bits falls below that of their
-random initialization. SWD with lambda 50 helps.
+Result (laptop): supported for 6 of 8 encoders, whose accuracy with 8 bits falls below the
+accuracy of their random initialization. SWD with lambda 50 helps.
 
 Accuracy falls without training, too, so bits are taken to spoil an encoder where training with 8
 bits leaves it below its initialization.

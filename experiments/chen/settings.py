@@ -1,4 +1,4 @@
-"""What Chen, Luo & Li train, and the same at smaller scales.
+"""Configs of Chen, Luo & Li, and the same at smaller scales.
 
 From the paper (Appendices A, B and D): ResNet-50 (ResNet-18 where many settings are compared), a
 projection head of two layers, outputs of 64 dimensions for CIFAR-10 and 128 for ImageNet, SimCLR's
@@ -28,7 +28,7 @@ from hypersphere_jax.configs import (
     section,
 )
 
-FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
+FACTOR = 1000.0  # scales losses that use the mean squared difference of normalized outputs
 
 
 def nt_xent(tau: float) -> ObjectiveConfig:
@@ -63,7 +63,7 @@ def swd(prior: str, lam: float) -> ObjectiveConfig:
     )
 
 
-# By the names of Tables D.1 to D.3.
+# Names as in Tables D.1 to D.3.
 LOSSES = {
     "NT-Xent": nt_xent(0.2),
     "Decoupled NT-Xent": decoupled(1.0, 0.1),
@@ -102,7 +102,7 @@ IMAGENET = CIFAR10.replace(
     learning_rate=1.2,
     weight_decay=1e-6,
 )
-# What the rows of a table have in common. Figure B.2 has ResNet-18 and 200 epochs.
+# Shared options of a table's rows. Figure B.2 has ResNet-18 and 200 epochs.
 BASES = {
     "chen/tableD1": CIFAR10,
     "chen/tableD2": IMAGENET,
@@ -119,7 +119,7 @@ GPU = RESNET18.replace(
     log_every_steps=20,
 )
 # Laptop scale: a small network and digits, 20 epochs of 10 steps. Rates are chosen on training data
-# except for random bits alone (Figure C.1), where no test data take part.
+# except in Figure C.1, where no test data take part.
 LAPTOP_OPTIMIZER = section(CIFAR10, OptimizerConfig).replace(
     epochs=20, learning_rate=4.0, warmup_epochs=2
 )

@@ -31,7 +31,7 @@ def circle_figure(
     Args:
       encoders: each with "name", "features" `[n, 2]`, "labels" `[n]`, "pair_distances" `[n]` and
         "class_names".
-      path: of the PNG.
+      path: file of the PNG.
       classes: labels to draw.
     """
     figure = Figure(figsize=(PAGE_WIDTH, 2.2 * len(encoders)), dpi=DPI, layout="constrained")
@@ -62,7 +62,7 @@ def potential_figure(panels: Sequence[Mapping[str, Any]], path: Path | None, t: 
 
     Args:
       panels: each with "name", "features" `[n, 2]` and "potential".
-      path: of the PNG.
+      path: file of the PNG.
       t: scale of the potential.
     """
     down = -(-len(panels) // PANELS_ACROSS)

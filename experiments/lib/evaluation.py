@@ -1,4 +1,4 @@
-"""How the encoder of a run is evaluated, from its checkpoints."""
+"""Evaluation of a run's encoder from its checkpoints."""
 
 import dataclasses
 import shutil
@@ -26,14 +26,14 @@ PROBE_SEED = 1000  # draws the balanced training images of a probe
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured: alignment (alpha 2), uniformity (t 2), and each layer's accuracies."""
+    """Measurements: alignment (alpha 2), uniformity (t 2), and each layer's accuracies."""
 
     layers: tuple[str, ...] = ("output",)
     """Layers to probe, the paper's layer first."""
     protocol: str | None = "stl10"
-    """The paper's linear probe; None leaves it out."""
+    """The paper's linear probe, or None for no linear probe."""
     folds: int | None = 5
-    """Folds of the training split that select encoders; None uses one held-out part."""
+    """Folds of the training split that select encoders. With None, one part is held out."""
     all_steps: bool = False
     """Evaluate every kept checkpoint and the random initialization."""
     initial: bool = False
@@ -51,7 +51,7 @@ class Evaluation:
     projections: bool = False
     """Measure how far outputs are from uniform along random directions."""
     probe_size: int | None = None
-    """Number of balanced training images of the probe; None uses all training images."""
+    """Number of balanced training images of the probe. Defaults to all training images."""
     only_loss: bool = False
     """Record only the logged loss: its mean over the last tenth of the steps."""
 
@@ -99,7 +99,7 @@ def view_features(folder: Path, views: int, per_class: int) -> tuple[np.ndarray,
     """Return outputs of random views of test images, equally many per class.
 
     Args:
-      folder: of the run.
+      folder: the run's folder.
       views: number of views of each image, rounded up to an even number.
       per_class: images of each class, at most.
 

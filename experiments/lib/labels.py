@@ -1,4 +1,4 @@
-"""Columns that describe what a run trains."""
+"""Columns that describe a run."""
 
 from typing import Any
 

@@ -101,7 +101,7 @@ def curves(
 
     Args:
       panels: title -> label -> points.
-      path: of the PNG.
+      path: file of the PNG.
       x: label of the axis.
       y: label of the axis.
       levels: label -> value.
@@ -162,11 +162,11 @@ def heat_maps(
     best_of_row: bool = False,
     ridge: Callable[[float], float] | None = None,
 ) -> Figure:
-    """Draw grids of accuracies on one colour scale, that of the logarithm of the error.
+    """Draw grids of accuracies on one color scale, logarithmic in the error.
 
     Args:
       grids: title -> grid.
-      path: of the PNG.
+      path: file of the PNG.
       row: label of the setting from top to bottom.
       column: label of the setting from left to right.
       best_of_row: frame the best cell of each row instead of the best cell of the grid.

@@ -25,7 +25,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def permutation_p(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the share of orders of y whose correlation with x is as far from 0 as that of y."""
+    """Return the share of orders of y whose correlation with x is at least as far from 0."""
     x = np.array(x, float)
     orders = np.array([*itertools.permutations(y)], float).T
     by_order = spearman(np.broadcast_to(x[:, None], orders.shape), orders)
@@ -57,7 +57,7 @@ def encoder_correlations(
     noise to noisy accuracies, so the interval is biased towards zero.
 
     Args:
-      rows: of finished runs.
+      rows: finished runs.
       score: column of the score.
       others: columns of the sums.
       weights: `[others, sums]`.

@@ -1,7 +1,7 @@
 """Learning rates chosen on training data.
 
 Each candidate trains on four fifths of the training split. The remaining fifth judges it by
-logistic regression on the paper's layer. The chosen rates are trained anew on the whole split.
+logistic regression on the paper's layer. The chosen rates are trained again on the whole split.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,7 +44,7 @@ def is_complete(runs: Sequence[Run], rows: Rows) -> bool:
 
 
 def final(rows: Rows) -> Rows:
-    """Return the rows of runs that are no candidates."""
+    """Return the rows without candidates."""
     return [row for row in rows if HELD_OUT not in row]
 
 

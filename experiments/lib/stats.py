@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
     single_seed: bool = False
 
 
-Estimates = Mapping[str, Estimate]  # by instrument
+Estimates = Mapping[str, Estimate]  # keys are instruments
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> lis
     """Return a row per setting: mean metrics and accuracies ± half of the 95% interval.
 
     Args:
-      rows: of runs; rows without one of the columns are left out.
+      rows: finished runs; rows without one of the columns are left out.
       settings: columns that distinguish settings.
       scores: score columns; those that no row has are left out.
     """

@@ -1,6 +1,6 @@
 """Sweeps: train and evaluate the runs of an item, several at a time, and skip finished ones.
 
-A finished run has a JSON file of rows in its folder, `RUN/sweep/KEY.json`, with predictions beside
+A finished run has a JSON file of rows in its folder, `RUN/sweep/KEY.json`, with predictions next to
 it. KEY is a hash of the config and the evaluation, so a changed config is trained again. A failed
 run has a `KEY.failed.json` with the reason.
 """
@@ -85,16 +85,16 @@ class Run:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Where and how runs are trained."""
+    """Folders and options of a sweep."""
 
     runs_dir: Path
     data_dir: str | None = None
-    """Folder with a subfolder per data set; None uses TensorFlow Datasets."""
+    """Folder with a subfolder per data set. Defaults to TensorFlow Datasets."""
     only: tuple[str, ...] = ()
     """Patterns of run names; empty selects all runs."""
     jobs: int = 1
     vmapped: bool | None = None
-    """Train runs that differ in scalars in one program; None does so on accelerators."""
+    """Train runs that differ in scalars in one program. Defaults to True on accelerators."""
     retry: bool = False
     """Train failed runs again."""
     seed_offset: int = 0
@@ -116,7 +116,7 @@ def run_all(plan: Plan, options: SweepOptions) -> tuple[Rows, list[Run]]:
     Args:
       plan: (finished rows) -> runs. It is called again after each sweep, as later runs may depend
         on the rows of earlier ones, until it returns no new runs.
-      options: of the sweep.
+      options: folders and options of the sweep.
     """
     rows: Rows = []
     names: set[str] = set()
@@ -208,7 +208,7 @@ def known_rows(runs: Sequence[Run]) -> Rows:
 
 
 def read_rows(run: Run) -> Rows | None:
-    """Return the rows of a finished or failed run; None for an unfinished run."""
+    """Return the rows of a finished or failed run, or None for an unfinished run."""
     labels = dict(run.labels)
     if result := read_kept(run.rows_file, ("rows",)):
         labels |= {"status": "done", "folder": str(run.folder)}
@@ -253,7 +253,7 @@ def _fail(run: Run, reason: str) -> None:
 
 
 def _train_vmapped(runs: Sequence[Run], command: str) -> None:
-    """Train runs in as few programs as possible; evaluation follows one run at a time."""
+    """Train runs in one program where possible, without evaluating them."""
     if len(runs) < 2:
         return
     configs = [run.config for run in runs]
@@ -277,7 +277,7 @@ def _carry_out_all(runs: Sequence[Run], options: SweepOptions) -> Iterator[Run]:
 
 
 def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[tuple[int, Any]]:
-    """Call functions in processes with their own cores, and yield (index, result) as they end.
+    """Call functions in processes with separate cores, and yield (index, result) as they end.
 
     Args:
       tasks: (function, *arguments) that can be pickled.

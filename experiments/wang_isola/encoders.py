@@ -48,7 +48,7 @@ STL10 = PretrainConfig(
     weight_decay=1e-4,
     log_every_steps=100,
 )
-# What the rows of a table have in common.
+# Shared options of a table's rows.
 BASES = {
     "wang-isola/table5": moco_v2_imagenet.CONFIGS["contrastive"],
     "wang-isola/table8": STL10,
@@ -64,7 +64,7 @@ DETAILS = {
 }
 WITHDRAWN = "wang-isola/table8-withdrawn"
 
-# What the paper evaluates.
+# The paper's evaluations.
 EVALUATE_STL10 = Evaluation(layers=("output", "fc7"))
 EVALUATE_NYU = Evaluation(layers=("conv5", "conv4"), depth=True)
 EVALUATE_IMAGENET100 = Evaluation(layers=("backbone",), protocol="moco_imagenet100", folds=3)
@@ -91,7 +91,7 @@ def detailed(row: TableRow) -> TableRow:
 
 
 def initial_row(row: TableRow) -> TableRow | None:
-    """Return the row of the encoder that this row starts from; None for random initialization.
+    """Return the row of the encoder that this row starts from, or None.
 
     Raises:
       UserError: when the printed mark does not identify a row.
@@ -132,7 +132,7 @@ def config_of(row: TableRow, scale: str = "paper") -> PretrainConfig:
     Rows with equal settings get the seeds 0, 1, … in the order of the table.
 
     Args:
-      row: of Tables 1 to 3, 5, or 8 to 11.
+      row: a row of Tables 1 to 3, 5, or 8 to 11.
       scale: a name in `SCALES`; `laptop` is for STL-10 and BookCorpus, `cifar10` and `gpu` for
         STL-10.
 
@@ -175,9 +175,9 @@ def run_of(row: TableRow, scale: str, evaluation: Evaluation, seed: int | None =
     """Return the run of a row, with the printed results as `paper_…` columns.
 
     Args:
-      row: of a table.
+      row: a row of a table.
       scale: a name in `SCALES`.
-      evaluation: of the encoder.
+      evaluation: measurements of the encoder.
       seed: another seed than the row's.
     """
     config = config_of(row, scale)

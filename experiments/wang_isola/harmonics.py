@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-Kernel = Callable[[np.ndarray], np.ndarray]  # of the cosine of two points
+Kernel = Callable[[np.ndarray], np.ndarray]  # a function of the cosine of two points
 NODES = 200  # the quadrature is exact for polynomials of degree 399
-ROUNDING = 1e-12  # of an integral against a polynomial of mean square 1, relative to the kernel
+ROUNDING = 1e-12  # relative error of an integral against a polynomial of mean square 1
 
 
 def polynomials(cosines: np.ndarray, dim: int, degrees: int) -> np.ndarray:
@@ -60,9 +60,9 @@ def first_negative(kernel: Kernel, dim: int, degrees: int = 40) -> tuple[int, fl
 
 
 def largest_decrease(kernel: Kernel, dim: int, degrees: int = 150) -> float:
-    """Return a bound on how far an energy lies below lambda_0, relative to it.
+    """Return a bound on how far an energy can be below lambda_0, relative to it.
 
-    The mean of P_k over the pairs of any measure lies between 0 and 1.
+    The mean of P_k over the pairs of any measure is between 0 and 1.
     """
     sums = eigenvalues(kernel, dim, degrees) * multiplicities(dim, degrees)
     return float(-sums[sums < 0].sum() / sums[0])

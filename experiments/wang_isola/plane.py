@@ -25,7 +25,7 @@ def analyze_plane(rows: Rows, scores: Mapping[str, str], expected: int = -1) -> 
     """Correlate a score with L_align + L_uniform over all encoders and over their better half.
 
     Args:
-      rows: of encoders, several data sets and seeds.
+      rows: encoders of several data sets and seeds.
       scores: score column by instrument.
       expected: sign of the correlation in the claim; 1 if lower scores are better.
     """
@@ -50,8 +50,8 @@ def plot_plane(
     """Draw the encoders, coloured by the rank of their score, and correlations over weights.
 
     Args:
-      rows: of encoders.
-      path: of the PNG.
+      rows: encoders.
+      path: file of the PNG.
       scores: score column by instrument; instruments that decide get a panel.
       lower_is_better: the score is an error.
     """

@@ -28,15 +28,15 @@ def differences(rows: Rows) -> Rows:
     return table
 
 
-def order_agrees(rows: Rows, beside: dict[str, dict[str, str]]) -> Rows:
+def order_agrees(rows: Rows, compared: dict[str, dict[str, str]]) -> Rows:
     """Correlate our accuracies with the paper's over encoders.
 
     Args:
-      rows: of one seed per row of the table.
-      beside: the paper's column -> our columns by instrument.
+      rows: one seed per row of the table.
+      compared: the paper's column -> our columns by instrument.
     """
     comparisons = []
-    for printed, scores in beside.items():
+    for printed, scores in compared.items():
         both = [row for row in finished(rows) if f"paper_{printed}" in row]
         if len(both) < MIN_ENCODERS:
             continue

@@ -35,7 +35,7 @@ runs = no_runs
 DIMS = (2, 3)
 NUMBERS = (4, 6, 12, 32, 64, 128, 256)
 STARTS = 3
-MEAN_DISTANCES = {2: 4 / math.pi, 3: 4 / 3}  # of two uniform points
+MEAN_DISTANCES = {2: 4 / math.pi, 3: 4 / 3}  # mean distance of two uniform points
 # Cosines of a point of a universally optimal set with all of its points.
 SOLIDS = {
     4: np.array([1] + [-1 / 3] * 3),
@@ -77,7 +77,7 @@ def distance(cosines: np.ndarray, dim: int) -> float:
 
 
 def known_cosines(dim: int, n: int) -> np.ndarray | None:
-    """Return the cosines of a point of a known minimizer with all points; None if unknown."""
+    """Return the cosines of a point of a known minimizer with all points, or None."""
     return np.cos(2 * np.pi * np.arange(n) / n) if dim == 2 else SOLIDS.get(n)
 
 

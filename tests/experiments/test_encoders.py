@@ -58,7 +58,7 @@ NO_UNIFORM = {*range(110, 142), 155, 157, 160, 167, 168, 170, 171, 172, 173}
 FINETUNED = {235, 237, 238, 242, 244, 245, 246, 251, 252, 253, 254, 262, 263, 264, 269, 270}
 REFUSED = {STL10: {64, *NO_UNIFORM, *FINETUNED, 271, 272}}
 REFUSED |= {NYU: {26}, IMAGENET100: {43, 44, 45}, BOOKS: {59}}
-# Of the experiments: batch, epochs, rate, weight decay, queue, momentum encoder's decay, network,
+# Pretrain configs: batch, epochs, rate, weight decay, queue, momentum encoder's decay, network,
 # dimension; formula. Wang & Isola B.2.1 to B.3 and Table 4; of CIFAR-10 the notebook it names.
 EXPERIMENTS = """
 moco_cifar10/contrastive | 512 200 0.06 0.0005 4096 0.99 resnet18 128 | contrastive (tau 0.1)

@@ -113,14 +113,14 @@ def test_theorem2_is_false():
 
 
 def exponential_eigenvalues(dim, degrees, kappa):
-    """Of exp(kappa s) exp(-kappa), `[..., degrees]`: Bessel functions, by Poisson's formula."""
+    """Return eigenvalues of exp(kappa (s - 1)), `[..., degrees]`, by Poisson's formula."""
     kappa = np.asarray(kappa)[..., None]
     log_scale = math.lgamma(dim / 2) + (dim / 2 - 1) * np.log(2 / kappa)
     return np.exp(log_scale) * special.ive(np.arange(degrees) + dim / 2 - 1, kappa)
 
 
 def sphere_energy(density, kernel):
-    """Of a density of the height on the sphere in R^3: Archimedes, Gauss and Legendre, turns."""
+    """Return the energy of a density of the height on the sphere in R^3, by quadrature."""
     heights, weights = np.polynomial.legendre.leggauss(40)
     masses, radii = weights / 2 * density(heights), np.sqrt(1 - heights**2)
     turns = np.cos(2 * np.pi * np.arange(128) / 128)
@@ -143,7 +143,7 @@ def test_eigenvalues_are_those_of_closed_forms():
             degree, size = harmonics.first_negative(theorem2.kernel(tau), dim)
             of_terms = exponential_eigenvalues(dim, first + 1, terms / tau)
             sums = np.cumsum(of_terms * (-((-1) ** terms) / terms)[:, None], axis=0)
-            for _ in range(6):  # between one partial sum and the next lies the limit
+            for _ in range(6):  # the limit is between consecutive partial sums
                 sums = (sums[1:] + sums[:-1]) / 2
             assert degree == first and (sums[-1][:first] > 0).all()
             assert size == pytest.approx(sums[-1][first] / sums[-1][0], rel=1e-6)
@@ -168,7 +168,7 @@ def test_a_negative_eigenvalue_is_a_density_of_lower_loss():
 
 
 def test_potentials_of_measures():
-    """Those of Propositions 1 and 3 by other means, and the least points of few."""
+    """Potentials by quadrature, and known minimizers."""
     kappa = 3.0
     density = lambda z: kappa / np.sinh(kappa) * np.exp(kappa * z)  # noqa: E731
     exact = sphere_energy(density, potentials.potential)
