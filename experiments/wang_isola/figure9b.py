@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 
-from experiments.lib.plots import MARKERS, new_figure, printed, shared_legend
 from experiments.lib.ranks import metric_correlations
-from experiments.lib.records import Rows, column, group_by
+from experiments.lib.records import Rows
 from experiments.lib.stats import ALPHA, Comparison, check, holm, judge
 from experiments.lib.sweep import Run
 from experiments.wang_isola import sentences, table11
+from experiments.wang_isola.plane import plot_plane
 from experiments.wang_isola.sentences import RANDOM_WORDS, TASKS
-from hypersphere_jax.reporting.plots.style import save_figure
 
 SCALES = ("laptop", "paper")
 SETTINGS = table11.SETTINGS
@@ -56,7 +54,7 @@ def analyze(rows: Rows) -> Rows:
 
 def count_above_baseline(rows: Rows, task: str) -> dict:
     """Count encoders that both instruments place significantly above random word vectors."""
-    words = sentences.baselines(rows, task)[RANDOM_WORDS]
+    words = sentences.random_word_vectors(rows, task)
     above = []
     p_values = []
     for row in sentences.grid_rows(rows):
@@ -67,30 +65,6 @@ def count_above_baseline(rows: Rows, task: str) -> dict:
     return check(f"an encoder is above the {RANDOM_WORDS}", count > 0, count, task=task)
 
 
-@printed
-def plot(rows: Rows, path: Path | None):
-    """Draw accuracy over L_align + L_uniform, a row per task and a column per instrument."""
-    figure, grid = new_figure(len(TASKS), 2, 2.4, sharex=True)
-    for places, task in zip(grid, TASKS, strict=True):
-        for axes, (instrument, score) in zip(
-            places, sentences.text_columns(task).items(), strict=True
-        ):
-            _draw_encoders(axes, sentences.grid_rows(rows), score)
-            for number, (name, of) in enumerate(sentences.baselines(rows, task).items()):
-                level = 100 * of[instrument].mean()
-                axes.axhline(level, color=f"C{number + 3}", lw=1, label=name)
-            axes.set_title(f"{task.upper()}: {instrument}")
-            axes.set_xlabel("← better   $L_{align} + L_{uniform}$")
-        places[0].set_ylabel("accuracy (%)")
-    shared_legend(figure, grid[0, 0])
-    return save_figure(figure, path)
-
-
-def _draw_encoders(axes: Axes, rows: Rows, score: str) -> None:
-    for number, (kind, group) in enumerate(group_by(rows, "kind").items()):
-        total = column(group, "align") + column(group, "uniform")
-        value = column(group, score)
-        low = value - column(group, f"{score}_low")
-        high = column(group, f"{score}_high") - value
-        marker = MARKERS[number % len(MARKERS)]
-        axes.errorbar(total, value, np.stack([low, high]), fmt=marker, elinewidth=0.7, label=kind)
+def plot(rows: Rows, path: Path) -> None:
+    """Draw the plane, coloured by the accuracy on each task."""
+    plot_plane(sentences.grid_rows(rows), path, {task.upper(): task for task in TASKS})

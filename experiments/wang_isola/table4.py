@@ -70,7 +70,7 @@ def analyze(rows: Rows) -> Rows:
     best = sentences.selected(rows)
     comparisons = []
     for task in TASKS:
-        words = sentences.baselines(rows, task)[RANDOM_WORDS]
+        words = sentences.random_word_vectors(rows, task)
         predictions = {}
         for name, selection in SELECTED.items():
             number = best[selection, task]["row"]
