@@ -1,10 +1,10 @@
-"""The papers' experiments: configs, and what their results are compared with."""
+"""The papers' experiments: configs for `pretrain`, and items for `reproduce`."""
 
 from experiments import moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
 from hypersphere_jax.configs import PretrainConfig, require
 from hypersphere_jax.configs.base import did_you_mean
 
-# What `python run.py pretrain` takes as its first argument: FILE/VARIANT.
+# First argument of `python run.py pretrain`: FILE/VARIANT.
 PRETRAIN: dict[str, PretrainConfig] = {
     f"{module.__name__.rpartition('.')[2]}/{variant}": config
     for module in (moco_cifar10, moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought)
@@ -13,7 +13,7 @@ PRETRAIN: dict[str, PretrainConfig] = {
 
 
 def find(name: str) -> PretrainConfig:
-    """The config of an experiment.
+    """Return the config of an experiment.
 
     Raises:
       UserError: for an unknown name.

@@ -4,35 +4,23 @@ r"""MoCo v2 on ImageNet with a ResNet-50: both losses of Table 5 of Wang & Isola
     python run.py probe moco_v2_imagenet_align_uniform --layers backbone \
         --protocols moco --as-printed
 
-IMAGENET holds train/WNID/file and val/WNID/file. Leave `--data-dir` out for TensorFlow Datasets'
-copy.
+IMAGENET contains train/WNID/file and val/WNID/file. It defaults to TensorFlow Datasets.
 
-Settings: Section B.2.2: ResNet-50, batch 256, 200 epochs, rate 0.03 times 0.1 at epochs 120 and
-160, momentum 0.9, weight decay 0.0001, momentum encoder's decay 0.999, queue 65,536, 128
-dimensions; MoCo v2's MLP head and blur; 8 groups of batch norm (32 images each) for its 8 GPUs.
-Whether Table 5 has the uniformity of Eq. (21) or (22) is not said: here it is (22), that of the
-best encoder of Table 10.
+Settings: Section B.2.2, with MoCo v2's head and blur and 8 groups of batch norm (32 images each).
+The
+paper does not say whether Table 5 uses Eq. (21) or (22); Eq. (22) is used here. MoCo v2's authors
+use `--schedule cosine_epochs`.
 
-Expected score, top-1 of the validation split (Table 5):
+Expected score (Table 5, top-1 of the validation split; a linear classifier by SGD, 100 epochs):
 
     contrastive    tau = 0.2                                        67.5% +- 0.1%
     align_uniform  3 align (alpha 2) + uniform (t 3)                67.69%
 
-The former is that of MoCo v2's authors, five runs, whose command (README of
-github.com/facebookresearch/moco) has a cosine by epochs: `--schedule cosine_epochs`. Both are of a
-linear classifier trained with SGD for 100 epochs (batch 256, rate 30, times 0.1 at epochs 60 and
-80); so does the command above. Not measured here.
-
-Expected time: 53 hours on 8 V100 (the same README, for its own code). Not measured here. In FLOP:
-8.2e9 a forward pass of 224 pixels, times 4 for the query's and key's passes, times 1,281,167
-images, times 200 epochs: 8.4e18, so those 8 V100 sustained 5.5 TFLOP/s each. `--dtype bfloat16` is
-faster, with other numbers.
+Not measured here. Expected time: 53 hours on 8 V100 (README of github.com/facebookresearch/moco).
 """
 
 from experiments.moco_objectives import objectives
-from hypersphere_jax.configs import (
-    PretrainConfig,
-)
+from hypersphere_jax.configs import PretrainConfig
 
 CONFIGS = {
     variant: PretrainConfig(

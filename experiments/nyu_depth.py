@@ -2,36 +2,25 @@
 
     python run.py pretrain nyu_depth/align_uniform --data-dir nyu_depth_v2_labeled.mat
     python run.py depth nyu_depth_align_uniform --layer conv5
-    python run.py depth nyu_depth_align_uniform --layer conv4
     python run.py depth nyu_depth_contrastive nyu_depth_align_uniform --folds 5
 
-The first takes the 1,449 labelled images, in the authors' split if their `splits.mat` lies beside
-the file (795 and 654 images). The last compares the two by cross-validation, by which the paper
-picks its encoders.
+The data are the 1,449 labelled images, in the authors' split (795 and 654 images) if their
+`splits.mat` is next to the file. The last command compares both by cross-validation, as the paper
+does.
 
-Settings: Section B.1 and Table 9: batch 128, 400 epochs, rate 0.12 per 256 pairs (0.06) times 0.1
-at epochs 310, 340 and 370, momentum 0.9, weight decay 0.0001, 128 dimensions. Not said there, and
-taken here: images of 64 pixels, and the encoder of the STL-10 and CIFAR-10 experiments. (The
-paper's divides the sides of an image by a power of 2, after Tian et al. 2019; this one makes 15 in
-conv4 and 7 in conv5 of 64.)
+Settings: Section B.1 and Table 9. Not printed: images of 64 pixels, and the SmallAlexNet of STL-10.
+(The paper's encoder divides sides by powers of 2; this one has sides of 15 in conv4 and 7 in
+conv5.)
 
-Expected score, mean squared error on the test split from conv5 and conv4 (Table 2; Table 9 has all
-64 encoders), in square metres as far as one can tell:
+Expected score (Table 2, mean squared error on the test split from conv5 and conv4):
 
     contrastive    0.5 contrastive (tau = 0.1)                  0.7024  0.7575
     align_uniform  0.75 align (alpha 2) + 0.5 uniform (t 2)     0.7014  0.7592
 
-Not measured here.
-
-Expected time: not measured. Estimate: 2,400 steps of 128 pairs. A forward pass of 64 pixels is
-1.65e9 FLOP, a step three times that for each of 256 images, all of them 3.0e15 FLOP: minutes on a
-GPU, and 8 hours at the 100 GFLOP/s of 2 CPU cores.
+Not measured here. Expected time: minutes on a GPU, 8 hours on 2 CPU cores (estimated).
 """
 
-from hypersphere_jax.configs import (
-    ObjectiveConfig,
-    PretrainConfig,
-)
+from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig
 
 OBJECTIVES = {
     "contrastive": ObjectiveConfig(

@@ -1,4 +1,4 @@
-"""The options of the verbs `quickstart` and `reproduce`: their help needs nothing else."""
+"""Options of the commands `quickstart` and `reproduce`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +12,19 @@ from hypersphere_jax.configs.base import Config, check_at_least, refuse
 
 @dataclass(frozen=True)
 class QuickstartConfig(Config):
-    """The whole path in minutes: pretrain, checkpoint, probe from the checkpoint, report."""
+    """Pretrain, save checkpoints, probe from the checkpoints, and report, in minutes."""
 
     out: str | None = None
-    """Folder of the runs, pictures and page; None: RUNS_DIR/quickstart. What is finished there is
-    not done again."""
+    """Folder of the runs, pictures and page. Defaults to RUNS_DIR/quickstart. Finished runs there
+    are not trained again."""
     runs_dir: str = "runs"
     """Folder of all runs."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each encoder of the table; the picture of the circle is of the first."""
+    """Seeds of each encoder of the table. The picture of the circle shows the first."""
     choose: bool = False
-    """Try learning rates on a held-out part of the training split instead, and print their
-    accuracies there."""
+    """Compare learning rates on a held-out part of the training split instead."""
     jobs: int | None = None
-    """Encoders at a time, each in a process with cores of its own. None: on CPUs up to four."""
+    """Encoders at a time, each in a process with separate cores. Defaults to at most 4 on CPUs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,62 +33,52 @@ class QuickstartConfig(Config):
 
     @property
     def folder(self) -> str:
-        """Of the runs, pictures and page."""
+        """Folder of the runs, pictures and page."""
         return self.out or f"{self.runs_dir}/quickstart"
 
 
 @dataclass(frozen=True)
 class ReproduceConfig(Config):
-    """A table, figure or theorem of a paper: the paper's numbers and ours, side by side.
+    """A table, figure or theorem of a paper.
 
-    Trains and evaluates the encoders that it needs, if that is not done yet, and writes table,
-    picture and page. The same command continues what was interrupted. Without ITEM: lists all;
-    with ITEM alone: says what its scales would take.
+    Trains and evaluates its encoders and writes table, analysis and picture. Finished runs are not
+    trained again. Without ITEM: list all items. With ITEM only: print its description.
     """
 
     item: Annotated[Positional[str | None], arg(metavar="[ITEM]")] = None
     """What to reproduce, such as wang-isola/table1."""
-    scale: Literal["laptop", "paper"] | None = None
-    """`laptop`: the paper's claims with digits, or CIFAR-10 and a narrow encoder, in minutes to
-    hours on 2 cores; `paper`: its data and settings, which need GPUs."""
-    row: int | None = None
-    """Of a table: the one encoder of this row, counted from 1 as in experiments/paper_tables/."""
+    scale: Literal["laptop", "gpu", "paper"] | None = None
+    """`laptop`: small encoders, minutes to hours on 2 cores. `gpu`: about an hour on one H100.
+    `paper`: the paper's data and settings."""
     only: tuple[str, ...] = ()
-    """Only the runs with such names, such as 'figure7_*seed0'; `--dry-run --only '*'` prints the
-    names."""
+    """Names of runs to train, with wildcards such as 'figure7_*seed0'. `--dry-run` prints names."""
     jobs: int = 1
-    """Processes that train at a time, each with its share of the cores; with GPUs, of these
-    and, where there are fewer, of their memory."""
-    vmapped: Annotated[Literal["auto", "yes", "no"], arg(aliases=["--together"])] = "auto"
-    """Whether encoders that differ in scalars alone (weights, tau, alpha, t, rate, seed) train
-    under `vmap`, as many at a time as fit. `auto`: with one job, on accelerators."""
-    yes: bool = False
-    """Begin also what takes over an hour, or more memory than there is."""
+    """Processes that train at a time, each with separate cores."""
+    vmapped: bool | None = None
+    """Train encoders that differ in scalars only in one program. Defaults to True on accelerators
+    with one job."""
     dry_run: bool = False
-    """Print the runs, what they would take, and the paper's numbers; train nothing. Of many runs
-    those that take the same are counted."""
-    measure: bool = False
-    """With `--dry-run`: take the time of a step of each, rather than estimate it, in at most 70% of
-    the memory that is free."""
+    """Print the runs and train nothing."""
     retry: bool = False
-    """Do those runs again that failed before."""
+    """Train failed runs again."""
+    seed_offset: int = 0
+    """Number added to the seed of every run."""
     data_dir: str | None = None
-    """Folder of the images: of CIFAR-10, DATA_DIR/cifar10 if that holds train/ or train.zip; else
-    as for `pretrain`."""
+    """Folder with a subfolder per data set, e.g. DATA_DIR/cifar10. Defaults to TensorFlow
+    Datasets."""
     out: Path | None = None
-    """Folder of all that is reproduced; None: RUNS_DIR/reproduce."""
+    """Folder of all results. Defaults to RUNS_DIR/reproduce."""
     runs_dir: str = "runs"
     """Folder of all runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "row", "jobs")
-        require(self.jobs == 1 or self.vmapped != "yes", "--vmapped yes needs --jobs 1")
+        check_at_least(self, 1, "jobs")
+        require(self.jobs == 1 or not self.vmapped, "--vmapped needs --jobs 1")
         if self.item is None:
-            refuse(self, ("scale", "row", "only", "dry_run", "retry"), "needs an ITEM")
-        require(self.dry_run or not self.measure, "--measure needs --dry-run")
+            refuse(self, ("scale", "only", "dry_run", "retry", "seed_offset"), "needs an ITEM")
 
     @property
     def folder(self) -> Path:
-        """Of all that is reproduced."""
+        """Folder of all results."""
         return self.out or Path(self.runs_dir, "reproduce")

@@ -5,31 +5,21 @@ r"""Quick-Thought Vectors with alignment and uniformity (Wang & Isola, B.3).
     python run.py probe quick_thought_contrastive --data mr cr --data-dir SENTIMENT \
         --protocols quick_thought knn
 
-BOOKS is a folder of texts, one sentence a line or as prose; SENTIMENT holds rt-polarity.pos,
+BOOKS is a folder of texts, one sentence per line or prose. SENTIMENT contains rt-polarity.pos,
 rt-polarity.neg, custrev.pos and custrev.neg.
 
-Settings: B.3, which follows Quick-Thought's code: K = 400 consecutive sentences, Adam with a
-constant rate of 0.0005, gradients clipped at norm 0.5, one epoch; bidirectional GRUs of 600 units a
-direction, word embeddings of 620 dimensions trained from scratch, 50,001 words. `unnormalized` is
-Quick-Thought as it was, without unit norm in training; the others are the rows of Table 4:
-`contrastive` that is best on MR, `contrastive_cr` on CR, `align_uniform` on both.
+Settings: B.3, which follows Quick-Thought's code. `unnormalized` is the original Quick-Thought
+without unit norm. The others are rows of Table 4: `contrastive` is best on MR, `contrastive_cr` on
+CR, `align_uniform` on both.
 
 Expected score (Table 11, MR and CR on the validation split): unnormalized 77.23 and 83.07%,
-contrastive 77.51 and 82.28%, contrastive_cr 77.69 and 83.86%, align_uniform 73.76 and 80.95%.
-Not measured here at this size; docs/text.md and docs/results.md have encoders of eight novels.
+contrastive 77.51 and 82.28%, contrastive_cr 77.69 and 83.86%, align_uniform 73.76 and 80.95%. Not
+measured at this size; docs/results.md has encoders of eight novels.
 
-Expected time: 52.8 million sentences are 132,000 steps. Estimate: at 23 words a sentence a step of
-400 costs 4 GRUs x 9,200 words x (620 + 600) x 1,800 multiplications, forwards and backwards 4.8e11
-FLOP: 6.4e16 in all, and as the recurrence has some 130 short products a step, its latency counts
-for more: at 30 ms a step, an hour on a GPU.
+Expected time: 132,000 steps of 30 ms, an hour on a GPU (estimated).
 """
 
-from hypersphere_jax.configs import (
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PretrainConfig,
-)
+from hypersphere_jax.configs import ModelConfig, ObjectiveConfig, OptimizerConfig, PretrainConfig
 
 MODEL = ModelConfig("sentence_gru", dim=1200, embedding=620)
 OPTIMIZER = OptimizerConfig(

@@ -1,31 +1,31 @@
 """The whole path in minutes, on scikit-learn's handwritten digits: `python run.py quickstart`.
 
-Trains contrastive and align+uniform encoders on the sphere in 32 dimensions, three seeds of each,
-probes them from their checkpoints beside the random initialization, and draws Figure 3 of Wang &
-Isola with encoders on the circle. On CPUs several processes share the encoders, a core each or
-more: steps so small leave cores idle. Expected on 2 cores: one to three minutes.
+Trains contrastive and align+uniform encoders on the sphere in 32 dimensions, three seeds each,
+probes them from their checkpoints next to the random initialization, and draws encoders on the
+circle as in Figure 3 of Wang & Isola. Expected on two CPU cores: one to three minutes.
 
-`python run.py quickstart --choose --seeds 0 1 2 3 4 5 6 7` chose the learning rates of RUNS, by
-accuracy on a fifth of the training split that is held out; the test split is not read. What both
-commands printed is kept in docs/results/quickstart/, from which the README has its table.
+`python run.py quickstart --choose --seeds 0 1 2 3 4 5 6 7` chose the learning rates of RUNS by
+accuracy on a held-out fifth of the training split. The output of both commands is recorded in
+docs/results/quickstart/; the README's table comes from there.
 """
 
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments import workers
+from experiments.lib.circle import circle_figure
+from experiments.lib.evaluation import output_features
+from experiments.lib.labels import formula
+from experiments.lib.plots import metric_plane
+from experiments.lib.sweep import available_cores, run_processes
 from experiments.options import QuickstartConfig
-from experiments.plots.circle import circle_figure
-from experiments.plots.planes import metric_planes
-from experiments.specifications import formula
-from experiments.wang_isola import circle
+from experiments.wang_isola import figure3
 from hypersphere_jax.configs import (
     DataConfig,
     MetricsConfig,
@@ -33,36 +33,30 @@ from hypersphere_jax.configs import (
     PretrainConfig,
     ProbeConfig,
     RuntimeConfig,
-    UserError,
-    to_dict,
 )
 from hypersphere_jax.configs.base import program
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
-from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
+from hypersphere_jax.training.train import train
 from hypersphere_jax.utils import xla
 from hypersphere_jax.utils.files import write_json
-from hypersphere_jax.utils.terminal import say
 
-# Pairs. That, and the epochs, took less time than 256 and 50 and were as good on the test split,
-# where they were compared.
+# Less time than 256 pairs and 50 epochs, and as good on the test split, where they were compared.
 BATCH_SIZE = 128
-RATES = (0.24, 0.48, 0.96, 1.92, 3.84)  # that are tried
+RATES = (0.24, 0.48, 0.96, 1.92, 3.84)
 # Run: (objective, dimension, epochs of 10 steps, learning rate for 256 pairs).
 RUNS = {
-    "contrastive": (circle.OBJECTIVES["contrastive"], 32, 35, 1.92),
+    "contrastive": (figure3.OBJECTIVES["contrastive"], 32, 35, 1.92),
     "align_uniform": (ObjectiveConfig(align_weight=1, uniform_weight=1), 32, 35, 0.48),
 }
-# Those of the picture, one seed each. On the circle a high rate draws all features to one point
-# before they have spread.
+# On the circle a high rate collapses all features to one point before they have spread.
 CIRCLE_RUNS = {
-    "circle_supervised": (circle.OBJECTIVES["supervised"], 2, 28, 0.12),
-    "circle_contrastive": (circle.OBJECTIVES["contrastive"], 2, 35, 0.01),
+    "circle_supervised": (figure3.OBJECTIVES["supervised"], 2, 28, 0.12),
+    "circle_contrastive": (figure3.OBJECTIVES["contrastive"], 2, 35, 0.01),
 }
 # Row of the table: (run, checkpoint); step 0 is the initialization.
 ENCODERS = {
@@ -72,229 +66,219 @@ ENCODERS = {
 }
 CIRCLE_CLASSES = (0, 1, 4, 8)
 TITLE = "Digits, features on the sphere in R^32: the test split, mean ± standard deviation of seeds"
-JOBS = 4  # encoders at a time on CPUs, at most: each process compiles for itself
 COLUMNS = ["encoder", "L_align", "L_uniform", "its optimum", "logistic (%)", "5-NN (%)"]
+MAX_JOBS = 4  # on CPUs: each process compiles its own programs
+ABOUT = (
+    f"Small encoders of 8x8 images of digits, trained with batches of {BATCH_SIZE} pairs, each "
+    "evaluated from its checkpoint. L_align: mean squared distance of two random views of an "
+    "image. L_uniform: log of the mean Gaussian potential (t = 2) of all pairs of images; its "
+    "optimum is the value of the uniform distribution. Lower is better for both. The probes are "
+    "logistic regression on standardized features and 5-NN. Their regularization and the learning "
+    "rates were chosen on held-out parts of the training split."
+)
 
 
 class Task(NamedTuple):
-    """An encoder to train, and checkpoints to evaluate or to draw, None for the last."""
+    """An encoder to train, and the checkpoints to evaluate (None is the last one)."""
 
     config: PretrainConfig
     steps: tuple[int | None, ...] = ()
-    circles: Mapping[str, int | None] = {}  # by the title of the picture
+    circle_steps: tuple[int | None, ...] = ()
 
 
-class Found(NamedTuple):
-    """Of a task: scores by checkpoint, and rows of `circle_figure` by title."""
+class Outcome(NamedTuple):
+    """Scores, and features on the circle, by checkpoint."""
 
     scores: dict[int | None, dict[str, float]]
-    circles: dict[str, dict]
+    circles: dict[int | None, dict[str, Any]]
 
 
 def main(config: QuickstartConfig, command: str = "") -> None:
-    """Trains, evaluates, prints the table, and writes pictures and page."""
+    """Train, evaluate, print the table, and write pictures and page."""
     xla.keep_compiled(RuntimeConfig().cache_dir)  # one program serves all seeds
-    (choose if config.choose else run)(config, command)
+    if config.choose:
+        choose(config, command)
+    else:
+        run(config, command)
 
 
 def run(config: QuickstartConfig, command: str) -> None:
-    """The quickstart itself."""
+    """Run the quickstart."""
     began = time.monotonic()
-    out, (first, *_) = Path(config.folder), config.seeds
-    steps = {name: tuple(s for of, s in ENCODERS.values() if of == name) for name in RUNS}
-    tasks = [
-        Task(_config(name, of, config.folder, seed), steps[name])
-        for seed in config.seeds
-        for name, of in RUNS.items()
-    ]
-    supervised, contrastive = (
-        Task(_config(name, of, config.folder, first), (), _circles(name))
-        for name, of in CIRCLE_RUNS.items()
-    )
-    # While the first compiles what evaluates the others, and so that all end at the same time.
-    tasks.insert(1, supervised)
-    tasks.insert(-1, contrastive)
-    found = _each(tasks, config, command)
+    out = Path(config.folder)
+    first = config.seeds[0]
+    outcomes = dict(carry_out_all(plan(config), config, command))
     scores = {
-        name: [found[f"{run}_seed{seed}"].scores[step] for seed in config.seeds]
+        name: [outcomes[f"{run}_seed{seed}"].scores[step] for seed in config.seeds]
         for name, (run, step) in ENCODERS.items()
     }
-    rows = rows_of(scores)
+    rows = table_rows(scores)
     print_table(COLUMNS, rows, title=TITLE)
-    of_first = {name: out / f"{name}_seed{first}" for name in (*RUNS, *CIRCLE_RUNS)}
-    circles = {title: row for of in found.values() for title, row in of.circles.items()}
-    figures = _draw(
-        out / "figures", of_first, scores, [circles[title] for title in circle.ENCODERS]
-    )
-    page = _page(config, of_first, rows, figures)
-    seconds, processor = round(time.monotonic() - began), round(sum(os.times()[:4]))
-    took = {"seconds": seconds, "processor_seconds": processor}
-    write_json(out / "quickstart.json", {"seeds": config.seeds, **took, "scores": scores})
-    say(f"\npage: {page}\npictures: {out / 'figures'}")
-    print(f"all of it took {seconds} s, {processor} s of processor time")
+    circles = []
+    for title, (name, is_initial) in figure3.ENCODERS.items():
+        outcome = outcomes[f"circle_{name}_seed{first}"]
+        circles.append({"name": title, **outcome.circles[0 if is_initial else None]})
+    folders = {name: out / f"{name}_seed{first}" for name in (*RUNS, *CIRCLE_RUNS)}
+    figures = draw(out / "figures", folders, scores, circles)
+    page = write_report(config, folders, rows, figures)
+    seconds = round(time.monotonic() - began)
+    processor_seconds = round(sum(os.times()[:4]))
+    record = {"seeds": config.seeds, "seconds": seconds, "processor_seconds": processor_seconds}
+    write_json(out / "quickstart.json", record | {"scores": scores})
+    print(f"\npage: {page}\npictures: {out / 'figures'}")
+    print(f"time: {seconds} s, {processor_seconds} s of processor time")
 
 
-def _circles(run: str) -> dict[str, int | None]:
-    return {title: step for title, (of, step) in circle.ENCODERS.items() if f"circle_{of}" == run}
+def plan(config: QuickstartConfig) -> list[Task]:
+    """Return the encoders of the table and of the circle."""
+    tasks = []
+    for seed, (name, options) in itertools.product(config.seeds, RUNS.items()):
+        steps = tuple(step for run, step in ENCODERS.values() if run == name)
+        tasks.append(Task(run_config(name, options, config.folder, seed), steps))
+    circles = []
+    for name, options in CIRCLE_RUNS.items():
+        steps = (0, None) if name == "circle_contrastive" else (None,)
+        made = run_config(name, options, config.folder, config.seeds[0])
+        circles.append(Task(made, circle_steps=steps))
+    # One compiles early, and all processes end at about the same time.
+    supervised, contrastive = circles
+    return [tasks[0], supervised, *tasks[1:-1], contrastive, tasks[-1]]
 
 
-def _each(tasks: Sequence[Task], config: QuickstartConfig, command: str) -> dict[str, Found]:
-    """Trains and evaluates each, several at a time: what was found, by run."""
+def carry_out_all(
+    tasks: Sequence[Task], config: QuickstartConfig, command: str
+) -> Iterator[tuple[str, Outcome]]:
+    """Train and evaluate all encoders, several at a time, and yield each by name."""
     jobs = config.jobs
     if jobs is None:
         on_cpu = jax.default_backend() == "cpu"
-        jobs = min(JOBS, len(tasks), workers.core_count()) if on_cpu else 1
-    logs = Path(config.folder) / "logs" if jobs > 1 else None
-    say(f"{len(tasks)} encoders; the first take longest, as their programs are compiled")
-    began, found = time.monotonic(), {}
-    for task, outcome in workers.each(_carry_out, tasks, jobs, command, logs):
-        name = task.config.name
-        if isinstance(outcome, str):
-            raise UserError(f"{name}: {outcome}; --jobs 1 takes the least memory")
-        found[name] = outcome
-        seconds_each = (time.monotonic() - began) / max(len(found), jobs)
-        left = seconds_each * (len(tasks) - len(found))
+        jobs = min(MAX_JOBS, len(tasks), len(available_cores())) if on_cpu else 1
+    print(f"{len(tasks)} encoders; the first take longest, because they compile")
+    if jobs == 1:
+        ended = ((index, carry_out(task, command)) for index, task in enumerate(tasks))
+    else:
+        ended = run_processes([(carry_out, task, command) for task in tasks], jobs)
+    for number, (index, outcome) in enumerate(ended, 1):
+        name = tasks[index].config.name
         last = outcome.scores.get(None)
-        told = f"logistic {last['logistic']:.2f}%, 5-NN {last['knn']:.2f}%" if last else "trained"
-        ending = f"; about {left:.0f} s left" if left else ""
-        say(f"{len(found)} of {len(tasks)}: {name}: {told}{ending}")
-    return found
+        result = "trained"
+        if last:
+            result = f"logistic {last['logistic']:.2f}%, 5-NN {last['knn']:.2f}%"
+        print(f"{number} of {len(tasks)}: {name}: {result}", flush=True)
+        yield name, outcome
 
 
-def _carry_out(task: Task, command: str) -> Found:
+def carry_out(task: Task, command: str) -> Outcome:
+    """Train and evaluate an encoder."""
     xla.keep_compiled(task.config.cache_dir)
-    folder = training.train(task.config, command)
-    return Found(
-        {step: _scores(folder, step) for step in task.steps},
-        {title: circle.features_of(title, folder, step) for title, step in task.circles.items()},
-    )
+    folder = train(task.config, command)
+    scores = {step: evaluate(folder, step) for step in task.steps}
+    return Outcome(scores, {step: output_features(folder, step) for step in task.circle_steps})
 
 
-def rows_of(scores: dict[str, list[dict[str, float]]]) -> list[list[str]]:
-    """Rows of the table from the scores of each seed."""
+def evaluate(folder: Path, step: int | None) -> dict[str, float]:
+    """Return alignment, uniformity, its optimum, and accuracies of a checkpoint."""
+    metrics = run_metrics(MetricsConfig(str(folder), step=step))
+    logistic, knn = run_probe(ProbeConfig((str(folder),), step=step, standardize=True))
+    return {
+        "align": metrics["align"],
+        "uniform": metrics["uniform"],
+        "optimum": metrics["uniform_optimum"],
+        "logistic": logistic["top1"],
+        "knn": knn["top1"],
+    }
 
-    def cell(seeds: list[dict[str, float]], key: str, digits: int) -> str:
-        values = [one[key] for one in seeds]
-        spread = np.std(values, ddof=1) if len(values) > 1 else 0
-        return f"{np.mean(values):.{digits}f} ± {spread:.{digits}f}"
 
-    return [
-        [
-            name,
-            *(cell(seeds, key, 3) for key in ("align", "uniform")),
-            f"{seeds[0]['optimum']:.3f}",
-            *(cell(seeds, key, 2) for key in ("logistic", "knn")),
-        ]
-        for name, seeds in scores.items()
-    ]
+def table_rows(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> list[list[str]]:
+    """Return the rows of the table from the scores of each seed."""
+    rows = []
+    for name, seeds in scores.items():
+        cells = {}
+        for key, digits in (("align", 3), ("uniform", 3), ("logistic", 2), ("knn", 2)):
+            values = [of[key] for of in seeds]
+            spread = np.std(values, ddof=1) if len(values) > 1 else 0
+            cells[key] = f"{np.mean(values):.{digits}f} ± {spread:.{digits}f}"
+        optimum = f"{seeds[0]['optimum']:.3f}"
+        metrics = [cells["align"], cells["uniform"], optimum]
+        rows.append([name, *metrics, cells["logistic"], cells["knn"]])
+    return rows
 
 
 def choose(config: QuickstartConfig, command: str) -> None:
-    """Accuracy of learning rates on a fifth of the training split, mean of probes and seeds."""
-    folder, held_out = f"{config.folder}/choose", DataConfig(folds=5, fold=0)
-    tasks = [
-        Task(_config(f"{name}_{rate:g}", (*of[:-1], rate), folder, seed, held_out), (None,))
-        for (name, of), rate, seed in itertools.product(RUNS.items(), RATES, config.seeds)
-    ]
-    found = _each(tasks, config, command)
-    scores = {
-        name: {
-            f"{rate:g}": float(
-                np.mean(
-                    [
-                        found[f"{name}_{rate:g}_seed{s}"].scores[None][probe]
-                        for s in config.seeds
-                        for probe in ("logistic", "knn")
-                    ]
-                )
-            )
-            for rate in RATES
-        }
-        for name in RUNS
-    }
-    write_json(Path(config.folder) / "choice.json", {"seeds": config.seeds, "accuracy": scores})
-    rows = [[name, *of.values(), max(reversed(of), key=of.get)] for name, of in scores.items()]
+    """Print the accuracy of each learning rate on a held-out fifth of the training split."""
+    folder = f"{config.folder}/choose"
+    held_out = DataConfig(folds=5, fold=0)
+    tasks = []
+    for (name, options), rate, seed in itertools.product(RUNS.items(), RATES, config.seeds):
+        made = run_config(f"{name}_{rate:g}", (*options[:-1], rate), folder, seed, held_out)
+        tasks.append(Task(made, (None,)))
+    outcomes = dict(carry_out_all(tasks, config, command))
+    accuracies: dict[str, dict[str, float]] = {}
+    for name, rate in itertools.product(RUNS, RATES):
+        scores = [outcomes[f"{name}_{rate:g}_seed{seed}"].scores[None] for seed in config.seeds]
+        means = [of[probe] for of in scores for probe in ("logistic", "knn")]
+        accuracies.setdefault(name, {})[f"{rate:g}"] = float(np.mean(means))
+    record = {"seeds": config.seeds, "accuracy": accuracies}
+    write_json(Path(config.folder) / "choice.json", record)
+    rows = []
+    for name, by_rate in accuracies.items():
+        best = max(reversed(by_rate), key=by_rate.__getitem__)
+        rows.append([name, *by_rate.values(), best])
     title = "Accuracy (%), mean of both probes, on a held-out fifth of the training split, by rate"
     print_table(["encoder", *map(str, RATES), "best"], rows, title=title)
 
 
-def _draw(
-    folder: Path, folders: dict[str, Path], scores: dict[str, list[dict]], circles: list[dict]
+def draw(
+    folder: Path,
+    folders: Mapping[str, Path],
+    scores: Mapping[str, Sequence[Mapping[str, float]]],
+    circles: Sequence[Mapping[str, Any]],
 ) -> dict[str, Path]:
-    """Draws all pictures, the plane of means over the seeds, the others of the first one."""
+    """Draw the plane of both metrics (means over seeds), the circle, and training curves."""
     files = {name: folder / f"{name}.png" for name in ("plane", "circle", "training_curves")}
-    encoders = [
-        {"name": name, **{key: np.mean([seed[key] for seed in seeds]) for key in seeds[0]}}
-        for name, seeds in scores.items()
-    ]
-    label, optimum = "logistic regression (%)", encoders[0]["optimum"]
-    metric_planes({"digits": encoders}, files["plane"], "logistic", label, optimum=optimum)
-    circle_figure(circles, files["circle"], circles[0]["class_names"], CIRCLE_CLASSES)
+    encoders = []
+    for name, seeds in scores.items():
+        means = {key: float(np.mean([of[key] for of in seeds])) for key in seeds[0]}
+        encoders.append({"name": name, **means})
+    metric_plane(encoders, files["plane"], "logistic", encoders[0]["optimum"])
+    circle_figure(circles, files["circle"], CIRCLE_CLASSES)
     curves = {name: read_metrics(run) for name, run in folders.items()}
     plots.training_curves(curves, files["training_curves"])
     return files
 
 
-def _page(
-    config: QuickstartConfig, folders: dict[str, Path], rows: list[list], figures: dict[str, Path]
+def write_report(
+    config: QuickstartConfig,
+    folders: Mapping[str, Path],
+    rows: list[list[str]],
+    figures: Mapping[str, Path],
 ) -> Path:
-    settings = [
-        [name, formula(objective), *of] for name, (objective, *of) in (RUNS | CIRCLE_RUNS).items()
+    """Write the page with table, pictures and next commands."""
+    settings = [[name, formula(of[0]), *of[1:]] for name, of in (RUNS | CIRCLE_RUNS).items()]
+    columns = ["run", "loss", "dimension", "epochs", "learning rate for 256 pairs"]
+    results = {
+        figures["plane"]: "The plane of both metrics (test split), means over seeds",
+        figures["circle"]: "Encoders on the circle, after Figure 3 of Wang & Isola (test split)",
+    }
+    curves = {figures["training_curves"]: "Metrics of the training batches, with random views"}
+    commands = [
+        f"{program()} probe {folders['align_uniform']} --layers backbone",
+        f"{program()} pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1",
     ]
-    name = "align_uniform"
-    mine = f"{program()} pretrain --name mine --contrastive-weight 1 --contrastive-tau 0.1"
-    options = flattened(to_dict(_config(name, RUNS[name], config.folder, config.seeds[0])))
     sections = [
-        Section(
-            TITLE,
-            [
-                "Small encoders of 8x8 images of digits, trained by batches of "
-                f"{BATCH_SIZE} pairs, each evaluated from its checkpoint.",
-                "L_align: mean squared distance of two random views of an image. L_uniform: log of "
-                "the mean Gaussian potential (t = 2) of all pairs of images; its optimum is that "
-                "of the uniform distribution on the sphere. Both are better when lower. The probes "
-                "are logistic regression on standardized features and 5-NN. The regularization was "
-                "chosen on a held-out part of the training split, as the learning rates were "
-                "(`quickstart --choose --seeds 0 1 2 3 4 5 6 7`).",
-            ],
-            [Table(COLUMNS, rows)],
-            {
-                figures["plane"]: "The encoders in the plane of both metrics (test split), means "
-                "over the seeds",
-                figures["circle"]: "Encoders on the circle, after Figure 3 of Wang & Isola (test "
-                "split): distances within positive pairs, features of all digits, and features of "
-                "four of them",
-            },
-        ),
-        Section(
-            "Training",
-            tables=[
-                Table(
-                    ["run", "loss", "dimension", "epochs", "learning rate for 256 pairs"], settings
-                )
-            ],
-            figures={
-                figures["training_curves"]: "Metrics of the training batches, whose views are "
-                "random; the table's L_uniform is of the unchanged test images"
-            },
-        ),
-        Section(
-            "Configuration",
-            tables=[Table(["option", "value"], list(options.items()), name, folded=True)],
-        ),
-        Section(
-            "Next commands",
-            commands=[f"{program()} probe {folders[name]} --layers backbone", mine],
-        ),
+        Section(TITLE, [ABOUT], [Table(COLUMNS, rows)], results),
+        Section("Training", tables=[Table(columns, settings)], figures=curves),
+        Section("Next commands", commands=commands),
     ]
     title = "Quickstart: alignment and uniformity on handwritten digits"
     return write_page(Path(config.folder) / "report.html", title, sections)
 
 
-def _config(
-    name: str, of: tuple, runs_dir: str, seed: int, images: DataConfig | None = None
+def run_config(
+    name: str, options: tuple, runs_dir: str, seed: int, images: DataConfig | None = None
 ) -> PretrainConfig:
-    objective, dim, epochs, rate = of
+    """Return the config of an encoder; digits need one device."""
+    objective, dim, epochs, rate = options
     return PretrainConfig(
         name=f"{name}_seed{seed}",
         runs_dir=runs_dir,
@@ -306,20 +290,5 @@ def _config(
         batch_size=BATCH_SIZE,
         schedule="cosine",
         learning_rate=rate,
-        # One device is enough for digits, and any batch divides over it.
         devices=1,
     )
-
-
-def _scores(folder: Path, step: int | None) -> dict[str, float]:
-    """Alignment, uniformity, its optimum, and accuracies of a checkpoint."""
-    metrics = run_metrics(MetricsConfig(str(folder), step=step))
-    probes = ProbeConfig((str(folder),), step=step, standardize=True)
-    logistic, knn = run_probe(probes)
-    return {
-        "align": metrics["align"],
-        "uniform": metrics["uniform"],
-        "optimum": metrics["uniform_optimum"],
-        "logistic": logistic["top1"],
-        "knn": knn["top1"],
-    }

@@ -104,7 +104,7 @@ def test_readme_says_what_was_recorded():
     record = json.loads((ROOT / "docs/results/quickstart/quickstart.json").read_text())
     table = README.split("<!-- quickstart -->\n```\n")[1].split("\n```")[0].splitlines()
     cells = [re.split(r" {2,}", line.strip()) for line in table]
-    assert cells[0] == quickstart.COLUMNS and cells[2:] == quickstart.rows_of(record["scores"])
+    assert cells[0] == quickstart.COLUMNS and cells[2:] == quickstart.table_rows(record["scores"])
     wall, processor = record["seconds"], record["processor_seconds"]
     took = f"{wall} s and {processor} s of processor time"
     assert took in (DOCS / "performance.md").read_text()
@@ -197,12 +197,9 @@ def test_repetitions_differ_as_the_page_says():
         apart = [abs(one[key] - other[key]) for key in one.keys() & other.keys()]
         assert len(apart) == 30
         told += [f"{np.mean(apart):.2f}", f"{max(apart):.2f}"]
-    twice = (
-        "The 30 of digits that Figure B.2 has had twice (`before.csv` and `again.csv` beside it)"
-    )
     mean, most, *of_output = told
-    assert f"{twice} differ by {mean} points on average and {most} at most before the head" in page
-    assert "by {} and {} on the output (logistic regression)".format(*of_output) in page
+    assert f"differ by {mean} points on average ({most} at most) before the head" in page
+    assert "by {} ({} at most) on the output".format(*of_output) in page
 
 
 def test_pages_name_files_that_exist():

@@ -11,7 +11,7 @@ PICTURE = re.compile(r"^!\[.*\]\((.*)\)$", re.MULTILINE)
 
 def cards(results: str) -> str:
     slug, items = slugify(case="lower"), []
-    for section in results.split("\n## ")[1:]:
+    for section in re.split(r"\n###? ", results)[1:]:
         title, found = section.partition("\n")[0], PICTURE.search(section)
         if found:
             alt = re.sub(r"[\[\]]", "", title)

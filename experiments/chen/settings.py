@@ -1,50 +1,46 @@
-"""What Chen, Luo & Li train, and the same at the laptop's scale.
+"""Configs of Chen, Luo & Li, and the same at smaller scales.
 
-From the paper (Appendix A, B and D): ResNet-50 (ResNet-18 in the sections that try many settings),
-a projection head of two layers after its average pool, outputs of 64 dimensions for CIFAR-10 and
-128 for ImageNet, SimCLR's augmentation, a learning rate that grows with the square root of the
-batch, and linear evaluation. NT-Xent has tau 0.2, decoupled NT-Xent tau 1 and lambda 0.1, the
-sliced Wasserstein distances lambda 5; the last two kinds have half the mean squared difference over
-samples *and dimensions* as their alignment, and are multiplied by 1000 where the outputs are
-normalized. Batches are of 128 for CIFAR-10 and 1,024 for ImageNet unless said otherwise.
+From the paper (Appendices A, B and D): ResNet-50 (ResNet-18 where many settings are compared), a
+projection head of two layers, outputs of 64 dimensions for CIFAR-10 and 128 for ImageNet, SimCLR's
+augmentation, a rate proportional to the square root of the batch, and linear evaluation. NT-Xent
+has tau 0.2, decoupled NT-Xent tau 1 and lambda 0.1, the sliced Wasserstein distances lambda 5. The
+latter two have half the mean squared difference over samples *and dimensions* as alignment, and a
+factor of 1000 where outputs are normalized. Batches are 128 for CIFAR-10 and 1,024 for ImageNet.
 
-Not printed there, and as in SimCLR: the rate of 0.075 times the square root of the batch, LARS with
-ten epochs of warmup and a cosine, weight decay 1e-6 for ImageNet and 1e-4 for CIFAR-10; and the
-linear evaluation by LARS, batches of 4,096, 90 epochs (`--protocols simclr`).
+CIFAR-10's rate is the authors' published setting (google-research/simclr, issue 166): 0.2 times the
+square root of the batch, which is 3.2 for 256 pairs. ImageNet's is SimCLR's, 0.075 times the square
+root. Not printed, and taken from SimCLR: LARS, ten epochs of warm-up, a cosine, weight decay 1e-6
+(ImageNet) and 1e-4 (CIFAR-10), and linear evaluation by LARS with batches of 4,096 for 90 epochs.
 """
 
-import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import rates, reproduction
-from experiments.protocols import Evaluation
-from experiments.reproduction import Context, run
-from experiments.statistics import Rows
-from experiments.sweeps import Planned
-from experiments.tables import Row, expected
+from experiments.lib import rates
+from experiments.lib.evaluation import Evaluation
+from experiments.lib.records import Rows
+from experiments.lib.sweep import Run
+from experiments.lib.tables import TableRow, printed_scores
 from hypersphere_jax.configs import (
+    DataConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PretrainConfig,
     section,
 )
 
-FACTOR = 1000.0  # of losses of normalized outputs with the mean squared difference
-EVALUATION = Evaluation(layers=("backbone",), protocol="simclr", folds=None)
+FACTOR = 1000.0  # scales losses that use the mean squared difference of normalized outputs
 
 
 def nt_xent(tau: float) -> ObjectiveConfig:
-    """The standard contrastive loss, Eq. (1)."""
+    """Return the standard contrastive loss, Eq. (1)."""
     return ObjectiveConfig(loss="nt_xent", loss_tau=tau)
 
 
 def decoupled(tau: float, lam: float, self_similarity: bool = False) -> ObjectiveConfig:
-    """Decoupled NT-Xent, Eq. (5), in the scaling of the paper's numbers.
+    """Return decoupled NT-Xent, Eq. (5), in the scaling of the paper's numbers.
 
-    With `self_similarity` as in the authors' notebook: it matters at the low temperatures of
-    Figure B.2, and at tau = 1 of the tables changes the repulsion by a hundredth.
+    The authors' notebook has `self_similarity`, which matters at the low temperatures of Figure
+    B.2.
     """
     return ObjectiveConfig(
         loss="decoupled_nt_xent",
@@ -57,7 +53,7 @@ def decoupled(tau: float, lam: float, self_similarity: bool = False) -> Objectiv
 
 
 def swd(prior: str, lam: float) -> ObjectiveConfig:
-    """Alignment and the sliced Wasserstein distance to a prior, Eq. (4) and Algorithm 1."""
+    """Return alignment and the sliced Wasserstein distance to a prior, Eq. (4), Algorithm 1."""
     return ObjectiveConfig(
         loss="generalized_contrastive",
         prior=prior,
@@ -67,7 +63,7 @@ def swd(prior: str, lam: float) -> ObjectiveConfig:
     )
 
 
-# By the names of Tables D.1 to D.3.
+# Names as in Tables D.1 to D.3.
 LOSSES = {
     "NT-Xent": nt_xent(0.2),
     "Decoupled NT-Xent": decoupled(1.0, 0.1),
@@ -89,43 +85,44 @@ CIFAR10 = PretrainConfig(
     optimizer="lars",
     epochs=100,
     batch_size=128,
-    learning_rate=1.2,
+    learning_rate=3.2,
     scaling="sqrt",
     schedule="cosine",
     warmup_epochs=10,
     weight_decay=1e-4,
     log_every_steps=100,
 )
-IMAGENET = dataclasses.replace(
-    CIFAR10,
+IMAGENET = CIFAR10.replace(
     name="chen_imagenet",
     data="imagenet2012",
     recipe="simclr_imagenet",
-    model="resnet50",
     dim=128,
-    head="simclr2",
     image_size=224,
-    init="simclr",
     batch_size=1024,
+    learning_rate=1.2,
     weight_decay=1e-6,
 )
-# What the tables do not say in their rows. Figure B.2: ResNet-18, 200 epochs.
+# Shared options of a table's rows. Figure B.2 has ResNet-18 and 200 epochs.
 BASES = {
     "chen/tableD1": CIFAR10,
     "chen/tableD2": IMAGENET,
-    "chen/tableD3": dataclasses.replace(IMAGENET, head="simclr3"),
-    "chen/figureB2": dataclasses.replace(
-        CIFAR10,
-        model="resnet18",
-        epochs=200,
-    ),
+    "chen/tableD3": IMAGENET.replace(head="simclr3"),
+    "chen/figureB2": CIFAR10.replace(model="resnet18", epochs=200),
 }
-# ResNet-18 for 400 epochs, of Sections C and E.
-RESNET18 = dataclasses.replace(BASES["chen/figureB2"], epochs=400)
-
-# The laptop's scale: a small network and digits, 20 epochs of 10 steps. The rate is that of the
-# images of random bits alone; the others are chosen among RATES (`choose`).
-LAPTOP_RATE = {"epochs": 20, "learning_rate": 4.0, "warmup_epochs": 2}
+RESNET18 = CIFAR10.replace(model="resnet18", epochs=400)  # Sections C and E
+GPU = RESNET18.replace(
+    name="chen_gpu",
+    epochs=30,
+    warmup_epochs=3,
+    batch_size=512,
+    dtype="bfloat16",
+    log_every_steps=20,
+)
+# Laptop scale: a small network and digits, 20 epochs of 10 steps. Rates are chosen on training data
+# except in Figure C.1, where no test data take part.
+LAPTOP_OPTIMIZER = section(CIFAR10, OptimizerConfig).replace(
+    epochs=20, learning_rate=4.0, warmup_epochs=2
+)
 LAPTOP = PretrainConfig(
     name="chen_laptop",
     data="digits",
@@ -134,25 +131,45 @@ LAPTOP = PretrainConfig(
     width=0.5,
     head="simclr2",
     **vars(LOSSES["NT-Xent"]),
-    **vars(section(CIFAR10, OptimizerConfig).replace(**LAPTOP_RATE)),
+    **vars(LAPTOP_OPTIMIZER),
     devices=1,
     log_every_steps=10,
 )
-LAPTOP_EVALUATION = EVALUATION._replace(layers=("backbone", "output"))
-# The same network on a harder task, for 8 epochs of 39 steps.
-GREY = LAPTOP.replace(
+# A harder task for the same network: a tenth of CIFAR-10 in gray at 16 pixels, all test images.
+GRAY = DataConfig("cifar10", channels=1, fraction=0.1)
+GRAY_LAPTOP = LAPTOP.replace(
     name="chen_grey",
-    **vars(reproduction.GREY.replace(recipe="simclr_cifar")),
-    image_size=reproduction.GREY_PIXELS,
+    **vars(GRAY.replace(recipe="simclr_cifar")),
+    image_size=16,
     epochs=8,
     warmup_epochs=1,
 )
 RATES = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+GPU_RATES = (0.8, 3.2, 12.8)
+EVALUATION = Evaluation(layers=("backbone",), protocol="simclr", folds=None)
+BOTH_LAYERS = Evaluation(layers=("backbone", "output"), protocol="simclr", folds=None)
+BASE_OF_SCALE = {"laptop": LAPTOP, "gpu": GPU, "paper": CIFAR10}
 
 
-def config_of(row: Row) -> PretrainConfig:
-    """The config that trains the encoder of a row of Tables D.1 to D.3, or of Figure B.2."""
-    base, values = BASES[row.table], row.values
+def evaluation_of(scale: str) -> Evaluation:
+    """Return the paper's evaluation; below paper scale also of the output."""
+    return EVALUATION if scale == "paper" else BOTH_LAYERS
+
+
+def loss_run(
+    base: PretrainConfig, name: str, objective: ObjectiveConfig, scale: str, /, **labels: Any
+) -> Run:
+    """Return a run with a loss; its name starts with `chen`, and with the base where needed."""
+    prefixes = {GRAY_LAPTOP.name: "chen_grey", GPU.name: "chen_gpu"}
+    full_name = f"{prefixes.get(base.name, 'chen')}_{name}"
+    config = base.replace(name=full_name, **vars(objective))
+    return Run(config, labels, evaluation_of(scale))
+
+
+def row_config(row: TableRow) -> PretrainConfig:
+    """Return the config of a row of Tables D.1 to D.3, or of Figure B.2."""
+    base = BASES[row.table]
+    values = row.values
     if "tau" in values:
         objective = decoupled(values["tau"], values["lambda"], self_similarity=True)
     else:
@@ -162,48 +179,30 @@ def config_of(row: Row) -> PretrainConfig:
     return base.replace(name=name, **vars(objective))
 
 
-def of_row(row: Row, context: Context, **about: Any) -> Planned:
-    """The run of a table's row, with the printed accuracy as `paper_top1`."""
-    about |= {"table": row.table, "row": row.number}
-    about |= {f"paper_{name}": value for name, value in expected(row).items()}
-    return run(config_of(row), context, EVALUATION, about)
+def row_run(row: TableRow, **labels: Any) -> Run:
+    """Return the run of a table's row, with the printed accuracy as `paper_top1`."""
+    labels |= {"table": row.table, "row": row.number}
+    labels |= {f"paper_{name}": value for name, value in printed_scores(row).items()}
+    return Run(row_config(row), labels, EVALUATION)
 
 
-def encoder(
-    context: Context,
-    base: PretrainConfig,
-    name: str,
-    objective: ObjectiveConfig,
-    about: Mapping[str, Any],
-    **changes: Any,
-) -> Planned:
-    """A run with this loss, and these changes of the config."""
-    prefix = "chen_grey" if base is GREY else "chen"
-    config = base.replace(name=f"{prefix}_{name}", **(vars(objective) | changes))
-    return run(config, context, LAPTOP_EVALUATION if context.laptop else EVALUATION, about)
+def rate_candidates(base: PretrainConfig, folds: int, names: list[str], scale: str) -> list[Run]:
+    """Return candidates of the rates of losses, a seed per fold."""
+    planned = []
+    for name in names:
+        for fold in range(folds):
+            run = loss_run(base, f"{slug(name)}_seed{fold}", LOSSES[name], scale, name=name)
+            planned.append(run.replace(seed=fold, folds=rates.FOLDS, fold=fold))
+    return rates.candidates(planned, RATES if scale == "laptop" else GPU_RATES)
 
 
-def choose(
-    base: PretrainConfig, folds: int, names: Sequence[str], context: Context, rows: Rows
-) -> list[Planned]:
-    """A stage: candidates of the rates of these losses, a seed for each fold."""
-    runs = []
-    for name, fold in itertools.product(names, range(folds)):
-        run_name, about = f"{slug(name)}_seed{fold}", {"name": name}
-        held_out = {"folds": rates.FOLDS, "fold": fold}
-        one = encoder(context, base, run_name, LOSSES[name], about, seed=fold, **held_out)
-        runs.append(one)
-    return rates.candidates(runs, RATES)
-
-
-def with_rate(one: Planned, name: str, rows: Rows) -> Planned:
-    """The run at the rate that was chosen for a loss; before it is, at that of LAPTOP."""
-    usual = LAPTOP.learning_rate
-    return rates.at(one, rates.chosen(rows, "name").get(name, usual))
+def with_rate_of(run: Run, name: str, rows: Rows) -> Run:
+    """Return the run at the rate that was chosen for a loss."""
+    return rates.with_rate(run, rates.chosen(rows, "name")[name])
 
 
 def slug(name: str) -> str:
-    """A part of a run's name: of `NT-Xent, tau 0.2` it is `nt_xent_tau0.2`."""
+    """Return a part of a run's name, e.g. `nt_xent_tau0.2` for `NT-Xent, tau 0.2`."""
     kept = "".join(c for c in name.lower() if c.isalnum() or c in " .-").replace("-", "_")
     for word, short in (("tau ", "tau"), ("lambda ", "lam"), ("batch ", "batch"), (" ", "_")):
         kept = kept.replace(word, short)

@@ -140,7 +140,7 @@ CONFLICTS = [
     (C.ProbeConfig, {"all_steps": True}, {"step": 3}),
     (C.MetricsConfig, {"run": "a.npy"}, {"split": "train"}),
     (C.MetricsConfig, {"run": "a"}, {"normalize": True}),
-    (ReproduceConfig, {"item": "a"}, {"measure": True}),
+    (ReproduceConfig, {"item": None}, {"dry_run": True}),
 ]
 
 

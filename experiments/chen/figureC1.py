@@ -1,0 +1,150 @@
+"""Figure C.1 of Chen, Luo & Li: the spreading term saturates with a few bits.
+
+Claim: images that carry k random bits have at most 2^k different outputs, and yet the loss is soon
+as low as it gets, for LogSumExp (the second term of NT-Xent) and for SWD.
+
+    python run.py reproduce chen/figureC1 --scale laptop
+
+laptop: 3 losses x 2 batches x 5 numbers of bits x 5 seeds, 5,000 images of 8 pixels; 24 minutes on
+        one CPU core.
+gpu:    3 losses x 2 batches x 6 numbers of bits x 3 seeds, ResNet-18, 10 epochs; about 40 minutes
+        on one H100 (estimated).
+paper:  ResNet-18, 400 epochs. Its temperatures, batches and bits are in its picture only.
+Result (laptop): supported for LogSumExp at tau 0.5 and for SWD; not supported for LogSumExp at
+tau 0.1.
+
+A loss is saturated by 8 bits if they gain more than 95% of the gain of the most bits. The scale is
+0 for equal outputs and 1 for uniform points. Tests are over seeds; no test data take part.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.chen import settings
+from experiments.lib.evaluation import Evaluation
+from experiments.lib.plots import curves, point
+from experiments.lib.records import Rows, group_by
+from experiments.lib.stats import Comparison, Estimate, judge, seed_difference
+from experiments.lib.sweep import Run
+from hypersphere_jax import theory
+from hypersphere_jax.configs import ObjectiveConfig
+from hypersphere_jax.losses import prior_matching_loss
+
+SCALES = ("laptop", "gpu", "paper")
+SETTINGS = ("name", "batch", "bits")
+SWD = "SWD (uniform hypersphere)"
+LOSSES = {
+    "LogSumExp, tau 0.1": ObjectiveConfig(loss="logsumexp", loss_tau=0.1),
+    "LogSumExp, tau 0.5": ObjectiveConfig(loss="logsumexp", loss_tau=0.5),
+    SWD: ObjectiveConfig(loss="prior_matching", prior="hypersphere", loss_factor=settings.FACTOR),
+}
+BITS = {
+    "laptop": (2, 4, 6, 8, 16),
+    "gpu": (2, 4, 6, 8, 12, 16),
+    "paper": (1, 2, 3, 4, 6, 8, 10, 12, 14, 16),
+}
+BATCHES = {"laptop": (64, 256), "gpu": (128, 512), "paper": (128, 512, 2048)}
+SEEDS = {"laptop": range(5), "gpu": range(3), "paper": range(1)}
+EPOCHS = {64: 3, 256: 6}  # at laptop scale: 234 and 114 steps
+FEW = 8
+SATURATED = 95.0  # percent
+DRAWS = 20  # samples of uniform points
+
+
+def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+    """Return runs that minimize only the spreading term, on bits that differ between seeds."""
+    bases = {
+        "laptop": settings.LAPTOP.replace(image_size=8),
+        "gpu": settings.GPU.replace(epochs=10, warmup_epochs=1),
+        "paper": settings.RESNET18,
+    }
+    base = bases[scale]
+    prefix = "chen_gpu" if scale == "gpu" else "chen"
+    cells = itertools.product(LOSSES.items(), BATCHES[scale], BITS[scale], SEEDS[scale])
+    planned = []
+    for (name, objective), batch, bits, seed in cells:
+        config = base.replace(
+            name=f"{prefix}_{settings.slug(name)}_batch{batch}_bits{bits}_seed{seed}",
+            seed=seed,
+            subset_seed=seed,
+            data="random_bits",
+            recipe="none",
+            bits=bits,
+            batch_size=batch,
+            **vars(objective),
+        )
+        if scale == "laptop":
+            epochs = EPOCHS[batch]
+            config = config.replace(fraction=0.1, epochs=epochs, warmup_epochs=epochs / 10)
+        planned.append(Run(config, {"name": name, "bits": bits}, Evaluation(only_loss=True)))
+    return planned
+
+
+def gained(row: Mapping) -> float:
+    """Return how far the loss came: 0 for equal outputs, 1 for uniform outputs."""
+    worst, best = reference(row["name"], row["batch"], row["dim"])
+    loss = row["final_loss"] / LOSSES[row["name"]].loss_factor
+    return (worst - loss) / (worst - best)
+
+
+@functools.cache
+def reference(name: str, n: int, d: int) -> tuple[float, float]:
+    """Return the loss of n equal outputs in d dimensions, and of n random uniform points.
+
+    LogSumExp of n points is log(n - 1) plus the log of the mean of `exp(z . z' / tau)`, which is
+    known for uniform points. Its bias for few points is neglected.
+    """
+    if name == SWD:
+        keys = jax.random.split(jax.random.key(0), (DRAWS, 2))
+
+        def uniform_points_loss(keys: jax.Array) -> jax.Array:
+            return prior_matching_loss(keys[0], theory.uniform_sphere(keys[1], n, d))
+
+        return 2 / d, float(jnp.mean(jax.jit(jax.vmap(uniform_points_loss))(keys)))
+    kappa = 1 / LOSSES[name].loss_tau
+    uniform = theory.vmf_log_normalizer(d, kappa) - theory.sphere_log_area(d)
+    return kappa + math.log(n - 1), uniform + math.log(n - 1)
+
+
+def analyze(rows: Rows) -> Rows:
+    """Test whether 8 bits gain more than 95% of the gain of the most bits."""
+    comparisons = []
+    for (name, batch), group in group_by(rows, "name", "batch").items():
+        gains = {bits: [gained(row) for row in of] for bits, of in group_by(group, "bits").items()}
+        most = max(gains)
+        estimates = {"final loss": share_gained(gains[FEW], gains[most])}
+        claim = f"{FEW} bits gain more than {SATURATED:g}% of {most} bits (%)"
+        labels = {"loss": name, "batch": batch}
+        comparisons.append(Comparison(claim, estimates, level=SATURATED, labels=labels))
+    return judge(comparisons)
+
+
+def share_gained(few: Sequence[float], most: Sequence[float]) -> Estimate:
+    """Return the gain of few bits in percent of the most bits' gain.
+
+    The interval is by the delta method with Welch's degrees of freedom; p tests the share against
+    `SATURATED`.
+    """
+    ratio = float(np.mean(few) / np.mean(most))
+    scale = 100 / float(np.mean(most))
+    spread = seed_difference(np.multiply(few, scale), np.multiply(most, scale * ratio))
+    test = seed_difference(np.multiply(few, scale), np.multiply(most, scale * SATURATED / 100))
+    return Estimate(100 * ratio, 100 * ratio + spread.low, 100 * ratio + spread.high, test.p)
+
+
+def plot(rows: Rows, path: Path) -> None:
+    """Draw the gain over bits."""
+    panels: dict[str, dict] = {}
+    for (name, batch), group in group_by(rows, "name", "batch").items():
+        points = []
+        for bits, of in sorted(group_by(group, "bits").items()):
+            points.append(point(bits, seed_difference([gained(row) for row in of])))
+        panels.setdefault(name.partition(" (")[0], {})[f"batch {batch}"] = points
+    curves(panels, path, x="bits in the images", y="gain", levels={"uniform outputs": 1.0})

@@ -1,0 +1,39 @@
+"""Tables D.2 and D.3 of Chen, Luo & Li: five contrastive losses on ImageNet.
+
+Claim: the five losses give encoders that are about equally good, with a head of two layers (D.2)
+and of three (D.3).
+
+    python run.py reproduce chen/tableD2 --scale paper --data-dir DATA
+
+paper: 120 encoders (ResNet-50, 100 to 800 epochs); days on 8 GPUs each (estimated).
+Not run.
+"""
+
+from collections.abc import Sequence
+
+from experiments.chen import settings
+from experiments.lib.records import Rows, finished
+from experiments.lib.sweep import Run
+from experiments.lib.tables import table_rows
+
+SCALES = ("paper",)
+SETTINGS = ("table", "name", "batch", "epochs")
+plot = None
+
+
+def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+    """Return the encoders of both tables' rows."""
+    both = (*table_rows("chen/tableD2"), *table_rows("chen/tableD3"))
+    return [settings.row_run(row, name=row.values["loss"]) for row in both]
+
+
+def analyze(rows: Rows) -> Rows:
+    """Return the difference from the printed accuracy of each row."""
+    return [
+        {
+            "table": row["table"],
+            "row": row["row"],
+            "effect": row["backbone_linear"] - row["paper_top1"],
+        }
+        for row in finished(rows)
+    ]

@@ -1,0 +1,1 @@
+"""Tools shared by all items: sweeps, statistics, plots and the papers' printed tables."""

@@ -1,0 +1,123 @@
+"""Features on the circle: densities in the plane and over the angle."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import special
+
+from experiments.lib.plots import PAGE_WIDTH, printed
+from hypersphere_jax.reporting.plots.style import COLORS, DPI, save_figure
+
+BANDWIDTH = 0.1
+KAPPA = BANDWIDTH**-2  # a von Mises-Fisher kernel of about the same width
+PANELS_ACROSS = 4
+CAPTION = (
+    "shading: Gaussian KDE, up to each panel's maximum; "
+    "curves: von Mises-Fisher KDE; dashed: the uniform density 1/2π"
+)
+
+
+@printed
+def circle_figure(
+    encoders: Sequence[Mapping[str, Any]], path: Path | None, classes: Sequence[int]
+) -> Figure:
+    """Draw a row per encoder: distances of positive pairs, all features, and features of classes.
+
+    Args:
+      encoders: each with "name", "features" `[n, 2]`, "labels" `[n]`, "pair_distances" `[n]` and
+        "class_names".
+      path: file of the PNG.
+      classes: labels to draw.
+    """
+    figure = Figure(figsize=(PAGE_WIDTH, 2.2 * len(encoders)), dpi=DPI, layout="constrained")
+    bands = figure.subfigures(len(encoders), 1, squeeze=False)[:, 0]
+    angle = None
+    for band, encoder in zip(bands, encoders, strict=True):
+        features = np.asarray(encoder["features"])
+        labels = np.asarray(encoder["labels"])
+        groups = {"all classes": features}
+        for label in classes:
+            groups[encoder["class_names"][label]] = features[labels == label]
+        band.suptitle(encoder["name"], x=0.01, ha="left", weight="bold")
+        cells = band.add_gridspec(2, 1 + len(groups), height_ratios=(2, 1))
+        _draw_distances(band.add_subplot(cells[:, 0]), np.asarray(encoder["pair_distances"]))
+        for place, (title, points) in enumerate(groups.items(), start=1):
+            plane = band.add_subplot(cells[0, place], title=title)
+            angle = band.add_subplot(cells[1, place], sharey=angle)
+            _draw_densities(plane, angle, points, labelled=place == 1)
+            angle.tick_params(labelleft=place == 1)
+    angle.set_ylim(bottom=0)
+    figure.supxlabel(CAPTION, fontsize=8)
+    return save_figure(figure, path)
+
+
+@printed
+def potential_figure(panels: Sequence[Mapping[str, Any]], path: Path | None, t: float) -> Figure:
+    """Draw points on the circle, titled with their mean Gaussian potential at scale t.
+
+    Args:
+      panels: each with "name", "features" `[n, 2]` and "potential".
+      path: file of the PNG.
+      t: scale of the potential.
+    """
+    down = -(-len(panels) // PANELS_ACROSS)
+    across = min(PANELS_ACROSS, len(panels))
+    figure = Figure(figsize=(PAGE_WIDTH, 2.8 * down + 0.2), dpi=DPI, layout="constrained")
+    cells = figure.add_gridspec(2 * down, across, height_ratios=(2, 1) * down)
+    angle = None
+    for index, panel in enumerate(panels):
+        row, place = divmod(index, across)
+        name = textwrap.fill(panel["name"], 20)
+        title = f"{name}\nmean $G_{{{t:g}}}$ {panel['potential']:.4f}"
+        plane = figure.add_subplot(cells[2 * row, place], title=title)
+        angle = figure.add_subplot(cells[2 * row + 1, place], sharey=angle)
+        _draw_densities(plane, angle, np.asarray(panel["features"]), labelled=place == 0)
+    angle.set_ylim(bottom=0)
+    figure.supxlabel(CAPTION, fontsize=8)
+    return save_figure(figure, path)
+
+
+def vmf_kde(angles: np.ndarray, grid: np.ndarray, kappa: float) -> np.ndarray:
+    """Return the density `[g]` per radian of angles `[n]` by von Mises-Fisher kernels."""
+    # 1 - cos is written as a squared sine, which does not cancel at close angles.
+    kernels = np.exp(-2 * kappa * np.sin((grid[:, None] - angles) / 2) ** 2)
+    return kernels.mean(axis=1) / (2 * np.pi * special.i0e(kappa))
+
+
+def gaussian_kde_2d(points: np.ndarray, grid: np.ndarray, bandwidth: float) -> np.ndarray:
+    """Return the density `[g, g]` of points `[n, 2]` at (grid[column], grid[row])."""
+    kernels = np.exp(-(((grid[:, None, None] - points) / bandwidth) ** 2) / 2)  # [g, n, 2]
+    # The kernel is a product over x and y, so the sum over points is a matrix product.
+    return kernels[..., 1] @ kernels[..., 0].T / (len(points) * 2 * np.pi * bandwidth**2)
+
+
+def _draw_distances(axes: Axes, distances: np.ndarray) -> None:
+    percent = np.full(len(distances), 100 / len(distances))
+    axes.hist(distances, bins=50, range=(0, 2), weights=percent, color=COLORS[0])
+    axes.axvline(distances.mean(), linestyle="--", color=COLORS[1])
+    axes.set(title=f"mean {distances.mean():.2f} (dashed)", ylabel="pairs (%)")
+    axes.set_xlabel(r"positive-pair $\ell_2$ distance")
+
+
+def _draw_densities(plane: Axes, angle: Axes, features: np.ndarray, labelled: bool) -> None:
+    """Draw features `[n, 2]` over their density, and the density of their angles."""
+    grid = np.linspace(-1.35, 1.35, 136)
+    density = gaussian_kde_2d(features, grid, BANDWIDTH)
+    plane.imshow(density, cmap="Blues", origin="lower", extent=(grid[0], grid[-1]) * 2, vmin=0)
+    circle = np.linspace(-np.pi, np.pi, 361)
+    plane.plot(np.cos(circle), np.sin(circle), color="gray", linewidth=0.5)
+    plane.plot(*features.T, ",", color="black", alpha=0.2)
+    plane.set(xticks=(), yticks=())
+    density = vmf_kde(np.arctan2(features[:, 1], features[:, 0]), circle, KAPPA)
+    angle.fill_between(circle, density, color=COLORS[0], alpha=0.4, linewidth=0)
+    angle.plot(circle, density, color=COLORS[0])
+    angle.axhline(1 / (2 * np.pi), linestyle="--", color="gray", linewidth=1)
+    angle.set(xlim=(-np.pi, np.pi), xlabel="angle (rad)")
+    angle.set_xticks((-np.pi, 0, np.pi), ("−π", "0", "π"))
+    if labelled:
+        angle.set_ylabel("density\n(1/rad)")

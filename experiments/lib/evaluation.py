@@ -1,0 +1,245 @@
+"""Evaluation of a run's encoder from its checkpoints."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.lib.records import PREDICTIONS, Predictions, Rows
+from hypersphere_jax import data
+from hypersphere_jax.configs import DepthConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax.data.subsets import uniform
+from hypersphere_jax.evaluate.depth_verb import run_depth
+from hypersphere_jax.evaluate.features import pair_features, split_features
+from hypersphere_jax.evaluate.metrics_verb import run_metrics
+from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.training import checkpoints, distributed, run_dir
+from hypersphere_jax.training.metrics import read_metrics
+
+HISTOGRAMS = 6  # random directions whose histograms are recorded
+PROBE_SEED = 1000  # draws the balanced training images of a probe
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measurements: alignment (alpha 2), uniformity (t 2), and each layer's accuracies."""
+
+    layers: tuple[str, ...] = ("output",)
+    """Layers to probe, the paper's layer first."""
+    protocol: str | None = "stl10"
+    """The paper's linear probe, or None for no linear probe."""
+    folds: int | None = 5
+    """Folds of the training split that select encoders. With None, one part is held out."""
+    all_steps: bool = False
+    """Evaluate every kept checkpoint and the random initialization."""
+    initial: bool = False
+    """Evaluate the random initialization as well."""
+    neighbours: tuple[int, ...] = (5,)
+    """Numbers k of k-NN."""
+    depth: bool = False
+    """Predict depth maps instead of classes."""
+    tasks: tuple[str, ...] = ()
+    """Labelled sentences, instead of the classes of images."""
+    tasks_dir: str | None = None
+    """Folder of the labelled sentences."""
+    prototype: bool = False
+    """Measure the prototype representation bias of the training split."""
+    projections: bool = False
+    """Measure how far outputs are from uniform along random directions."""
+    probe_size: int | None = None
+    """Number of balanced training images of the probe. Defaults to all training images."""
+    only_loss: bool = False
+    """Record only the logged loss: its mean over the last tenth of the steps."""
+
+
+def evaluate(folder: Path, evaluation: Evaluation) -> Rows:
+    """Return a row per evaluated checkpoint: alignment, uniformity, scores and predictions."""
+    if evaluation.only_loss:
+        return [_final_loss(folder)]
+    steps: list[int | None] = [None]
+    if evaluation.all_steps:
+        steps = [*_kept_steps(folder)]
+    if evaluation.initial:
+        steps = [0, *steps]
+    rows = []
+    for step in steps:
+        row = _metrics(folder, step, evaluation)
+        if evaluation.depth:
+            row |= _depth_errors(folder, step, evaluation)
+        elif evaluation.tasks:
+            row |= _task_accuracies(folder, step, evaluation)
+        else:
+            row |= _accuracies(folder, step, evaluation)
+        rows.append(row)
+    # Cached features of all checkpoints are large compared with the rest of a run.
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    return rows
+
+
+def output_features(folder: Path, step: int | None = None) -> dict[str, Any]:
+    """Return test outputs `[n, d]`, labels, class names, and distances of positive pairs."""
+    encoder = run_dir.load_encoder(folder, step)
+    dataset = data.load(encoder.config)
+    devices = distributed.local_devices(1)
+    x, y = pair_features(encoder, dataset.test, devices)
+    output = split_features(encoder, dataset.test, ["output"], devices).features["output"]
+    return {
+        "features": np.asarray(output.x),
+        "labels": np.asarray(dataset.test.labels),
+        "class_names": list(dataset.class_names),
+        "pair_distances": np.linalg.norm(x - y, axis=1),
+    }
+
+
+def view_features(folder: Path, views: int, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs of random views of test images, equally many per class.
+
+    Args:
+      folder: the run's folder.
+      views: number of views of each image, rounded up to an even number.
+      per_class: images of each class, at most.
+
+    Returns:
+      Features `[views, n, d]` and labels `[n]` from 0.
+    """
+    encoder = run_dir.load_encoder(folder)
+    test = run_dir.test_split(data.load(encoder.config))
+    classes, sizes = np.unique(test.labels[test.labels >= 0], return_counts=True)
+    images = uniform(test, 0, min(int(sizes.min()), per_class) * len(classes))
+    devices = distributed.local_devices(1)
+    pairs = [pair_features(encoder, images, devices, seed) for seed in range(-(-views // 2))]
+    features = np.stack([view for pair in pairs for view in pair])
+    return features, np.searchsorted(classes, images.labels)
+
+
+def _kept_steps(folder: Path) -> list[int]:
+    """Return the checkpoints that every run of this config has, wherever it was interrupted."""
+    every = run_dir.read_config(folder).keep_every_steps
+    saved = checkpoints.steps(folder / "checkpoints")
+    return [step for step in saved if step == saved[-1] or (every and step % every == 0)]
+
+
+def _final_loss(folder: Path) -> dict[str, Any]:
+    records = read_metrics(folder)
+    last = records[-1]["step"]
+    losses = [record["loss"] for record in records if record["step"] > 0.9 * last]
+    return {"step": last, "final_loss": float(np.mean(losses))}
+
+
+def _metrics(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    parts = ("projections",) if evaluation.projections else ()
+    config = MetricsConfig(str(folder), parts=parts, step=step)
+    metrics = run_metrics(config)
+    row = {"step": metrics["step"]} | _with_errors(metrics, "align", "uniform")
+    if evaluation.projections:
+        names = ("sliced_wasserstein", "projection_ks_sphere", "uniform_optimum")
+        row |= {name: metrics[name] for name in (*names, "projection_half_width")}
+        counts = [direction["counts"] for direction in metrics["projections"][:HISTOGRAMS]]
+        row["projection_counts"] = "; ".join(" ".join(map(str, of)) for of in counts)
+    if evaluation.prototype:
+        config = dataclasses.replace(config, parts=("prototype",), split="train")
+        row |= _with_errors(run_metrics(config), "prototype_bias")
+    return row
+
+
+def _with_errors(metrics: dict[str, Any], *names: str) -> dict[str, float]:
+    errors = {f"{name}_error": metrics[f"{name}_standard_error"] for name in names}
+    return {name: metrics[name] for name in names} | errors
+
+
+def _accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    """Return the accuracy of each layer by each instrument, in percent."""
+    papers = () if evaluation.protocol is None else (evaluation.protocol,)
+    options: dict[str, Any] = {
+        "protocols": ("lbfgs", "knn", *papers),
+        "folds": evaluation.folds,
+        "standardize": True,
+        "as_printed": bool(papers),
+        "k": evaluation.neighbours,
+    }
+    if evaluation.probe_size is None:
+        layers = evaluation.layers
+        scores = run_probe(ProbeConfig((str(folder),), layers=layers, step=step, **options))
+    else:
+        scores = []
+        for layer in evaluation.layers:
+            file = _balanced_features(folder, step, layer, evaluation.probe_size)
+            for score in run_probe(ProbeConfig((str(file),), **options)):
+                scores.append({**score, "layer": layer})
+    row: dict[str, Any] = {PREDICTIONS: {}}
+    for score in scores:
+        names = {"lbfgs": "logistic", "knn": f"knn{score.get('k')}"}
+        name = f"{score['layer']}_{names.get(score['protocol'], 'linear')}"
+        _add_score(row, name, score)
+        if score["protocol"] != "knn":
+            row[f"{name}_cv"] = score["valid_top1"]
+            row[f"{name}_top5"] = score["top5"]
+    return row
+
+
+def _balanced_features(folder: Path, step: int | None, layer: str, size: int) -> Path:
+    """Write features of balanced training images, drawn for the probe, and of the test split."""
+    encoder = run_dir.load_encoder(folder, step)
+    subset = {"subset": "uniform", "subset_size": size, "subset_seed": PROBE_SEED, "fraction": 1.0}
+    dataset = data.load(encoder.config.replace(**subset))
+    splits = {"train": dataset.train, "test": run_dir.test_split(dataset)}
+    arrays = {}
+    for name, source in splits.items():
+        extracted = split_features(encoder, source, [layer], distributed.local_devices(1))
+        features = extracted.features[layer]
+        arrays |= {f"{name}_x": features.x, f"{name}_y": features.labels}
+    file = folder / "features" / f"{layer}.npz"
+    np.savez(file, **arrays)
+    return file
+
+
+def _depth_errors(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    row = {}
+    for layer in evaluation.layers:
+        config = DepthConfig((str(folder),), layer=layer, folds=evaluation.folds or 0, step=step)
+        (errors,) = run_depth(config).results
+        row[f"{layer}_mse"] = errors["mse"]
+        if evaluation.folds:
+            row[f"{layer}_mse_cv"] = errors["cv_mse"]
+    return row
+
+
+def _task_accuracies(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, Any]:
+    """Return the accuracy on each task: `mr` by logistic regression, `mr_knn5` by 5-NN."""
+    config = ProbeConfig(
+        (str(folder),),
+        data=evaluation.tasks,
+        data_dir=evaluation.tasks_dir,
+        layers=evaluation.layers,
+        protocols=("quick_thought", "knn"),
+        k=evaluation.neighbours,
+        step=step,
+    )
+    row: dict[str, Any] = {PREDICTIONS: {}}
+    for score in run_probe(config):
+        name = score["task"]
+        if score["layer"] != "output":
+            name = f"{name}_{score['layer']}"
+        if score["protocol"] == "knn":
+            _add_score(row, f"{name}_knn{score['k']}", score)
+        else:
+            _add_score(row, name, score)
+            row[f"{name}_cv"] = score["valid_top1"]
+    return row
+
+
+def _add_score(row: dict[str, Any], name: str, score: dict) -> None:
+    """Add a score, its interval and its predictions to a row."""
+    low, high = score["top1_interval"]
+    row |= {name: score["top1"], f"{name}_low": low, f"{name}_high": high}
+    targets = np.asarray(score["targets"])
+    row[PREDICTIONS][name] = Predictions(targets, np.asarray(score["predicted"]))
+
+
+def layers_of(rows: Sequence[dict], candidates: Sequence[str]) -> list[str]:
+    """Return the layers that rows have accuracies of."""
+    return [name for name in candidates if all(f"{name}_logistic" in row for row in rows)]

@@ -1,0 +1,253 @@
+"""Estimates with intervals, and the rule that turns them into a verdict.
+
+Three instruments measure an encoder: logistic regression on standardized features, 5-NN, and the
+paper's own probe. The first two decide. A comparison is *supported* if both differ from the level
+in the claimed direction at 5%, after Holm's correction over the comparisons that are judged
+together. It is *not supported* if both differ in the opposite direction, and *inconclusive*
+otherwise. Intervals treat seeds and test samples as random.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.lib.records import Rows, column, correct, group_by
+from hypersphere_jax.configs import require
+from hypersphere_jax.evaluate.comparison import students_t
+
+ALPHA = 0.05
+PAPER_PROBE = "linear"
+INSTRUMENTS = ("logistic", "knn5", PAPER_PROBE)
+SUPPORTED = "supported"
+NOT_SUPPORTED = "not supported"
+INCONCLUSIVE = "inconclusive"
+
+
+class Estimate(NamedTuple):
+    """An effect with its 95% interval and two-sided p-value.
+
+    `single_seed` marks an effect with one encoder on a side: its interval ignores seed variance.
+    """
+
+    effect: float
+    low: float
+    high: float
+    p: float
+    single_seed: bool = False
+
+
+Estimates = Mapping[str, Estimate]  # keys are instruments
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A claim about an effect, with its estimate by each instrument."""
+
+    claim: str
+    estimates: Estimates
+    expected: int = 1  # sign of (effect - level) that the claim predicts
+    level: float = 0.0
+    labels: Mapping[str, Any] = field(default_factory=dict)  # extra columns, e.g. data and layer
+
+    @property
+    def deciding(self) -> list[Estimate]:
+        """Estimates of all instruments except the paper's probe."""
+        return [each for name, each in self.estimates.items() if name != PAPER_PROBE]
+
+    @property
+    def p(self) -> float:
+        """The largest p-value, because all deciding instruments have to reject."""
+        return max(each.p for each in self.deciding)
+
+    def sign(self, p: float) -> int:
+        """Return the common sign of the deciding effects if p is significant, else 0."""
+        signs = {int(np.sign(each.effect - self.level)) for each in self.deciding}
+        single_seed = any(each.single_seed for each in self.deciding)
+        is_significant = p < ALPHA and len(signs) == 1 and not single_seed
+        return signs.pop() if is_significant else 0
+
+
+def judge(comparisons: Sequence[Comparison]) -> Rows:
+    """Return a tidy row per comparison and instrument; Holm's correction counts all comparisons."""
+    rows: Rows = []
+    corrected = holm([comparison.p for comparison in comparisons])
+    for comparison, p_holm in zip(comparisons, corrected, strict=True):
+        verdict = verdict_of(comparison.sign(p_holm), comparison.expected)
+        for instrument, estimate in comparison.estimates.items():
+            row = {"claim": comparison.claim, **comparison.labels, "instrument": instrument}
+            numbers = dict(zip(("effect", "low", "high", "p"), estimate[:4], strict=True))
+            rows.append(row | numbers | {"p_holm": p_holm, "verdict": verdict})
+    return rows
+
+
+def verdict_of(sign: int, expected: int = 1) -> str:
+    """Return the verdict for a significant sign, or for 0."""
+    if sign == 0:
+        return INCONCLUSIVE
+    return SUPPORTED if sign == expected else NOT_SUPPORTED
+
+
+def check(claim: str, holds: bool, value: float, **numbers: Any) -> dict[str, Any]:
+    """Return a tidy row for an exact or numerical check, which needs no test."""
+    verdict = SUPPORTED if holds else NOT_SUPPORTED
+    return {"claim": claim, "effect": float(value), **numbers, "verdict": verdict}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm, 1979), in the given order."""
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values, float)[order] * (len(p_values) - np.arange(len(p_values)))
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(1, np.maximum.accumulate(scaled))
+    return corrected.tolist()
+
+
+def contrast(
+    settings: Sequence[np.ndarray],
+    weights: Sequence[float],
+    level: float = 0.0,
+    paired: bool = False,
+) -> Estimate:
+    """Return a weighted sum of mean accuracies minus a level, in points.
+
+    The squared standard error adds the variance over each setting's seeds (over each seed's sum if
+    `paired`) and the variance over test samples of the sum of means. Both contain the interaction
+    of seeds and samples, so the interval is conservative. Degrees of freedom are Satterthwaite's.
+
+    Args:
+      settings: booleans `[seeds, n]` per setting: which samples were classified correctly.
+      weights: one per setting.
+      level: between 0 and 1.
+      paired: whether row i of all settings belongs to the same seed.
+    """
+    sides = [weight * np.asarray(of, float) for weight, of in zip(weights, settings, strict=True)]
+    by_seed = [sum(sides)] if paired else sides
+    parts = [
+        (side.mean(axis=1).var(ddof=1) / len(side), len(side) - 1)
+        for side in by_seed
+        if len(side) > 1
+    ]
+    samples = sum(side.mean(axis=0) for side in sides) - level
+    parts.append((samples.var(ddof=1) / len(samples), len(samples) - 1))
+    interval, p = students_t(float(samples.mean()), parts)
+    single_seed = min(map(len, sides)) == 1
+    return Estimate(*(100 * float(end) for end in interval), p, single_seed)
+
+
+def accuracy(rows: Rows, score: str) -> Estimate:
+    """Return the mean accuracy of encoders in percent."""
+    return contrast([correct(rows, score)], [1])
+
+
+def columns_of(layer: str, instruments: Sequence[str] = INSTRUMENTS) -> dict[str, str]:
+    """Return the score column of each instrument, e.g. `output_knn5`."""
+    return {instrument: f"{layer}_{instrument}" for instrument in instruments}
+
+
+def compare(
+    a: Rows, b: Rows, columns: Mapping[str, str], paired: bool = False, level: float = 0.0
+) -> dict[str, Estimate]:
+    """Return the accuracy of encoders a minus the accuracy of encoders b, by instrument.
+
+    With `paired`, seeds that both sides have are compared with each other. The level is in points.
+    """
+    if paired:
+        shared = {*column(a, "seed")} & {*column(b, "seed")}
+        require(bool(shared), "no seed is done on both sides of a paired comparison")
+        a = sorted((row for row in a if row["seed"] in shared), key=_seed)
+        b = sorted((row for row in b if row["seed"] in shared), key=_seed)
+    return {
+        instrument: contrast([correct(a, score), correct(b, score)], [1, -1], level / 100, paired)
+        for instrument, score in columns.items()
+    }
+
+
+def _seed(row: Mapping) -> int:
+    return row["seed"]
+
+
+def seed_difference(a: Sequence[float], b: Sequence[float] | float = 0.0) -> Estimate:
+    """Return the mean of a minus the mean (or value) of b: Welch's t over seeds, or Student's."""
+    sides = [np.asarray(side, float) for side in (a, b) if np.ndim(side)]
+    other = sides[1].mean() if len(sides) > 1 else b
+    effect = float(sides[0].mean() - other)
+    parts = [(side.var(ddof=1) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+    single_seed = len(parts) < len(sides)
+    if single_seed or not any(part for part, _ in parts):
+        return Estimate(effect, math.nan, math.nan, 1.0, single_seed)
+    interval, p = students_t(effect, parts)
+    return Estimate(*interval, p)
+
+
+def resample(settings: Sequence[np.ndarray], draws: int = 2000) -> np.ndarray:
+    """Return mean accuracies with resampled seeds and test samples, `[settings, draws]`.
+
+    This is the pigeonhole bootstrap (Owen, 2007). Samples are drawn once for all settings, seeds
+    per setting. Deviations over k seeds are scaled by sqrt(k / (k - 1)).
+
+    Args:
+      settings: booleans `[seeds, n]` per setting.
+      draws: number of bootstrap draws.
+    """
+    random = np.random.default_rng(1)
+    samples = _sample_weights(settings[0].shape[1], draws)
+    drawn = np.concatenate(settings).astype(float) @ samples.T
+    ends = np.cumsum([len(setting) for setting in settings])[:-1]
+    means = []
+    for accuracies in np.split(drawn, ends):  # [seeds, draws]
+        k = len(accuracies)
+        weights = random.multinomial(k, np.full(k, 1 / k), size=draws) / k
+        center = accuracies.mean(axis=0)
+        scale = math.sqrt(k / max(1, k - 1))
+        means.append(center + scale * ((weights.T * accuracies).sum(axis=0) - center))
+    # Without rounding, equal means would get different ranks.
+    return np.stack(means).round(9)
+
+
+@functools.cache
+def _sample_weights(n: int, draws: int) -> np.ndarray:
+    """Return bootstrap weights of n samples, `[draws, n]`."""
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=draws) / n
+
+
+def bootstrap(effect: float, draws: np.ndarray, level: float = 0.0) -> Estimate:
+    """Return an effect with the percentile interval of its draws."""
+    low, high = np.quantile(draws, [ALPHA / 2, 1 - ALPHA / 2])
+    below = (1 + np.sum(draws <= level)) / (1 + len(draws))
+    above = (1 + np.sum(draws >= level)) / (1 + len(draws))
+    p = min(1.0, 2 * float(min(below, above)))
+    return Estimate(float(effect), float(low), float(high), p)
+
+
+def half_width(estimate: Estimate) -> float:
+    """Return half of the interval."""
+    return (estimate.high - estimate.low) / 2
+
+
+def summarize(rows: Rows, settings: Sequence[str], scores: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row per setting: mean metrics and accuracies ± half of the 95% interval.
+
+    Args:
+      rows: finished runs; rows without one of the columns are left out.
+      settings: columns that distinguish settings.
+      scores: score columns; those that no row has are left out.
+    """
+    table = []
+    rows = [row for row in rows if all(name in row for name in settings)]
+    for key, group in group_by(rows, *settings).items():
+        values = key if len(settings) > 1 else (key,)
+        line: dict[str, Any] = dict(zip(settings, values, strict=True))
+        line["seeds"] = len(group)
+        for metric in ("align", "uniform", "final_loss"):
+            if all(metric in row for row in group):
+                line[metric] = float(column(group, metric).mean())
+        for score in scores:
+            if all(score in row.get("predictions", {}) for row in group):
+                mean = accuracy(group, score)
+                line[score] = f"{mean.effect:.2f} ± {half_width(mean):.2f}"
+        table.append(line)
+    return table

@@ -1,1 +1,0 @@
-"""Pictures that several reproductions share; the others are drawn beside what they show."""

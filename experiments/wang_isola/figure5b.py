@@ -1,0 +1,34 @@
+"""Figure 5b of Wang & Isola: encoders of NYU-Depth-V2 in the plane of alignment and uniformity.
+
+Claim: encoders with low L_align and low L_uniform predict depth with a lower error. Includes Tables
+2 and 9, whose encoders these are: the analysis lists the difference from each printed number.
+
+    python run.py reproduce wang-isola/figure5b --scale paper --data-dir DATA
+
+paper: the 63 certain rows of Table 9 (400 epochs of 795 images); hours on one GPU (estimated).
+Not run.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from experiments.lib.records import Rows
+from experiments.lib.sweep import Run
+from experiments.wang_isola.encoders import EVALUATE_NYU, table_runs
+from experiments.wang_isola.plane import analyze_plane, plot_plane
+from experiments.wang_isola.printed_tables import differences
+
+SCALES = ("paper",)
+SETTINGS = ("row", "loss")
+SCORES = {"mean squared error": "conv5_mse"}
+plot = partial(plot_plane, scores=SCORES, lower_is_better=True)
+
+
+def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+    """Return the encoders of Table 9."""
+    return table_runs("wang-isola/table9", scale, EVALUATE_NYU)
+
+
+def analyze(rows: Rows) -> Rows:
+    """Correlate the error with the metrics, and list differences from the printed numbers."""
+    return analyze_plane(rows, SCORES, expected=1) + differences(rows)

@@ -1,0 +1,34 @@
+"""Figure 9a of Wang & Isola: encoders of ImageNet-100 in the plane of alignment and uniformity.
+
+Claim: encoders with low L_align and low L_uniform have a higher accuracy. Includes Tables 3 and 10,
+whose encoders these are: the analysis lists the difference from each printed number.
+
+    python run.py reproduce wang-isola/figure9a --scale paper --data-dir DATA
+
+paper: the 42 certain rows of Table 10 (MoCo, ResNet-50, 240 epochs); about 10 GPU-days (estimated).
+Not run.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from experiments.lib.records import Rows
+from experiments.lib.stats import columns_of
+from experiments.lib.sweep import Run
+from experiments.wang_isola.encoders import EVALUATE_IMAGENET100, table_runs
+from experiments.wang_isola.plane import analyze_plane, plot_plane
+from experiments.wang_isola.printed_tables import differences
+
+SCALES = ("paper",)
+SETTINGS = ("row", "loss")
+plot = partial(plot_plane, scores=columns_of("backbone"))
+
+
+def runs(scale: str, rows: Sequence = ()) -> list[Run]:
+    """Return the encoders of Table 10."""
+    return table_runs("wang-isola/table10", scale, EVALUATE_IMAGENET100)
+
+
+def analyze(rows: Rows) -> Rows:
+    """Correlate accuracy with the metrics, and list differences from the printed numbers."""
+    return analyze_plane(rows, columns_of("backbone")) + differences(rows)

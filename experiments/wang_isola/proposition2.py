@@ -1,0 +1,127 @@
+"""Proposition 2 of Wang & Isola: minimizing point sets converge to the uniform distribution.
+
+Claim: for each N, take N points of the least mean Gaussian potential. As N grows, their empirical
+measure converges weak* to the uniform distribution.
+
+    python run.py reproduce wang-isola/proposition2 --scale laptop
+
+Nothing is trained; a minute on one CPU core.
+Result: supported as far as finitely many points can. The distance to the uniform distribution falls
+at each step from N = 4 to 256, and 10 known minimizers are found within 1e-9.
+
+Minimizers are known on the circle (regular polygons) and for 4, 6 and 12 points in R^3 (regular
+solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS searches.
+"""
+
+import functools
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+from scipy import optimize
+from threadpoolctl import threadpool_limits
+
+from experiments.lib.plots import new_figure, printed
+from experiments.lib.records import Rows
+from experiments.lib.stats import check
+from experiments.lib.sweep import no_runs
+from experiments.wang_isola.potentials import T, potential, uniform_potential
+from hypersphere_jax.reporting.plots.style import COLORS, save_figure
+
+SCALES = ("laptop", "gpu", "paper")
+SETTINGS = ()
+runs = no_runs
+DIMS = (2, 3)
+NUMBERS = (4, 6, 12, 32, 64, 128, 256)
+STARTS = 3
+MEAN_DISTANCES = {2: 4 / math.pi, 3: 4 / 3}  # mean distance of two uniform points
+# Cosines of a point of a universally optimal set with all of its points.
+SOLIDS = {
+    4: np.array([1] + [-1 / 3] * 3),
+    6: np.array([1, -1] + [0] * 4),
+    12: np.array([1, -1] + [5**-0.5, -(5**-0.5)] * 5),
+}
+
+
+def minimized(start: np.ndarray, t: float = T) -> np.ndarray:
+    """Return points `[n, d]` of the least mean potential that L-BFGS finds from a start."""
+    shape = start.shape
+
+    def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        lengths = np.linalg.norm(flat.reshape(shape), axis=1, keepdims=True)
+        points = flat.reshape(shape) / lengths
+        kernel = potential(points @ points.T, t)
+        gradient = kernel @ points
+        gradient -= (gradient * points).sum(axis=1, keepdims=True) * points
+        # Scaled by n, since one point changes the mean over pairs less the more points there are.
+        return kernel.mean() * shape[0], (4 * t / shape[0] * gradient / lengths).ravel()
+
+    options = {"maxiter": 1000, "maxfun": 1500, "ftol": 0.0, "gtol": 1e-12}
+    with threadpool_limits(1):  # threads slow down products this small
+        result = optimize.minimize(
+            value_and_gradient, start.ravel(), jac=True, method="L-BFGS-B", options=options
+        )
+    points = result.x.reshape(shape)
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def distance(cosines: np.ndarray, dim: int) -> float:
+    """Return the energy distance of points to the uniform distribution, from all cosines.
+
+    It is `sqrt(E |u - v| - mean_ij |x_i - x_j|)` for uniform u and v, proportional to the L2
+    discrepancy over spherical caps (Stolarsky). It goes to 0 exactly for weak* convergence.
+    """
+    mean = np.sqrt(np.maximum(0, 2 - 2 * np.asarray(cosines))).mean()
+    return math.sqrt(max(0.0, MEAN_DISTANCES[dim] - mean))
+
+
+def known_cosines(dim: int, n: int) -> np.ndarray | None:
+    """Return the cosines of a point of a known minimizer with all points, or None."""
+    return np.cos(2 * np.pi * np.arange(n) / n) if dim == 2 else SOLIDS.get(n)
+
+
+@functools.cache
+def best_cosines(numbers: tuple[int, ...] = NUMBERS, seed: int = 0) -> dict:
+    """Return the cosines `[n, n]` of the best point set per dimension and number of points."""
+    random = np.random.default_rng(seed)
+    best = {}
+    for dim, n in itertools.product(DIMS, numbers):
+        sets = [minimized(random.standard_normal((n, dim))) for _ in range(STARTS)]
+        products = [points @ points.T for points in sets]
+        best[dim, n] = min(products, key=lambda cosines: potential(cosines).mean())
+    return best
+
+
+def analyze(rows: Rows = (), numbers: tuple[int, ...] = NUMBERS) -> Rows:
+    """Measure distances to the uniform distribution, and compare with known minimizers."""
+    table = []
+    previous = dict.fromkeys(DIMS, math.inf)
+    for (dim, n), cosines in best_cosines(numbers).items():
+        value = distance(cosines, dim)
+        claim = "distance to uniform falls with N"
+        excess = float(potential(cosines).mean()) - uniform_potential(dim)
+        is_smaller = value < previous[dim]
+        table.append(check(claim, is_smaller, value, d=dim, N=n, G2_above_uniform=excess))
+        previous[dim] = value
+        known = known_cosines(dim, n)
+        if known is not None:
+            error = float(potential(cosines).mean() - potential(known).mean())
+            claim = "potential equals the known minimum"
+            table.append(check(claim, abs(error) < 1e-8, error, d=dim, N=n))
+    return table
+
+
+@printed
+def plot(rows: Rows, path: Path | None):
+    """Draw the distance to the uniform distribution over N."""
+    figure, ((axes,),) = new_figure(1, 1, 2.6, 3.3)
+    for dim, name, color in zip(DIMS, ("circle", "sphere in $R^3$"), COLORS, strict=False):
+        of_dim = [distance(best_cosines()[dim, n], dim) for n in NUMBERS]
+        random = [math.sqrt(MEAN_DISTANCES[dim] / n) for n in NUMBERS]
+        axes.plot(NUMBERS, of_dim, "o-", color=color, label=name)
+        axes.plot(NUMBERS, random, "--", color=color, linewidth=0.8, label="independent points")
+    axes.set(xscale="log", yscale="log", xlabel="number N of points")
+    axes.set_ylabel("distance to the uniform distribution")
+    axes.legend()
+    return save_figure(figure, path)
