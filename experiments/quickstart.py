@@ -23,7 +23,7 @@ from experiments.lib.circle import circle_figure
 from experiments.lib.evaluation import output_features
 from experiments.lib.labels import formula
 from experiments.lib.plots import metric_plane
-from experiments.lib.sweep import available_cores, run_processes
+from experiments.lib.processes import available_cores, run_processes
 from experiments.options import QuickstartConfig
 from experiments.wang_isola import figure3
 from hypersphere_jax.configs import (

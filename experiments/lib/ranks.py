@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -67,43 +68,60 @@ def encoder_correlations(
     groups = [*group_by(rows, "row").values()]
     ordered = [row for group in groups for row in group]
     sizes = np.array([len(group) for group in groups])
-    first = np.cumsum(sizes) - sizes
-    places = np.arange(sizes.max())
     if all(score in row.get(PREDICTIONS, {}) for row in ordered):
-        samples_of_row = 100 * correct(ordered, score).astype(np.float32)
+        scores = 100 * correct(ordered, score).astype(np.float32)
     else:
-        samples_of_row = column(ordered, score).astype(np.float32)[:, None]
-    sums_of_row = np.array([[row[name] for name in others] for row in ordered], float) @ weights
-
-    def correlations(encoders: np.ndarray, seeds: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Correlate drawn encoders `[k, m]`, seeds `[k, m, s]` and sample counts `[k, n]`."""
-        usable = places < sizes[encoders][..., None]
-        of_row = (samples_of_row @ counts.T).T.astype(float) / counts.sum(axis=1, keepdims=True)
-        scores = np.take_along_axis(of_row[:, None], seeds, axis=2).mean(axis=2, where=usable)
-        scores = scores.round(9)  # equal means must get equal ranks
-        sums = sums_of_row[seeds].mean(axis=2, where=usable[..., None])
-        both = np.concatenate([sums, scores[..., None]], axis=2)
-        if half:
-            count = -(-len(groups) // 2)
-            best = np.argsort(-half * scores, axis=1, kind="stable")[:, :count]
-            both = np.take_along_axis(both, best[..., None], axis=1)
-        ranks = scipy.stats.rankdata(both, axis=1)
-        ranks -= ranks.mean(axis=1, keepdims=True)
-        with np.errstate(invalid="ignore"):  # a draw may repeat one encoder
-            ranks /= np.sqrt(np.sum(ranks**2, axis=1, keepdims=True))
-        return np.einsum("dmj,dm->dj", ranks[..., :-1], ranks[..., -1])
+        scores = column(ordered, score).astype(np.float32)[:, None]
+    sums = np.array([[row[name] for name in others] for row in ordered], float) @ weights
+    data = _Encoders(scores, sums, sizes, half)
 
     random = np.random.default_rng(0)
-    n = samples_of_row.shape[1]
+    n = scores.shape[1]
+    first = np.cumsum(sizes) - sizes
+    places = np.arange(sizes.max())
     own_seeds = first[:, None] + np.minimum(places, sizes[:, None] - 1)
     own_encoders = np.arange(len(groups))[None]
-    (values,) = correlations(own_encoders, own_seeds[None], np.ones((1, n), np.float32))
+    (values,) = _correlations(data, own_encoders, own_seeds[None], np.ones((1, n), np.float32))
     encoders = random.integers(0, len(groups), (draws, len(groups)))
     seeds = random.random((*encoders.shape, len(places))) * sizes[encoders][..., None]
     seeds = first[encoders][..., None] + seeds.astype(int)
     counts = [np.bincount(random.integers(0, n, n), minlength=n) for _ in range(draws)]
-    drawn = correlations(encoders, seeds, np.array(counts, np.float32))
+    drawn = _correlations(data, encoders, seeds, np.array(counts, np.float32))
     return [_estimate(value, of) for value, of in zip(values.tolist(), drawn.T, strict=True)]
+
+
+class _Encoders(NamedTuple):
+    """Scores `[rows, n]` and sums `[rows, k]`, and the number of seeds (rows) per encoder."""
+
+    scores: np.ndarray
+    sums: np.ndarray
+    sizes: np.ndarray
+    half: int
+
+
+def _correlations(
+    data: _Encoders, encoders: np.ndarray, seeds: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Correlate drawn encoders `[draws, m]`, with rows of seeds `[draws, m, s]`.
+
+    `counts` `[draws, n]` is how often each test sample was drawn.
+    """
+    places = np.arange(seeds.shape[2])
+    usable = places < data.sizes[encoders][..., None]
+    of_row = (data.scores @ counts.T).T.astype(float) / counts.sum(axis=1, keepdims=True)
+    scores = np.take_along_axis(of_row[:, None], seeds, axis=2).mean(axis=2, where=usable)
+    scores = scores.round(9)  # equal means must get equal ranks
+    sums = data.sums[seeds].mean(axis=2, where=usable[..., None])
+    both = np.concatenate([sums, scores[..., None]], axis=2)
+    if data.half:
+        count = -(-len(data.sizes) // 2)
+        best = np.argsort(-data.half * scores, axis=1, kind="stable")[:, :count]
+        both = np.take_along_axis(both, best[..., None], axis=1)
+    ranks = scipy.stats.rankdata(both, axis=1)
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # a draw may repeat one encoder
+        ranks /= np.sqrt(np.sum(ranks**2, axis=1, keepdims=True))
+    return np.einsum("dmj,dm->dj", ranks[..., :-1], ranks[..., -1])
 
 
 def _estimate(value: float, drawn: np.ndarray) -> Estimate:

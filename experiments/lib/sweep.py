@@ -9,13 +9,9 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +20,10 @@ import jax
 
 from experiments.lib.evaluation import Evaluation, evaluate
 from experiments.lib.labels import labels_of
+from experiments.lib.processes import run_processes
 from experiments.lib.records import Rows, read_predictions, write_predictions
 from hypersphere_jax import data
-from hypersphere_jax.configs import Diverged, PretrainConfig, UserError, require
-from hypersphere_jax.data.threads import end_with_parent
+from hypersphere_jax.configs import Diverged, PretrainConfig
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training.train import train
 from hypersphere_jax.training.vmapped import train_vmapped
@@ -35,7 +31,6 @@ from hypersphere_jax.utils import memory, xla
 from hypersphere_jax.utils.files import read_kept, write_json
 
 TEXT = ("books", "sentiment")
-GPU_MEMORY = 0.75  # share of a GPU's memory that all processes may take
 
 
 @dataclass(frozen=True)
@@ -274,52 +269,6 @@ def _carry_out_all(runs: Sequence[Run], options: SweepOptions) -> Iterator[Run]:
     tasks = [(carry_out, run, options.command) for run in runs]
     for index, _ in run_processes(tasks, options.jobs):
         yield runs[index]
-
-
-def run_processes(tasks: Sequence[tuple], jobs: int) -> Iterator[tuple[int, Any]]:
-    """Call functions in processes with separate cores, and yield (index, result) as they end.
-
-    Args:
-      tasks: (function, *arguments) that can be pickled.
-      jobs: number of processes.
-
-    Raises:
-      UserError: for more jobs than cores, or when a process dies.
-    """
-    cores = available_cores()
-    require(jobs <= len(cores), f"--jobs {jobs}: there are {len(cores)} cores")
-    # The processes share the memory of a GPU.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{GPU_MEMORY / jobs:.3f}")
-    # A forked process would inherit JAX's threads in an undefined state.
-    context = multiprocessing.get_context("spawn")
-    slots = context.Queue()
-    for job in range(jobs):
-        slots.put(cores[job::jobs])
-    with ProcessPoolExecutor(jobs, context, _start_process, (slots,)) as pool:
-        futures = {pool.submit(*task): index for index, task in enumerate(tasks)}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool as error:
-            message = "a process died, perhaps for lack of memory: try fewer --jobs"
-            raise UserError(f"{message}. Finished runs are kept.") from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def available_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _start_process(slots: Any) -> None:
-    """Take a share of the cores, and end with the parent process."""
-    cores = slots.get()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    end_with_parent()
 
 
 def _summary(run: Run) -> str:

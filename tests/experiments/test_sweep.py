@@ -9,6 +9,7 @@ import tiny_runs
 
 from experiments.lib import sweep
 from experiments.lib.evaluation import Evaluation
+from experiments.lib.processes import run_processes
 from experiments.lib.records import (
     Predictions,
     read_predictions,
@@ -144,11 +145,11 @@ def work(task):
 
 @pytest.mark.slow
 def test_processes_return_results_and_report_a_dead_one():
-    assert sorted(sweep.run_processes([(work, 1), (work, 3)], jobs=2)) == [(0, 2), (1, 6)]
+    assert sorted(run_processes([(work, 1), (work, 3)], jobs=2)) == [(0, 2), (1, 6)]
     with pytest.raises(C.UserError, match="died"):
-        list(sweep.run_processes([(work, "die"), (work, 1)], jobs=2))
+        list(run_processes([(work, "die"), (work, 1)], jobs=2))
     with pytest.raises(C.UserError, match="cores"):
-        list(sweep.run_processes([(work, 1)], jobs=10_000))
+        list(run_processes([(work, 1)], jobs=10_000))
 
 
 def test_results_survive_a_round_trip(tmp_path, rng):
