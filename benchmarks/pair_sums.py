@@ -1,4 +1,4 @@
-"""The kernel of `losses/fused.py` on a Hopper GPU, against the same sums in blocks, by XLA.
+"""The kernel of Hopper GPUs (`_pairwise/hopper.py`) against the same sums in blocks, by XLA.
 
     python -m benchmarks.pair_sums            # n = 65,536, d = 128; under a minute
 
@@ -18,7 +18,9 @@ import numpy as np
 from jax import lax
 
 from benchmarks.timing import device_kind, median, take_turns
-from hypersphere_jax.losses import blocks, fused
+from hypersphere_jax.losses._pairwise import hopper
+from hypersphere_jax.losses._pairwise.logits import BIAS_PARTS, bias_parts
+from hypersphere_jax.losses._pairwise.precision import matmul
 
 BLOCK, ROWS = 4096, 128
 Arrays = tuple[jax.Array, ...]
@@ -41,12 +43,12 @@ def points(n: int, dim: int = 128) -> Arrays:
 
 
 def by_blocks(weighted: bool, x: Any, y: Any, shift: Any, bias: Any, *_: Any) -> Arrays:
-    """In blocks by XLA, as in `blocks.py`: biases and sums are columns of the products."""
+    """In blocks by XLA, as in `block_sweep.py`: biases and sums are columns of the products."""
     n, d = x.shape
     size = min(n, BLOCK)
-    one, ones = jnp.ones_like(shift), [jnp.ones_like(shift)] * blocks.PARTS
-    rows = jnp.stack([*blocks._parts(-shift), *ones], 1)
-    columns = jnp.stack([*ones, *blocks._parts(bias)], 1)
+    one, ones = jnp.ones_like(shift), [jnp.ones_like(shift)] * BIAS_PARTS
+    rows = jnp.stack([*bias_parts(-shift), *ones], 1)
+    columns = jnp.stack([*ones, *bias_parts(bias)], 1)
     rows, columns = (
         jnp.concatenate(both, 1).reshape(n // size, size, -1)
         for both in ((x, rows), (y, one[:, None], columns))
@@ -56,9 +58,9 @@ def by_blocks(weighted: bool, x: Any, y: Any, shift: Any, bias: Any, *_: Any) ->
         i, j = k // len(columns), k % len(columns)
         # What follows y is 1, which the sums of weights are a product with.
         across = jnp.concatenate([columns[j, :, :d], columns[j, :, d + 1 :]], 1)
-        weights = jnp.exp(blocks.product(rows[i], across.T, "high"))
+        weights = jnp.exp(matmul(rows[i], across.T, "high"))
         to = columns[j, :, : d + 1]
-        return total.at[i].add(blocks.product(weights, to, "high") if weighted else weights.sum(1))
+        return total.at[i].add(matmul(weights, to, "high") if weighted else weights.sum(1))
 
     shape = (len(rows), size, d + 1) if weighted else (len(rows), size)
     total = lax.fori_loop(0, len(rows) * len(columns), meet, jnp.zeros(shape)).reshape(n, -1)
@@ -69,7 +71,7 @@ def by_kernel(weighted: bool, options: dict[str, Any], *arrays: Any) -> Arrays:
     x, y, shift, bias, u, v = arrays
     second = (u, v) if options.get("second") else None
     exclude = options.get("exclude", 0)
-    return fused.sums_of_pairs(x, y, shift, bias, second, exclude=exclude, weighted=weighted)
+    return hopper.exp_sums(x, y, shift, bias, second, exclude=exclude, weighted=weighted)
 
 
 def by_float64(arrays: Arrays, rows: np.ndarray, exclude: int = 0, second: bool = False) -> tuple:
@@ -128,7 +130,7 @@ def main() -> None:
     if n % BLOCK:
         parser.error(f"--n {n}: must be a multiple of {BLOCK}")
     x = jax.ShapeDtypeStruct((n, 128), np.float32)
-    if jax.default_backend() != "gpu" or not fused.serves(x, x):
+    if jax.default_backend() != "gpu" or not hopper.is_supported(x, x):
         parser.exit(2, f"error: the kernel needs JAX 0.11 and a Hopper GPU; {device_kind()}\n")
     for record in measured(n, forms()):
         print(json.dumps(record), flush=True)

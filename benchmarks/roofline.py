@@ -15,7 +15,7 @@ from benchmarks.timing import pace
 from hypersphere_jax.models import ops
 
 # Products by name: type of the numbers, precision, and whether NVIDIA's GPUs alone have them. The
-# last two are those of the losses there, see `losses/blocks.py`.
+# last two are those of the losses there, see `losses/_pairwise/block_sweep.py`.
 PRODUCTS: dict[str, tuple[Any, Any, bool]] = {
     "bfloat16": (jnp.bfloat16, None, False),
     "tf32": (jnp.float32, DotAlgorithmPreset.TF32_TF32_F32, True),

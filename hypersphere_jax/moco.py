@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hypersphere_jax.losses import l2_normalize
-from hypersphere_jax.losses.devices import AxisName, all_gather
+from hypersphere_jax.losses._pairwise.collectives import all_gather
+from hypersphere_jax.losses._pairwise.options import AxisName
 
 
 class KeyQueue(NamedTuple):

@@ -13,9 +13,11 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.losses import align_loss, l2_normalize
-from hypersphere_jax.losses.common import features, number
-from hypersphere_jax.losses.devices import PairOptions
-from hypersphere_jax.losses.pairs import mean_log_sum, plain_points
+from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
+from hypersphere_jax.losses._pairwise.points import make_points
+from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
+from hypersphere_jax.losses._pairwise.validation import check_positive, validate_features
 
 # GPUs round features to 10 bits by default.
 PRECISION = lax.Precision.HIGHEST
@@ -177,7 +179,7 @@ def contrastive_limit(x: jax.Array, y: jax.Array, tau: float = 0.5) -> jax.Array
     -0.5662
     """
     x, y = _points(x, y, names="x, y")
-    tau = number("tau", tau, x.dtype)
+    tau = check_positive("tau", tau, x.dtype)
     return _mean_log_mean_exp(x, 1 / tau) - jnp.mean(jnp.sum(x * y, axis=-1)) / tau
 
 
@@ -404,7 +406,7 @@ def repelling_bound(
     (0.0, 1.3133)
     """
     anchors, views = _anchors_and_views(anchors, views)
-    alpha = number("alpha", alpha, anchors.dtype)
+    alpha = check_positive("alpha", alpha, anchors.dtype)
     if classes < 2:
         raise ValueError(f"repelling_bound needs at least two classes, got classes={classes}")
     labels = _labels("labels", labels, anchors.shape[0], classes)
@@ -460,7 +462,7 @@ def _at_least_two(n: int, value: Any) -> Any:
 
 def _points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Array]:
     """Return checked features; raise ValueError for arrays without rows."""
-    arrays = features(*arrays, names=names, same_n=same_n)
+    arrays = validate_features(*arrays, names=names, same_n=same_n)
     if arrays[0].shape[0] == 0:
         raise ValueError(f"{names} must have at least one row, got shape {arrays[0].shape}")
     return arrays
@@ -468,8 +470,9 @@ def _points(*arrays: jax.Array, names: str, same_n: bool = True) -> list[jax.Arr
 
 def _mean_log_mean_exp(x: jax.Array, scale: float | jax.Array) -> jax.Array:
     """Return `mean_i log mean_j exp(scale * x_i . x_j)` of `[n, d]`, with memory linear in n."""
-    points = plain_points(x * jnp.sqrt(scale))
-    return mean_log_sum(points, exclude=0, options=PairOptions()) - math.log(x.shape[0])
+    pairs = PairsWithin(PairOptions(), Exclude.NONE)
+    sums = mean_row_logsumexp(pairs, make_points(x * jnp.sqrt(scale)))
+    return sums - math.log(x.shape[0])
 
 
 def _log_0f1_scaled(b: float, r: float) -> float:

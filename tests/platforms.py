@@ -51,7 +51,7 @@ DEVICES = {
         "losses/test_masks.py::test_what_devices_send",
         "losses/test_mesh.py::test_on_a_mesh_as_under_pmap",
         "losses/test_mesh.py::test_other_places_of_arrays",
-        "losses/test_pairs.py::test_devices_change_nothing",
+        "losses/test_reductions.py::test_devices_change_nothing",
         "losses/test_sliced_wasserstein.py::test_devices_change_nothing[shard_map-4",
         "test_examples.py",
         "test_moco.py::test_any_number_of_devices_shuffles_as_one",

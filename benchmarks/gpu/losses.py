@@ -17,7 +17,7 @@ from jax import lax
 from benchmarks import loss_forms, roofline
 from benchmarks.gpu.record import Record
 from benchmarks.timing import median, pace, take_turns
-from hypersphere_jax.losses import fused
+from hypersphere_jax.losses._pairwise import hopper
 
 NAMES = ("uniform", "contrastive", "nt_xent")
 ORACLE_ROWS = 1024  # rows of a block of the float64 oracle
@@ -92,7 +92,7 @@ def roofline_seconds(case: Case, peaks: roofline.Peaks) -> float:
     if case.precision == "default":
         return flops / peaks.of("tf32", "float32")
     x = jax.ShapeDtypeStruct((case.n, case.d), np.float32)
-    if case.precision == "high" and jax.default_backend() == "gpu" and fused.serves(x, x):
+    if case.precision == "high" and jax.default_backend() == "gpu" and hopper.is_supported(x, x):
         return 3 * flops / peaks.of("bfloat16")
     return flops / peaks.of_precision(case.precision)
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate.checks import row_blocks
+from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.points import Points, make_points
+from hypersphere_jax.losses._pairwise.sums import pair_logsumexp
 from hypersphere_jax.losses.alignment_uniformity import distance_power
-from hypersphere_jax.losses.blocks import OFF, Points, log_sums
-from hypersphere_jax.losses.devices import PairOptions
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
@@ -149,24 +150,23 @@ def _on_devices(
 
 
 def _within(t: jax.Array, a: jax.Array) -> tuple[jax.Array]:
-    blocking = PairOptions().among
     points = _points(a)
-    sums = (
-        log_sums(points, None, scale=s, exclude=1, blocking=blocking)[0] for s in (2 * t, 4 * t)
-    )
-    return (jnp.stack(list(sums)),)
+    sums = [
+        pair_logsumexp(points, None, PairOptions(), scale, Exclude.SELF)[0]
+        for scale in (2 * t, 4 * t)
+    ]
+    return (jnp.stack(sums),)
 
 
 def _between(t: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    blocking = PairOptions().between
     # The scale of the potential, and that of its square.
-    sums = (log_sums(_points(a), _points(b), scale=s, blocking=blocking) for s in (2 * t, 4 * t))
+    sums = (pair_logsumexp(_points(a), _points(b), PairOptions(), s) for s in (2 * t, 4 * t))
     rows, columns = zip(*sums, strict=True)
     return jnp.stack(rows), jnp.stack(columns)
 
 
 def _points(chunk: jax.Array) -> Points:
-    return Points(chunk[:, :-1], jnp.where(chunk[:, -1] > 0, 0.0, OFF))
+    return make_points(chunk[:, :-1], chunk[:, -1] > 0)
 
 
 def _estimate(sums: np.ndarray, squares: np.ndarray) -> Estimate:

@@ -1,40 +1,45 @@
 """NT-Xent and its relatives: each of the 2n views against all others.
 
-All are a weighted sum of the same two terms: the similarity of the positives, and the mean over
-views of the log-sum-exp of similarities to the others, with or without the positive among them.
+All are a weighted sum of two terms: the similarity of the positives, and the mean over views of the
+log-sum-exp of similarities to the others, with or without the positive.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from hypersphere_jax.losses.common import (
-    at_least,
-    features,
-    l2_normalize,
-    masked,
-    shares_of,
-)
-from hypersphere_jax.losses.devices import AxisName, PairOptions, global_mean, pair_options
-from hypersphere_jax.losses.mesh import on_mesh
-from hypersphere_jax.losses.pairs import mean_log_sum, plain_points, real_points
-from hypersphere_jax.losses.products import Precision
+from hypersphere_jax.losses._pairwise.collectives import global_mean
+from hypersphere_jax.losses._pairwise.options import AxisName, Exclude, PairOptions
+from hypersphere_jax.losses._pairwise.pair_sets import PairsWithin
+from hypersphere_jax.losses._pairwise.points import OptionalArray, Scale, make_points
+from hypersphere_jax.losses._pairwise.precision import Precision
+from hypersphere_jax.losses._pairwise.reductions import mean_row_logsumexp
+from hypersphere_jax.losses._pairwise.sharding import shard_over_mesh
+from hypersphere_jax.losses._pairwise.validation import count_points, validate_features
+from hypersphere_jax.losses._pairwise.weights import apply_mask, normalize_weights
+from hypersphere_jax.losses.normalize import l2_normalize
 
 Similarity = Literal["cosine", "dot", "neg_euclidean"]
 Scaling = Literal["per_sample", "per_dimension"]
 
 
 class Terms(NamedTuple):
-    """A loss, alignment + lam * distribution (Chen et al., Eq. (2) and (4)), with both terms."""
+    """A loss, alignment + lam * distribution (Chen et al., Eq. (2) and (4)), and its terms."""
 
     loss: jax.Array
     alignment: jax.Array
     distribution: jax.Array
 
+    def select(self, with_terms: bool) -> Any:
+        """Return the loss, or with `with_terms` all three."""
+        if with_terms:
+            return self
+        return self.loss
 
-@on_mesh("z1", "z2", "mask", "weights")
+
+@shard_over_mesh(sharded=("z1", "z2"), positive=("tau",), weighted=True)
 def nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -49,7 +54,7 @@ def nt_xent_loss(
     precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
-    r"""NT-Xent, the loss of SimCLR: each view's positive against the 2n - 1 other views.
+    r"""NT-Xent, the loss of SimCLR: the positive of each view against the 2n - 1 other views.
 
     .. math::
         -\frac{1}{2n} \sum_i \log \frac{e^{s(z_i, z_{p(i)}) / \tau}}
@@ -57,54 +62,39 @@ def nt_xent_loss(
 
     over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
     (15) with alpha = 1 / tau; Chen et al., SimCLR, Eq. (1)).
+    Shared options: see `hypersphere_jax.losses`.
 
     Args:
       z1: `[n, d]` features of the first view.
       z2: `[n, d]` features of the second view, in the order of `z1`.
       tau: temperature, > 0.
-      similarity: "cosine" normalizes the features here; "dot" and "neg_euclidean", minus the
-        squared distance, take them as they are (balanced paper, Section 5.4 and its footnote).
-      mask: bool `[n]`, which pairs are real: the others, whatever they hold, count nowhere.
-      weights: `[n]`, zero or positive: the mean over pairs becomes the weighted mean.
-      axis_name: a mapped axis: the pairs are those of all devices.
-      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
-      block_size: points in a block, at most; memory grows with `n d + block_size^2`. None chooses.
-      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
-      ring: pass the devices' points along a ring, rather than gathering them on each.
+      similarity: "cosine" normalizes the features; "dot" and "neg_euclidean", minus the squared
+        distance, use them unchanged (balanced paper, Section 5.4 and its footnote).
 
     Returns:
       float32 (or float64) scalar, at least 0; `log(2n - 1)` when all features coincide.
 
-    Raises:
-      ValueError: for shapes that do not fit, no pairs, a similarity of another name, or tau that is
-        not positive.
-
-    >>> import jax.numpy as jnp
     >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
     >>> round(float(nt_xent_loss(z, z, tau=1.0)), 4)
     0.2395
     """
-    z1, z2 = features(z1, z2, names="z1, z2")
-    at_least(1, "nt_xent_loss", "pair", z1)
-    mask, weights, z1, z2 = masked(mask, weights, z1, z2)
+    z1, z2 = validate_features(z1, z2, names="z1, z2")
+    count_points(z1, 1, "pairs")
+    if similarity not in ("cosine", "dot", "neg_euclidean"):
+        names = "'cosine', 'dot' or 'neg_euclidean'"
+        raise ValueError(f"similarity must be {names}, got {similarity!r}")
+    options = PairOptions(axis_name, block_size, precision, ring)
+    mask, weights, z1, z2 = apply_mask(mask, weights, z1, z2)
     if similarity == "cosine":
-        z1, z2 = l2_normalize(z1), l2_normalize(z2)
-    elif similarity not in ("dot", "neg_euclidean"):
-        raise ValueError(
-            f"similarity must be 'cosine', 'dot' or 'neg_euclidean', got {similarity!r}"
-        )
-    options = pair_options(block_size, axis_name, ring, precision)
-    real = None if mask is None else _views(mask, mask)
-    shares = shares_of(None if weights is None else _views(weights, weights), axis_name)
+        z1 = l2_normalize(z1)
+        z2 = l2_normalize(z2)
     if similarity == "neg_euclidean":
-        points = real_points(plain_points(_views(z1, z2)), real)
         positives = -jnp.sum(jnp.square(z1 - z2), axis=-1) / tau
-        positives = _views(positives, positives)
-        return mean_log_sum(points, 2, options, positives, shares, 2 / tau)
-    return _nt_xent(z1, z2, 1 / tau, options, real, shares)
+        return _cross_entropy(_views(z1, z2), positives, options, mask, weights, 2 / tau)
+    return _nt_xent(z1, z2, 1 / tau, options, mask, weights)
 
 
-@on_mesh("z1", "z2")
+@shard_over_mesh(sharded=("z1", "z2"), positive=("tau",), non_negative=("lam",))
 def decoupled_nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -120,75 +110,71 @@ def decoupled_nt_xent_loss(
     precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array | Terms:
-    r"""NT-Xent with a weight of its own for the term that spreads the features.
+    r"""NT-Xent with a separate weight for the term that spreads the features.
 
     .. math::
         -\frac{1}{n} \sum_i z_i^\top z'_i +
         \frac{\lambda}{2n} \sum_i \log \sum_{k \ne i} e^{z_i^\top z_k / \tau}
 
-    (Chen et al., Eq. (5), as the mean over all 2n views.) At lam = tau it is tau times NT-Xent.
-
-    Their numbers (Figure B.2, Table D.1) were made with another alignment term, half the mean over
-    n *and d* of the squared differences: `scaling="per_dimension"`. For unit features that is
-    `(1 - z_i . z'_i) / d`, so their lam is the lam of Eq. (5) divided by d, and their grid contains
-    NT-Xent along `d lam = tau`.
-
-    The notebook that they released has k = i in the sum, too, and subtracts log d from its log:
-    `self_similarity=True`. The term :math:`e^{1 / \tau}` of a view with itself takes weight from
-    the others: they repel :math:`1 + e^{1 / \tau} / \sum_{k \ne i} e^{z_i^\top z_k / \tau}` times
-    less than without it, which at a low tau is much: see docs/losses.md.
+    (Chen et al., Eq. (5), as the mean over all 2n views.) At lam = tau it is tau times NT-Xent. The
+    authors' numbers and notebook differ: see `scaling`, `self_similarity` and docs/losses.
+    Shared options: see `hypersphere_jax.losses`.
 
     Args:
       z1: `[n, d]` features of the first view, unit norm in the paper.
       z2: `[n, d]` features of the second view, in the order of `z1`.
       tau: temperature, > 0.
       lam: weight of the second term, >= 0.
-      scaling: of the alignment term: "per_sample" as in Eq. (5), "per_dimension" as in the tables.
-      self_similarity: keep a view's similarity with itself in the sum, as the authors' notebook.
-      with_terms: return the two terms beside the loss.
-      axis_name: a mapped axis: the pairs are those of all devices.
-      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
-      block_size: points in a block, at most. None chooses.
-      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
-      ring: pass the devices' points along a ring, rather than gathering them on each.
+      scaling: "per_sample" has the alignment of Eq. (5); "per_dimension" half the mean of squared
+        differences over n *and d*, as in Figure B.2 and Table D.1, where lam is d times smaller.
+      self_similarity: include k = i in the sum and subtract log d from its log, as the notebook.
+      with_terms: return the loss and its two terms.
 
     Returns:
       float32 (or float64) scalar (`Terms` if `with_terms`).
 
-    Raises:
-      ValueError: for shapes that differ, no pairs, a scaling of another name, tau that is not
-        positive or lam that is negative.
-
-    >>> import jax.numpy as jnp
     >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
     >>> round(float(decoupled_nt_xent_loss(z, z, tau=1.0, lam=1.0)), 4)
     0.2395
     """
-    z1, z2 = features(z1, z2, names="z1, z2")
-    at_least(1, "decoupled_nt_xent_loss", "pair", z1)
-    attraction = alignment(z1, z2, scaling, axis_name)
-    options = pair_options(block_size, axis_name, ring, precision)
-    if self_similarity:
-        views = plain_points(_views(z1, z2) / jnp.sqrt(tau))
-        distribution = mean_log_sum(views, 0, options) - math.log(z1.shape[1])
-        terms = Terms(attraction + lam * distribution, attraction, distribution)
-        return terms if with_terms else terms.loss
+    z1, z2 = validate_features(z1, z2, names="z1, z2")
+    count_points(z1, 1, "pairs")
+    options = PairOptions(axis_name, block_size, precision, ring)
+    compute_terms = _notebook_terms if self_similarity else _decoupled_terms
+    terms = compute_terms(z1, z2, tau, lam, scaling, options)
+    return terms.select(with_terms)
+
+
+def _notebook_terms(
+    z1: jax.Array, z2: jax.Array, tau: float, lam: float, scaling: Scaling, options: PairOptions
+) -> Terms:
+    """The released notebook's loss: the sum contains the similarity of a view with itself."""
+    attraction = alignment_term(z1, z2, scaling, options.axis_name)
+    views = make_points(_views(z1, z2) / jnp.sqrt(tau))
+    distribution = mean_row_logsumexp(PairsWithin(options, Exclude.NONE), views)
+    distribution -= math.log(z1.shape[1])
+    return Terms(attraction + lam * distribution, attraction, distribution)
+
+
+def _decoupled_terms(
+    z1: jax.Array, z2: jax.Array, tau: float, lam: float, scaling: Scaling, options: PairOptions
+) -> Terms:
+    """Chen et al., Eq. (5), whose log-sum-exp is NT-Xent plus the logit of the positive."""
+    attraction = alignment_term(z1, z2, scaling, options.axis_name)
     nt_xent = _nt_xent(z1, z2, 1 / tau, options)
-    # The log-sum-exp is NT-Xent plus the positive's logit. In one factor with the attraction that
-    # leaves nothing of it at lam = tau, not even rounding.
     if scaling == "per_sample":
+        # With one factor for both attractions, nothing is left of them at lam = tau.
         loss = (1 - lam / tau) * attraction + lam * nt_xent
-        distribution = nt_xent + -attraction / tau
-    else:
-        opposite = alignment(z1, z2, "per_sample", axis_name)
-        loss = attraction - lam / tau * opposite + lam * nt_xent
-        distribution = nt_xent - opposite / tau
-    terms = Terms(loss, attraction, distribution)
-    return terms if with_terms else terms.loss
+        return Terms(loss, attraction, nt_xent + -attraction / tau)
+    per_sample = alignment_term(z1, z2, "per_sample", options.axis_name)
+    loss = attraction - lam / tau * per_sample + lam * nt_xent
+    return Terms(loss, attraction, nt_xent - per_sample / tau)
 
 
-def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -> jax.Array:
-    """The alignment term of Chen et al., in one of its two scalings."""
+def alignment_term(
+    z1: jax.Array, z2: jax.Array, scaling: Scaling, axis_name: AxisName
+) -> jax.Array:
+    """Return the alignment term of Chen et al. in one of its two scalings."""
     if scaling == "per_sample":
         return -global_mean(jnp.mean(jnp.sum(z1 * z2, axis=-1)), axis_name)
     if scaling == "per_dimension":
@@ -196,7 +182,7 @@ def alignment(z1: jax.Array, z2: jax.Array, scaling: str, axis_name: AxisName) -
     raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
 
 
-@on_mesh("z")
+@shard_over_mesh(sharded=("z",), positive=("tau",))
 def logsumexp_loss(
     z: jax.Array,
     tau: float = 0.5,
@@ -207,38 +193,30 @@ def logsumexp_loss(
     precision: Precision = "highest",
     ring: bool = False,
 ) -> jax.Array:
-    r"""The term of NT-Xent that spreads the features, alone (Chen et al., Section C).
+    r"""The term of NT-Xent that spreads the features (Chen et al., Section C).
 
     .. math:: \frac{1}{n} \sum_i \log \sum_{k \ne i} e^{z_i^\top z_k / \tau}
 
-    (The second term of Eq. (5), of one view of each image: the other view is not among the rest.)
+    This is the second term of Eq. (5) for one view of each image: the other view is not among the
+    points. Shared options: see `hypersphere_jax.losses`.
 
     Args:
-      z: `[n, d]` features, unit norm in the paper.
+      z: `[n, d]` features, n >= 2, unit norm in the paper.
       tau: temperature, > 0.
-      axis_name: a mapped axis: the features are those of all devices.
-      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
-      block_size: points in a block, at most. None chooses.
-      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
-      ring: pass the devices' points along a ring, rather than gathering them on each.
 
     Returns:
       float32 (or float64) scalar; `1 / tau + log(n - 1)` when all features coincide.
 
-    Raises:
-      ValueError: for z that is not `[n, d]`, fewer than two points, or tau that is not positive.
-
-    >>> import jax.numpy as jnp
     >>> float(logsumexp_loss(jnp.array([[1.0, 0.0], [-1.0, 0.0]]), tau=1.0))
     -1.0
     """
-    (z,) = features(z, names="z")
-    at_least(2, "logsumexp_loss", "point", z, axis_name=axis_name)
-    points = plain_points(z / jnp.sqrt(tau))
-    return mean_log_sum(points, 1, pair_options(block_size, axis_name, ring, precision))
+    (z,) = validate_features(z, names="z")
+    count_points(z, 2, "points", axis_name)
+    pairs = PairsWithin(PairOptions(axis_name, block_size, precision, ring))
+    return mean_row_logsumexp(pairs, make_points(z / jnp.sqrt(tau)))
 
 
-@on_mesh("z1", "z2")
+@shard_over_mesh(sharded=("z1", "z2"), positive=("alpha",), non_negative=("lam",))
 def balanced_contrastive_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -260,43 +238,34 @@ def balanced_contrastive_loss(
 
     over the 2n views z of both sides, p(i) the other view of the same image (balanced paper, Eq.
     (17)). As alpha grows, the second term becomes lam times the similarity of the hardest negative.
-    With alpha = 1 / tau and lam = 1, divided by tau, it is lightly's `DCLLoss` of unit features.
+    With alpha = 1 / tau and lam = 1, divided by tau, it is lightly's `DCLLoss` for unit features.
+    Shared options: see `hypersphere_jax.losses`.
 
     Args:
-      z1: `[n, d]` features of the first view, unit norm in the paper.
+      z1: `[n, d]` features of the first view, n >= 2, unit norm in the paper.
       z2: `[n, d]` features of the second view, in the order of `z1`.
-      alpha: how much more the similar negatives repel, > 0; an inverse temperature.
+      alpha: inverse temperature, > 0: how much more similar negatives repel.
       lam: weight of the repulsion, >= 0.
-      with_terms: return the two terms beside the loss.
-      axis_name: a mapped axis: the pairs are those of all devices.
-      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
-      block_size: points in a block, at most. None chooses.
-      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
-      ring: pass the devices' points along a ring, rather than gathering them on each.
+      with_terms: return the loss and its two terms.
 
     Returns:
       float32 (or float64) scalar (`Terms` if `with_terms`);
       `-1 + lam (1 + log(2n - 2) / alpha)` when all features coincide.
 
-    Raises:
-      ValueError: for shapes that differ, fewer than two pairs, alpha that is not positive or lam
-        that is negative.
-
-    >>> import jax.numpy as jnp
     >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
     >>> round(float(balanced_contrastive_loss(z, z, alpha=1.0, lam=1.0)), 4)
     -1.3069
     """
-    z1, z2 = features(z1, z2, names="z1, z2")
-    at_least(2, "balanced_contrastive_loss", "pair", z1, axis_name=axis_name)
-    points = plain_points(_views(z1, z2) * jnp.sqrt(alpha))
-    repulsion = mean_log_sum(points, 2, pair_options(block_size, axis_name, ring, precision))
-    attraction = alignment(z1, z2, "per_sample", axis_name)
+    z1, z2 = validate_features(z1, z2, names="z1, z2")
+    count_points(z1, 2, "pairs", axis_name)
+    pairs = PairsWithin(PairOptions(axis_name, block_size, precision, ring), Exclude.VIEWS)
+    repulsion = mean_row_logsumexp(pairs, make_points(_views(z1, z2) * jnp.sqrt(alpha)))
+    attraction = alignment_term(z1, z2, "per_sample", axis_name)
     terms = Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
-    return terms if with_terms else terms.loss
+    return terms.select(with_terms)
 
 
-@on_mesh("z1", "z2")
+@shard_over_mesh(sharded=("z1", "z2"), positive=("alpha",), non_negative=("lam",))
 def generalized_nt_xent_loss(
     z1: jax.Array,
     z2: jax.Array,
@@ -317,41 +286,31 @@ def generalized_nt_xent_loss(
         \frac{\lambda}{\alpha} \log \sum_{k \ne i} e^{\alpha z_i^\top z_k} \Big)
 
     (Balanced paper, Section 6, after Eq. (18).) At lam = 1, alpha times the loss is NT-Xent at
-    tau = 1 / alpha.
+    tau = 1 / alpha. Shared options: see `hypersphere_jax.losses`.
 
     Args:
       z1: `[n, d]` features of the first view, unit norm in the paper.
       z2: `[n, d]` features of the second view, in the order of `z1`.
-      alpha: how much more the similar views repel, > 0; an inverse temperature.
+      alpha: inverse temperature, > 0: how much more similar views repel.
       lam: weight of the repulsion, >= 0.
-      with_terms: return the two terms beside the loss.
-      axis_name: a mapped axis: the pairs are those of all devices.
-      mesh_axis: of global arrays, the axis of the mesh that they are sharded along.
-      block_size: points in a block, at most. None chooses.
-      precision: of matrix products: "highest", "high" or "default", see docs/losses.md.
-      ring: pass the devices' points along a ring, rather than gathering them on each.
+      with_terms: return the loss and its two terms.
 
     Returns:
       float32 (or float64) scalar (`Terms` if `with_terms`);
       `-1 + lam (1 + log(2n - 1) / alpha)` when all features coincide.
 
-    Raises:
-      ValueError: for shapes that differ, no pairs, alpha that is not positive or lam that is
-        negative.
-
-    >>> import jax.numpy as jnp
     >>> z = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
     >>> round(float(generalized_nt_xent_loss(z, z, alpha=1.0, lam=1.0)), 4)
     0.2395
     """
-    z1, z2 = features(z1, z2, names="z1, z2")
-    at_least(1, "generalized_nt_xent_loss", "pair", z1)
-    nt_xent = _nt_xent(z1, z2, alpha, pair_options(block_size, axis_name, ring, precision))
-    # The log-sum-exp is NT-Xent plus the positive's logit.
-    attraction = alignment(z1, z2, "per_sample", axis_name)
+    z1, z2 = validate_features(z1, z2, names="z1, z2")
+    count_points(z1, 1, "pairs")
+    nt_xent = _nt_xent(z1, z2, alpha, PairOptions(axis_name, block_size, precision, ring))
+    # The log-sum-exp is NT-Xent plus the logit of the positive.
+    attraction = alignment_term(z1, z2, "per_sample", axis_name)
     loss = lam / alpha * nt_xent + (1 - lam) * attraction
     terms = Terms(loss, attraction, nt_xent / alpha - attraction)
-    return terms if with_terms else terms.loss
+    return terms.select(with_terms)
 
 
 def _nt_xent(
@@ -359,15 +318,37 @@ def _nt_xent(
     z2: jax.Array,
     alpha: float,
     options: PairOptions,
-    mask: jax.Array | None = None,
-    shares: jax.Array | None = None,
+    mask: OptionalArray = None,
+    weights: OptionalArray = None,
 ) -> jax.Array:
-    """NT-Xent of inner products times alpha; mask and shares are of the 2n views."""
+    """NT-Xent of inner products times alpha."""
     positives = alpha * jnp.sum(z1 * z2, axis=-1)
-    points = real_points(plain_points(_views(z1, z2) * jnp.sqrt(alpha)), mask)
-    return mean_log_sum(points, 2, options, _views(positives, positives), shares)
+    views = _views(z1, z2) * jnp.sqrt(alpha)
+    return _cross_entropy(views, positives, options, mask, weights)
+
+
+def _cross_entropy(
+    views: jax.Array,
+    positives: jax.Array,
+    options: PairOptions,
+    mask: OptionalArray,
+    weights: OptionalArray,
+    scale: Scale = None,
+) -> jax.Array:
+    """Mean cross entropy of 2n views, with positives, mask and weights `[n]` of the images."""
+    if mask is not None:
+        mask = _views(mask, mask)
+    if weights is not None:
+        weights = _views(weights, weights)
+    return mean_row_logsumexp(
+        PairsWithin(options, Exclude.VIEWS),
+        make_points(views, mask),
+        positives=_views(positives, positives),
+        weights=normalize_weights(weights, options.axis_name),
+        scale=scale,
+    )
 
 
 def _views(z1: jax.Array, z2: jax.Array) -> jax.Array:
-    """`[2n, ...]`, the two views of an image one after the other: no block parts them."""
+    """`[2n, ...]`, the two views of an image one after the other, so that no block parts them."""
     return jnp.stack([z1, z2], axis=1).reshape(2 * z1.shape[0], *z1.shape[1:])

@@ -23,7 +23,7 @@ from hypersphere_jax.losses import (
     uniform_loss,
     uniform_queue_loss,
 )
-from hypersphere_jax.losses.devices import all_gather, global_mean
+from hypersphere_jax.losses._pairwise.collectives import all_gather, global_mean
 
 T = TypeVar("T", bound=ObjectiveConfig)
 

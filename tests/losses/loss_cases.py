@@ -17,13 +17,14 @@ class Case(NamedTuple):
 
     loss: Callable
     oracle: Callable
-    shapes: str  # of its arrays: n points of the batch, m that all devices share, D directions
+    shapes: str  # n points of the batch, m replicated points, D directions
     numbers: list[dict[str, float]]
 
 
 def case(name: str, shapes: str, *numbers: dict[str, float], **options) -> Case:
-    functions = getattr(hj, f"{name}_loss"), getattr(oracles, f"{name}_oracle")
-    return Case(*(functools.partial(f, **options) for f in functions), shapes, list(numbers))
+    loss = functools.partial(getattr(hj, f"{name}_loss"), **options)
+    oracle = functools.partial(getattr(oracles, f"{name}_oracle"), **options)
+    return Case(loss, oracle, shapes, list(numbers))
 
 
 def each(name: str, *values: float) -> list[dict[str, float]]:
@@ -60,16 +61,18 @@ CASES = {
     "quick_thought_align": case("quick_thought_align", "nn", *each("alpha", 1.5)),
     "quick_thought_uniform": case("quick_thought_uniform", "nn", *each("t", 2)),
 }
-# Of forms of one loss that differ before points meet, one.
+# Forms of a loss that differ from another form before pairs are formed.
 VARIANTS = ("uniform (8)", "contrastive rows", "queue (21)", "nt_xent dot", "in tables", "notebook")
 ONE_FORM = [name for name in CASES if name not in VARIANTS]
-N, M, D = 12, 7, 5
+N = 12
+M = 7
+D = 5
 
 
 def inputs(rng: np.random.Generator, shapes: str, n=N, m=M, d=D) -> list[np.ndarray]:
     """Unit features, the second n-set positives of the first; directions orthonormal."""
-    x, y = sphere(rng, n, d), rng.standard_normal((n, d))
-    y = 0.4 * y + x
+    x = sphere(rng, n, d)
+    y = 0.4 * rng.standard_normal((n, d)) + x
     sides = iter([x, y / np.linalg.norm(y, axis=1, keepdims=True)])
     others = {"m": sphere(rng, m, d), "D": np.linalg.qr(rng.standard_normal((d, d)))[0]}
     return [np.float32(next(sides) if s == "n" else others[s]) for s in shapes]
@@ -78,7 +81,10 @@ def inputs(rng: np.random.Generator, shapes: str, n=N, m=M, d=D) -> list[np.ndar
 @functools.cache
 def program(name: str) -> Callable:
     """`arrays, numbers -> value, (gradients of arrays, of numbers)` of a case."""
-    call = lambda arrays, numbers: CASES[name].loss(*arrays, **numbers)  # noqa: E731
+
+    def call(arrays, numbers):
+        return CASES[name].loss(*arrays, **numbers)
+
     return jax.jit(jax.value_and_grad(call, argnums=(0, 1)))
 
 

@@ -1,5 +1,6 @@
-"""What every loss keeps to: NaN stays NaN, large norms, float64, one compilation, plain options."""
+"""Guarantees of all losses: NaN stays NaN, large norms, float64, one compilation, options."""
 
+import functools
 import gc
 import logging
 import math
@@ -18,9 +19,10 @@ from loss_cases import CASES, N, gradients, inputs, value
 
 import hypersphere_jax as hj
 from hypersphere_jax import losses
-from hypersphere_jax.losses.common import number
+from hypersphere_jax.losses._pairwise.validation import check_positive
 
-KEY, LABELS = jax.random.key(0), np.arange(N) // 2
+KEY = jax.random.key(0)
+LABELS = np.arange(N) // 2
 RANDOM = {
     "prior_matching": lambda z: hj.prior_matching_loss(KEY, z, "normal"),
     "generalized_contrastive": lambda z: hj.generalized_contrastive_loss(KEY, z, z[::-1]),
@@ -37,17 +39,18 @@ FAST = ("align", "quick_thought_align", "uniform", "contrastive", "nt_xent", "pr
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in (*CASES, *RANDOM)],
 )
-def test_what_is_not_finite_gives_no_number(name, broken, rng):
-    """In each array, and in all of them, so that differences are `inf - inf`."""
+def test_features_that_are_not_finite_give_losses_that_are_not_finite(name, broken, rng):
+    """One array at a time, and all of them, whose differences are `inf - inf`."""
     good = inputs(rng, CASES[name].shapes if name in CASES else "n")
     places = [[i] for i in range(len(good))] + [range(len(good))]
     for arrays in places:
         given = [np.copy(array) for array in good]
         for i in arrays:
             given[i][3] = broken
-        found = (
-            value(name, *given, **CASES[name].numbers[0]) if name in CASES else RANDOM[name](*given)
-        )
+        if name in CASES:
+            found = value(name, *given, **CASES[name].numbers[0])
+        else:
+            found = RANDOM[name](*given)
         assert not np.isfinite(found), (name, arrays, found)
 
 
@@ -69,13 +72,14 @@ def far_points(rng, shapes):
 
 @pytest.mark.parametrize("name", DISTANCES)
 def test_far_points(name, rng):
-    """Distances where inner products would cancel: of points far from each other."""
-    shapes, number = CASES[name].shapes, 0.3
+    """Distances of points far from each other, whose inner products would cancel."""
+    shapes = CASES[name].shapes
+    number = 0.3
     option = "tau" if name.startswith("nt") else "t"
     outlier = inputs(rng, shapes)
     outlier[0][3] *= 1e5
     for arrays in (far_points(rng, shapes), outlier):
-        exact = lambda *a: CASES[name].oracle(*a, **{option: number})  # noqa: E731
+        exact = functools.partial(CASES[name].oracle, **{option: number})
         found, (slopes, by_number) = gradients(name, arrays, **{option: number})
         np.testing.assert_allclose(found, exact(*arrays), rtol=1e-5)
         towards = [rng.standard_normal(a.shape) for a in arrays]
@@ -110,20 +114,23 @@ def test_far_points_on_devices_and_in_blocks(name, ring, rng):
     loss, oracle, shapes, _ = CASES[name]
     number = {"tau" if name.startswith("nt") else "t": 0.3}
     arrays = far_points(rng, shapes)
-    call = lambda *a: loss(*a, **number, axis_name="data", ring=ring, block_size=2)  # noqa: E731
+    call = functools.partial(loss, **number, axis_name="data", ring=ring, block_size=2)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     specs = tuple(P("data") if s == "n" else P() for s in shapes)
     mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=P())
     step = jax.jit(jax.value_and_grad(mapped))
     found, slope = step(*arrays)
-    exact = lambda *a: oracle(*a, **number)  # noqa: E731
+    exact = functools.partial(oracle, **number)
     np.testing.assert_allclose(found, exact(*arrays), rtol=1e-5)
     towards = rng.standard_normal(arrays[0].shape)
     expected = oracles.numeric_slope(lambda x: exact(x, *arrays[1:]), arrays[:1], [towards])
     np.testing.assert_allclose(np.vdot(slope, towards), expected, rtol=1e-3)
     if not ring:
-        alone = lambda x: loss(x, *arrays[1:], **number, block_size=5)  # noqa: E731
-        arrays[0][5] /= 20  # of logits near 1e8 float32 has no last digits, which slopes need
+
+        def alone(x):
+            return loss(x, *arrays[1:], **number, block_size=5)
+
+        arrays[0][5] /= 20  # float32 has no digits for slopes at logits near 1e8
         near = inputs(rng, shapes)[0]
         both = jax.jit(jax.vmap(jax.grad(alone)))(np.stack([arrays[0], near]))
         slope = jax.jit(jax.grad(alone))(arrays[0])
@@ -142,7 +149,10 @@ def test_float64_stays_float64(name, rng):
     with jax.enable_x64(True):
         arrays = [np.float64(a) for a in inputs(rng, shapes)]
         arrays[0] += 1e-9 * rng.standard_normal(arrays[0].shape)  # no float32 numbers
-        call = lambda arrays, numbers: loss(*arrays, **numbers)  # noqa: E731
+
+        def call(arrays, numbers):
+            return loss(*arrays, **numbers)
+
         step = jax.value_and_grad(call, argnums=(0, 1))
         found, (slopes, _) = step(arrays, {k: float(v) for k, v in numbers.items()})
         np.testing.assert_allclose(found, oracle(*arrays, **numbers), rtol=1e-12, atol=1e-12)
@@ -169,10 +179,11 @@ def test_float64_of_the_losses_that_draw(rng):
 
 
 def test_outside_jit_it_is_compiled_once(caplog, rng):
-    """Of other features and other numbers too, in value and gradient; and memory maps stay few."""
+    """Also for other features and numbers, in value and gradient; and memory maps stay few."""
     (x,) = inputs(rng, "n")
-    step = lambda x, t: jax.value_and_grad(lambda x: hj.uniform_loss(x, t))(x)  # noqa: E731
-    hj.uniform_loss(x), step(x, 1.0)
+    step = jax.value_and_grad(hj.uniform_loss)
+    hj.uniform_loss(x)
+    step(x, 1.0)
 
     def maps():
         gc.collect()
@@ -190,7 +201,7 @@ def test_outside_jit_it_is_compiled_once(caplog, rng):
 def test_numbers_are_one_number():
     for good in (0.5, 1, np.float64(0.5), jnp.float32(0.5), [0.5], np.ones((1, 1)), jnp.bfloat16(2),
                  nnx.Param(jnp.float32(0.5))):  # fmt: skip
-        found = number("tau", good, jnp.float32)
+        found = check_positive("tau", good, jnp.float32)
         assert found.shape == () and found.dtype == np.float32
         assert found == float(np.reshape(np.asarray(good), ()))
     wrong = (True, np.bool_(True), "0.5", None, 1j, {}, [], [0.5, 1.0], 10**400, 1e39, 1e-40, 0, -1,
@@ -198,19 +209,23 @@ def test_numbers_are_one_number():
     for one in wrong:
         match = "^tau must be one number, positive and finite in float32, got [^\n]{1,60}$"
         with pytest.raises(ValueError, match=match):
-            number("tau", one, jnp.float32)
+            check_positive("tau", one, jnp.float32)
     for known in (jnp.float32(0.5), nnx.Param(jnp.float32(0.5))):  # inside jit, too
-        assert jax.jit(lambda known=known: number("tau", known, jnp.float32))() == 0.5
-    assert number("lam", 0, jnp.float32) == 0
+        assert jax.jit(lambda known=known: check_positive("tau", known, jnp.float32))() == 0.5
+    assert check_positive("lam", 0, jnp.float32, allow_zero=True) == 0
     with jax.enable_x64(True):
-        assert number("tau", 1e-40, jnp.float64) == 1e-40
+        assert check_positive("tau", 1e-40, jnp.float64) == 1e-40
 
 
 def test_weights_that_are_known_inside_jit(rng):
     (x,) = inputs(rng, "n")
     for mask in (None, jnp.ones(N, bool)):
-        call = lambda x, mask=mask: hj.align_loss(x, -x, mask=mask, weights=jnp.ones(N))  # noqa: E731
-        np.testing.assert_allclose(jax.jit(call)(x), hj.align_loss(x, -x), rtol=1e-6)
+
+        @jax.jit
+        def weighted(x, mask=mask):
+            return hj.align_loss(x, -x, mask=mask, weights=jnp.ones(N))
+
+        np.testing.assert_allclose(weighted(x), hj.align_loss(x, -x), rtol=1e-6)
 
 
 def test_arrays_are_arrays():

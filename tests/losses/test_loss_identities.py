@@ -1,4 +1,4 @@
-"""How the losses relate to each other, to closed forms and to theory: see docs/losses.md."""
+"""Relations of the losses to each other, closed forms and theory: see docs/losses.md."""
 
 import math
 
@@ -53,10 +53,11 @@ def test_generalized_nt_xent_at_lam_1_is_nt_xent(rng):
 
 
 def test_supervised_of_the_images_numbers_is_nt_xent(rng):
-    loss, views = jax.jit(supervised_contrastive_loss), inputs(rng, "nn")
+    loss = jax.jit(supervised_contrastive_loss)
+    views = inputs(rng, "nn")
     found = loss(np.concatenate(views), np.tile(rng.permutation(N), 2), 0.2)
     np.testing.assert_allclose(found, value("nt_xent", *views, tau=0.2), rtol=1e-5)
-    # Of one class and one point it is closed; without any positive it is zero.
+    # The loss of one class of equal points has a closed form; without positives it is zero.
     same = np.eye(5, dtype=np.float32)[:1].repeat(2 * N, 0)
     found = loss(same, np.zeros(2 * N, int), 0.2)
     np.testing.assert_allclose(found, math.log(2 * N - 1), rtol=2e-5)
@@ -79,7 +80,7 @@ def test_the_two_scalings_of_the_decoupled_loss(rng):
 
 
 def test_self_similarity_repels_less(rng):
-    """On a ring of views in equal places, by 1 + e^(1/tau) over the sum of the others."""
+    """For views at equal places of a ring, the factor is 1 + e^(1/tau) over the sum of others."""
     angles = np.arange(N) % 4 * np.pi / 2
     sides = [np.pad(np.stack([np.cos(a), np.sin(a)], 1), ((0, 0), (0, 3)))
              for a in (angles, angles + 0.2)]  # fmt: skip
@@ -92,7 +93,7 @@ def test_self_similarity_repels_less(rng):
         others = np.exp(np.concatenate(sides) @ sides[0][0] / tau)[1:].sum()
         expected = 1 + math.exp(1 / tau) / others
         np.testing.assert_allclose(forces[0] / forces[1], expected, rtol=1e-3)
-    # Of 128 pairs of similarity 0.9, else uniform in 64 dimensions, as the docs say.
+    # The docs' numbers: 128 pairs of similarity 0.9, otherwise uniform in 64 dimensions.
     for tau, times in ((0.05, 8.4), (0.1, 3.5)):
         random = math.exp(theory.uniformity_optimum(64, 0.5 / tau) + 1 / tau)
         found = 1 + math.exp(1 / tau) / (math.exp(0.9 / tau) + 254 * random)
@@ -115,8 +116,8 @@ def test_logsumexp_is_what_spreads_in_the_decoupled_loss(rng):
 
 def test_negative_squared_distance_is_twice_the_cosine_for_unit_features(rng):
     views = inputs(rng, "nn")
-    far, near = value("nt_xent neg_euclidean", *views, tau=1), value("nt_xent", *views, tau=0.5)
-    np.testing.assert_allclose(far, near, rtol=1e-5)
+    by_distance = value("nt_xent neg_euclidean", *views, tau=1)
+    np.testing.assert_allclose(by_distance, value("nt_xent", *views, tau=0.5), rtol=1e-5)
 
 
 def test_cosine_normalizes(rng):
@@ -137,7 +138,7 @@ def test_balanced_approaches_the_hardest_negative(rng):
 
 
 def test_dcl_is_contrastive_without_the_positive(rng):
-    # exp(contrastive) - exp(dcl) = 1 for each anchor alone, here with one anchor in each direction.
+    # exp(contrastive) - exp(dcl) = 1 for a single anchor, here one in each direction.
     sides = [np.repeat(z, N, 0) for z in inputs(rng, "nn", n=1)]
     with_it, without = (value(name, *sides, tau=0.5) for name in ("contrastive", "dcl"))
     np.testing.assert_allclose(np.exp(with_it) - np.exp(without), 1.0, rtol=1e-4)
@@ -145,13 +146,14 @@ def test_dcl_is_contrastive_without_the_positive(rng):
 
 def test_estimators_8_and_9_are_related(rng):
     (x,) = inputs(rng, "n")
-    nine, eight = value("uniform", x, t=2), value("uniform (8)", x, t=2)
+    nine = value("uniform", x, t=2)
+    eight = value("uniform (8)", x, t=2)
     np.testing.assert_allclose(theory.uniformity_without_self(eight, N), nine, rtol=1e-5)
     np.testing.assert_allclose(theory.uniformity_with_self(nine, N), eight, rtol=1e-5)
 
 
 def test_queue_of_the_other_points_completes_the_batch(rng):
-    # Queries against the rest, and among themselves, are all pairs but those of the rest.
+    # Queries against the rest, and among themselves, are all pairs except pairs of the rest.
     (x,) = inputs(rng, "n", n=N + 7)
     queue = value("queue (22)", x[:N], x[N:], t=2)
     pairs = {n: n * (n - 1) / 2 for n in (7, N + 7)}
@@ -170,9 +172,11 @@ def test_uniform_samples_attain_the_optimum():
 
 
 def test_sliced_wasserstein_distances(rng):
-    h, directions = sphere(rng, 64, 4), np.eye(4, dtype=np.float32)
+    h = sphere(rng, 64, 4)
+    directions = np.eye(4, dtype=np.float32)
     # A shift by c along a direction costs c^2, of one in four, and nothing across it.
-    shift, loss = np.float32([0, 0, 0, 3]), jax.jit(sliced_wasserstein_loss)
+    shift = np.float32([0, 0, 0, 3])
+    loss = jax.jit(sliced_wasserstein_loss)
     assert loss(h, h[::-1], directions) == 0
     np.testing.assert_allclose(loss(h + shift, h, directions), 9 / 4, rtol=1e-5)
     assert loss(h + shift, h, directions[:, [0, 1, 2, 0]]) == 0

@@ -17,7 +17,7 @@ each_loss = pytest.mark.parametrize("name", CASES)
 
 @each_loss
 def test_value_and_gradients_are_those_of_the_oracle(name, rng):
-    """With respect to each array and each option; also of features that are not unit."""
+    """Gradients of each array and each option; also for features that are not unit."""
     _, oracle, shapes, tried = CASES[name]
     for numbers in tried:
         for length in (1.0, 1.7):
@@ -82,17 +82,21 @@ def test_coincident_and_antipodal_points_have_finite_gradients(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ONE_FORM, "in tables"])
 def test_half_precision_over_devices_under_vmap(name, rng):
-    """Of several batches each device has a share, and the global loss: gradients of all four."""
+    """Each device has a share of several batches, and the global loss."""
     loss, oracle, shapes, (numbers, *_) = CASES[name]
     options = numbers | {"axis_name": "data"}
-    # Where more is taken from other devices than by the sums of `losses/pairs.py`.
+    # These losses use collectives besides the reductions.
     differentiated = name in ("align", "dcl", "queue (22)", "quick_thought_align")
     dtype = jnp.float16 if name in ("uniform", "dcl") else jnp.bfloat16
     batches = [[jnp.asarray(a, dtype) for a in inputs(rng, shapes)] for _ in range(2)]
 
+    def value(arrays):
+        return loss(*arrays, **options)
+
     def step(*arrays):
-        value = lambda arrays: loss(*arrays, **options)  # noqa: E731
-        return jax.value_and_grad(value)(arrays) if differentiated else (value(arrays), ())
+        if differentiated:
+            return jax.value_and_grad(value)(arrays)
+        return value(arrays), ()
 
     axes = tuple(1 if letter == "n" else None for letter in shapes)
     mapped = jax.pmap(jax.vmap(step), "data", in_axes=axes, devices=jax.devices()[:4])
@@ -114,14 +118,15 @@ def test_half_precision_over_devices_under_vmap(name, rng):
 def test_one_pair_a_device_is_enough(name, rng):
     loss, oracle, shapes, (numbers, *_) = CASES[name]
     arrays = inputs(rng, shapes, n=4)
-    mapped = jax.pmap(lambda *x: loss(*x, **numbers, axis_name="data"), "data")
+    mapped = jax.pmap(functools.partial(loss, **numbers, axis_name="data"), "data")
     found = mapped(*(array[:, None] for array in arrays))
     np.testing.assert_allclose(found, [oracle(*arrays, **numbers)] * 4, rtol=1e-5)
 
 
 def test_logged_terms_add_up_to_the_loss(rng):
     z1, z2 = inputs(rng, "nn")
-    alike, square = -np.mean(np.sum(z1 * z2, axis=1)), np.mean((z1 - z2) ** 2) / 2
+    alike = -np.mean(np.sum(z1 * z2, axis=1))
+    square = np.mean((z1 - z2) ** 2) / 2
     for loss, number, alignment, options in (
         (hj.balanced_contrastive_loss, 4.0, alike, {}),
         (hj.generalized_nt_xent_loss, 4.0, alike, {}),

@@ -40,7 +40,7 @@ def on_devices(mesh, shapes, arrays):
     ],
 )
 def test_on_a_mesh_as_under_pmap(name, devices, rng):
-    """Sharded visibly, or along a named axis: value, gradients, and what is communicated."""
+    """Sharding in types, or along a named axis: value, gradients, and communication."""
     loss, _, shapes, (numbers, *_) = CASES[name]
     arrays = inputs(rng, shapes, n=24)
     spread = tuple(i for i, s in enumerate(shapes) if s == "n")
@@ -91,7 +91,7 @@ def test_other_places_of_arrays(rng):
     with jax.set_mesh(auto):
         for given, match in (
             ((x[:21], y[:21], "data"), "does not divide over the 4"),
-            ((x, y, "model"), "no axis of the mesh"),
+            ((x, y, "model"), "is not in the mesh"),
         ):
             with pytest.raises(ValueError, match=match):
                 hj.contrastive_loss(*given[:2], mesh_axis=given[2])
