@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
+from experiments.protocols import Evaluation
 from run_states import assert_same_run, killed_after_checkpoint, state_of
 
 from experiments import sweeps
-from experiments.protocols import Evaluation
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data.sampling import Consecutive, make_sampler
