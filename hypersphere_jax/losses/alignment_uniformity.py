@@ -1,6 +1,7 @@
 """Alignment and uniformity (Wang & Isola, ICML 2020)."""
 
 import math
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,7 @@ def _weighted_uniform(
 ) -> jax.Array:
     """Log of the weighted mean potential; 0 if fewer than two points have weight."""
     axis_name = pairs.options.axis_name
-    weights = normalize_weights(weights, axis_name)
+    weights = cast(jax.Array, normalize_weights(weights, axis_name))
     all_weights = all_gather(weights, axis_name)
     # Twice the weight of the pairs i < j. One minus the sum of squares would cancel where one
     # weight dominates.

@@ -7,6 +7,7 @@ each other in the order of the axis.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +62,10 @@ def quick_thought_contrastive_loss(
     f = f / tau
     pairs = PairsBetween(PairOptions(axis_name, block_size, precision, ring))
     sums = mean_row_logsumexp(pairs, make_points(f), make_points(g))
-    similarities = (
+    similarities: Any = sum(
         weight * jnp.sum(f * neighbor, axis=-1) for neighbor, weight in _neighbors(g, axis_name)
     )
-    return sums - weighted_mean(sum(similarities), None, axis_name)
+    return sums - weighted_mean(similarities, None, axis_name)
 
 
 @shard_over_mesh(sharded=("f", "g"), positive=("alpha",))
@@ -97,10 +98,10 @@ def quick_thought_align_loss(
     2.0
     """
     f, g = _validate_sentences(f, g, axis_name)
-    powers = (
+    powers: Any = sum(
         weight * distance_power(f, neighbor, alpha) for neighbor, weight in _neighbors(g, axis_name)
     )
-    return weighted_mean(sum(powers), None, axis_name)
+    return weighted_mean(powers, None, axis_name)
 
 
 @shard_over_mesh(sharded=("f", "g"), positive=("t",))

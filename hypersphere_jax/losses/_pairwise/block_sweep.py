@@ -99,7 +99,7 @@ def exp_weights(
     """
     if row_shift is None and column_shift is None:
         return jnp.exp(jnp.minimum(logits, HIGHEST))
-    weights = 0.0
+    weights: Any = 0.0
     if row_shift is not None:
         weights += jnp.exp(jnp.minimum(logits - row_shift[:, None], 0.0))
     if column_shift is not None:

@@ -211,7 +211,7 @@ def _differentiable(
     def jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         result, gradients = value_and_gradients(*primals)
         pairs = zip(jax.tree.leaves(gradients), _leaves(tangents), strict=True)
-        slope = sum(
+        slope: Any = sum(
             jnp.sum(gradient * tangent)
             for gradient, tangent in pairs
             if not isinstance(tangent, SymbolicZero)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -74,7 +74,7 @@ def shard_over_mesh(
             options.apply_defaults()
             return _call(loss, convert, dict(options.arguments))
 
-        return wrapper
+        return cast(Loss, wrapper)
 
     return decorate
 
@@ -129,7 +129,7 @@ def _check_axis(arrays: Mapping[str, Any], mesh: AbstractMesh, mesh_axis: AxisNa
             f"mesh_axis={mesh_axis!r}, but no mesh is set: call jax.set_mesh(mesh) or shard the "
             "arrays (in mapped functions, give axis_name)"
         )
-    names = {mesh_axis} if isinstance(mesh_axis, str) else set(mesh_axis)
+    names = {mesh_axis} if isinstance(mesh_axis, str) else set(mesh_axis or ())
     if not names <= _unmapped_axes(mesh):
         raise ValueError(
             f"mesh_axis={mesh_axis!r} is not in the mesh, whose axes are {mesh.axis_names}: call "
