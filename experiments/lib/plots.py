@@ -70,7 +70,8 @@ def new_figure(rows: int, columns: int, height: float, width: float = PAGE_WIDTH
 def shared_legend(figure: Figure, axes: Axes, columns: int = 3, place: str = "lower center"):
     """Draw one legend for all panels."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc=f"outside {place}", ncols=columns)
+    location: Any = f"outside {place}"
+    figure.legend(handles, labels, loc=location, ncols=columns)
 
 
 class Point(NamedTuple):

@@ -125,13 +125,13 @@ def contrast(
       paired: whether row i of all settings belongs to the same seed.
     """
     sides = [weight * np.asarray(of, float) for weight, of in zip(weights, settings, strict=True)]
-    by_seed = [sum(sides)] if paired else sides
+    by_seed = [np.sum(sides, axis=0)] if paired else sides
     parts = [
         (side.mean(axis=1).var(ddof=1) / len(side), len(side) - 1)
         for side in by_seed
         if len(side) > 1
     ]
-    samples = sum(side.mean(axis=0) for side in sides) - level
+    samples = np.sum([side.mean(axis=0) for side in sides], axis=0) - level
     parts.append((samples.var(ddof=1) / len(samples), len(samples) - 1))
     interval, p = students_t(float(samples.mean()), parts)
     single_seed = min(map(len, sides)) == 1

@@ -12,7 +12,7 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.lib.records import Cell, parse_cell
+from experiments.lib.records import parse_cell
 from hypersphere_jax.configs import require
 
 FOLDER = Path(__file__).parent.parent / "paper_tables"
@@ -42,7 +42,7 @@ class TableRow(NamedTuple):
 
     table: str
     number: int  # from 1
-    values: dict[str, Cell]
+    values: dict[str, Any]  # numbers, booleans, text; None for an empty cell
     lost: tuple[str, ...]  # columns that were printed but are no longer legible
     suspect: tuple[str, ...]  # columns that may be misread; `note` has the reason
 

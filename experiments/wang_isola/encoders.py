@@ -10,7 +10,7 @@ initial rate, whatever the batch. Shorter runs (finetuning, 12 epochs) have no d
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments import moco_imagenet100, moco_v2_imagenet, nyu_depth, quick_thought
@@ -282,4 +282,9 @@ def _smaller(
     return config.replace(**{**changes, **values})
 
 
-SCALES = {"paper": PretrainConfig.replace, "laptop": _laptop, "cifar10": _cifar10, "gpu": _gpu}
+SCALES: dict[str, Callable[[PretrainConfig], PretrainConfig]] = {
+    "paper": PretrainConfig.replace,
+    "laptop": _laptop,
+    "cifar10": _cifar10,
+    "gpu": _gpu,
+}

@@ -9,6 +9,7 @@ Result: supported. The values decrease for every t and agree with the paper's fo
 At t = 2 the optimum is 0.002 above -4 in 4,096 dimensions.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def optima(t: float) -> np.ndarray:
     return np.array([theory.uniformity_optimum(int(dim), t) for dim in DIMS])
 
 
-def analyze(rows: Rows = ()) -> Rows:
+def analyze(rows: Sequence = ()) -> Rows:
     """Check that the optimum decreases, and compare with the paper's formula."""
     table = []
     for t in TS:

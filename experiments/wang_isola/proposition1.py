@@ -14,6 +14,7 @@ all harmonic moments of degree 1 or more are zero. Uniqueness rests on this clos
 computation shows it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def visible(dim: int) -> np.ndarray:
     return sizes > ABOVE_ROUNDING * exact[0]
 
 
-def analyze(rows: Rows = ()) -> Rows:
+def analyze(rows: Sequence = ()) -> Rows:
     """Compare eigenvalues with quadrature, and other distributions with the uniform one."""
     table = []
     for dim in DIMS:

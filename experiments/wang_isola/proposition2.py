@@ -16,6 +16,7 @@ solids; Cohn & Kumar, 2007). The other point sets are the best of three L-BFGS s
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ def best_cosines(numbers: tuple[int, ...] = NUMBERS, seed: int = 0) -> dict:
     return best
 
 
-def analyze(rows: Rows = (), numbers: tuple[int, ...] = NUMBERS) -> Rows:
+def analyze(rows: Sequence = (), numbers: tuple[int, ...] = NUMBERS) -> Rows:
     """Measure distances to the uniform distribution, and compare with known minimizers."""
     table = []
     previous = dict.fromkeys(DIMS, math.inf)

@@ -15,6 +15,8 @@ so every value of the range occurs.
 
 import itertools
 import math
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +54,13 @@ def random_potentials(random: np.random.Generator, dim: int, t: float) -> np.nda
     return np.array(values)
 
 
-def analyze(rows: Rows = (), seed: int = 0) -> Rows:
+def analyze(rows: Sequence = (), seed: int = 0) -> Rows:
     """Check the least value, its decrease with the dimension, and random distributions."""
     random = np.random.default_rng(seed)
     table = []
     for t, dim in itertools.product(TS, DIMS):
         least = uniform_potential(dim, t)
-        integral = harmonics.eigenvalues(lambda s, t=t: potential(s, t), dim, 1)[0]
+        integral = harmonics.eigenvalues(partial(potential, t=t), dim, 1)[0]
         error = float(integral - least)
         table.append(check("formula equals the integral", abs(error) < 1e-12, error, t=t, m=dim))
         drawn = random_potentials(random, dim, t)

@@ -203,7 +203,7 @@ def measure(
     return rows
 
 
-def analyze(rows: Rows = (), **options) -> Rows:
+def analyze(rows: Sequence = (), **options) -> Rows:
     """Fit slopes over M on logarithmic axes, with 95% intervals."""
     table = []
     groups: dict[tuple[str, str], Rows] = {}

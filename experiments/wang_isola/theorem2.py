@@ -18,6 +18,7 @@ the squared distance as completely monotone, but its third derivative changes si
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -111,12 +112,12 @@ def free_losses(seed: int = 0) -> np.ndarray:
     return np.asarray(gradient_descent(starts, TAU)[1])
 
 
-def analyze(rows: Rows = ()) -> Rows:
+def analyze(rows: Sequence = ()) -> Rows:
     """Compare features that are not uniform with aligned and uniform ones."""
     table = []
     for tau in TAUS:
         constant = uniform_loss_value(2, tau)
-        corners = min(range(1, 80), key=lambda n, tau=tau: polygon_loss(n, tau))
+        corners = 1 + int(np.argmin([polygon_loss(n, tau) for n in range(1, 80)]))
         gain = 100 * (1 - polygon_loss(corners, tau) / constant)
         claim = "no polygon has a lower loss than uniform features; gain of the best one (%)"
         bound = 100 * harmonics.largest_decrease(kernel(tau), 2)
