@@ -11,7 +11,7 @@ LEVEL = 1 / 255  # Pillow rounds to 8 bits
 
 
 def random_image(height, width, channels=3, seed=0):
-    """A uint8 image with structure (few, large patches of colour) and noise."""
+    """A uint8 image with structure (few, large patches of color) and noise."""
     rng = np.random.default_rng(seed)
     patches, shape = rng.integers(0, 256, (3, 3, channels)), (height, width, channels)
     image = patches[np.arange(height) * 3 // height][:, np.arange(width) * 3 // width]
@@ -33,7 +33,7 @@ def keys(n):
 
 
 def draws(operation, image, n=3000, **params):
-    """What an operation makes of the image with n keys."""
+    """Return the results of an operation with n keys."""
     return np.asarray(jax.jit(jax.vmap(lambda key: operation(key, image, **params)))(keys(n)))
 
 

@@ -275,7 +275,7 @@ def test_pipes_are_no_files(tmp_path):
     ]
     for read in reads:
         assert str(tmp_path) in line_of(read)
-    skipped = image_files.ImageFiles(tmp_path / "photos", "train", on_bad="skip")
+    skipped, _ = image_files.open_image_files(tmp_path / "photos", on_bad="skip")
     assert skipped.image_shape is None and skipped.digest
-    with pytest.raises(data.source.UnreadableImage, match="is empty"):
+    with pytest.raises(data.source.UnreadableImage, match="pipe or a device"):
         skipped[0]

@@ -1,9 +1,8 @@
 # ruff: noqa: F401  (names for import from here)
-"""Augmentation on the device: pure functions of (key, image), made for `jit` and `vmap`.
+"""Augmentation on the device: pure functions of (key, image) for `jit` and `vmap`.
 
-A recipe is a sequence of operations by name, so it is data; `RECIPES` holds those of the
-experiments. Random operations follow torchvision's definitions and resampling follows Pillow's,
-without their rounding to 8 bits after each operation.
+A recipe is data, a sequence of operations by name. Random operations follow torchvision's
+definitions and resampling follows Pillow's, without rounding to 8 bits after each operation.
 """
 
 from hypersphere_jax.augment.host import host_crops

@@ -1,7 +1,7 @@
 """Crops on the host, for images of different sizes: NumPy and Pillow, in the data's workers.
 
-The same distribution of boxes and the same resampling as on the device, rounded to 8 bits;
-`make_augment(..., cropped=True)` does the rest of the recipe.
+Boxes have the same distribution and resampling is the same as on the device, rounded to 8 bits.
+`make_augment(..., cropped=True)` applies the rest of the recipe.
 """
 
 import math
@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from hypersphere_jax.augment import operations
-from hypersphere_jax.augment.operations import RATIO, SCALE, centre, largest_box, resized_shape
-from hypersphere_jax.augment.recipes import RANDOM_CROPS, RECIPES, Recipe, find
+from hypersphere_jax.augment.operations import RATIO, SCALE, center, largest_box, resized_shape
+from hypersphere_jax.augment.recipes import RANDOM_CROPS, RECIPES, Recipe, Steps, find
+
+Range = tuple[float, float]
 
 
 def host_crops(
@@ -21,101 +23,99 @@ def host_crops(
 ) -> tuple[
     Callable[[np.random.Generator, np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]
 ]:
-    """The crops of a recipe, as functions for the host; both can be pickled.
+    """Return the crops of a recipe as functions for the host, which can be pickled.
 
     Args:
       recipe: a name in `RECIPES`, or a `Recipe`.
       size: side of the crops, pixels.
 
     Returns:
-      (train_crop, evaluate_crop): (rng, uint8 [h, w, c]) -> uint8 [size, size, c] with the law of
-      the recipe's random crop, and uint8 [h, w, c] -> uint8 [size, size, c], its resize
-      and center_crop. A recipe without a random crop ("digits", "none") has the evaluate crop for
-      both: its random operations then start from that square.
+      (train_crop, evaluate_crop): (rng, uint8 [h, w, c]) -> uint8 [size, size, c] with the
+      distribution of the recipe's random crop, and uint8 [h, w, c] -> uint8 [size, size, c], its
+      resize and center_crop. A recipe without a random crop ("digits", "none") has the evaluation
+      crop for both: its random operations then start from that square.
 
     Raises:
-      ValueError: for an unknown recipe, or one whose crop comes after an operation that would not
-        do the same after it.
+      ValueError: for an unknown recipe, or one whose crop follows an operation that does not
+        commute with it.
     """
-    train: Any
-    evaluate: Any
-    train, evaluate = (() if callable(part) else part for part in find(recipe))
-    if not evaluate:  # one's own takes the middle
-        evaluate = RECIPES["none"].evaluate
-    random = next((name for name in RANDOM_CROPS if name in dict(train)), "none")
-    for steps, crop in ((train, random), (evaluate, "center_crop")):
-        names = [name for name, _ in steps]
-        # Of the rest, "rgb" alone does the same before a crop and after it.
-        before = set(names[: names.index(crop)]) - {"rgb", "resize"} if crop in names else set()
-        if before:
-            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
+    found = find(recipe)
+    train: Any = () if callable(found.train) else found.train
+    evaluate: Any = () if callable(found.evaluate) else found.evaluate
+    evaluate = evaluate or RECIPES["none"].evaluate  # a custom function follows a center crop
+    random_crop_name = next((name for name in RANDOM_CROPS if name in dict(train)), None)
+    if random_crop_name is not None:
+        _check_movable(train, random_crop_name)
+    _check_movable(evaluate, "center_crop")
     if "center_crop" not in dict(evaluate):
         raise ValueError(f"a recipe for the host needs a center_crop for evaluation: {evaluate}")
     factor = dict(evaluate).get("resize", {}).get("factor", 1.0)
     evaluate_crop = partial(middle_crop, size=size, factor=factor)
-    if random == "none":
+    if random_crop_name is None:
         return partial(middle_crop_for_training, size=size, factor=factor), evaluate_crop
-    law = {"scale": SCALE, "ratio": RATIO} | dict(train)[random]
-    crop = inception_crop if random == "inception_crop" else random_crop
-    return partial(crop, size=size, **law), evaluate_crop
+    law = {"scale": SCALE, "ratio": RATIO} | dict(train)[random_crop_name]
+    crops = {"inception_crop": inception_crop, "random_resized_crop": random_crop}
+    return partial(crops[random_crop_name], size=size, **law), evaluate_crop
+
+
+def _check_movable(steps: Steps, crop: str) -> None:
+    """Raise ValueError for operations before a crop that do not commute with it."""
+    names = [name for name, _ in steps]
+    if crop in names:
+        before = set(names[: names.index(crop)]) - {"rgb", "resize"}
+        if before:
+            raise ValueError(f"{crop} cannot move to the host: {', '.join(before)} comes before it")
 
 
 def random_crop(
-    rng: np.random.Generator,
-    image: np.ndarray,
-    *,
-    size: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    rng: np.random.Generator, image: np.ndarray, *, size: int, scale: Range, ratio: Range
 ) -> np.ndarray:
-    """A random box (see `draw_box`) of uint8 [h, w, c], resized to [size, size, c]."""
+    """Resize a random box (see `draw_box`) of uint8 [h, w, c] to [size, size, c]."""
     top, left, height, width = draw_box(rng, *image.shape[:2], scale, ratio)
-    # Cut out first: Pillow's `resize(box=...)` also weighs pixels around the box.
+    # The box is cut out first, since Pillow's `resize(box=...)` also weighs pixels around it.
     return _resize(image[top : top + height, left : left + width], size, size)
 
 
 def inception_crop(
-    rng: np.random.Generator, image: np.ndarray, *, size: int, **law: tuple[float, float]
+    rng: np.random.Generator, image: np.ndarray, *, size: int, scale: Range, ratio: Range
 ) -> np.ndarray:
-    """As `operations.inception_crop`, of uint8 [h, w, c]."""
+    """Apply `operations.inception_crop` to uint8 [h, w, c]."""
     numbers = rng.random(2 * operations.ATTEMPTS + 2, np.float32)
-    box = operations.distorted_box(numbers, *image.shape[:2], law["scale"], law["ratio"], np)
+    box = operations.distorted_box(numbers, *image.shape[:2], scale, ratio, np)
     top, left, height, width = box
     inside = image[top : top + height, left : left + width].astype(np.float32)
-    rows, columns = (operations.cubic_weights(0, n, n, size, np) for n in (height, width))
+    rows = operations.cubic_weights(0, height, height, size, np)
+    columns = operations.cubic_weights(0, width, width, size, np)
     resized = np.einsum("oh,hwc,pw->opc", rows, inside, columns, optimize=True)
     return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
 
 
 def middle_crop(image: np.ndarray, *, size: int, factor: float) -> np.ndarray:
-    """Resizes an image and takes its middle: uint8 [h, w, c] -> uint8 [size, size, c].
+    """Resize an image and crop its center: uint8 [h, w, c] -> uint8 [size, size, c].
 
-    A depth map, float32 [h, w, 1], is resized just so, without rounding.
+    A depth map, float32 [h, w, 1], is resized in the same way, without rounding.
     """
     image = _resize(image, *resized_shape(*image.shape[:2], size, factor))
-    top, left = centre(*image.shape[:2], size)
+    top, left = center(*image.shape[:2], size)
     return image[top : top + size, left : left + size]
 
 
 def middle_crop_for_training(
     rng: np.random.Generator, image: np.ndarray, *, size: int, factor: float
 ) -> np.ndarray:
-    """As `middle_crop`, for training: nothing is drawn."""
+    """Apply `middle_crop`, without any randomness."""
     return middle_crop(image, size=size, factor=factor)
 
 
 def draw_box(
-    rng: np.random.Generator,
-    height: int,
-    width: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    rng: np.random.Generator, height: int, width: int, scale: Range, ratio: Range
 ) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random box; see `crop_box`, which has the same law."""
+    """Draw top, left, height and width of a random box with the distribution of `crop_box`."""
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        box_height = round(math.sqrt(area / aspect))
+        box_width = round(math.sqrt(area * aspect))
         if 1 <= box_height <= height and 1 <= box_width <= width:
             top = int(rng.integers(height - box_height + 1))
             left = int(rng.integers(width - box_width + 1))
@@ -125,14 +125,14 @@ def draw_box(
 
 
 def _resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Antialiased bilinear resizing of [h, w, c]."""
+    """Resize [h, w, c] bilinearly with antialiasing."""
     if image.shape[:2] == (height, width):
         return image
     from PIL import Image
 
     if image.shape[-1] == 3:
         return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
-    # Pillow would take a second or fourth channel for transparency, so these go one by one.
+    # Channels are resized one by one: Pillow treats a second or fourth channel as transparency.
     resized = [
         Image.fromarray(channel).resize((width, height), Image.Resampling.BILINEAR)
         for channel in np.moveaxis(image, -1, 0)

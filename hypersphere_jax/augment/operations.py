@@ -1,7 +1,7 @@
-"""The operations of recipes, on the device: `op(key, image, *, size, **params) -> image`.
+"""Operations of recipes that move pixels, such as crops; `color` contains the others.
 
-Images are float32 [h, w, c] with values in [0, 1], `size` is the side of the final image in pixels.
-Here are those that move pixels, such as crops; `colour` has those that change their values.
+An operation is a function `op(key, image, *, size, **params) -> image` on the device. Images are
+float32 [h, w, c] with values in [0, 1]; `size` is the side of the final image in pixels.
 """
 
 import math
@@ -13,63 +13,65 @@ from jax.scipy.ndimage import map_coordinates
 
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
-ATTEMPTS, COVERED = 100, np.float32(0.1)  # of `distorted_box`, as SimCLR has them
+# As in SimCLR, see `distorted_box`.
+ATTEMPTS = 100
+MIN_COVERED = np.float32(0.1)
 
 
 def units(key, *shape):
-    """Uniform numbers in [0, 1), one draw for each operation: draws are slow to compile."""
+    """Draw all uniform numbers in [0, 1) of an operation at once: draws are slow to compile."""
     return jax.random.uniform(key, shape, jnp.float32)
 
 
 def between(unit, low, high):
-    """Spread numbers in [0, 1) over [low, high)."""
+    """Map numbers in [0, 1) to [low, high)."""
     return low + (high - low) * unit
 
 
 def planes(image):
-    """See [h, w, c] as [c, h, w]: with the width last, colour operations run three times as fast.
+    """View [h, w, c] as [c, h, w]: with the width last, color operations are 3 times faster on CPU.
 
-    On CPU, that is; the compiler drops the change back and forth between operations.
+    The compiler removes conversions back and forth between operations.
     """
     return jnp.moveaxis(image, -1, 0)
 
 
 def pixels(planes):
-    """See [c, h, w] as [h, w, c]."""
+    """View [c, h, w] as [h, w, c]."""
     return jnp.moveaxis(planes, 0, -1)
 
 
 def weigh(image, rows, columns):
     """Weigh [h, w, c] by rows [out_height, h] and columns [out_width, w].
 
-    Under vmap these stay batched products, where a gather would be slow. Full precision, because
-    accelerators by default round the inputs to 8 or 11 bits.
+    Under vmap these are batched products, where a gather would be slow. Full precision, because
+    accelerators round the inputs to 8 or 11 bits by default.
     """
     image = jnp.einsum("oh,hwc->cow", rows, image, precision="highest")
     return pixels(jnp.einsum("cow,pw->cop", image, columns, precision="highest"))
 
 
 def resized_shape(height: int, width: int, size: int, factor: float) -> tuple[int, int]:
-    """Height and width after `resize`."""
+    """Return height and width after `resize`."""
     shorter = min(height, width)
     target = round(factor * size) if shorter > size else size
     return target * height // shorter, target * width // shorter
 
 
-def centre(height: int, width: int, size: int) -> tuple[int, int]:
-    """Top and left of the middle [size, size] of an image, which must not be smaller."""
+def center(height: int, width: int, size: int) -> tuple[int, int]:
+    """Return top and left of the center [size, size] of an image that is at least as large."""
     if min(height, width) < size:
         raise ValueError(f"center_crop to {size} pixels needs a larger image, got {height}x{width}")
     return round((height - size) / 2), round((width - size) / 2)
 
 
 def largest_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
-    """Height and width of the largest box of an image whose width / height is in the range."""
+    """Return height and width of the largest box in an image with width / height in the range."""
     return min(height, round(width / ratio[0])), min(width, round(height * ratio[1]))
 
 
-def _resize_weights(start, length, in_size, out_size):
-    """Weights [out_size, in_size] of Pillow's bilinear filter over pixels start to start+length.
+def _linear_weights(start, length, in_size, out_size):
+    """Return weights [out_size, in_size] of Pillow's bilinear filter for pixels from `start` on.
 
     When shrinking, the triangle widens (antialiasing).
     """
@@ -82,35 +84,36 @@ def _resize_weights(start, length, in_size, out_size):
 
 
 def cubic_weights(start, length, in_size, out_size, xp=jnp):
-    """Weights [out_size, in_size] of Keys' cubic (a = -1/2) over pixels start to start+length.
+    """Return weights [out_size, in_size] of Keys' cubic (a = -1/2) for pixels from `start` on.
 
-    Not widened when shrinking, as TensorFlow resizes without antialiasing; `xp` is the library.
+    Not widened when shrinking, since TensorFlow resizes without antialiasing. `xp` is the library.
     """
     middle = start + (xp.arange(out_size)[:, None] + 0.5) * (length / out_size)
     pixel = xp.arange(in_size)[None, :] + 0.5
     x = xp.abs(pixel - middle)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((2.5 - 0.5 * x) * x - 4) * x + 2
     weights = xp.where(x < 1, near, xp.where(x < 2, far, 0.0))
     weights = xp.where((pixel > start) & (pixel < start + length), weights, 0.0)
     return (weights / xp.sum(weights, axis=1, keepdims=True)).astype(np.float32)
 
 
 def crop_resize(image, box, out_height, out_width):
-    """Crop [h, w, c] to the box and resize to [out_height, out_width, c] as Pillow's BILINEAR does.
+    """Crop [h, w, c] to the box and resize to [out_height, out_width, c] like Pillow's BILINEAR.
 
     The box is (top, left, height, width) in whole pixels, and may be traced.
     """
     top, left, height, width = box
-    rows = _resize_weights(top, height, image.shape[0], out_height)
-    columns = _resize_weights(left, width, image.shape[1], out_width)
+    rows = _linear_weights(top, height, image.shape[0], out_height)
+    columns = _linear_weights(left, width, image.shape[1], out_width)
     return weigh(image, rows, columns)
 
 
 def crop_box(key, height, width, scale, ratio):
-    """Draw the box of a random resized crop: the first of ten that fits, else a centred one.
+    """Draw the box of a random resized crop: the first of ten that fits, else a centered one.
 
-    The area is uniform in `scale` (fractions of the image's), width / height log-uniform in
-    `ratio`. Returns (top, left, height, width) in pixels, int32 scalars.
+    The area is uniform in `scale` (fractions of the image), width / height log-uniform in `ratio`.
+    Returns (top, left, height, width) in pixels, int32 scalars.
     """
     numbers = units(key, 22)
     area = height * width * between(numbers[:10], *scale)
@@ -118,7 +121,8 @@ def crop_box(key, height, width, scale, ratio):
     heights = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
     widths = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
-    any_fits, first = jnp.any(fits), jnp.argmax(fits)
+    any_fits = jnp.any(fits)
+    first = jnp.argmax(fits)
 
     fallback_height, fallback_width = largest_box(height, width, ratio)
     box_height = jnp.where(any_fits, heights[first], fallback_height)
@@ -135,47 +139,62 @@ def random_resized_crop(key, image, *, size, scale=SCALE, ratio=RATIO):
 
 
 def distorted_box(numbers, height, width, scale, ratio, xp=jnp):
-    """A box as TensorFlow's `sample_distorted_bounding_box` draws it around the whole image.
+    """Draw a box like TensorFlow's `sample_distorted_bounding_box` around the whole image.
 
-    Of each attempt the width / height is uniform in `ratio`, then the height uniform from that of
-    the smallest area in `scale` to the largest that has room. The first counts that fits and has
-    `COVERED` of the image (`min_object_covered`, which SimCLR sets beside the areas), else the
-    whole image. `numbers` are uniform in [0, 1), `[2 * ATTEMPTS + 2]`; `xp` is the library, NumPy
-    on the host. Returns (top, left, height, width) in pixels, int32 scalars; the last row and
-    column that a box could begin at are never drawn, as there.
+    Each attempt draws width / height uniformly in `ratio`, then the height uniformly between the
+    heights of the smallest area in `scale` and of the largest that has room. The result is the
+    first box that fits and covers `MIN_COVERED` of the image (`min_object_covered`, which SimCLR
+    sets besides the areas), otherwise the whole image. As in TensorFlow, the last possible row and
+    column are never drawn.
+
+    Args:
+      numbers: uniform in [0, 1), `[2 * ATTEMPTS + 2]`.
+      height: height of the image.
+      width: width of the image.
+      scale: range of areas, fractions of the image.
+      ratio: range of width / height.
+      xp: library, NumPy on the host.
+
+    Returns:
+      (top, left, height, width) in pixels, int32 scalars.
     """
-    aspect, least = between(numbers[:ATTEMPTS], *ratio), scale[0] * height * width
+    aspect = between(numbers[:ATTEMPTS], *ratio)
+    least = scale[0] * height * width
     most = scale[1] * height * width
-    low, high = (xp.round(xp.sqrt(area / aspect)) for area in (least, most))
+    low = xp.round(xp.sqrt(least / aspect))
+    high = xp.round(xp.sqrt(most / aspect))
     widest = xp.floor((width + 0.5) / aspect)
     widest -= xp.round(widest * aspect) > width
     high = xp.where(xp.round(high * aspect) > width, widest, high)
     high = xp.minimum(high, height)
     low = xp.minimum(low, high)
     heights = low + xp.floor(numbers[ATTEMPTS:-2] * (high - low + 1))
-    heights += heights * xp.round(heights * aspect) < least  # by rounding alone
+    heights += heights * xp.round(heights * aspect) < least  # only by rounding
     heights -= heights * xp.round(heights * aspect) > most
     widths = xp.round(heights * aspect)
     area = heights * widths
-    fits = (area >= max(least, 1)) & (area <= most) & (area / (height * width) >= COVERED)
+    fits = (area >= max(least, 1)) & (area <= most) & (area / (height * width) >= MIN_COVERED)
     fits &= (heights <= height) & (widths <= width)
-    any_fits, first = xp.any(fits), xp.argmax(fits)
+    any_fits = xp.any(fits)
+    first = xp.argmax(fits)
     box_height = xp.where(any_fits, heights[first], height)
     box_width = xp.where(any_fits, widths[first], width)
-    top, left = numbers[-2] * (height - box_height), numbers[-1] * (width - box_width)
+    top = numbers[-2] * (height - box_height)
+    left = numbers[-1] * (width - box_width)
     return tuple(xp.floor(x).astype(np.int32) for x in (top, left, box_height, box_width))
 
 
 def inception_crop(key, image, *, size, scale=SCALE, ratio=RATIO):
     """Crop a `distorted_box` and resize it to [size, size, c] bicubically, not antialiased."""
-    box = distorted_box(units(key, 2 * ATTEMPTS + 2), *image.shape[:2], scale, ratio)
-    starts_and_lengths = zip(box[:2], box[2:], image.shape[:2], strict=True)
-    weights = (cubic_weights(*line, size) for line in starts_and_lengths)
-    return jnp.clip(weigh(image, *weights), 0.0, 1.0)
+    numbers = units(key, 2 * ATTEMPTS + 2)
+    top, left, height, width = distorted_box(numbers, *image.shape[:2], scale, ratio)
+    rows = cubic_weights(top, height, image.shape[0], size)
+    columns = cubic_weights(left, width, image.shape[1], size)
+    return jnp.clip(weigh(image, rows, columns), 0.0, 1.0)
 
 
 def resize(key, image, *, size, factor=1.0):
-    """Resize so that `center_crop` can follow, keeping the ratio of the sides.
+    """Resize at the same ratio of the sides, so that `center_crop` can follow.
 
     The shorter side becomes round(factor * size) if it is larger than `size`, else `size`.
     """
@@ -187,8 +206,8 @@ def resize(key, image, *, size, factor=1.0):
 
 
 def center_crop(key, image, *, size):
-    """Cut out the middle [size, size, c]."""
-    top, left = centre(*image.shape[:2], size)
+    """Crop the center [size, size, c]."""
+    top, left = center(*image.shape[:2], size)
     return image[top : top + size, left : left + size]
 
 
@@ -199,7 +218,7 @@ def random_horizontal_flip(key, image, *, size, p=0.5):
 
 
 def random_rotation(key, image, *, size):
-    """Turn a square image counterclockwise by 0, 90, 180 or 270 degrees, each as likely."""
+    """Rotate a square image counterclockwise by 0, 90, 180 or 270 degrees, equally likely."""
     if image.shape[0] != image.shape[1]:
         raise ValueError(f"random_rotation needs a square image (crop first), got {image.shape}")
     quarters = (4 * units(key)).astype(jnp.int32)
@@ -209,48 +228,54 @@ def random_rotation(key, image, *, size):
 
 
 def cutout(key, image, *, size, side=0.5, value=0.0, p=1.0):
-    """With probability p, fill a square with a value: one for all channels, or one for each.
+    """Fill a square with a value with probability p: one for all channels, or one for each.
 
-    The side is a fraction of `size`. The centre is uniform over all pixels, so that a part of the
-    square may lie outside (DeVries & Taylor, 2017).
+    The side is a fraction of `size`. The center is uniform over all pixels, so a part of the square
+    may be outside of the image (DeVries & Taylor, 2017).
     """
-    height, width, _ = image.shape
+    height, width, channels = image.shape
     numbers = units(key, 3)
     length = round(side * size)
-
-    def covered(unit, extent):
-        start = (unit * extent).astype(jnp.int32) - length // 2
-        place = jnp.arange(extent)
-        return (place >= start) & (place < start + length)
-
-    rows, columns = covered(numbers[0], height), covered(numbers[1], width)
+    rows = _covered(numbers[0], height, length)
+    columns = _covered(numbers[1], width, length)
     hole = rows[None, :, None] & columns[None, None, :] & (numbers[2] < p)
-    fill = np.broadcast_to(np.asarray(value, np.float32), image.shape[-1:])
+    fill = np.broadcast_to(np.asarray(value, np.float32), (channels,))
     return pixels(jnp.where(hole, fill[:, None, None], planes(image)))
 
 
-def affine(image, size, degrees, scale, shift):
-    """Turn clockwise, enlarge and shift (down, right: fractions of the side) [h, w, c].
+def _covered(unit, extent, length):
+    """Return which pixels of an axis a segment covers, whose center is drawn by `unit`."""
+    start = (unit * extent).astype(jnp.int32) - length // 2
+    position = jnp.arange(extent)
+    return (position >= start) & (position < start + length)
 
-    The frame is taken as the unit square, its centre is fixed, the result is [size, size, c].
-    Bilinear with zeros around the image, as torchvision has it; not antialiased.
+
+def affine(image, size, degrees, scale, shift):
+    """Rotate clockwise, scale and shift (down, right: fractions of the side) [h, w, c].
+
+    The frame is the unit square with a fixed center, the result is [size, size, c]. Bilinear with
+    zeros around the image, as in torchvision; not antialiased.
     """
     height, width, _ = image.shape
     grid = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size - 0.5
     y, x = jnp.meshgrid(grid, grid, indexing="ij")
-    y, x = (y - shift[0]) / scale, (x - shift[1]) / scale
-    sin, cos = jnp.sin(jnp.deg2rad(degrees)), jnp.cos(jnp.deg2rad(degrees))
-    from_y, from_x = (cos * y - sin * x + 0.5) * height, (sin * y + cos * x + 0.5) * width
+    y = (y - shift[0]) / scale
+    x = (x - shift[1]) / scale
+    sin = jnp.sin(jnp.deg2rad(degrees))
+    cos = jnp.cos(jnp.deg2rad(degrees))
+    from_y = (cos * y - sin * x + 0.5) * height
+    from_x = (sin * y + cos * x + 0.5) * width
 
     def sample(plane):
-        # Sample points count from pixel edges, map_coordinates from pixel centres.
+        # Points count from pixel edges, map_coordinates from pixel centers.
         return map_coordinates(plane, (from_y - 0.5, from_x - 0.5), order=1, mode="constant")
 
     return jax.vmap(sample, in_axes=-1, out_axes=-1)(image)
 
 
 def random_affine(key, image, *, size, degrees, scale, shift):
-    """`affine` with angle in +-degrees, scale in the range, each shift in +-shift of the side."""
+    """Apply `affine` with angle in +-degrees, scale in the range, each shift in +-shift."""
     numbers = units(key, 4)
-    angle, factor = between(numbers[0], -degrees, degrees), between(numbers[1], *scale)
+    angle = between(numbers[0], -degrees, degrees)
+    factor = between(numbers[1], *scale)
     return affine(image, size, angle, factor, between(numbers[2:], -shift, shift))

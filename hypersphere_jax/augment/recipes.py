@@ -1,7 +1,4 @@
-"""The recipes of the experiments, as data.
-
-A step is (name of an operation, its parameters); `docs/augmentation.md` has the sources in a table.
-"""
+"""Augmentation recipes, as data; `docs/augmentation.md` lists their sources."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,22 +8,22 @@ import numpy as np
 from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.configs.base import Custom, did_you_mean
 
-# An operation by its name or as a function, see `OPERATIONS`, and its parameters.
+# Operations, each by its name in `OPERATIONS` or as a function, with its parameters.
 Steps = Sequence[tuple[str | Callable, Mapping[str, Any]]]
 
 
 class Recipe(NamedTuple):
-    """What makes a training view and an evaluation image: (operation, parameters) in order.
+    """Operations that make a training view and an evaluation image, in order.
 
-    Instead a function of the user's own: (key, uint8 image) -> view, image -> image.
+    Each part may also be a custom function: (key, uint8 image) -> view, or image -> image.
     """
 
     train: Steps | Callable
     evaluate: Steps | Callable
 
 
-# Means and standard deviations of the training images' channels, values from 0 to 1. ImageNet's are
-# those of torchvision's models, which the balanced paper prints also for CIFAR-10.
+# Mean and standard deviation of the channels of the training images, with values from 0 to 1. The
+# balanced paper also uses ImageNet's, as in torchvision's models, for CIFAR-10.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET = ("normalize", {"mean": IMAGENET_MEAN, "std": (0.229, 0.224, 0.225)})
 _STL10 = ("normalize", {"mean": (0.4409, 0.4279, 0.3868), "std": (0.2683, 0.2610, 0.2687)})
@@ -59,7 +56,7 @@ def _wang_isola(normalization, factor=1.0) -> Recipe:
 
 
 def _imagenet(*train) -> Recipe:
-    """With the usual evaluation of ImageNet: 224 pixels from the middle of 256."""
+    """Evaluated as usual for ImageNet: the center 224 of 256 pixels."""
     return Recipe((_RGB, *train, _IMAGENET), (_RGB, *_fit(256 / 224), _IMAGENET))
 
 
@@ -77,8 +74,8 @@ def _simclr_cifar(crop) -> Recipe:
 _INCEPTION_CROP = ("inception_crop", {"scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3)})
 _BALANCED_JITTER = _jitter(0.4, hue=0.1, p=0.8)
 _BALANCED = (_crop(0.2), _BALANCED_JITTER, _GRAY, _BLUR, _FLIP)
-# Sizes and chances, which the paper does not say, are those of the sources: squares of half the
-# side (DeVries & Taylor, 2017), quarter turns (Gidaris et al., 2018).
+# The paper gives no sizes and probabilities: squares of half the side (DeVries & Taylor, 2017),
+# quarter turns (Gidaris et al., 2018).
 _CUTOUT = ("cutout", {"side": 0.5, "value": IMAGENET_MEAN})
 _ROTATION = ("random_rotation", {})
 
@@ -90,24 +87,24 @@ RECIPES: dict[str, Recipe] = {
     "moco": _imagenet(_crop(0.2), _GRAY, _jitter(0.4, hue=0.4), _FLIP),
     # Wang & Isola B.2.2, after Chen, Fan et al. (2020).
     "moco_v2": _imagenet(_crop(0.2), _jitter(0.4, hue=0.1, p=0.8), _GRAY, _BLUR, _FLIP),
-    # Chen, Luo & Li (2021) follow SimCLR, which normalizes nothing; at the size of CIFAR-10 it
-    # halves the jitter and does not blur. Its crops are TensorFlow's.
+    # Chen, Luo & Li (2021) follow SimCLR, which does not normalize, halves the jitter for CIFAR-10
+    # and does not blur it. Its crops are TensorFlow's.
     "simclr_imagenet": _simclr_imagenet(_INCEPTION_CROP),
     "simclr_cifar": _simclr_cifar(_INCEPTION_CROP),
     "simclr_imagenet_torchvision": _simclr_imagenet(_crop(0.08)),
     "simclr_cifar_torchvision": _simclr_cifar(_crop(0.08)),
-    # The balanced paper, A.3.1 (the same steps as MoCo v2's) and A.4.1.
+    # The balanced paper, A.3.1 (the operations of MoCo v2) and A.4.1.
     "balanced_imagenet": _imagenet(*_BALANCED),
     "balanced_cifar": Recipe(
         train=(_RGB, _crop(0.08), _FLIP, _BALANCED_JITTER, _GRAY, _IMAGENET),
         evaluate=(_RGB, *_fit(), _IMAGENET),
     ),
-    # Its Figure 3: "balanced_imagenet" with a step more, or one or two fewer.
+    # Its Figure 3: "balanced_imagenet" with one more operation, or one or two fewer.
     "balanced_no_blur": _imagenet(_crop(0.2), _BALANCED_JITTER, _GRAY, _FLIP),
     "balanced_no_color": _imagenet(_crop(0.2), _BLUR, _FLIP),
     "balanced_cutout": _imagenet(*_BALANCED, _CUTOUT),
     "balanced_rotation": _imagenet(*_BALANCED, _ROTATION),
-    # Small enough changes that a digit stays the digit it is: no flips, a shift of 1 pixel in 8.
+    # Changes that keep the digit: no flips, a shift of 1 pixel in 8.
     "digits": Recipe(
         train=(
             ("random_affine", {"degrees": 15.0, "scale": (0.85, 1.15), "shift": 0.125}),
@@ -116,25 +113,23 @@ RECIPES: dict[str, Recipe] = {
         ),
         evaluate=(*_fit(), _DIGITS),
     ),
-    # Nothing random: both views are the image itself.
+    # Both views are the image itself.
     "none": Recipe(train=_fit(), evaluate=_fit()),
 }
 
-
 CROP_FLIP = ":crop_flip"
-# Random operations that move pixels (digits have no flip, and shift for a crop), and those that a
-# recipe keeps beside them.
 RANDOM_CROPS = ("random_resized_crop", "inception_crop")
+# `crop_flip` keeps the operations that move pixels, and the common ones of all recipes.
 MOVING = (*RANDOM_CROPS, "random_horizontal_flip", "random_affine")
-_KEPT = ("rgb", "resize", "center_crop", *MOVING, "normalize")
+KEPT = ("rgb", "resize", "center_crop", *MOVING, "normalize")
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601
-COLOURS = ("mean", "std", "value")  # parameters that may have a number for each channel
+PER_CHANNEL = ("mean", "std", "value")  # parameters that may contain a number for each channel
 
 
 def find(recipe: str | Recipe) -> Recipe:
-    """The recipe of that name; a `Recipe` is returned as it is.
+    """Return the recipe of a name; a `Recipe` is returned as it is.
 
-    `NAME:crop_flip` is the recipe NAME with crop and flip alone in training, as is usual for
+    `NAME:crop_flip` is the recipe NAME with only crop and flip in training, as usual for
     classifiers (SimCLR, B.5).
 
     Raises:
@@ -151,51 +146,55 @@ def find(recipe: str | Recipe) -> Recipe:
 
 
 def crop_flip(recipe: Recipe) -> Recipe:
-    """The recipe with crop and flip alone in training; one of the user's own stays as it is."""
+    """Return the recipe with only crop and flip in training; a custom function is kept."""
     if callable(recipe.train):
         return recipe
-    steps = tuple(step for step in recipe.train if step[0] in _KEPT)
+    steps = tuple(step for step in recipe.train if step[0] in KEPT)
     return Recipe(steps or recipe.train, recipe.evaluate)
 
 
-def of_grey(recipe: Recipe) -> Recipe:
-    """The recipe for images of one channel, which stays one: no colours, constants by their luma.
+def for_gray(recipe: Recipe) -> Recipe:
+    """Return the recipe for gray images: no color operations, and the luma of constants.
 
-    What is the user's own stays as it is.
+    Custom functions are kept.
     """
+    train = recipe.train if callable(recipe.train) else _gray_steps(recipe.train)
+    evaluate = recipe.evaluate
+    if not callable(evaluate):
+        evaluate = _gray_steps(evaluate)
+    return Recipe(train, evaluate)
 
-    def luma(name: str, value: Any) -> Any:
-        is_colour = name in COLOURS and np.size(value) == 3
-        return (float(np.dot(LUMA, value)),) if is_colour else value
 
-    def grey(steps: Steps | Callable) -> Steps | Callable:
-        if callable(steps):
-            return steps
-        return tuple(
-            (operation, {name: luma(name, value) for name, value in params.items()})
-            for operation, params in steps
-            if operation not in ("rgb", "random_grayscale")
-        )
+def _gray_steps(steps: Steps) -> Steps:
+    return tuple(
+        (operation, {name: _luma(name, value) for name, value in params.items()})
+        for operation, params in steps
+        if operation not in ("rgb", "random_grayscale")
+    )
 
-    return Recipe(grey(recipe.train), grey(recipe.evaluate))
+
+def _luma(name: str, value: Any) -> Any:
+    if name in PER_CHANNEL and np.size(value) == 3:
+        return (float(np.dot(LUMA, value)),)
+    return value
 
 
 def recipe_of(config: DataConfig) -> Recipe:
-    """The recipe that a config names, with the user's own in the place of its parts."""
-    parts = {"train": config.augment, "evaluate": config.preprocess}
-    own = {
-        part: given.value if isinstance(given, Custom) else _missing(given, field)
-        for (part, given), field in zip(parts.items(), ("augment", "preprocess"), strict=True)
-        if given is not None
-    }
-    recipe = find(config.recipe)._replace(**own)
-    return of_grey(recipe) if config.channels == 1 else recipe
+    """Return the recipe of a config, whose parts custom functions may replace."""
+    recipe = find(config.recipe)
+    if config.augment is not None:
+        recipe = recipe._replace(train=_function(config.augment, "augment"))
+    if config.preprocess is not None:
+        recipe = recipe._replace(evaluate=_function(config.preprocess, "preprocess"))
+    return for_gray(recipe) if config.channels == 1 else recipe
 
 
-def _missing(name: str, field: str) -> Callable:
-    """In the place of a function that only its name is known of."""
+def _function(value: Custom | str, field: str) -> Callable:
+    """Return a custom function; one that fails if only its name is known."""
+    if isinstance(value, Custom):
+        return value.value
 
-    def function(*_):
-        raise UserError(f"the data were augmented by your own {name}: pass it as {field}=")
+    def missing(*_):
+        raise UserError(f"the data were augmented by the custom {value}: pass it as {field}=")
 
-    return function
+    return missing

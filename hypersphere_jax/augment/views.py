@@ -1,4 +1,4 @@
-"""From a recipe to the functions that make views: chained, on the device, for `jit` and `vmap`."""
+"""Functions that make views by a recipe: on the device, for `jit` and `vmap`."""
 
 import math
 import zlib
@@ -8,44 +8,85 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from hypersphere_jax.augment import colour, operations
+from hypersphere_jax.augment import color, operations
 from hypersphere_jax.augment.recipes import RANDOM_CROPS, Recipe, Steps, find
 from hypersphere_jax.configs.base import Custom, check_call, described, require
 
-CACHE_BYTES = 2**21  # of float32 images at once, on CPU
-CROPS = (*RANDOM_CROPS, "resize", "center_crop")  # what `host_crops` does instead
+CACHE_BYTES = 2**21  # float32 images that are processed at a time on CPU
+CROPS = (*RANDOM_CROPS, "resize", "center_crop")  # applied by `host_crops` to cropped images
 OPERATIONS: dict[str, Callable] = {
-    op.__name__: op
-    for op in (
-        *(colour.rgb, operations.random_resized_crop, operations.inception_crop),
-        *(operations.resize, operations.center_crop, operations.random_horizontal_flip),
-        *(operations.random_rotation, operations.random_affine, operations.cutout),
-        *(colour.color_jitter, colour.random_grayscale, colour.random_intensity),
-        *(colour.gaussian_blur, colour.normalize),
-    )
+    "rgb": color.rgb,
+    "random_resized_crop": operations.random_resized_crop,
+    "inception_crop": operations.inception_crop,
+    "resize": operations.resize,
+    "center_crop": operations.center_crop,
+    "random_horizontal_flip": operations.random_horizontal_flip,
+    "random_rotation": operations.random_rotation,
+    "random_affine": operations.random_affine,
+    "cutout": operations.cutout,
+    "color_jitter": color.color_jitter,
+    "random_grayscale": color.random_grayscale,
+    "random_intensity": color.random_intensity,
+    "gaussian_blur": color.gaussian_blur,
+    "normalize": color.normalize,
 }
 
 
-def _chain(
-    steps: Steps,
+def make_augment(
+    recipe: str | Recipe,
     size: int,
-    dtype: DTypeLike,
-    cropped: bool,
-    extra_channels: int,
-    option: str = "augment=",
+    dtype: DTypeLike = jnp.float32,
+    cropped: bool = False,
+    extra_channels: int = 0,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return the random function from an image to a training view.
+
+    Args:
+      recipe: a name in `RECIPES`, or a `Recipe`.
+      size: side of the view, pixels.
+      dtype: type of the view; everything is computed in float32 and rounded at the end.
+      cropped: the images are [size, size, c] from the training crop of `host_crops`, so the
+        recipe's crop is left out. The other operations draw the same numbers either way.
+      extra_channels: number of last channels that contain one value at all pixels (the bits of
+        `data.synthetic.with_bits`). Views contain them unchanged, from 0 to 1.
+
+    Returns:
+      (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
+
+    >>> augment = make_augment("digits", 16)
+    >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
+    (16, 16, 1)
+    """
+    train = find(recipe).train
+    if callable(train):
+        return _custom(train, "augment=", "(key, image)", size, dtype)
+    return _chain(train, "augment=", size, dtype, cropped, extra_channels)
+
+
+def make_evaluate(
+    recipe: str | Recipe,
+    size: int,
+    dtype: DTypeLike = jnp.float32,
+    cropped: bool = False,
+    extra_channels: int = 0,
+) -> Callable[[jax.Array], jax.Array]:
+    """Return the deterministic function from an image to the input of an evaluation.
+
+    See `make_augment` for the arguments; cropped images are from the evaluation crop. The function
+    has no key: image uint8 [h, w, c] -> dtype [size, size, c'].
+    """
+    evaluate = find(recipe).evaluate
+    if callable(evaluate):
+        return _custom(evaluate, "preprocess=", "(image)", size, dtype)
+    apply = _chain(evaluate, "preprocess=", size, dtype, cropped, extra_channels)
+    return lambda image: apply(jax.random.key(0), image)
+
+
+def _chain(
+    steps: Steps, option: str, size: int, dtype: DTypeLike, cropped: bool, extra_channels: int
 ) -> Callable:
-    """One function (key, uint8 image) -> image that applies the steps in order."""
-    if callable(steps):
-        return _own(steps, option, size, dtype)
-    if len(dict(steps)) < len(steps):
-        raise ValueError(f"operations name their random streams, so each may occur once: {steps}")
-    unknown = [name for name, _ in steps if isinstance(name, str) and name not in OPERATIONS]
-    if unknown:
-        raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
-    for operation, params in steps:
-        function = OPERATIONS.get(operation, operation)
-        name, form = Custom(function).name, f"(key, image, *, {', '.join(('size', *params))})"
-        check_call(function, f"{option} operation {name}", form, None, None, size=size, **params)
+    """Return one function (key, uint8 image) -> image that applies the steps in order."""
+    _check_steps(steps, option, size)
     if cropped:
         steps = tuple(step for step in steps if step[0] not in CROPS)
 
@@ -58,7 +99,7 @@ def _chain(
         image, extra = jnp.split(image, [image.shape[-1] - extra_channels], axis=-1)
         for operation, params in steps:
             name = operation if isinstance(operation, str) else operation.__qualname__
-            # A stream by name: inserting an operation leaves the others' randomness as it was.
+            # A random stream per name: another operation in a recipe does not change the others.
             stream = jax.random.fold_in(key, zlib.crc32(name.encode()))
             image = OPERATIONS.get(operation, operation)(stream, image, size=size, **params)
         if extra_channels:
@@ -69,18 +110,31 @@ def _chain(
     return apply
 
 
-def _own(function: Callable, option: str, size: int, dtype: DTypeLike) -> Callable:
-    """The user's function of (key, image) or, for `preprocess=`, of image; divides integers by 255.
+def _check_steps(steps: Steps, option: str, size: int) -> None:
+    """Raise ValueError for unknown or repeated operations, UserError for wrong parameters."""
+    if len(dict(steps)) < len(steps):
+        raise ValueError(f"an operation may occur once, its name is its random stream: {steps}")
+    unknown = [name for name, _ in steps if isinstance(name, str) and name not in OPERATIONS]
+    if unknown:
+        raise ValueError(f"no operation {', '.join(unknown)}, known: {', '.join(OPERATIONS)}")
+    for operation, params in steps:
+        function = OPERATIONS.get(operation, operation)
+        name = f"{option} operation {Custom(function).name}"
+        form = f"(key, image, *, {', '.join(('size', *params))})"
+        check_call(function, name, form, None, None, size=size, **params)
+
+
+def _custom(function: Callable, option: str, form: str, size: int, dtype: DTypeLike) -> Callable:
+    """Return a custom function with checks of its result; integers are divided by 255.
 
     Raises:
-      UserError: for another signature, or a result that is no image.
+      UserError: for another signature than `form`, or a result that is not an image.
     """
     name = f"{option}{Custom(function).name}"
-    form = "(key, image)" if option == "augment=" else "(image)"
     check_call(function, name, form, *form.split(","))
 
-    def apply(key, image):
-        view = function(key, image) if option == "augment=" else function(image)
+    def apply(*arguments):
+        view = function(*arguments)
         is_real = hasattr(view, "dtype") and not jnp.issubdtype(view.dtype, jnp.complexfloating)
         require(
             is_real and view.ndim == 3 and view.shape[:2] == (size, size),
@@ -94,59 +148,14 @@ def _own(function: Callable, option: str, size: int, dtype: DTypeLike) -> Callab
     return apply
 
 
-def make_augment(
-    recipe: str | Recipe,
-    size: int,
-    dtype: DTypeLike = jnp.float32,
-    cropped: bool = False,
-    extra_channels: int = 0,
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The random function that turns an image into a training view.
-
-    Args:
-      recipe: a name in `RECIPES`, or a `Recipe`.
-      size: side of the view, pixels.
-      dtype: of the view; all is computed in float32 and rounded at the end.
-      cropped: whether images come as [size, size, c] from the train crop of `host_crops`: the
-        recipe's own crop is then left out. The other operations draw the same numbers either way.
-      extra_channels: how many last channels hold one value at all pixels (the bits of
-        `data.synthetic.BitChannels`): the views get them as they are, from 0 to 1.
-
-    Returns:
-      (key, image uint8 [h, w, c]) -> dtype [size, size, c'], for one image: use `jax.vmap`.
-
-    >>> augment = make_augment("digits", 16)
-    >>> augment(jax.random.key(0), jnp.zeros((8, 8, 1), jnp.uint8)).shape
-    (16, 16, 1)
-    """
-    return _chain(find(recipe).train, size, dtype, cropped, extra_channels)
-
-
-def make_evaluate(
-    recipe: str | Recipe,
-    size: int,
-    dtype: DTypeLike = jnp.float32,
-    cropped: bool = False,
-    extra_channels: int = 0,
-) -> Callable[[jax.Array], jax.Array]:
-    """The function that turns an image into the input of an evaluation: nothing is random.
-
-    As `make_augment` (images come from the evaluate crop, if cropped), but the function has no key:
-    image uint8 [h, w, c] -> dtype [size, size, c'].
-    """
-    steps = find(recipe).evaluate
-    apply = _chain(steps, size, dtype, cropped, extra_channels, "preprocess=")
-    return lambda image: apply(jax.random.key(0), image)
-
-
 def two_views(augment, key, images, positions):
-    """Two random views of each image: functions of the key, the sample's position and the view.
+    """Return two random views of each image, which depend on the key, the position and the view.
 
     Args:
       augment: (key, image) -> view, see `make_augment`.
-      key: random key, the same on all devices, another one each step.
-      images: uint8 [n, h, w, c]; or [n, 2, size, size, c], two crops that the host made of each.
-      positions: integers [n], of these samples in the global batch.
+      key: random key, the same on all devices, a new one each step.
+      images: uint8 [n, h, w, c]; or [n, 2, size, size, c], two crops of each made on the host.
+      positions: integers [n], positions of the samples in the global batch.
 
     Returns:
       (view1, view2), each [n, size, size, c'].
@@ -155,7 +164,7 @@ def two_views(augment, key, images, positions):
 
 
 def one_view(augment, key, images, positions, number):
-    """The first (number 0) or the second (1) of those two views alone: `[n, size, size, c']`."""
+    """Return only the first (number 0) or the second (1) of `two_views`: `[n, size, size, c']`."""
     (view,) = _views(augment, key, images, positions, (number,))
     return view
 
@@ -166,8 +175,7 @@ def _views(augment, key, images, positions, numbers):
     if images.ndim == 5 and images.shape[1] != 2:
         raise ValueError(f"crops must be uint8 [n, 2, size, size, c], got {images.shape}")
 
-    # Traced once for both views, and then a part of the program as if it had been for each. As a
-    # function of this call alone: what it is traced to is not kept for the next.
+    # Traced once for both views and inlined. As a new function it is dropped after the call.
     once = jax.jit(lambda key, image: augment(key, image), inline=True)
 
     def views(position, image):
@@ -177,7 +185,7 @@ def _views(augment, key, images, positions, numbers):
 
     if jax.default_backend() != "cpu":
         return jax.vmap(views)(positions, images)
-    # Block by block, so that what goes from one operation to the next stays in the cache.
+    # Blocks keep the data between operations in the processor's cache.
     block = max(1, CACHE_BYTES // (4 * math.prod(images.shape[-3:])))
-    block = 2 ** math.floor(math.log2(block))  # most batches are whole multiples then
+    block = 2 ** math.floor(math.log2(block))  # divides most batches
     return jax.lax.map(lambda sample: views(*sample), (positions, images), batch_size=block)

@@ -1,7 +1,6 @@
-"""Data of the user's own: arrays, and anything with `__len__` and `__getitem__`."""
+"""Sources from arrays, and from data sets with `__len__` and `__getitem__`."""
 
 import functools
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,83 +9,75 @@ import numpy as np
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.channels import as_channels, same_channels
 from hypersphere_jax.data.decode import reason
-from hypersphere_jax.data.inputs import as_image, as_labels, is_array, plain_label
+from hypersphere_jax.data.inputs import as_image, as_labels, is_array
 from hypersphere_jax.data.source import Arrays, Sample, Source, UnreadableImage, name_classes
+from hypersphere_jax.utils.caches import fingerprint
 
-IMAGE_KEYS, LABEL_KEYS = ("image", "img", "pixels"), ("label", "labels", "fine_label", "target")
-IN_MEMORY = 2**31  # bytes of images up to which all are read at once
-FIRST = 64  # items that tell how large images are, and whether they are grey
-DIGESTED = 64  # samples, evenly spread, whose content identifies the data
+IMAGE_KEYS = ("image", "img", "pixels")
+LABEL_KEYS = ("label", "labels", "fine_label", "target")
+MAX_BYTES_IN_MEMORY = 2**31  # larger data sets are read item by item
+FIRST = 64  # items that determine the size of the images, and whether they are gray
+DIGEST_ITEMS = 64
 
 
 def as_source(data: Any, labels: Any = None, what: str = "data") -> Source:
-    """Images with labels, or without, as a source.
+    """Return images, with or without labels, as a source.
 
     Args:
-      data: an array or tensor as for `inputs.as_images`; or anything with `__len__` and
+      data: an array or tensor as in `inputs.as_images`; or anything with `__len__` and
         `__getitem__`, such as data sets of PyTorch, Hugging Face or Grain, whose items are an
-        image, (image, label, …), or a dict with "image" and perhaps "label". An image is as for
-        `inputs.as_image`. Grey images among RGB ones become RGB. The same index must give the same
-        item always.
-      labels: `[n]`, as for `inputs.as_labels`; defaults to the labels of the items, or of a list
-        beside them (`targets`, `labels`).
-      what: for messages.
+        image, (image, label, …), or a dict with "image" and optionally "label". An image is as in
+        `inputs.as_image`. Gray images among RGB images become RGB. An index must always return the
+        same item.
+      labels: `[n]`, as in `inputs.as_labels`. Defaults to the labels of the items, or for more than
+        2 GiB of images to `data.targets`, if that exists.
+      what: name of the data in messages.
 
     Raises:
-      UserError: for data or labels that do not fit this.
+      UserError: for invalid data or labels.
     """
     if hasattr(data, "class_names") and hasattr(data, "digest"):
         return data  # a source already
     if is_array(data):
         return Arrays(data, labels, (), what)
-    require(
-        hasattr(data, "__len__") and hasattr(data, "__getitem__"),
-        f"{what}: a {type(data).__name__} has no length or no items: give arrays, or a data set "
-        "with __len__ and __getitem__",
-    )
+    _check_data_set(data, what)
     n = len(data)
-    require(n > 0, f"{what} is empty")
-    names = [*data.keys()] if hasattr(data, "keys") else [0]
-    require(
-        not all(isinstance(name, str) for name in names),
-        f"{what}: a {type(data).__name__} of {', '.join(map(str, names))}: give one split, such as "
-        f"data[{names[0]!r}]",
-    )
     if labels is not None:
         as_labels(labels, n, what)  # fails before the images are read
     try:
-        read = [_read(data, i, what) for i in range(min(n, FIRST))]
-        channels = same_channels([image for image, _ in read], what)[0].shape[-1]
-        if n * max(image.nbytes for image, _ in read) > IN_MEMORY:
-            return Items(data, _labels(data, what) if labels is None else labels, channels, what)
-        read += [_read(data, i, what) for i in range(len(read), n)]
+        items = [_read(data, i, what) for i in range(min(n, FIRST))]
+        channels = same_channels([image for image, _ in items], what)[0].shape[-1]
+        if n * max(image.nbytes for image, _ in items) > MAX_BYTES_IN_MEMORY:
+            if labels is None:
+                labels = _labels_of_large(data, what)
+            return Items(data, labels, channels, what)
+        items += [_read(data, i, what) for i in range(len(items), n)]
     except UnreadableImage as error:
         raise UserError(str(error)) from error
-    images = same_channels([image for image, _ in read], what)
+    images = same_channels([image for image, _ in items], what)
     if labels is None:
-        labels = [label for _, label in read]
-        listed = _listed(data) if all(label is None for label in labels) else None
-        labels = labels if listed is None else listed
+        labels = [label for _, label in items]
     if len({image.shape for image in images}) > 1:
         return Items(data, labels, images[0].shape[-1], what)
     return Arrays(np.stack(images), labels, (), what)
 
 
 class Items:
-    """A source of anything with a length and items, read one by one; see `as_source`.
+    """A source of items that are read one by one, see `as_source`.
 
     Args:
-      data: whose items are images, with labels or without.
-      labels: `[n]`, as for `inputs.as_labels`.
-      channels: of all images.
-      what: for messages.
+      data: a data set whose items are images, with or without labels.
+      labels: `[n]`, as in `inputs.as_labels`.
+      channels: number of channels of all images.
+      what: name of the data in messages.
     """
 
     labels: np.ndarray
     class_names: tuple[str, ...]
 
     def __init__(self, data: Any, labels: Any, channels: int, what: str):
-        self._data, self._channels = data, channels
+        self._data = data
+        self._channels = channels
         self.origin = what
         self.image_shape: tuple[int, int, int] | None = None
         self.given = as_labels(labels, len(data), what)
@@ -96,78 +87,70 @@ class Items:
         return len(self._data)
 
     def __getitem__(self, i: int) -> Sample:
-        image = _read(self._data, i, self.origin)[0]
+        image, _ = _read(self._data, i, self.origin)
         if image.shape[-1] == 1 and self._channels == 3:
             image = as_channels(image, 3)
-        if image.shape[-1] != self._channels:
-            raise UserError(
-                f"item {i} of {self.origin} has {image.shape[-1]} channels, others have "
-                f"{self._channels}: all images must have as many"
-            )
+        require(
+            image.shape[-1] == self._channels,
+            f"item {i} of {self.origin} has {image.shape[-1]} channels, others have "
+            f"{self._channels}; convert all images to the same number",
+        )
         return {"image": image, "label": int(self.labels[i])}
 
     @functools.cached_property
     def digest(self) -> str:
-        digest = hashlib.sha256(self.labels.tobytes())
-        for i in np.unique(np.linspace(0, len(self) - 1, DIGESTED).astype(int)):
+        """Fingerprint of the labels and of some images."""
+        parts: list[str | np.ndarray] = [self.labels]
+        for i in np.unique(np.linspace(0, len(self) - 1, DIGEST_ITEMS).astype(int)):
             image = self[i]["image"]
-            digest.update(repr(image.shape).encode() + image.tobytes())
-        return digest.hexdigest()[:16]
+            parts += [repr(image.shape), image]
+        return fingerprint(*parts)
+
+
+def _check_data_set(data: Any, what: str) -> None:
+    is_data_set = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    kind = type(data).__name__
+    require(is_data_set, f"{what}: a {kind} has no length or no items; pass arrays or a data set")
+    require(len(data) > 0, f"{what} is empty")
+    keys = data.keys() if hasattr(data, "keys") else ()
+    splits = [key for key in keys if isinstance(key, str)]
+    require(
+        not splits,
+        f"{what}: a {kind} of {', '.join(splits)}; pass one split, such as data[{splits[:1]}]",
+    )
 
 
 def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:
-    """Image, uint8 `[h, w, c]`, and label of an item; UnreadableImage for what is no image."""
+    """Return image, uint8 `[h, w, c]`, and label of an item; UnreadableImage for no image."""
     image, label = _item(data, i, what)
     try:
         return as_image(image), label
-    except Exception as error:  # of nearly any type, for a damaged file of Pillow
+    except Exception as error:  # a damaged Pillow image raises many types
         raise UnreadableImage(f"item {i} of {what}: {reason(error)}") from error
 
 
 def _item(data: Any, i: int, what: str) -> tuple[Any, Any]:
-    """Image and label of an item, as they are; None where it has no label."""
+    """Return image and label of an item without conversion; the label may be None."""
     try:
         item = data[int(i)]
-    except Exception as error:  # of the user's code
+    except Exception as error:  # raised by custom code
         raise UserError(f"item {i} of {what}: {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
-        image = next((item[key] for key in IMAGE_KEYS if key in item), None)
-        if image is None:
-            raise UserError(f"{what}: items have {', '.join(map(str, item))}, and no 'image'")
-        return image, next((item[key] for key in LABEL_KEYS if key in item), None)
+        images = [item[key] for key in IMAGE_KEYS if key in item]
+        labels = [item[key] for key in LABEL_KEYS if key in item]
+        require(bool(images), f"{what}: items have {', '.join(map(str, item))}, but no 'image'")
+        return images[0], next(iter(labels), None)
     if isinstance(item, tuple | list):
-        require(len(item) > 0, f"item {i} of {what} is empty: expected an image, (image, label)")
-        return item[0], item[1] if len(item) > 1 else None
+        require(len(item) > 0, f"item {i} of {what} is empty; expected an image, (image, label)")
+        return item[0], next(iter(item[1:]), None)
     return item, None
 
 
-def _labels(data: Any, what: str) -> Any:
-    """Labels of a large data set: a list beside the items that agrees with them, or each item's."""
-    listed = _listed(data)
-    ends = (0, len(data) - 1)
-    if listed is not None and all(_agrees(_item(data, i, what)[1], listed[i]) for i in ends):
-        return listed
-    return [_item(data, i, what)[1] for i in range(len(data))]
-
-
-def _agrees(label: Any, listed: Any) -> bool:
-    try:
-        return label is None or plain_label(label) == plain_label(listed)
-    except ValueError:
-        return False
-
-
-def _listed(data: Any) -> np.ndarray | None:
-    """All labels, where a data set lists them: as torchvision's or a column of Hugging Face's."""
-    if getattr(data, "target_transform", None) is not None:
-        return None
-    lists = [getattr(data, name, None) for name in ("targets", "labels")]
-    columns = getattr(data, "column_names", None) or ()
-    for listed in [*lists, *(data[key] for key in LABEL_KEYS if key in columns)]:
-        try:
-            labels = np.asarray(listed)
-        except ValueError:  # lists of unequal length
-            continue
-        if labels.shape == (len(data),) and labels.dtype.kind in "biuSU":
-            return labels
-    return None
+def _labels_of_large(data: Any, what: str) -> Any:
+    """Return `targets`, as torchvision's data sets list their labels, or the label of each item."""
+    n = len(data)
+    targets = getattr(data, "targets", None)
+    is_list = hasattr(targets, "__len__") and len(targets) == n
+    if is_list and getattr(data, "target_transform", None) is None:
+        return targets
+    return [_item(data, i, what)[1] for i in range(n)]

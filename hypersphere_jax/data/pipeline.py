@@ -1,14 +1,13 @@
-"""From sources to batches, the same ones in memory and read from batch to batch."""
+"""Batches of a source: decoded once into memory, or streamed batch by batch."""
 
-import contextlib
 import dataclasses
-import functools
 import gc
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,42 +20,48 @@ from hypersphere_jax.utils import caches
 
 logger = logging.getLogger("hypersphere_jax")
 
-MOST_BAD = 0.1  # share of unreadable images from which on a run ends
-DECODER = "v1"  # changes when `decode` gives other pixels: files in the cache have it in their name
+MAX_BAD_SHARE = 0.1  # a larger share of unreadable images ends the run
+DECODER = "v1"  # part of the names of cached images; changes with the pixels that `decode` returns
 
 
 class Batch(NamedTuple):
-    """Images of a source."""
+    """Samples of a source."""
 
     images: np.ndarray  # uint8 [n, …]
     labels: np.ndarray  # int32 [n]
-    indices: np.ndarray  # int32 [n]; -1 where one could not be read and was not replaced
+    indices: np.ndarray  # int32 [n]; -1 for an unreadable image that was not replaced
 
 
 class BadImages:
-    """Counts and reports the images of a source that cannot be read."""
+    """Counts and logs the unreadable images of a source.
+
+    Attributes:
+      reasons: why an image cannot be read, by index.
+    """
 
     def __init__(self, source: Source, on_bad: Literal["error", "skip"]):
-        self.reasons: dict[int, str] = {}  # why an image cannot be read, by its index
-        self._source, self._on_bad = source, on_bad
+        self.reasons: dict[int, str] = {}
+        self._source = source
+        self._on_bad = on_bad
 
     def report(self, reasons: Mapping[int, str]) -> None:
-        """Logs each image once.
+        """Log each image once.
 
         Raises:
-          UserError: at the first one where they are errors, else when there are too many.
+          UserError: for the first image if unreadable images are errors, otherwise for too many.
         """
         for index, why in reasons.items():
             require(
                 self._on_bad == "skip",
-                f"{why}; repair or remove that image, or leave such images out: bad_images=skip",
+                f"{why}; repair or remove this image, or skip such images with bad_images=skip",
             )
             if index not in self.reasons:
                 self.reasons[index] = why
-                logger.warning("%s; left out (%d so far)", why, len(self.reasons))
-        count, n = len(self.reasons), len(self._source)
+                logger.warning("%s; skipped (%d so far)", why, len(self.reasons))
+        count = len(self.reasons)
+        n = len(self._source)
         message = f"{count} of the {n} images of {self._source.origin} cannot be read"
-        require(count <= MOST_BAD * n, message)
+        require(count <= MAX_BAD_SHARE * n, message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +72,8 @@ class TwoCrops:
     seed: int
 
     def __call__(self, image: np.ndarray, step: int, position: int) -> np.ndarray:
-        """uint8 `[2, s, s, c]`."""
-        rngs = (np.random.default_rng([self.seed, step, position, view]) for view in (0, 1))
+        """Return uint8 `[2, s, s, c]`, a function of the seed, the step and the position."""
+        rngs = [np.random.default_rng([self.seed, step, position, view]) for view in (0, 1)]
         return np.stack([self.crop(rng, image) for rng in rngs])
 
 
@@ -83,50 +88,114 @@ def stream(
     rows: slice = slice(None),
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """The batches of some steps, read ahead in the background.
+    """Yield the batches of some steps, read ahead in the background.
 
     Args:
-      source: of the images.
-      order: indices of the images in the batch of a step.
-      steps: which.
-      bad: gets the images that cannot be read.
+      source: the images.
+      order: function from a step to the indices of its batch.
+      steps: the steps.
+      bad: receives the unreadable images.
       prepare: (image, step, position in the batch) -> uint8 array, such as `TwoCrops`.
-      replace: unreadable images by the next readable one.
-      rows: the part of each batch to read; positions count in the whole batch.
-      workers: processes that read; 0: threads of this process.
+      replace: replace an unreadable image by the next readable one.
+      rows: the part of each batch to read. Positions are those in the whole batch.
+      workers: number of processes that read; 0 for threads of this process.
     """
-    import grain
-    from absl import flags
-
-    load = functools.partial(_load, source, order, rows, prepare, replace)
-    batches = grain.MapDataset.range(steps.start, steps.stop).map(load)
-    if workers:
-        if not flags.FLAGS.is_parsed():  # Grain's processes ask for flags, which absl's apps parse
-            flags.FLAGS.mark_as_parsed()
-        batches = batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2),
-            worker_init_fn=_follow_parent,
-        )
-    else:
-        threads = os.cpu_count() or 1
-        batches = batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2))
-    iterator = iter(batches)
+    load = _LoadBatch(source, order, rows, prepare, replace)
+    iterator = _read_ahead(load, steps, workers)
     try:
         for batch, reasons in iterator:
-            bad.report(dict(reasons))
-            # What workers send is in shared memory, which Grain takes back.
-            copied = Batch(*(map(np.array, batch) if workers else batch))
+            bad.report(reasons)
+            # The arrays of a worker are in shared memory, which Grain reuses.
+            copied = Batch(*map(np.array, batch)) if workers else Batch(*batch)
             del batch
             yield copied
     except RuntimeError as error:
         if "Worker process" not in str(error):
             raise
-        message = "a process that reads images was lost, for lack of memory? Take fewer workers="
+        message = "a process that reads images ended, perhaps for lack of memory; lower workers="
         raise UserError(message) from error
     finally:
         iterator.close()
         del iterator
-        gc.collect()  # it is part of a cycle, with the last batches of shared memory
+        gc.collect()  # releases the last batches in shared memory, which are in a reference cycle
+
+
+def _read_ahead(load: Callable[[int], tuple], steps: range, workers: int) -> Any:
+    """Return Grain's iterator over `load(step)`."""
+    import grain
+    from absl import flags
+
+    batches = grain.MapDataset.range(steps.start, steps.stop).map(load)
+    if not workers:
+        threads = os.cpu_count() or 1
+        return iter(batches.to_iter_dataset(grain.ReadOptions(threads, threads + 2)))
+    if not flags.FLAGS.is_parsed():  # Grain's workers read absl's flags
+        flags.FLAGS.mark_as_parsed()
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+    batches = batches.to_iter_dataset(grain.ReadOptions(1, 2))
+    return iter(batches.mp_prefetch(options, worker_init_fn=_start_worker))
+
+
+def _start_worker(index: int, count: int) -> None:
+    """Ignore Ctrl-C, which the parent process handles, and end with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
+@dataclasses.dataclass(frozen=True)
+class _LoadBatch:
+    """Function from a step to its batch and the reasons for unreadable images; see `stream`."""
+
+    source: Source
+    order: Callable[[int], np.ndarray]
+    rows: slice
+    prepare: Callable | None
+    replace: bool
+
+    def __call__(self, step: int) -> tuple[tuple[np.ndarray, ...], dict[int, str]]:
+        wanted = self.order(step)
+        images = []
+        labels = []
+        indices = []
+        reasons: dict[int, str] = {}
+        for position in range(len(wanted))[self.rows]:
+            sample, missing = read(self.source, int(wanted[position]), self.replace)
+            reasons |= missing
+            if not sample:
+                sample = self._blank(int(wanted[position]))
+            image = sample["image"]
+            if self.prepare is not None:
+                image = self.prepare(image, step, position)
+            images.append(image)
+            labels.append(sample["label"])
+            indices.append(sample["index"])
+        batch = (np.stack(images), np.array(labels, np.int32), np.array(indices, np.int32))
+        return batch, reasons
+
+    def _blank(self, index: int) -> dict[str, Any]:
+        """Return a black image with the shape of the next readable one."""
+        sample, _ = read(self.source, index)
+        image = sample.get("image", np.zeros((64, 64, 3), np.uint8))
+        return {"image": np.zeros_like(image), "label": -1, "index": -1}
+
+
+def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, Any], dict[int, str]]:
+    """Read a sample, or the next readable one.
+
+    Returns:
+      The sample with its "index", empty if no image can be read; and the reasons why others cannot
+      be read, by index.
+    """
+    missing: dict[int, str] = {}
+    for offset in range(len(source) if replace else 1):
+        number = (index + offset) % len(source)
+        try:
+            return {**source[number], "index": number}, missing
+        except UnreadableImage as error:
+            missing[number] = str(error)
+        if len(missing) > MAX_BAD_SHARE * len(source):
+            break
+    return {}, missing
 
 
 def in_memory(
@@ -135,83 +204,42 @@ def in_memory(
     cache_dir: Path | None = None,
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Arrays:
-    """All images of a source, of one size, decoded once; unreadable ones replaced as in `stream`.
+    """Decode all images of a source, which have one size, into memory.
+
+    Unreadable images are replaced as in `stream`.
 
     Args:
-      source: of the images.
-      bad: gets the images that cannot be read.
-      cache_dir: keeps the decoded images for the next time, if decoding them took a while.
-      track: shows how far the work is.
+      source: the images.
+      bad: receives the unreadable images.
+      cache_dir: folder that keeps the decoded images.
+      track: passes items through and shows the progress.
     """
     if isinstance(source, Arrays):
         return source
     require(
         source.image_shape is not None,
-        f"the images of {source.origin} differ in size: take pipeline=streaming",
+        f"the images of {source.origin} differ in size: use pipeline=streaming",
     )
-    file = None if cache_dir is None else cache_dir / f"{source.digest}-{DECODER}.npy"
-    if file is not None and (kept := caches.read(file)):
-        return Arrays(*kept, source.labels, source.class_names, source.origin)
-    began, n = time.monotonic(), len(source)
-    images, labels = np.empty((n, *source.image_shape), np.uint8), np.empty(n, np.int32)
-    unreadable: dict[int, str] = {}
-
-    def decode(i: int) -> dict[int, str]:
-        sample, missing = read(source, i)
-        if sample:
-            images[i], labels[i] = sample["image"], sample["label"]
-        return missing
-
+    file = caches.cache_file(cache_dir, f"{source.digest}-{DECODER}.npy")
+    if cached := caches.read(file):
+        return Arrays(*cached, source.labels, source.class_names, source.origin)
+    started = time.monotonic()
+    n = len(source)
+    images = np.empty((n, *source.image_shape), np.uint8)
+    labels = np.empty(n, np.int32)
     with thread_pool(os.cpu_count()) as pool:
-        for _, missing in zip(track(range(n)), pool.map(decode, range(n)), strict=True):
-            unreadable |= missing
+        results = pool.map(partial(_decode_into, images, labels, source), range(n))
+        for _, missing in zip(track(range(n)), results, strict=True):
             bad.report(missing)
-    slow = time.monotonic() - began > caches.SLOW_SECONDS
-    # An image that cannot be read today may be readable tomorrow.
-    if file is not None and not unreadable and (slow or file.exists()):
-        with contextlib.suppress(OSError):
-            caches.write(file, images)
+    if not bad.reasons:  # an unreadable image may be repaired
+        caches.write_if_slow(file, started, images)
     return Arrays(images, labels, source.class_names, source.origin)
 
 
-def read(source: Source, index: int, replace: bool = True) -> tuple[dict[str, Any], dict[int, str]]:
-    """Sample `index`, or the next that can be read, with its "index"; why others could not."""
-    missing: dict[int, str] = {}
-    for offset in range(len(source) if replace else 1):
-        number = (index + offset) % len(source)
-        try:
-            return {**source[number], "index": number}, missing
-        except UnreadableImage as error:
-            missing[number] = str(error)
-        if len(missing) > MOST_BAD * len(source):
-            break
-    return {}, missing
-
-
-def _load(source, order, rows, prepare, replace, step: int) -> tuple[tuple, tuple]:
-    """The batch of a step, and why some of its images could not be read."""
-    wanted = order(step)
-    images, labels, indices, reasons = [], [], [], {}
-    for position in range(len(wanted))[rows]:
-        sample, missing = read(source, int(wanted[position]), replace)
-        reasons |= missing
-        image = sample.get("image")
-        if image is not None and prepare is not None:
-            image = prepare(image, step, position)
-        images.append(image)
-        labels.append(sample.get("label", -1))
-        indices.append(sample.get("index", -1))
-    blank = next((image for image in images if image is not None), None)
-    if blank is None:
-        readable = read(source, int(wanted[0]))[0]
-        blank = np.zeros_like(readable["image"]) if readable else np.zeros((64, 64, 3), np.uint8)
-        blank = blank if prepare is None else prepare(blank, 0, 0)
-    images = np.stack([np.zeros_like(blank) if image is None else image for image in images])
-    batch = Batch(images, np.array(labels, np.int32), np.array(indices, np.int32))
-    return tuple(batch), tuple(reasons.items())
-
-
-def _follow_parent(index: int, count: int) -> None:
-    """Ignore Ctrl-C, which the parent process answers, and end with that process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+def _decode_into(images: np.ndarray, labels: np.ndarray, source: Source, i: int) -> dict[int, str]:
+    """Write sample i into the arrays; return the reasons for unreadable images."""
+    sample, missing = read(source, i)
+    if sample:
+        images[i] = sample["image"]
+        labels[i] = sample["label"]
+    return missing

@@ -1,64 +1,75 @@
-"""What a source of images is, and the plainest one: arrays in memory."""
+"""Sources: images with labels, by index. `Arrays` is a source of arrays in memory."""
 
 import functools
-import hashlib
+from collections.abc import Callable
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
 from hypersphere_jax.data.inputs import as_images, as_labels, ids_among, joint_classes
+from hypersphere_jax.utils.caches import fingerprint
+
+Shape = tuple[int, int, int]  # (h, w, c)
 
 
 class Sample(TypedDict):
     """One image with its label."""
 
     image: np.ndarray  # uint8 [h, w, c]
-    label: int  # -1 where there is none
-    file: NotRequired[str]  # its path, of images in files
-    depth: NotRequired[np.ndarray]  # float32 [h, w], metres, where the data have it
+    label: int  # -1 for an unlabeled image
+    file: NotRequired[str]  # path of the image file
+    depth: NotRequired[np.ndarray]  # float32 [h, w], meters
 
 
 class UnreadableImage(Exception):
-    """One image that cannot be used; the text names it and says why."""
+    """An image that cannot be read. The message contains its name and the reason."""
 
 
 class Source(Protocol):
-    """Images with labels, by index, always the same; picklable, and read from any thread."""
+    """Images with labels, by index.
 
-    class_names: tuple[str, ...]  # of label 0, 1, …; empty where nothing has a label
-    origin: str  # where it came from, for messages
+    An index always returns the same sample. A source can be pickled, and read from any thread.
+
+    Attributes:
+      class_names: names of the labels 0, 1, …; empty for unlabeled images.
+      origin: name of the source in messages.
+    """
+
+    class_names: tuple[str, ...]
+    origin: str
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int) -> Sample: ...
 
     @property
-    def image_shape(self) -> tuple[int, int, int] | None:
-        """`[h, w, c]` of all images; None where they may differ."""
+    def image_shape(self) -> Shape | None:
+        """Shape of all images, or None if shapes may differ."""
         ...
 
     @property
     def labels(self) -> np.ndarray:
-        """All labels, int32 `[n]`, without decoding an image."""
+        """All labels, int32 `[n]`, read without decoding images."""
         ...
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that change with any image or label; quick, so by file or sum."""
+        """Fingerprint of images and labels."""
         ...
 
 
 class Arrays:
-    """A source whose images are in memory (or memory-mapped).
+    """A source of images in memory, or memory-mapped.
 
     Args:
-      images: as for `inputs.as_images`; uint8 images are not copied.
-      labels: `[n]`, as for `inputs.as_labels`; None for unlabelled images.
-      class_names: of label 0, 1, …; empty: the labels that occur, see `name_classes`.
-      origin: where they came from, for messages.
+      images: as in `inputs.as_images`; uint8 images are not copied.
+      labels: `[n]`, as in `inputs.as_labels`, or None for unlabeled images.
+      class_names: names of the labels 0, 1, …; empty to name the classes after the labels that
+        occur, see `name_classes`.
+      origin: name of the source in messages.
 
     Raises:
-      UserError: for other arrays.
+      UserError: for invalid arrays.
     """
 
     labels: np.ndarray
@@ -66,11 +77,13 @@ class Arrays:
 
     def __init__(self, images: Any, labels: Any, class_names: tuple[str, ...], origin: str):
         self.images = as_images(images, origin)
-        n = len(self.images)
-        self.given = as_labels([None] * n if labels is None else labels, n, origin)
-        name_classes(self, names=class_names)
         self.origin = origin
         self.image_shape = self.images.shape[1:]
+        n = len(self.images)
+        if labels is None:
+            labels = np.full(n, -1)
+        self.given = as_labels(labels, n, origin)
+        name_classes(self, names=class_names)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -80,17 +93,59 @@ class Arrays:
 
     @functools.cached_property
     def digest(self) -> str:
-        digest = hashlib.sha256(repr(self.images.shape).encode())
-        for array in (self.images, self.labels):
-            digest.update(np.ascontiguousarray(array).view(np.uint8))
-        return digest.hexdigest()[:16]
+        return fingerprint(repr(self.images.shape), self.images, self.labels)
+
+
+class ChangedImages:
+    """A source with the labels of another source, and a function of its images.
+
+    Args:
+      source: the other source.
+      change: (index, image) -> image; can be pickled.
+      channels: number of channels after the change.
+      what: the change in messages.
+      key: the change in the fingerprint.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        change: Callable[[int, np.ndarray], np.ndarray],
+        channels: int | None,
+        what: str,
+        key: str,
+    ):
+        self.source = source
+        self.class_names = source.class_names
+        self.origin = f"{source.origin} {what}"
+        self.image_shape: Shape | None = None
+        if source.image_shape is not None and channels is not None:
+            self.image_shape = (*source.image_shape[:2], channels)
+        self._change = change
+        self._key = key
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, i: int) -> Sample:
+        i = range(len(self))[i]
+        sample = self.source[i]
+        return {**sample, "image": self._change(i, sample["image"])}
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.source.labels
+
+    @property
+    def digest(self) -> str:
+        return fingerprint(f"{self.source.digest} {self._key}")
 
 
 def name_classes(*sources: Any, names: tuple[str, ...] = ()) -> None:
     """Set `labels` and `class_names` of sources from their `given` labels.
 
-    Given labels are class ids where `names` has the class names. Otherwise the classes are the
-    labels that occur in any source, numbered from 0 in ascending order.
+    With `names`, given labels are class ids. Otherwise the classes are the labels that occur in any
+    source, numbered from 0 in ascending order.
     """
     classes = range(len(names)) or joint_classes(source.given for source in sources)
     for source in sources:

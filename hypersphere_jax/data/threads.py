@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def thread_pool(threads: int | None) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
-    """An executor; at an error what has not begun is dropped rather than waited for."""
+    """Open an executor that drops waiting tasks when it is closed, such as after an error."""
     executor = concurrent.futures.ThreadPoolExecutor(threads)
     try:
         yield executor
@@ -18,7 +18,7 @@ def thread_pool(threads: int | None) -> Iterator[concurrent.futures.ThreadPoolEx
 
 
 def end_with_parent() -> None:
-    """End this child process when its parent ends, or at once if the parent has ended already."""
+    """End this child process as soon as its parent process ends."""
     from multiprocessing import connection, parent_process
 
     parent = parent_process()

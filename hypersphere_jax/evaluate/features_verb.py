@@ -146,7 +146,7 @@ def _named(config: FeaturesConfig) -> tuple[Source, Source | None]:
             raise UserError(f"{path}: {reason(error)}") from error
         return _File(image[None], None, (), str(path)), None
     options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
-    return data.as_they_lie(DataConfig(data=config.images, **options))
+    return data.load_raw_splits(DataConfig(data=config.images, **options))
 
 
 def _own(config: FeaturesConfig, network: encoder.Encoder) -> tuple[Source, Source | None]:

@@ -1,7 +1,8 @@
-"""The verbs of `python run.py data`: data sets, what they hold, and how their views look."""
+"""The command `data`: data sets by name, their description, and pictures of their views."""
 
 import contextlib
 import dataclasses
+import functools
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,19 @@ from hypersphere_jax.reporting.tables import print_table
 from hypersphere_jax.utils.files import write_json
 from hypersphere_jax.utils.terminal import say, track
 
-FEW_CLASSES = 20  # whose counts are printed one by one
+MAX_CLASSES = 20  # more classes are not listed one by one
 WORDS, SENTENCES = 40, 6  # of text, printed
 TEXT_COUNTS = ("documents", "sentences", "tokens")
 
 
 def list_names(data_dir: str | None = None) -> None:
-    """The data sets with a name, and where they are.
+    """List the data sets by name, and where they are.
 
     Args:
-      data_dir: Folder of prepared data; None: TensorFlow Datasets' own.
+      data_dir: Folder of prepared data. Defaults to TensorFlow Datasets' own.
     """
-    root, rows = tfds.data_root(data_dir), []
+    root = tfds.data_root(data_dir)
+    rows = []
     for name, recipe in data.NAMED.items():
         place = data.EMBEDDED.get(name, "not prepared")
         if name == "books" and data_dir and root.is_dir() and data.is_text(root):
@@ -45,9 +47,9 @@ def list_names(data_dir: str | None = None) -> None:
         rows.append((name, recipe, place))
     print_table(["name", "recipe", "where"], rows)
     say(
-        f"\nPrepared data are looked for in {root}.\n"
-        "Other names are asked of TensorFlow Datasets; --data also takes a folder or .zip of "
-        "images (SPLIT/CLASS/file, CLASS/file, or files alone), .npz and .npy files, and a folder "
+        f"\nFolder of prepared data: {root}.\n"
+        "Other names belong to TensorFlow Datasets. --data also takes a folder or .zip of "
+        "images (SPLIT/CLASS/file, CLASS/file, or images only), .npz and .npy files, and a folder "
         "or file of text."
     )
 
@@ -56,7 +58,7 @@ def prepare(config: PrepareConfig) -> None:
     """Download a data set of TensorFlow Datasets and prepare it for reading."""
     folder = tfds.prepare(config.data, config.data_dir)
     where = "" if config.data_dir is None else f" --data-dir {config.data_dir}"
-    say(f"prepared: {folder}\nlook at it: {program()} data inspect {config.data}{where}")
+    say(f"prepared: {folder}\ninspect it: {program()} data inspect {config.data}{where}")
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
@@ -67,17 +69,17 @@ def prepare_text(config: PrepareTextConfig) -> None:
 
 
 def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
-    """Sizes, classes, means and deviations of the channels, and how fast images are read.
+    """Describe a data set: sizes, classes, mean and deviation of the channels, speed of reading.
 
-    Of text: documents, sentences and words, the beginning of the vocabulary, and some sentences.
+    For text: documents, sentences and words, the start of the vocabulary, and some sentences.
 
     Args:
       config: The data.
-      sample: Images of each split to decode, evenly spread over it; 0: all.
-      out: Also write these numbers, as JSON.
+      sample: Images of each split to decode, evenly spread; 0 for all.
+      out: Also write these numbers to this JSON file.
     """
     check_output(out, ".json")
-    from hypersphere_jax.data.statistics import statistics
+    from hypersphere_jax.data.describe import describe
 
     if data.text_folder(config) is not None:
         _inspect_text(config, out)
@@ -86,37 +88,44 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain
-    results, counts, pixels = {}, [], []
+    progress = functools.partial(track, name="reading")
+    results = {}
     for name, source in splits.items():
-        if source is None:
-            continue
-        bad = BadImages(source, config.bad_images)
-        result = statistics(source, bad, sample or None, lambda rows: track(rows, "reading"))
-        results[name] = result
-        sizes = sorted(result.class_counts.values())
-        spread = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else None
-        shapes = dict.fromkeys("x".join(map(str, s)) for s in (result.smallest, result.largest))
-        counts.append((name, result.n, result.unlabelled, len(sizes), spread, " to ".join(shapes)))
-        moments = (" ".join(f"{x:.4f}" for x in each[:3]) for each in (result.mean, result.std))
-        rate = round(result.images_per_s)
-        pixels.append((name, result.read, result.unreadable, *moments, rate))
-        say(f"{name}: {source.origin}")
+        if source is not None:
+            bad = BadImages(source, config.bad_images)
+            results[name] = describe(source, bad, sample or None, progress)
+            say(f"{name}: {source.origin}")
     if out is not None:
-        found = {name: result._asdict() for name, result in results.items()}
-        write_json(out, {"written_by": WRITER} | found)
+        write_json(out, {"written_by": WRITER} | results)
+    _print_descriptions(results)
+    say(f"\nrecipe: {config.recipe or dataset.recipe}")
+    train = results["train"]
+    if train["is_gray"] and train["smallest"][2] == 3:
+        say("all images are gray; --channels 1 makes encoders of one channel")
+
+
+def _print_descriptions(results: dict[str, dict[str, Any]]) -> None:
+    counts = []
+    pixels = []
+    for name, result in results.items():
+        sizes = sorted(result["class_counts"].values())
+        spread = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else None
+        shapes = ["x".join(map(str, result[key])) for key in ("smallest", "largest")]
+        shape = " to ".join(dict.fromkeys(shapes))
+        counts.append((name, result["n"], result["unlabeled"], len(sizes), spread, shape))
+        mean, std = (" ".join(f"{x:.4f}" for x in result[key][:3]) for key in ("mean", "std"))
+        rate = round(result["images_per_s"])
+        pixels.append((name, result["read"], result["unreadable"], mean, std, rate))
     print()
-    print_table(["split", "images", "unlabelled", "classes", "in a class", "pixels"], counts)
+    print_table(["split", "images", "unlabeled", "classes", "in a class", "pixels"], counts)
     print()
     print_table(["split", "decoded", "unreadable", "mean", "std", "images/s"], pixels)
-    names = dataset.class_names
-    if 0 < len(names) <= FEW_CLASSES:
+    classes = list(results["train"]["class_counts"])
+    if 0 < len(classes) <= MAX_CLASSES:
         print()
-        rows = [[name, *(r.class_counts.get(name) for r in results.values())] for name in names]
+        of_class = [[r["class_counts"].get(name) for r in results.values()] for name in classes]
+        rows = [[name, *counts] for name, counts in zip(classes, of_class, strict=True)]
         print_table(["class", *results], rows)
-    say(f"\nrecipe: {config.recipe or dataset.recipe}")
-    first = results["train"]
-    if first.grey and first.smallest[2] == 3:
-        say("grey: all images that were read are; --channels 1 makes encoders of one channel")
 
 
 def show(
@@ -127,14 +136,14 @@ def show(
     out: Path | None = None,
     runs_dir: str = "runs",
 ) -> None:
-    """Draw images of the training split, each with its two views by a recipe.
+    """Draw images of the training split, each with two views by a recipe.
 
     Args:
-      config: The data, and the recipe.
-      image_size: Side of the views, pixels; None: as the longest side of an image shown.
-      count: Images on the sheet, evenly spread over the split.
+      config: The data and the recipe.
+      image_size: Side of the views in pixels. Defaults to the longest side of an image shown.
+      count: Number of images, evenly spread over the split.
       seed: Seed of the views.
-      out: The picture (PNG); None: RUNS_DIR/data/NAME-RECIPE.png.
+      out: The picture (PNG). Defaults to RUNS_DIR/data/NAME-RECIPE.png.
       runs_dir: Folder of all runs.
     """
     check_output(out, ".png")
@@ -145,7 +154,8 @@ def show(
     is_text = data.text_folder(config) is not None
     require(not is_text, f"{config.data} is text: look at it with data inspect")
     dataset = data.load(config)
-    source, bad = dataset.pretrain, BadImages(dataset.pretrain, config.bad_images)
+    source = dataset.pretrain
+    bad = BadImages(source, config.bad_images)
     recipe = config.recipe or dataset.recipe
     images, names = pictures.read_images(source, pictures.spread(len(source), count), bad)
     size = image_size or max(max(image.shape[:2]) for image in images)

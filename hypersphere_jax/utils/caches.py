@@ -1,10 +1,14 @@
-"""Caches: files of arrays that are taken only whole, and only as what they were written for.
+"""Caches: files of arrays that are written atomically and read only if their checksum matches.
 
-A file is arrays in NumPy's format, of which `numpy.load` reads the first, and a last line with the
-name that it was written under, which says all that shaped the arrays, and a checksum.
+A cache file contains arrays in NumPy's format, of which `numpy.load` reads the first, and a last
+line with the name of the file and a checksum. The name contains a fingerprint of everything that
+the arrays depend on.
 """
 
+import contextlib
+import hashlib
 import logging
+import time
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -16,19 +20,35 @@ from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
 
-SLOW_SECONDS = 1.0  # what took longer to find is worth a file
+SLOW_SECONDS = 1.0  # arrays that take less time to compute are not cached
 
 
-def read(file: Path) -> list[np.ndarray] | None:
-    """The arrays in a file, mapped; None when there is none, or none that can be taken."""
-    if not file.is_file():
+def fingerprint(*parts: str | bytes | np.ndarray) -> str:
+    """Return 16 hexadecimal digits that identify the concatenated bytes of the parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            digest.update(part.encode(errors="surrogateescape"))
+        else:
+            digest.update(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+    return digest.hexdigest()[:16]
+
+
+def cache_file(folder: Path | None, name: str) -> Path | None:
+    """Return the path of a cache file, or None without a folder."""
+    return None if folder is None else folder / name
+
+
+def read(file: Path | None) -> list[np.ndarray] | None:
+    """Return the arrays of a cache file, memory-mapped, or None if it is missing or damaged."""
+    if file is None or not file.is_file():
         return None
     try:
         with open(file, "rb") as stream:
             content = np.memmap(stream, np.uint8, "r")
             end = max(0, len(content) - len(_last_line(file.name, b"")))
             if content[end:].tobytes() != _last_line(file.name, content[:end]):
-                raise ValueError("damaged, or of something else")
+                raise ValueError("the checksum does not match")
             stream.seek(0)
             arrays = []
             while stream.tell() < end:
@@ -40,15 +60,31 @@ def read(file: Path) -> list[np.ndarray] | None:
 
 
 def write(file: Path, *arrays: np.ndarray) -> None:
-    """Keeps arrays for the next time."""
+    """Write a cache file."""
     with atomic_write(file) as stream:
         for array in arrays:
             np.save(stream, array)
         seal(stream, file.name)
 
 
+def write_if_slow(file: Path | None, started: float, *arrays: np.ndarray) -> None:
+    """Cache arrays whose computation took more than `SLOW_SECONDS`; ignore a full disk.
+
+    Args:
+      file: the cache file, None to cache nothing. A damaged file is always replaced.
+      started: `time.monotonic()` at the start of the computation.
+      *arrays: the arrays.
+    """
+    if file is None:
+        return
+    is_slow = time.monotonic() - started > SLOW_SECONDS
+    if is_slow or file.exists():
+        with contextlib.suppress(OSError):
+            write(file, *arrays)
+
+
 def seal(stream: BinaryIO, name: str) -> None:
-    """Ends a file of arrays that is to have this name."""
+    """Append the last line to a cache file that will have this name."""
     stream.flush()
     content = np.memmap(stream, np.uint8, "r")
     stream.seek(0, 2)

@@ -18,7 +18,7 @@ from hypersphere_jax.augment import RECIPES, Recipe, make_augment, make_evaluate
 from hypersphere_jax.augment.host import draw_box, host_crops, inception_crop, random_crop
 
 
-def test_crop_resize_is_pillows():
+def test_crop_resize_matches_pillow():
     image = to_float(random_image(41, 30))
     boxes = [(0, 0, 41, 30), (3, 5, 20, 17), (30, 20, 11, 10), (7, 0, 1, 2), (12, 4, 16, 16)]
     resized = jax.jit(lambda box: operations.crop_resize(image, box, 16, 12))
@@ -28,7 +28,7 @@ def test_crop_resize_is_pillows():
         np.testing.assert_allclose(resized((top, left, height, width)), expected, atol=2e-5)
 
 
-def test_evaluation_is_pillows_resize_and_center_crop():
+def test_evaluation_matches_pillows_resize_and_center_crop():
     """STL-10's: the middle 64 pixels of 70; half a pixel is rounded to the even one."""
     mean, std = map(np.array, RECIPES["stl10"].evaluate[-1][1].values())
     for height, width in ((66, 90), (90, 65), (64, 80), (20, 31)):
@@ -68,7 +68,7 @@ def test_crop_boxes_follow_their_law(where, rng):
     laws.assert_uniform(area, 0.1, 0.5)
     laws.assert_uniform(log_ratio, math.log(0.6), math.log(1.2))
     laws.assert_independent(area, log_ratio, top / (2001 - height), left / (2001 - width))
-    law = (90, 120, (0.08, 1.0), (0.6, 1.2))  # where some do not
+    law = (90, 120, (0.08, 1.0), (0.6, 1.2))  # some do not fit
     boxes = drawn(4000, *law)
     ends = boxes[:2] + boxes[2:]
     assert (boxes[:2].min(), *ends.max(axis=1)) == (0, 90, 120) and boxes[2:].min() > 0
@@ -80,7 +80,7 @@ def test_crop_boxes_follow_their_law(where, rng):
 
 
 def tensorflows_box(numbers, height, width, least, most, ratio):
-    """TensorFlow's `GenerateRandomCrop`, attempt by attempt, with these numbers for its own."""
+    """TensorFlow's `GenerateRandomCrop`, attempt by attempt, with given random numbers."""
     top, left = numbers[200:].tolist()
     for aspect, number in numbers[:200].reshape(2, 100).T.tolist():
         aspect = ratio[0] + aspect * (ratio[1] - ratio[0])
@@ -101,7 +101,7 @@ def tensorflows_box(numbers, height, width, least, most, ratio):
     return 0, 0, height, width
 
 
-def test_inception_boxes_are_tensorflows(rng):
+def test_inception_boxes_match_tensorflow(rng):
     """Number by number, on the device and on the host; and how large they are."""
     law = (0.08, 1.0), (3 / 4, 4 / 3)
     on_device = jax.jit(jax.vmap(lambda n: operations.distorted_box(n, 32, 32, *law)))
@@ -112,7 +112,7 @@ def test_inception_boxes_are_tensorflows(rng):
         expected = [tensorflows_box(m, height, width, 0.08 * total, total, law[1]) for m in numbers]
         for boxes in (found, on_host):  # float32 rounds a few otherwise
             assert (np.array(boxes) == expected).all(axis=1).mean() > 0.99
-        if n == 2000:  # of 20,000 boxes of TensorFlow 2.21 with SimCLR's arguments
+        if n == 2000:  # reference: 20,000 boxes of TensorFlow 2.21 with SimCLR's arguments
             areas = np.prod(found[:, 2:], axis=1) / total
             np.testing.assert_allclose(areas.mean(), 0.4318, atol=0.02)
             np.testing.assert_allclose((areas < 0.25).mean(), 0.2975, atol=0.03)
@@ -121,7 +121,7 @@ def test_inception_boxes_are_tensorflows(rng):
 
 
 def test_inception_crops_are_resized_bicubically(monkeypatch):
-    """By Keys' cubic over the box's pixels, not widened; on the host, to 8 bits."""
+    """Keys' cubic over the pixels of the box, not widened; rounded to 8 bits on the host."""
     monkeypatch.setattr(operations, "units", lambda key, *shape: key)  # the key is the numbers
     image, size, overshoots = random_image(30, 40), 24, []
     on_device = jax.jit(partial(operations.inception_crop, image=to_float(image), size=size))
@@ -152,7 +152,7 @@ def test_flip_mirrors_with_probability_p():
     assert (out[flipped] == image[:, ::-1]).all()
 
 
-def test_rotation_turns_by_quarters_each_as_likely():
+def test_rotation_is_by_uniform_quarter_turns():
     image = random_image(6, 6)
     turned = draws(operations.random_rotation, image, n=4000, size=6)
     for degrees in (0, 90, 180, 270):  # four chances of 1/4: nothing else happens
@@ -161,7 +161,7 @@ def test_rotation_turns_by_quarters_each_as_likely():
 
 
 @pytest.mark.parametrize(("size", "part", "side", "p"), [(11, 0.25, 3, 1), (8, 0.5, 4, 0.3)])
-def test_cutout_fills_a_square_around_every_pixel_alike(size, part, side, p):
+def test_cutout_fills_a_square_with_uniform_center(size, part, side, p):
     height, width, value = 9, 8, (0.1, 0.2, 0.3)
     white = np.ones((height, width, 3), np.float32)
     out = draws(operations.cutout, white, 6000, size=size, side=part, value=value, p=p)
@@ -196,7 +196,7 @@ def pillows_affine(image, size, degrees, scale, shift):
     return by_planes(image, by_law)
 
 
-def test_affine_is_pillows():
+def test_affine_matches_pillow():
     affine = jax.jit(operations.affine, static_argnums=1)
     turns = (13.0, 1.1, (0.09, -0.06)), (-7.0, 0.87, (-0.11, 0.03)), (40, 0.7, (0.2, 0.1))
     for (shape, size), turn in itertools.product((((8, 8), 20), ((9, 14), 12)), turns):
@@ -207,7 +207,7 @@ def test_affine_is_pillows():
 
 
 def test_random_affine_draws_angle_scale_and_shift_uniformly():
-    # Bilinear interpolation of ramps is exact: the output tells where each pixel came from.
+    # Bilinear interpolation of ramps is exact: the output contains the origin of each pixel.
     ramp = (np.arange(16, dtype=np.float32) + 0.5) / 16 - 0.5
     image = np.stack(np.meshgrid(ramp, ramp, indexing="ij"), axis=-1)
     law = {"degrees": 20.0, "scale": (0.8, 1.3), "shift": 0.1}
@@ -224,7 +224,7 @@ def test_random_affine_draws_angle_scale_and_shift_uniformly():
     laws.assert_independent(scale, angle, *shift.T)
 
 
-def test_train_crop_is_the_drawn_box_resized_as_on_the_device():
+def test_host_crop_resizes_its_box_like_the_device():
     for size, channels in ((64, 3), (12, 1), (12, 4)):
         image = random_image(40, 56, channels)
         crop, _ = host_crops("stl10", size)
@@ -254,7 +254,7 @@ def test_every_recipe_crops_with_its_own_ranges_after_pickling_too():
 
 
 def test_cropped_leaves_out_the_crop_alone():
-    """What is left is the recipe without its crop: same operations, same numbers."""
+    """The other operations draw the same numbers."""
     images = np.stack([random_image(16, 16)] * 6)
     rest = (("random_horizontal_flip", {}), ("random_grayscale", {"p": 0.5}))
     crop, middle = ("random_resized_crop", {}), (("resize", {}), ("center_crop", {}))

@@ -14,7 +14,7 @@ from hypersphere_jax import augment
 from hypersphere_jax.augment import OPERATIONS, RECIPES, Recipe, find, make_augment, make_evaluate
 
 IMAGES = np.stack([random_image(10, 10, seed=seed) for seed in range(8)])
-IMAGES[1], IMAGES[2] = 0, 255  # black and white, without any colour
+IMAGES[1], IMAGES[2] = 0, 255  # black and white, without any color
 POSITIONS = np.arange(8) + 3
 KEY = jax.random.key(7)
 NORMALIZE = ("normalize", {"mean": (0.5, 0.4, 0.3), "std": (0.2,) * 3})

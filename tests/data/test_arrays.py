@@ -1,4 +1,4 @@
-"""Data that come as arrays: the digits and NumPy's files; and random bits, by their definition."""
+"""Arrays: the digits and NumPy's files; and random bits against their definition."""
 
 import pickle
 
@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data import Arrays, load
 from hypersphere_jax.data.subsets import Concatenated
-from hypersphere_jax.data.synthetic import BitChannels, RandomBits
+from hypersphere_jax.data.synthetic import RandomBits, with_bits
 
 
 def arrays():
@@ -18,7 +18,7 @@ def arrays():
     return {"train_images": pixels[:4], "test_images": pixels[4:], **labels}
 
 
-def test_digits_are_those_of_scikit_learn_in_a_split_for_ever():
+def test_digits_are_scikit_learns_in_a_fixed_split():
     bunch, digits = load_digits(), load(DataConfig())
     grey = np.floor(bunch.images * 255 / 16 + 0.5).astype(np.uint8)
     known = {image.tobytes(): label for image, label in zip(grey, bunch.target, strict=True)}
@@ -34,7 +34,7 @@ def test_digits_are_those_of_scikit_learn_in_a_split_for_ever():
     assert digits.test.labels[:8].tolist() == [0, 4, 2, 7, 7, 9, 1, 9]
 
 
-def test_npz_npy_and_a_lone_file(tmp_path):
+def test_npz_and_npy_files(tmp_path):
     file, folder, whole = tmp_path / "mine.npz", tmp_path / "mine", arrays()
     np.savez(file, **whole)
     folder.mkdir()
@@ -49,7 +49,7 @@ def test_npz_npy_and_a_lone_file(tmp_path):
             assert source.image_shape == (5, 5, 3) and source.origin == str(place)
         assert found.class_names == ("0", "1", "2") and found.pretrain is found.train
     assert load(DataConfig(str(file))).digest() == found.digest()
-    # Both splits and all folds have one numbering, of the classes that occur in either split.
+    # Classes that occur in either split are numbered for both splits and all folds.
     labels = {"train_labels": whole["train_labels"] * 0 + 5, "test_labels": np.array([-1, 999_999])}
     labels["train_labels"][0] = 1
     np.savez(tmp_path / "gaps.npz", **whole | labels)
@@ -72,7 +72,7 @@ def test_npz_npy_and_a_lone_file(tmp_path):
         assert message in why(load, DataConfig(str(file)))
 
 
-def test_digest_of_arrays():
+def test_fingerprint_of_arrays():
     blank, labels = np.zeros((3, 2, 2, 1), np.uint8), np.array([0, 1, -1])
     other = blank.copy()
     other[2, 1, 1] = 1
@@ -98,12 +98,12 @@ def pictures(n, shape=(4, 5, 3)):
     return Arrays(images, np.arange(n) % 3, ("a", "b", "c"), "made here")
 
 
-def test_bits_are_those_of_philox_at_every_pixel():
-    """Of the seed, the number, and a stream for each part of the data, alone or beside images."""
+def test_bits_are_philox_bits_at_every_pixel():
+    """A function of the seed, the index, and a stream for each split, with and without images."""
     source = pictures(5)
     for k, part in ((1, 0), (9, 0), (256, 0), (9, 1)):
         alone = RandomBits(5, k, 3, seed=7, part=part)
-        beside = BitChannels(source, k, seed=7, part=part)
+        beside = with_bits(source, k, seed=7, part=part)
         assert alone.image_shape == (3, 3, k) and beside.image_shape == (4, 5, 3 + k)
         assert beside.class_names == source.class_names
         assert alone.labels.tolist() == [-1] * 5 and beside.labels.tolist() == [0, 1, 2, 0, 1]
@@ -118,11 +118,11 @@ def test_bits_are_those_of_philox_at_every_pixel():
                 equal(beside[i]["image"][..., :3], source[i]["image"])
 
 
-def test_sizes_may_differ_and_every_option_counts_in_the_digest():
-    wide = BitChannels(Concatenated([pictures(1), pictures(1, (6, 2, 3))]), 2)
+def test_sizes_may_differ_and_options_change_the_fingerprint():
+    wide = with_bits(Concatenated([pictures(1), pictures(1, (6, 2, 3))]), 2)
     assert wide.image_shape is None and [sample["image"].shape[0] for sample in wide] == [4, 6]
     alone = [(9, 5, 2, 4), (8, 5, 2, 4), (9, 4, 2, 4), (9, 5, 3, 4), (9, 5, 2, 5), (9, 5, 2, 4, 1)]
     sources = [RandomBits(*options) for options in alone]
-    sources += [BitChannels(pictures(9), *options) for options in ((5, 4), (4, 4), (5, 5))]
-    sources += [BitChannels(pictures(9), 5, 4, 1), BitChannels(pictures(8), 5, 4), pictures(9)]
+    sources += [with_bits(pictures(9), *options) for options in ((5, 4), (4, 4), (5, 5))]
+    sources += [with_bits(pictures(9), 5, 4, 1), with_bits(pictures(8), 5, 4), pictures(9)]
     assert len({source.digest for source in sources}) == len(sources)

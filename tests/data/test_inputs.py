@@ -1,4 +1,4 @@
-"""The rule for images and the rule for labels: the same values through every entry point."""
+"""Conversion of images and labels: the same values through every entry point."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +11,9 @@ from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.inputs import as_image, as_images
 
-COLOURS = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 3), np.uint8)
-COLOURS[0, 0, 0] = 0, 128, 255
-GREYS = COLOURS[..., :1]
+COLORS = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 3), np.uint8)
+COLORS[0, 0, 0] = 0, 128, 255
+GRAYS = COLORS[..., :1]
 
 
 class Tensor:
@@ -80,21 +80,21 @@ ENTRIES = {
 }
 WIDTHS = (np.float64, np.float32, np.float16, jnp.bfloat16, np.longdouble)
 FORMS = {
-    "uint8": (COLOURS, COLOURS),
-    "grey": (GREYS, GREYS),
-    "grey without an axis": (GREYS[..., 0], GREYS),
-    "six channels": (np.concatenate([COLOURS] * 2, -1), np.concatenate([COLOURS] * 2, -1)),
-    "two channels": (COLOURS[..., :2], COLOURS[..., :2]),
-    "read-only, reversed": (COLOURS[:, ::-1], COLOURS[:, ::-1]),
-    "boolean": (COLOURS > 99, 255 * (COLOURS > 99)),
-    "int64": (COLOURS.astype(np.int64), COLOURS),
-    "int8": ((COLOURS // 2).astype(np.int8), COLOURS // 2),
-    "big-endian": (COLOURS.astype(">u2"), COLOURS),
-    "jax": (jnp.asarray(COLOURS), COLOURS),
-    "jax floats": (jnp.asarray(COLOURS / 255, jnp.float32), COLOURS),
-    "tensor": (Tensor(COLOURS), COLOURS),
-    "tensor bfloat16": (Tensor((COLOURS / 255).astype(jnp.bfloat16), ready=False), COLOURS),
-    **{f"{np.dtype(w)}": ((COLOURS / 255).astype(w), COLOURS) for w in WIDTHS},
+    "uint8": (COLORS, COLORS),
+    "gray": (GRAYS, GRAYS),
+    "gray without an axis": (GRAYS[..., 0], GRAYS),
+    "six channels": (np.concatenate([COLORS] * 2, -1), np.concatenate([COLORS] * 2, -1)),
+    "two channels": (COLORS[..., :2], COLORS[..., :2]),
+    "read-only, reversed": (COLORS[:, ::-1], COLORS[:, ::-1]),
+    "boolean": (COLORS > 99, 255 * (COLORS > 99)),
+    "int64": (COLORS.astype(np.int64), COLORS),
+    "int8": ((COLORS // 2).astype(np.int8), COLORS // 2),
+    "big-endian": (COLORS.astype(">u2"), COLORS),
+    "jax": (jnp.asarray(COLORS), COLORS),
+    "jax floats": (jnp.asarray(COLORS / 255, jnp.float32), COLORS),
+    "tensor": (Tensor(COLORS), COLORS),
+    "tensor bfloat16": (Tensor((COLORS / 255).astype(jnp.bfloat16), ready=False), COLORS),
+    **{f"{np.dtype(w)}": ((COLORS / 255).astype(w), COLORS) for w in WIDTHS},
     "nearest": (np.full((1, 2, 2, 1), 0.3), np.full((1, 2, 2, 1), 76, np.uint8)),  # 76.5 - 1e-14
 }
 
@@ -108,9 +108,9 @@ def test_images_are_the_same_through_all_entries(form):
         np.testing.assert_array_equal(found, expected, err_msg=entry)
 
 
-def test_files_of_arrays_have_the_rule(tmp_path):
-    for images in (COLOURS, COLOURS / 255, (COLOURS / 255).astype(np.float16), COLOURS.astype(int)):
-        np.testing.assert_array_equal(of_file(images, tmp_path), COLOURS)
+def test_array_files_are_converted_like_arrays(tmp_path):
+    for images in (COLORS, COLORS / 255, (COLORS / 255).astype(np.float16), COLORS.astype(int)):
+        np.testing.assert_array_equal(of_file(images, tmp_path), COLORS)
     with pytest.raises(UserError, match="transpose"):
         of_file(np.zeros((3, 3, 32, 32), np.uint8), tmp_path)
 
@@ -124,18 +124,18 @@ def nan_among(images):
 @pytest.mark.parametrize(
     ("images", "match"),
     [
-        *[(nan_among((COLOURS / 255).astype(w)), "nan") for w in WIDTHS],
-        (COLOURS / 254.0, "1.00"),
-        (COLOURS / 255 - 1e-6, "-1e-06"),
-        (np.where(COLOURS == 255, np.inf, COLOURS / 255), "inf"),
-        (COLOURS * np.float32(1), "255"),
-        (COLOURS.astype(np.int16) - 1, "-1"),
-        (COLOURS.astype(np.uint16) + 1, "256"),
-        (COLOURS.astype(complex), "complex"),
-        (COLOURS.astype(str), "dtype"),
+        *[(nan_among((COLORS / 255).astype(w)), "nan") for w in WIDTHS],
+        (COLORS / 254.0, "1.00"),
+        (COLORS / 255 - 1e-6, "-1e-06"),
+        (np.where(COLORS == 255, np.inf, COLORS / 255), "inf"),
+        (COLORS * np.float32(1), "255"),
+        (COLORS.astype(np.int16) - 1, "-1"),
+        (COLORS.astype(np.uint16) + 1, "256"),
+        (COLORS.astype(complex), "complex"),
+        (COLORS.astype(str), "dtype"),
     ],
 )
-def test_values_that_are_no_pixels(images, match):
+def test_invalid_pixel_values(images, match):
     for entry in ("array", "list", "data set", "batch"):
         with pytest.raises(UserError, match=match):
             ENTRIES[entry](images)
@@ -144,7 +144,7 @@ def test_values_that_are_no_pixels(images, match):
 @pytest.mark.parametrize("c", [1, 2, 3, 4, 13])
 @pytest.mark.parametrize("size", [(32, 32), (28, 40)])
 def test_channels_first(c, size):
-    """Arrays and batches of tensors are refused; the advice makes them fit."""
+    """Arrays and batches of tensors are refused, with the conversion that makes them fit."""
     if c == 13 and size[0] != size[1]:
         return
     images = np.random.default_rng(0).integers(0, 256, (2, c, *size), np.uint8)
@@ -162,12 +162,12 @@ def test_channels_first(c, size):
     np.testing.assert_array_equal(ENTRIES["array"](moved), moved)
 
 
-def test_one_image_is_no_batch():
-    for image in (COLOURS[0], GREYS[0], COLOURS[0] / 255, Tensor(COLOURS[0])):
+def test_a_single_image_is_refused_as_a_batch():
+    for image in (COLORS[0], GRAYS[0], COLORS[0] / 255, Tensor(COLORS[0])):
         with pytest.raises(UserError, match=r"\[None\]"):
             as_source(image)
-    for image in (COLOURS[0], COLOURS[0] / 255, Image.fromarray(COLOURS[0])):
-        np.testing.assert_array_equal(as_source([image]).images, COLOURS[:1])
+    for image in (COLORS[0], COLORS[0] / 255, Image.fromarray(COLORS[0])):
+        np.testing.assert_array_equal(as_source([image]).images, COLORS[:1])
 
 
 NUMBERS = np.array([3, 0, 2, 2, 0, 3, 1, 0])
@@ -200,7 +200,7 @@ OTHER = {
 
 
 def probed(labels):
-    """Labels as the probes number them, for train and test rows of which each lacks a class."""
+    """Result of a probe whose train and test labels each lack a class."""
     x = np.random.default_rng(0).normal(size=(8, 3))
     train, test = slice(0, 6), slice(2, 8)
     return hj.knn_probe(x[train], labels[train], x[test], labels[test], k=1)
@@ -238,7 +238,7 @@ def test_boolean_labels():
     assert result["num_classes"] == 2 and result["targets"] == (NUMBERS[2:] > 1).tolist()
 
 
-def test_unlabelled_images():
+def test_unlabeled_images():
     images = np.zeros((4, 4, 4, 1), np.uint8)
     for labels in ([7, -1, 0, -1], np.array([7, -1, 0, -1], np.int8), [7, None, 0, None]):
         assert as_source(images, labels).labels.tolist() == [1, -1, 0, -1]
@@ -250,7 +250,7 @@ def test_unlabelled_images():
 
 @pytest.mark.parametrize("probe", [hj.knn_probe, hj.linear_probe])
 @pytest.mark.parametrize("side", ["train", "test"])
-def test_probes_refuse_unlabelled_rows_and_say_what_to_do(probe, side):
+def test_probes_refuse_unlabeled_rows(probe, side):
     x = np.random.default_rng(0).normal(size=(8, 3))
     for dtype in (np.int8, np.int64, np.float32, object):
         wrong = np.where(NUMBERS == 2, -1, NUMBERS).astype(dtype)
@@ -275,7 +275,7 @@ def test_probes_refuse_unlabelled_rows_and_say_what_to_do(probe, side):
         None,
     ],
 )
-def test_no_labels(wrong):
+def test_invalid_labels(wrong):
     x = np.random.default_rng(0).normal(size=(8, 3))
     with pytest.raises(UserError, match="train labels"):
         hj.knn_probe(x, wrong, x, NUMBERS)

@@ -1,6 +1,4 @@
-"""What `load` makes of a config, parts that leak nothing into training, and `run.py data`."""
-
-import re
+"""Loading a config's data, parts of data sets without leakage, and the command `data`."""
 
 import data_cases as files
 import numpy as np
@@ -12,8 +10,8 @@ from tfds_cases import example, noise, write
 from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig, InspectConfig
 from hypersphere_jax.data import load, subsets
+from hypersphere_jax.data.describe import describe
 from hypersphere_jax.data.pipeline import BadImages
-from hypersphere_jax.data.statistics import statistics
 from hypersphere_jax.reporting import datasets, plots
 
 
@@ -32,13 +30,13 @@ def test_parts_are_views_of_the_training_split(tmp_path):
         ({"classes": str(classes)}, *(subsets.by_class(part, "37") for part in (train, test))),
     ):
         found = load(DataConfig(subset_seed=3, **options))
-        assert found.pretrain is found.train  # the encoder sees no more than its probe
+        assert found.pretrain is found.train
         assert found.digest() == f"{expected.digest}-{tested.digest}" != whole.digest(), options
         assert found.class_names == expected.class_names
 
 
-def test_the_encoder_of_a_part_sees_that_part_and_what_has_no_label(tmp_path):
-    """As with STL-10: neither the fold nor what a fraction leaves out comes back in pretraining."""
+def test_pretraining_on_a_part_adds_only_unlabeled_images(tmp_path):
+    """A held-out fold and images outside of a fraction are not pretrained on (STL-10)."""
     labelled = [example(image, i % 2) for i, image in enumerate(noise(20))]
     unlabelled = noise(7, seed=1)
     records = [example(image, -1) for image in unlabelled]
@@ -73,14 +71,14 @@ def test_names_and_places(folder, tmp_path, monkeypatch):
     for name, recipe in (("cifar100", "cifar10"), ("imagenet2012", "moco_v2"), ("stl10", "stl10")):
         named = load(DataConfig(data=name, data_dir=str(folder)))
         assert named.recipe == recipe and named.digest() == by_path.digest()
-    lacking = f"prepared in {tmp_path}"
-    for name, said in (
-        ("cifar10", f"{lacking}: run `python run.py data prepare cifar10`, or name the folder"),
-        ("cifar", f"file or folder cifar, and .* {lacking} .*; did you mean 'cifar10'\\?$"),
-        ("CIFAR10", "^no data set 'CIFAR10'; did you mean 'cifar10'\\?$"),
-        ("my-fotos", f"^no file or folder my-fotos, and .* {lacking} \\(see `data list`,"),
+    for name, *named in (
+        ("cifar10", "data prepare cifar10"),
+        ("cifar", "'cifar10'?"),
+        ("CIFAR10", "'cifar10'?"),
+        ("my-fotos", "data list"),
     ):
-        assert re.search(said, why(load, DataConfig(data=name))), name
+        message = why(load, DataConfig(data=name))
+        assert all(part in message for part in (name, str(tmp_path), *named)), message
     monkeypatch.chdir(tmp_path)
     config, some = DataConfig(data=folder.name, classes="some.txt"), str(tmp_path / "some.txt")
     assert data.located(config) == {"data": str(folder), "data_dir": None, "classes": some}
@@ -97,21 +95,21 @@ def animals(tmp_path, rng):
     return str(files.write(tmp_path / "animals", made))
 
 
-def test_statistics_are_those_of_all_pixels(animals, monkeypatch):
+def test_description_is_of_all_pixels(animals, monkeypatch):
     source = load(DataConfig(animals)).train
-    found = statistics(source, BadImages(source, "error"))
+    found = describe(source, BadImages(source, "error"))
     pixels = np.concatenate([source[i]["image"].reshape(-1, 3) for i in range(13)]) / 255
-    np.testing.assert_allclose(found.mean, pixels.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(found.std, pixels.std(0), rtol=1e-10)
-    assert found.class_counts == {"cat": 10, "dog": 3} and found.n == found.read == 13
-    assert (found.smallest, found.largest) == ((5, 5, 3), (6, 9, 3))
-    # A sample is spread evenly over the split; labels are all counted.
+    np.testing.assert_allclose(found["mean"], pixels.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found["std"], pixels.std(0), rtol=1e-10)
+    assert found["class_counts"] == {"cat": 10, "dog": 3} and found["n"] == found["read"] == 13
+    assert (found["smallest"], found["largest"]) == ((5, 5, 3), (6, 9, 3))
+    # A sample is spread evenly over the split; all labels are counted.
     labels, read, item = np.arange(1400) % 3 - 1, [], data.Arrays.__getitem__
     source = data.Arrays(np.zeros((1400, 2, 2, 1), np.uint8), labels, ("a", "b"), "")
     monkeypatch.setattr(data.Arrays, "__getitem__", lambda it, i: read.append(i) or item(it, i))
-    found = statistics(source, BadImages(source, "error"), 14)
-    assert (found.class_counts, found.unlabelled) == ({"a": 467, "b": 466}, 467)
-    assert sorted(read) == list(range(0, 1400, 100)) and (found.read, found.n) == (14, 1400)
+    found = describe(source, BadImages(source, "error"), 14)
+    assert (found["class_counts"], found["unlabeled"]) == ({"a": 467, "b": 466}, 467)
+    assert sorted(read) == list(range(0, 1400, 100)) and (found["read"], found["n"]) == (14, 1400)
 
 
 def test_inspect(capsys, tmp_path, animals):
@@ -132,7 +130,7 @@ def test_show_draws_two_views_of_each_image(tmp_path, monkeypatch, animals):
     datasets.show(config, image_size=12, count=5, out=out)
     _, names, _, subsets, path = drawn[0]
     assert names == ["cat", "cat", "cat", "cat", "dog"] and path == out
-    # As eyes need them: not normalized. The two views differ.
+    # Views for display are not normalized. The two views differ.
     assert subsets.shape == (5, 2, 12, 12, 3) and subsets.min() >= 0 and subsets.max() <= 1
     assert np.abs(subsets[:, 0] - subsets[:, 1]).max() > 0.1
     datasets.show(InspectConfig(data="digits", recipe="none", bits=2), count=3, out=out)

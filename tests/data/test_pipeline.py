@@ -1,4 +1,4 @@
-"""Batches: which images, from memory or a stream, the same for any number of workers."""
+"""Batches: the same images from memory and from a stream, for any number of workers."""
 
 import itertools
 
@@ -16,7 +16,7 @@ ORDER = Sampler(N, 8, seed=1)
 
 
 class Numbered:
-    """Images that show their number; some cannot be read, and sizes may differ."""
+    """Images that contain their index; some cannot be read, and sizes may differ."""
 
     class_names, origin, labels = ("a", "b"), "numbers", np.arange(N, dtype=np.int32) % 2
 
@@ -35,7 +35,7 @@ class Numbered:
 
 
 def shrink(rng, image):
-    """A crop whose content tells what was drawn."""
+    """A crop with a function of the random numbers as its content."""
     return image[:2, :2] + rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
 
 
@@ -54,24 +54,24 @@ def same(a, b):
         assert x.dtype == y.dtype
 
 
-def test_an_epoch_has_each_image_once_in_an_order_of_seed_and_epoch():
-    for n in (20, 23):  # a last batch that is short is dropped: other images in each epoch
+def test_epoch_contains_each_image_once_in_random_order():
+    for n in (20, 23):  # the last incomplete batch is dropped
         sampler = Sampler(n, batch_size=5, seed=3)
         orders = np.array([sampler(step) for step in range(120)]).reshape(30, 20)
         assert sampler.steps_per_epoch == 4 and orders.dtype == np.int32
         assert all(len(set(order)) == 20 for order in orders.tolist())
         assert len({tuple(order) for order in orders.tolist()}) == 30
         assert set(orders.ravel()) == set(range(n))
-    for step in (11, 2, 4, 3, 15, 0):  # in any order of calls, over borders of epochs
+    for step in (11, 2, 4, 3, 15, 0):  # in any order of calls
         equal(sampler(step), orders.reshape(-1, 5)[step])
-    # Runs that are resumed by a later version go on with these.
+    # Runs that a later version resumes depend on this order.
     equal(orders[1], np.random.default_rng([3, 1]).permutation(23)[:20])
     assert len({tuple(Sampler(23, 5, seed)(0)) for seed in range(20)}) == 20
 
 
 @pytest.mark.slow
-def test_hosts_processes_and_interruptions_change_nothing():
-    """Nor where images are bad and the host crops."""
+def test_batches_do_not_depend_on_hosts_workers_and_interruptions():
+    """With unreadable images and crops on the host."""
     source = Numbered(bad=(3, 50, 51), sizes=(4, 6, 9))
     options = {"prepare": TwoCrops(shrink, seed=5)}
     whole, missing = batches(source, **options)
@@ -84,7 +84,7 @@ def test_hosts_processes_and_interruptions_change_nothing():
     assert missing == missing_there
 
 
-def test_crops_are_drawn_by_seed_step_position_and_view():
+def test_crops_depend_on_seed_step_position_and_view():
     image = np.arange(243, dtype=np.uint8).reshape(9, 9, 3)
     places = list(itertools.product(range(3), repeat=3))
     crops = [TwoCrops(shrink, seed)(image, step, position) for seed, step, position in places]
@@ -92,12 +92,12 @@ def test_crops_are_drawn_by_seed_step_position_and_view():
     equal(crops, [TwoCrops(shrink, seed)(image, *place) for seed, *place in places])
 
 
-def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
-    """In memory as in a stream, which follows the sampler."""
+def test_unreadable_images_are_replaced_by_the_next_and_logged(caplog):
+    """Images in memory and in a stream are equal."""
     source, steps = Numbered(bad=(50, 51, 59)), range(14)
     found, missing = batches(source, steps=steps)
     assert missing == {i: f"image {i} is cut short" for i in (50, 51, 59)}
-    assert caplog.text.count("cut short") == 3  # once each
+    assert caplog.text.count("cut short") == 3
     order = np.concatenate([ORDER(step) for step in steps])
     expected = np.where((order == 50) | (order == 51), 52, np.where(order == 59, 0, order))
     images, labels, indices = joined(found)
@@ -110,7 +110,7 @@ def test_bad_images_are_replaced_by_the_next_counted_and_logged(caplog):
     same([[arrays.images[order], arrays.labels[order]]], [[images, labels]])
 
 
-def test_without_replacement_a_bad_image_is_marked():
+def test_unreadable_image_is_marked_without_replacement():
     source, ends = Numbered(bad=(2, *range(25, 30)), sizes=(4, 5)), [0, 25, 30, N]
     order = lambda step: np.arange(ends[step], ends[step + 1])  # noqa: E731  one has bad ones only
     options = {"prepare": lambda image, *_: image[:2, :2], "replace": False}
@@ -123,7 +123,7 @@ def test_without_replacement_a_bad_image_is_marked():
     equal(images[:, 1, 1, 2], np.where(lost, 0, range(N)))
 
 
-def test_bad_images_are_errors_or_at_most_a_tenth():
+def test_unreadable_images_are_errors_or_at_most_a_tenth():
     one, source, varied = Numbered(bad=(50,)), Numbered(), Numbered(sizes=(4, 5))
     for said in (why(in_memory, one, BadImages(one, "error")), why(batches, one, "error")):
         assert "image 50 is cut short; " in said and "bad_images=skip" in said
@@ -132,7 +132,7 @@ def test_bad_images_are_errors_or_at_most_a_tenth():
     assert "pipeline=streaming" in why(in_memory, varied, BadImages(varied, "error"))
 
 
-def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_decoded_images_are_cached(tmp_path, monkeypatch):
     every, source, unreadable = list(range(N)), Numbered(), range(N)
 
     def images(source, on_bad="error"):
@@ -140,8 +140,8 @@ def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
         equal(found.labels, found.images[:, 0, 0, 0] % 2)
         return found.images[:, 0, 0, 0].tolist()
 
-    monkeypatch.setattr(caches, "SLOW_SECONDS", -1)  # what is decoded quickly is not kept
-    assert images(source) == images(Numbered(unreadable)) == every  # then it decodes nothing
+    monkeypatch.setattr(caches, "SLOW_SECONDS", -1)
+    assert images(source) == images(Numbered(unreadable)) == every
     assert "cut short" in why(images, Numbered(unreadable, digest="another"))
     monkeypatch.setattr(caches, "SLOW_SECONDS", 100)
     (file,) = (tmp_path / "cache").iterdir()
@@ -149,9 +149,9 @@ def test_decoded_images_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
     for damaged in (whole[: len(whole) // 2], whole.replace(bytes([7] * 48), bytes([9] * 48))):
         file.unlink()
         file.write_bytes(damaged)
-        assert images(source) == every and file.read_bytes() == whole  # it is made anew
+        assert images(source) == every and file.read_bytes() == whole  # written again
     np.save(file, np.zeros((N, 2, 2, 3), np.uint8))
     assert images(source) == every
-    # What could not be read is tried again.
+    # Images are not cached while one is unreadable.
     assert images(Numbered((3,), digest="third"), "skip")[3] == 4
     assert images(Numbered(digest="third")) == every

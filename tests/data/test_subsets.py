@@ -1,4 +1,4 @@
-"""Views of a source: which images they take, in closed form; by seed; disjoint where they must."""
+"""Parts of a source: their images in closed form, by seed, disjoint if they must be."""
 
 import itertools
 import pickle
@@ -25,7 +25,7 @@ def counts(source):
 
 
 def consistent(view, whole):
-    """What a sample says is what the view says, and what the image had in the source."""
+    """Samples, labels and classes of a view agree with its source, also after pickling."""
     assert [view[i]["label"] for i in range(len(view))] == view.labels.tolist()
     assert view.labels.dtype == np.int32 and view.image_shape == whole.image_shape
     names, theirs = (["none", *source.class_names] for source in (view, whole))
@@ -37,7 +37,7 @@ def consistent(view, whole):
 
 UNEVEN = numbered([0] * 37 + [1] * 5 + [2] * 18 + [3])
 WITHOUT = numbered([-1] * 10)
-MANY = numbered(np.repeat(np.arange(26), 1300))  # as ImageNet has at most in a class
+MANY = numbered(np.repeat(np.arange(26), 1300))  # the largest class of ImageNet
 
 
 def test_subset():
@@ -48,13 +48,13 @@ def test_subset():
     assert len({part.digest for part in parts}) == 5
 
 
-def test_counts_are_pareto_quantiles_and_those_of_imagenet_lt():
+def test_counts_are_pareto_quantiles_and_reproduce_imagenet_lt():
     """A.3.4: 1,000 classes, 115,846 images, 1,280 to 5 a class."""
     found = subsets.long_tailed_counts(1000)
     assert (found.sum(), found[0], found[-1]) == (115_846, 1280, 5) and max(np.diff(found)) <= 0
     # Liu et al. count 385 classes with over 100 images and 136 with under 20.
     assert abs((found > 100).sum() - 385) <= 10 and abs((found < 20).sum() - 136) <= 10
-    # By the Pareto quantiles a class of twice the rank is 2^(1/alpha) times smaller.
+    # Pareto quantiles: a class of twice the rank is 2^(1/alpha) times smaller.
     found = subsets.long_tailed_counts(100_000, None, 2.0, 1, 10**9).astype(float)
     first, last = (0.7928 / 100_000.5856) ** -0.5, (99_999.7928 / 100_000.5856) ** -0.5
     quantiles = last + (found - found[-1]) / (found[0] - found[-1]) * (first - last)

@@ -7,7 +7,7 @@ import pytest
 from hypersphere_jax.data.threads import thread_pool
 
 
-def test_what_has_not_begun_is_dropped_at_an_error():
+def test_waiting_tasks_are_dropped_after_an_error():
     release, begun = threading.Event(), []
     with pytest.raises(KeyboardInterrupt), thread_pool(1) as pool:
         pool.submit(release.wait, 600)

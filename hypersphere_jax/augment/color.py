@@ -1,4 +1,4 @@
-"""Operations of recipes on the values of pixels: colours and blur; see `operations`."""
+"""Operations of recipes that change the values of pixels: colors and blur; see `operations`."""
 
 import math
 
@@ -10,22 +10,22 @@ from hypersphere_jax.augment.operations import between, pixels, planes, units, w
 
 
 def rgb(key, image, *, size):
-    """Repeat a single channel three times; three channels pass."""
+    """Repeat a single channel three times; keep three channels."""
     if image.shape[-1] not in (1, 3):
         raise ValueError(f"rgb needs 1 or 3 channels, got an image of shape {image.shape}")
     return jnp.broadcast_to(image, (*image.shape[:2], 3))
 
 
 def _channels(image):
-    """The three planes [1, h, w] of an RGB image."""
+    """Return the three planes [1, h, w] of an RGB image."""
     if image.shape[-1] != 3:
-        raise ValueError(f"colours need 1 or 3 channels, got an image of shape {image.shape}")
+        raise ValueError(f"colors need 1 or 3 channels, got an image of shape {image.shape}")
     image = planes(image)
     return image[0:1], image[1:2], image[2:3]
 
 
 def grayscale(image):
-    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]; grey stays grey."""
+    """Return the ITU-R 601 luma of an RGB image [h, w, 3], as [h, w, 1]; keep a gray image."""
     if image.shape[-1] == 1:
         return image
     red, green, blue = _channels(image)
@@ -33,7 +33,7 @@ def grayscale(image):
 
 
 def _blend(image, base, factor):
-    # Not `factor * image + (1 - factor) * base`: on CPU that takes a jitter five times as long.
+    # `factor * image + (1 - factor) * base` makes a jitter five times slower on CPU.
     return jnp.clip(base + factor * (image - base), 0.0, 1.0)
 
 
@@ -48,26 +48,29 @@ def adjust_contrast(image, factor):
 
 
 def adjust_saturation(image, factor):
-    """Blend each pixel with its own gray."""
+    """Blend each pixel with its gray value."""
     return pixels(_blend(planes(image), planes(grayscale(image)), factor))
 
 
 def adjust_hue(image, shift):
-    """Shift the hue by a fraction of a turn at the same HSV saturation and value; grey has none."""
+    """Shift the hue by a fraction of a turn at the same HSV saturation and value.
+
+    A gray image stays the same.
+    """
     if image.shape[-1] == 1:
         return image
     red, green, blue = _channels(image)
     low = jnp.minimum(jnp.minimum(red, green), blue)
     chroma = jnp.maximum(jnp.maximum(red, green), blue) - low
-    inverse = 1.0 / jnp.maximum(chroma, 1e-6)  # finite for grays, whose hue does not show
+    inverse = 1.0 / jnp.maximum(chroma, 1e-6)  # finite for grays, whose hue does not matter
     # Not `red == max`: a compiler may round the two sides differently, and none would be equal.
     hue = jnp.where(
         (red >= green) & (red >= blue),
         (green - blue) * inverse,
         jnp.where(green >= blue, 2.0 + (blue - red) * inverse, 4.0 + (red - green) * inverse),
     )
-    # In sixths of a turn red, green and blue peak at 0, 2 and 4. A channel is full up to 1 from
-    # its peak and gone at 2: back to RGB without branches, and without `mod`, which is slow on CPU.
+    # In sixths of a turn red, green and blue peak at 0, 2 and 4. A channel is full up to 1 from its
+    # peak and zero from 2 on: RGB without branches, and without `mod`, which is slow on CPU.
     peaks = np.array([0.0, 2.0, 4.0], np.float32)[:, None, None]
     turn = (hue + 6.0 * shift - peaks) / 6.0
     distance = 6.0 * jnp.abs(turn - jnp.round(turn))
@@ -75,7 +78,7 @@ def adjust_hue(image, shift):
 
 
 def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1.0):
-    """With probability p, adjust brightness, contrast, saturation and hue in random order.
+    """Adjust brightness, contrast, saturation and hue in random order with probability p.
 
     Strength b of the first three draws a factor from [max(0, 1 - b), 1 + b]; the hue shifts by up
     to +-hue, a fraction of a full turn.
@@ -96,8 +99,8 @@ def color_jitter(key, image, *, size, brightness, contrast, saturation, hue, p=1
         # Under vmap each turn computes all four, fused, and selects.
         return planes(jax.lax.switch(order[turn], adjustments, pixels(jittered)))
 
-    # A loop's result is written to memory: unrolled, the last turns would be computed again for
-    # every use of a pixel in what follows.
+    # The result of a loop is written to memory: unrolled, the last turns would be computed again
+    # for every use of a pixel in the next operation.
     jittered = jax.lax.fori_loop(0, 4, adjust, planes(image))
     return pixels(jnp.where(numbers[8] < p, jittered, planes(image)))
 
@@ -117,7 +120,8 @@ def normalize(key, image, *, size, mean, std):
     """Subtract the mean and divide by the standard deviation of each channel."""
     if not len(mean) == len(std) == image.shape[-1]:
         raise ValueError(f"normalize got mean {mean}, std {std} for an image of {image.shape}")
-    mean, std = (np.array(values, np.float32)[:, None, None] for values in (mean, std))
+    mean = np.array(mean, np.float32)[:, None, None]
+    std = np.array(std, np.float32)[:, None, None]
     return pixels((planes(image) - mean) / std)
 
 
@@ -125,13 +129,13 @@ def normalize(key, image, *, size, mean, std):
 
 
 def box_kernel(sigma, largest):
-    """Weights [taps] of Pillow's `GaussianBlur(sigma)`: three equal box means, one after another.
+    """Return weights [taps] of Pillow's `GaussianBlur(sigma)`: three equal box means in a row.
 
-    A box of radius r (not a whole number) weighs the pixels up to floor(r) fully and the next ones
-    by the rest of r. Variances add, so that each has sigma^2 / 3. `largest` sigma sets the taps.
+    A box of fractional radius r weighs the pixels up to floor(r) fully and the next ones by the
+    rest of r. Variances add, so each box has sigma^2 / 3. The largest sigma determines the taps.
     """
     variance = sigma**2 / 3
-    # A box of whole radius k has variance k (k + 1) / 3; the largest with less is the full part.
+    # A box of whole radius k has variance k (k + 1) / 3. The largest with less is the full part.
     full = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
     missing = (2 * full + 1) * (variance - full * (full + 1) / 3)
     radius = full + missing / (2 * ((full + 1) ** 2 - variance))
@@ -146,34 +150,36 @@ def box_kernel(sigma, largest):
 
 
 def sampled_kernel(sigma, reach):
-    """Weights [2 reach + 1] of torchvision's `GaussianBlur`: the density at whole pixels."""
+    """Return weights [2 reach + 1] of torchvision's `GaussianBlur`: the density at whole pixels."""
     tap = np.arange(-reach, reach + 1)
     weights = jnp.exp(-0.5 * (tap / sigma) ** 2)
     return weights / jnp.sum(weights)
 
 
 def _convolve(image, kernel, edge):
-    """Weigh the neighbourhood of each pixel of [h, w, c] with the kernel along both axes."""
+    """Convolve [h, w, c] with the kernel along both axes; `edge` is the mode of the padding."""
     reach = kernel.shape[0] // 2
-
-    def band(extent):
-        tap = np.arange(extent + 2 * reach) - np.arange(extent)[:, None]
-        inside = (tap >= 0) & (tap <= 2 * reach)
-        return jnp.where(inside, kernel[np.clip(tap, 0, 2 * reach)], 0.0)
-
     height, width, _ = image.shape
     around = ((0, 0), (reach, reach), (reach, reach))
     padded = pixels(jnp.pad(planes(image), around, mode=edge))
-    return weigh(padded, band(height), band(width))
+    return weigh(padded, _band(kernel, height), _band(kernel, width))
+
+
+def _band(kernel, extent):
+    """Return the matrix [extent, extent + 2 reach] that convolves an axis with the kernel."""
+    reach = kernel.shape[0] // 2
+    tap = np.arange(extent + 2 * reach) - np.arange(extent)[:, None]
+    is_inside = (tap >= 0) & (tap <= 2 * reach)
+    return jnp.where(is_inside, kernel[np.clip(tap, 0, 2 * reach)], 0.0)
 
 
 def gaussian_blur(key, image, *, size, sigma=(0.1, 2.0), p=0.5, kernel=None):
-    """With probability p, blur with a standard deviation (pixels) uniform in `sigma`.
+    """Blur with a standard deviation (pixels) uniform in `sigma`, with probability p.
 
-    Without `kernel` it is Pillow's `GaussianBlur`, whose "radius" is the standard deviation, with
-    repeated edges: that of MoCo v2. With `kernel`, a fraction of the shorter side, it is
-    torchvision's: a Gaussian cut off at that many pixels (an odd number, at least 3), with
-    reflected edges: SimCLR's takes 0.1.
+    Without `kernel` this is Pillow's `GaussianBlur`, whose "radius" is the standard deviation, with
+    repeated edges, as in MoCo v2. With `kernel`, a fraction of the shorter side, it is
+    torchvision's: a Gaussian cut off at that number of pixels (odd, at least 3), with reflected
+    edges; SimCLR uses 0.1.
     """
     numbers = units(key, 2)
     drawn = between(numbers[0], *sigma)

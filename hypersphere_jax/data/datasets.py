@@ -1,0 +1,304 @@
+"""Data sets by name or path: `load` opens the data that a config describes."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hypersphere_jax.configs import DataConfig, UserError, require
+from hypersphere_jax.configs.base import did_you_mean
+from hypersphere_jax.configs.data import TEXT_RECIPE
+from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
+from hypersphere_jax.data.channels import with_channels
+from hypersphere_jax.data.source import Source
+from hypersphere_jax.utils.terminal import say
+
+# Augmentation recipes of data sets by name. Other names belong to TensorFlow Datasets.
+NAMED = {
+    "digits": "digits",
+    "random_bits": "none",
+    "cifar10": "cifar10",
+    "cifar100": "cifar10",
+    "stl10": "stl10",
+    "imagenet2012": "moco_v2",
+    "nyu_depth_v2": "nyu_depth",
+    "books": TEXT_RECIPE,
+}
+DEFAULT_RECIPE = "stl10"
+EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
+RANDOM_BITS_COUNT = 50_000  # like CIFAR-10's training images
+RANDOM_BITS_SIZE = 32
+SUFFIXES = (".npz", ".npy", ".mat", ".zip", *text.SUFFIXES)
+DEFAULT_FOLDS = 10  # without splits, one of them is the test split
+MAX_WORDS = 128  # longest labeled sentence
+
+
+class Dataset(NamedTuple):
+    """A data set."""
+
+    train: Source  # with labels, for probes
+    test: Source | None
+    pretrain: Source  # for encoders: the training split, or more images without labels
+    recipe: str  # default augmentation recipe
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the labels, in their order."""
+        return self.train.class_names
+
+    @property
+    def origin(self) -> str:
+        """Name of the training split in messages."""
+        return self.train.origin
+
+    def digest(self) -> str:
+        """Return the fingerprint of all images and labels."""
+        sources = (self.train, self.test, self.pretrain)
+        return "-".join(dict.fromkeys(s.digest for s in sources if s is not None))
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    say(line, sys.stderr)
+
+
+def load(
+    config: DataConfig, say: Callable[[str], None] = _say_once, cache_dir: Path | None = None
+) -> Dataset:
+    """Load the data that a config describes, with its subset, fold, channels and bits.
+
+    Args:
+      config: the config.
+      say: receives a line about the layout of folders and zip files without splits. Defaults to
+        stderr, once per line.
+      cache_dir: folder that keeps the shape of image files.
+
+    Raises:
+      UserError: for an unknown name, or missing or invalid data.
+    """
+    folder = text_folder(config)
+    if folder is not None:
+        return _load_text(folder, config)
+    whole = _open(config, cache_dir)
+    part, test = _split(whole, config, say)
+    part = _subset(part, config)
+    require(len(part) > 0, f"no training image is left of {whole.origin}")
+    pretrain = whole.pretrain
+    if whole.pretrain is whole.train or config.classes is not None:
+        pretrain = part
+    elif part is not whole.train:
+        unlabeled = np.flatnonzero(pretrain.labels < 0)
+        pretrain = subsets.Concatenated([part, subsets.Subset(pretrain, unlabeled, "unlabeled")])
+    dataset = Dataset(part, test, pretrain, whole.recipe)
+    return _convert(dataset, config)
+
+
+def load_raw_splits(config: DataConfig) -> tuple[Source, Source | None]:
+    """Load the training and the test images without subset, folds and channels.
+
+    The test split may be None.
+    """
+    require(text_folder(config) is None, f"{config.data} is text; name images")
+    dataset = _open(config)
+    return dataset.train, dataset.test
+
+
+def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
+    """Load labeled sentences in the words of a vocabulary, see `text.open_labelled`."""
+    train, test = text.open_labelled(name, where, vocabulary, MAX_WORDS)
+    return Dataset(train, test, train, TEXT_RECIPE)
+
+
+def located(config: DataConfig) -> dict[str, str | None]:
+    """Return name and folders of the data with absolute paths."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(_path(path).resolve())
+
+    is_path = config.source is None and _is_path(config.data)
+    name = absolute(config.data) if is_path else config.data
+    return {
+        "data": name,
+        "data_dir": absolute(config.data_dir),
+        "classes": absolute(config.classes),
+    }
+
+
+def text_folder(config: DataConfig) -> Path | None:
+    """Return the folder or file of the text of a config, or None for images."""
+    if config.source is not None:
+        return None
+    if config.data == "books":
+        folder = _path(config.data_dir)
+        require(
+            folder is not None,
+            "data=books needs data_dir=: a folder of .txt or .txt.gz files, or a prepared one",
+        )
+        require(folder.exists(), f"no file or folder {folder}: data_dir= of books is text")
+        return folder
+    if _is_path(config.data) and is_text(_path(config.data)):
+        return _path(config.data)
+    return None
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a path is a text file, or a folder that contains text and no images."""
+    if path.is_file() or not path.is_dir():
+        return text.is_text_name(path.name)
+    if (path / "corpus.json").is_file():
+        return True
+    images = (*(f".{name}" for name in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
+    return not image_files.is_image_tree(path) and text.has_text(path, images)
+
+
+def _load_text(path: Path, config: DataConfig) -> Dataset:
+    config.check_text()
+    folder = text.prepared(path, config.vocabulary, config.max_tokens)
+    train, held_out = text.open_corpus(folder)
+    for name in ("vocabulary", "max_tokens"):
+        value = getattr(config, name)
+        prepared = train.options[name]
+        require(
+            value in (prepared, getattr(DataConfig, name)),
+            f"{name}={value}: {folder} was prepared with {prepared}; leave it out, or prepare the "
+            "text again",
+        )
+    return Dataset(train, held_out, train, TEXT_RECIPE)
+
+
+def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
+    """Open all images of the data set of a config."""
+    if config.source is not None:
+        require(
+            not isinstance(config.source, str),
+            f"the data are the custom {config.source}: pass them to hypersphere_jax.train, or name "
+            "others with data=",
+        )
+        return config.source.value
+    name = config.data
+    folder = _path(config.data_dir)
+    path = _path(name) if _is_path(name) else None
+    recipe = NAMED.get(name, DEFAULT_RECIPE)
+    require(
+        folder is None or not (name in EMBEDDED or path),
+        f"data_dir= is the folder of a data set by name, and data={name} does not need it",
+    )
+    if name == "digits":
+        train, test = arrays.digits()
+        return Dataset(train, test, train, recipe)
+    if name == "random_bits":
+        options = (RANDOM_BITS_COUNT, config.bits, RANDOM_BITS_SIZE, config.subset_seed)
+        train, test = (synthetic.RandomBits(*options, part) for part in (0, 1))
+        return Dataset(train, test, train, recipe)
+    if folder is not None and (folder.suffix or image_files.is_image_tree(folder)):
+        path = folder
+    if path is None:
+        return Dataset(*_open_tfds(name, folder), recipe)
+    if path.suffix.lower() == ".mat":
+        recipe = NAMED["nyu_depth_v2"]
+    train, test = _open_path(path, config, cache_dir)
+    return Dataset(train, test, train, recipe)
+
+
+def _open_path(
+    path: Path, config: DataConfig, cache_dir: Path | None
+) -> tuple[Source, Source | None]:
+    """Open a file, or a folder of image files or arrays."""
+    require(path.exists(), f"no file or folder {path}")
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return arrays.from_npz(path)
+    if suffix == ".npy":
+        return arrays.from_npy(path), None
+    if suffix == ".mat":
+        return nyu.open_mat(path)
+    if (path / "train_images.npy").is_file():
+        return arrays.from_npy_folder(path)
+    classes = None
+    if config.classes is not None:
+        classes = image_files.read_classes(_path(config.classes))
+    return image_files.open_image_files(path, classes, config.bad_images, cache_dir)
+
+
+def _open_tfds(name: str, folder: Path | None) -> tuple[Source, Source, Source]:
+    try:
+        return tfds.open_tfds(name, folder)
+    except tfds.NotPrepared as error:
+        root = tfds.data_root(folder)
+        if name in NAMED or (root / name).exists():
+            raise
+        hint = did_you_mean(name, NAMED) or "; see `data list` and `data prepare`"
+        message = f"no file or folder {name}, and no data set of that name in {root}{hint}"
+        raise UserError(message) from error
+
+
+def _split(
+    whole: Dataset, config: DataConfig, say: Callable[[str], None]
+) -> tuple[Source, Source | None]:
+    """Return the training and the test part: a fold, or the splits of the data."""
+    train = _of_classes(whole.train, config)
+    layout = getattr(whole.train, "layout", "")  # only image files without splits have one
+    folds = config.folds
+    if layout and folds == 1:
+        folds = min(DEFAULT_FOLDS, len(train))
+    if folds == 1:
+        test = whole.test
+        if test is not None:
+            test = _of_classes(test, config)
+        return train, test
+    part, held_out = subsets.fold(train, folds, config.fold, config.subset_seed)
+    if layout:
+        say(
+            f"{os.path.realpath(whole.origin)}: {layout}; no splits: {len(part):,} images to train "
+            f"on, {len(held_out):,} held out (fold {config.fold} of {folds}, see folds=; for "
+            "another split make folders train and test)"
+        )
+    return part, held_out
+
+
+def _of_classes(source: Source, config: DataConfig) -> Source:
+    if config.classes is None or isinstance(source, image_files.ImageFiles):
+        return source  # image files were opened with these classes
+    return subsets.by_class(source, image_files.read_classes(_path(config.classes)))
+
+
+def _subset(source: Source, config: DataConfig) -> Source:
+    seed = config.subset_seed
+    size = config.subset_size
+    if config.subset == "long_tailed":
+        source = subsets.long_tailed(source, seed, size)
+    elif config.subset == "uniform":
+        size = size or len(subsets.long_tailed(source, seed))
+        source = subsets.uniform(source, seed, size)
+    if config.fraction < 1:
+        source = subsets.fraction(source, config.fraction, seed)
+    return source
+
+
+def _convert(dataset: Dataset, config: DataConfig) -> Dataset:
+    """Convert the channels of all splits, and add random bits."""
+    converted: list[Source | None] = []
+    for number, source in enumerate((dataset.train, dataset.test, dataset.pretrain)):
+        if source is not None and config.channels is not None:
+            source = with_channels(source, config.channels)
+        if source is not None and config.extra_channels:
+            source = synthetic.with_bits(source, config.bits, config.subset_seed, number)
+        converted.append(source)
+    train, test, pretrain = converted
+    if dataset.pretrain is dataset.train:
+        pretrain = train
+    return dataset._replace(train=train, test=test, pretrain=pretrain)
+
+
+def _is_path(name: str) -> bool:
+    """Return whether this is a file or folder; names of TFDS may contain a slash."""
+    looks_like_path = name.lower().endswith(SUFFIXES) or name.startswith((".", "~", "/"))
+    return name not in NAMED and (looks_like_path or Path(name).exists())
+
+
+def _path(path: str | None) -> Path | None:
+    return None if path is None else Path(path).expanduser()

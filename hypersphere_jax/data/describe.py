@@ -1,0 +1,101 @@
+"""Description of a source: sizes, classes, channel statistics, and the speed of reading."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hypersphere_jax.configs import require
+from hypersphere_jax.data.pipeline import BadImages, read
+from hypersphere_jax.data.source import Shape, Source
+from hypersphere_jax.data.threads import thread_pool
+
+
+class _Moments(NamedTuple):
+    """Moments of one image."""
+
+    shape: Shape
+    sums: np.ndarray  # float64 [3, c]: number of pixels, sums, and sums of squares
+    is_gray: bool
+
+
+def describe(
+    source: Source,
+    bad: BadImages,
+    sample: int | None = None,
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> dict[str, Any]:
+    """Count the images of a source, and read some of them.
+
+    Args:
+      source: the images.
+      bad: receives the unreadable images.
+      sample: number of images to read, evenly spread. Defaults to all.
+      track: passes items through and shows the progress.
+
+    Returns:
+      `n`, `unlabeled` and `class_counts` of all images. The others are about the images that were
+      read: the counts `read` and `unreadable`, the `smallest` and `largest` shape by area, `mean`
+      and `std` of each channel over all pixels with values in [0, 1], `is_gray` (all channels are
+      equal), and `images_per_s` by all threads.
+
+    Raises:
+      UserError: for images with different numbers of channels, or if none can be read.
+    """
+    n = len(source)
+    count = min(sample or n, n)
+    indices = (np.arange(count) * n // max(count, 1)).tolist()
+    started = time.perf_counter()
+    found = _read_moments(source, bad, indices, track)
+    seconds = time.perf_counter() - started
+    require(bool(found), f"no image of {source.origin} can be read")
+    shapes = sorted({m.shape for m in found}, key=lambda shape: (shape[0] * shape[1], shape))
+    channels = sorted({shape[2] for shape in shapes})
+    require(len(channels) == 1, f"images of {source.origin} have {channels} channels")
+    pixels, sums, squares = np.sum([m.sums for m in found], axis=0)
+    mean = sums / pixels
+    std = np.sqrt(np.maximum(squares / pixels - mean**2, 0))
+    labels = source.labels
+    counts = np.bincount(labels[labels >= 0], minlength=len(source.class_names))
+    return {
+        "n": n,
+        "class_counts": dict(zip(source.class_names, counts.tolist(), strict=True)),
+        "unlabeled": int(np.sum(labels < 0)),
+        "read": len(found),
+        "unreadable": len(bad.reasons),
+        "smallest": shapes[0],
+        "largest": shapes[-1],
+        "mean": (mean / 255).tolist(),
+        "std": (std / 255).tolist(),
+        "images_per_s": count / seconds,
+        "is_gray": all(m.is_gray for m in found),
+    }
+
+
+def _read_moments(
+    source: Source, bad: BadImages, indices: Sequence[int], track: Callable
+) -> list[_Moments]:
+    found = []
+    with thread_pool(os.cpu_count()) as pool:
+        results = pool.map(partial(_moments, source), indices)
+        for _, (missing, moments) in zip(track(indices), results, strict=True):
+            bad.report(missing)
+            if moments is not None:
+                found.append(moments)
+    return found
+
+
+def _moments(source: Source, index: int) -> tuple[dict[int, str], _Moments | None]:
+    """Return why an image cannot be read, and the moments of a readable one."""
+    sample, missing = read(source, index, replace=False)
+    if not sample:
+        return missing, None
+    image = sample["image"]
+    # Sums of squared bytes are exact in 64 bits.
+    values = image.reshape(-1, image.shape[-1]).astype(np.int64)
+    pixels = np.full(image.shape[2], len(values))
+    sums = np.stack([pixels, values.sum(0), (values**2).sum(0)]).astype(float)
+    return missing, _Moments(image.shape, sums, bool((image == image[..., :1]).all()))
