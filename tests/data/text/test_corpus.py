@@ -227,7 +227,9 @@ def test_a_cached_corpus_is_removed_only_where_it_is_damaged(tmp_path, monkeypat
     (folder / "mine.txt").write_text("of mine")
     whole = contents(folder)
     with monkeypatch.context() as patch, pytest.raises(UserError, match="Too many open files"):
-        patch.setattr(files, "_at_once", Mock(side_effect=OSError(24, "Too many open files")))
+        patch.setattr(
+            files, "_open_nonblocking", Mock(side_effect=OSError(24, "Too many open files"))
+        )
         again()
     assert contents(folder) == whole
     (folder / "vocabulary.txt").write_text("damaged")
