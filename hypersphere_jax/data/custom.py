@@ -114,10 +114,11 @@ def _check_data_set(data: Any, what: str) -> None:
     require(len(data) > 0, f"{what} is empty")
     keys = data.keys() if hasattr(data, "keys") else ()
     splits = [key for key in keys if isinstance(key, str)]
-    require(
-        not splits,
-        f"{what}: a {kind} of {', '.join(splits)}; pass one split, such as data[{splits[:1]}]",
-    )
+    if splits:
+        listed = ", ".join(splits)
+        raise UserError(
+            f"{what}: a {kind} of {listed}; pass one split, such as data[{splits[0]!r}]"
+        )
 
 
 def _read(data: Any, i: int, what: str) -> tuple[np.ndarray, Any]:

@@ -61,7 +61,7 @@ class ImageFiles:
         images = listing.images
         if listing.classes:
             images = [image for image in images if _class_of(image.name) in label_of]
-        require(len(images) > 0, f"{self.origin} contains no images ({', '.join(EXTENSIONS)})")
+        require(bool(images), f"{self.origin} contains no images ({', '.join(EXTENSIONS)})")
         # Files of inner folders come last, as in torchvision.
         images = sorted(images, key=lambda image: (nfc(image.name).rpartition("/"), image.name))
         self._names = [image.name for image in images]
@@ -73,7 +73,7 @@ class ImageFiles:
         folders = set(map(nfc, listing.classes)) & set(class_names)
         empty = folders - set(map(_class_of, self._names))
         self._report("classes without an image", sorted(empty), on_bad)
-        unreadable = [name for name, size in zip(self._names, self._sizes, strict=True) if not size]
+        unreadable = [image.name for image in images if not image.size]
         self._report("files that are empty or cannot be read", unreadable, on_bad)
 
     def __len__(self) -> int:
@@ -93,7 +93,9 @@ class ImageFiles:
     @functools.cached_property
     def image_shape(self) -> tuple[int, int, int] | None:
         """Shape of all images by their headers, None if shapes differ."""
-        file = caches.cache_file(self._cache_dir, f"{self.digest}-shape.npy")
+        file = None
+        if self._cache_dir is not None:
+            file = self._cache_dir / f"{self.digest}-shape.npy"
         if cached := caches.read(file):
             return tuple(cached[0].tolist())
         started = time.monotonic()

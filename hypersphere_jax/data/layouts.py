@@ -78,7 +78,7 @@ def _splits_in(place: Folder | Archive) -> dict[str, Listing]:
     base = _common_folder(images)
     images = _below(images, base)
     folders = _folders(images)
-    names = {folder.lower(): folder for folder in folders if folder.lower() in TRAIN + TEST}
+    names = {name.lower(): name for name in sorted(folders) if name.lower() in TRAIN + TEST}
     if not names:
         return {"": _without_splits(place, base, images)}
     splits = {name: _split(place, f"{base}{names[name]}/", files) for name in names}

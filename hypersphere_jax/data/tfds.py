@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -153,16 +154,17 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
     try:
         builder = builder_from_files(name, data_dir=str(root))
         formats = [available.value for available in builder.info.available_file_formats()]
-    except DatasetNotFoundError as error:
+    except Exception as error:  # TFDS documents no common type
+        exists = (root / re.split("[/:]", name)[0]).is_dir()
+        if exists and not isinstance(error, DatasetNotFoundError):
+            message = f"{name} in {root} cannot be read ({reason(error)})"
+            raise UserError(f"{message}: move it away, then run {command}") from error
         message = f"{name} is not prepared in {root}: run {command}"
-        if (root / name).is_dir():
+        if exists:
             message += f", or name a config as {name}/CONFIG"
         elif not data_dir:
             message += ", or name the folder of its images with data_dir="
         raise NotPrepared(message) from error
-    except Exception as error:  # TFDS documents no common type
-        message = f"{name} in {root} cannot be read ({reason(error)})"
-        raise UserError(f"{message}: move it away, then run {command}") from error
     if FORMAT not in formats:
         message = f"{builder.data_path} is prepared as {', '.join(formats)}, not as {FORMAT}"
         raise NotPrepared(f"{message}: move it away, then run {command}")

@@ -34,11 +34,6 @@ def fingerprint(*parts: str | bytes | np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_file(folder: Path | None, name: str) -> Path | None:
-    """Return the path of a cache file, or None without a folder."""
-    return None if folder is None else folder / name
-
-
 def read(file: Path | None) -> list[np.ndarray] | None:
     """Return the arrays of a cache file, memory-mapped, or None if it is missing or damaged."""
     if file is None or not file.is_file():

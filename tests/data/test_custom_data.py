@@ -190,7 +190,7 @@ class Labelled(dict):
         (np.stack([COLOR] * 2), [0, -2], "-2"),
         (7, None, "int"),
         ([], None, "empty"),
-        (Items3([{"text": "a"}]), None, "items have text, and no 'image'"),
+        (Items3([{"text": "a"}]), None, "text, but no 'image'"),
     ],
 )
 def test_invalid_data(data, labels, match):
