@@ -10,10 +10,9 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
-from experiments.protocols import Evaluation
 from run_states import assert_same_run, killed_after_checkpoint, state_of
 
-from experiments import sweeps
+from experiments.lib.evaluation import Evaluation, evaluate
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data.sampling import Consecutive, make_sampler
@@ -32,16 +31,14 @@ def books(texts):
 
 @pytest.fixture(scope="module")
 def measured(text_run, texts, tmp_path_factory):
-    """A copy of the run to evaluate, and its rows of a sweep that measures it."""
+    """A copy of the run, and the rows of its evaluation."""
     folder = shutil.copytree(text_run, tmp_path_factory.mktemp("measured") / "text")
     tasks = (str(texts / "labelled" / "topics"),)
-    measures = Evaluation(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
-    one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
+    evaluation = Evaluation(("output", "bag"), "quick_thought", tasks=tasks, initial=True)
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
         patch.setattr("hypersphere_jax.evaluate.probe_verb.sentence_probe", few)
-        assert sweeps.carry_out(one) is None  # trained it is already
-    return folder, sweeps.with_predictions([one])
+        return folder, evaluate(folder, evaluation)
 
 
 def test_batches_are_of_consecutive_sentences_of_one_document():
