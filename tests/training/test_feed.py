@@ -1,5 +1,6 @@
 """Batches on the devices: the sampler's images, however they get there; and the devices."""
 
+import dataclasses
 import itertools
 import shutil
 from types import SimpleNamespace
@@ -82,7 +83,8 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
         runtime = C.RuntimeConfig(devices=count, pipeline=pipeline)
         job = set_up(tiny_runs.short(tmp_path, seed=3, runtime=runtime))
         some = subsets.Subset(job.dataset.train, np.arange(300), "with labels, say")
-        job = job._replace(dataset=job.dataset._replace(train=some))  # all of `pretrain` are read
+        dataset = job.dataset._replace(train=some)  # the batches are of `pretrain`
+        job = dataclasses.replace(job, dataset=dataset)
         assert job.resident == (pipeline == "resident")
         order = make_sampler(job.dataset.pretrain, 220, 3)
         fed = batches.device_batches(
