@@ -14,19 +14,19 @@ def loss_scaling(title: str, records: Sequence[Mapping], path: str | Path | None
 
     Records have "form" and "n", and if measured "ms", "limit_ms" and "peak_mb".
     """
-    figure = Figure(figsize=(10, 4.5), dpi=style.DPI, layout="constrained")
+    labels = {"ms": "time (ms)", "peak_mb": "peak memory (MB of 10⁶ bytes)"}
+    measured = [key for key in labels if any(key in record for record in records)]
+    figure = Figure(figsize=(5 * len(measured), 4.5), dpi=style.DPI, layout="constrained")
     figure.suptitle(title)
-    panels = figure.subplots(1, 2)
+    panels = figure.subplots(1, len(measured), squeeze=False)[0]
     forms = dict.fromkeys(record["form"] for record in records)
-    for axes, key in zip(panels, ("ms", "peak_mb"), strict=True):
+    for axes, key in zip(panels, measured, strict=True):
         for form, color in zip(forms, style.COLORS, strict=False):
             points = [(r["n"], r[key]) for r in records if r["form"] == form and key in r]
             sizes, values = np.array(points).reshape(-1, 2).T
             axes.plot(sizes, values, label=form, color=color, marker="o")
-        axes.set(xscale="log", yscale="log", xlabel="points n")
+        axes.set(xscale="log", yscale="log", xlabel="points n", ylabel=labels[key])
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("time (ms)")
-    panels[1].set_ylabel("peak memory (MB of 10⁶ bytes)")
     limits = {record["n"]: record["limit_ms"] for record in records if "limit_ms" in record}
     panels[0].plot(limits.keys(), limits.values(), "--", color="black", label="physical limit")
     figure.legend(handles=panels[0].lines, ncols=len(forms) + 1, loc="outside lower center")
