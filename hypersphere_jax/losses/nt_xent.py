@@ -5,7 +5,7 @@ log-sum-exp of similarities to the others, with or without the positive.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,6 @@ class Terms(NamedTuple):
     loss: jax.Array
     alignment: jax.Array
     distribution: jax.Array
-
-    def select(self, with_terms: bool) -> Any:
-        """Return the loss, or with `with_terms` all three."""
-        if with_terms:
-            return self
-        return self.loss
 
 
 @shard_over_mesh(sharded=("z1", "z2"), positive=("tau",), weighted=True)
@@ -80,9 +74,8 @@ def nt_xent_loss(
     """
     z1, z2 = validate_features(z1, z2, names="z1, z2")
     count_points(z1, 1, "pairs")
-    if similarity not in ("cosine", "dot", "neg_euclidean"):
-        names = "'cosine', 'dot' or 'neg_euclidean'"
-        raise ValueError(f"similarity must be {names}, got {similarity!r}")
+    if similarity not in get_args(Similarity):
+        raise ValueError(f"similarity must be one of {get_args(Similarity)}, got {similarity!r}")
     options = PairOptions(axis_name, block_size, precision, ring)
     mask, weights, z1, z2 = apply_mask(mask, weights, z1, z2)
     if similarity == "cosine":
@@ -142,7 +135,7 @@ def decoupled_nt_xent_loss(
     options = PairOptions(axis_name, block_size, precision, ring)
     compute_terms = _notebook_terms if self_similarity else _decoupled_terms
     terms = compute_terms(z1, z2, tau, lam, scaling, options)
-    return terms.select(with_terms)
+    return terms if with_terms else terms.loss
 
 
 def _notebook_terms(
@@ -179,7 +172,7 @@ def alignment_term(
         return -global_mean(jnp.mean(jnp.sum(z1 * z2, axis=-1)), axis_name)
     if scaling == "per_dimension":
         return global_mean(jnp.mean(jnp.square(z1 - z2)), axis_name) / 2
-    raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
+    raise ValueError(f"scaling must be one of {get_args(Scaling)}, got {scaling!r}")
 
 
 @shard_over_mesh(sharded=("z",), positive=("tau",))
@@ -262,7 +255,7 @@ def balanced_contrastive_loss(
     repulsion = mean_row_logsumexp(pairs, make_points(_views(z1, z2) * jnp.sqrt(alpha)))
     attraction = alignment_term(z1, z2, "per_sample", axis_name)
     terms = Terms(lam / alpha * repulsion + attraction, attraction, repulsion / alpha)
-    return terms.select(with_terms)
+    return terms if with_terms else terms.loss
 
 
 @shard_over_mesh(sharded=("z1", "z2"), positive=("alpha",), non_negative=("lam",))
@@ -310,7 +303,7 @@ def generalized_nt_xent_loss(
     attraction = alignment_term(z1, z2, "per_sample", axis_name)
     loss = lam / alpha * nt_xent + (1 - lam) * attraction
     terms = Terms(loss, attraction, nt_xent / alpha - attraction)
-    return terms.select(with_terms)
+    return terms if with_terms else terms.loss
 
 
 def _nt_xent(

@@ -83,8 +83,7 @@ def prior_matching_loss(
     (z,) = validate_features(z, names="z")
     count_points(z, 1, "samples")
     if prior not in get_args(Prior):
-        names = ", ".join(map(repr, get_args(Prior)))
-        raise ValueError(f"prior must be one of {names}, got {prior!r}")
+        raise ValueError(f"prior must be one of {get_args(Prior)}, got {prior!r}")
     if prior == "hypersphere":
         z = l2_normalize(z)
     n, d = z.shape
@@ -127,9 +126,8 @@ def generalized_contrastive_loss(
     .. math::
         \frac{1}{2 n d} \sum_i \|z_i - z'_i\|_2^2 + \lambda \, \mathrm{SWD}(\{z, z'\}, P)
 
-    The 2n views of both sides are matched with 2n fresh samples of the prior along d fresh
-    orthogonal directions. The paper trains with this loss times 1000 where the features are
-    normalized. Shared options: see `hypersphere_jax.losses`.
+    The 2n views of both sides are matched as in `prior_matching_loss`. The paper trains with this
+    loss times 1000 for normalized features. Shared options: see `hypersphere_jax.losses`.
 
     Args:
       key: random key of this step, the same on all devices.
@@ -151,15 +149,14 @@ def generalized_contrastive_loss(
     z1, z2 = validate_features(z1, z2, names="z1, z2")
     count_points(z1, 1, "pairs")
     if scaling not in get_args(Scaling):
-        raise ValueError(f"scaling must be 'per_sample' or 'per_dimension', got {scaling!r}")
+        raise ValueError(f"scaling must be one of {get_args(Scaling)}, got {scaling!r}")
     distance = prior_matching_loss(key, jnp.concatenate([z1, z2]), prior, axis_name=axis_name)
     if prior == "hypersphere":
         z1 = l2_normalize(z1)
         z2 = l2_normalize(z2)
-    # Not the inner product of NT-Xent's "per_sample": for features of any norm, such as those that
-    # match the normal prior, it has no minimum.
+    # The inner product of NT-Xent's "per_sample" has no minimum for features of any norm.
     alignment = alignment_term(z1, z2, "per_dimension", axis_name)
     if scaling == "per_sample":
         alignment = z1.shape[1] * alignment
     terms = Terms(alignment + lam * distance, alignment, distance)
-    return terms.select(with_terms)
+    return terms if with_terms else terms.loss

@@ -183,5 +183,5 @@ def test_precision_is_one_of_three(rng):
     values = {float(hj.uniform_loss(x, precision=p)) for p in ("highest", "high", "default")}
     assert values == {float(hj.uniform_loss(x))}  # on CPU
     for wrong in ("float32", None, 3):
-        with pytest.raises(ValueError, match="precision must be one of highest, high, default"):
+        with pytest.raises(ValueError, match="precision must be one of"):
             hj.contrastive_loss(x, x, precision=wrong)

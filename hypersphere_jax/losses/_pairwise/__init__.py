@@ -3,10 +3,10 @@
 From the losses down:
 
 - `sharding`: calls a loss on local or global arrays, compiled once.
-- `validation`, `weights`: checks of arguments; masks and weights.
+- `validation`, `weights`, `options`: checks of arguments; masks and weights; shared options.
 - `reductions`: the two scalars that losses consist of, with their gradients.
-- `collectives`: sums over the points of all devices.
+- `pair_sets`, `collectives`: sums over the points of all devices.
 - `sums`, `block_sweep`: sums over the pairs of one device, block by block.
-- `logits`, `far_points`, `precision`: logits of one block.
+- `points`, `logits`, `far_points`, `precision`: logits of one block.
 - `hopper`: the same sums in one kernel of Hopper GPUs.
 """

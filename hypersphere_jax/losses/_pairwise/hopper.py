@@ -70,7 +70,7 @@ def with_fallback(kernel: Callable, fallback: Callable) -> Callable:
     return function
 
 
-def pair_logsumexp(exclude: int, a: Points, b: Points | None) -> tuple[jax.Array, jax.Array]:
+def kernel_logsumexp(exclude: int, a: Points, b: Points | None) -> tuple[jax.Array, jax.Array]:
     """`sums.pair_logsumexp` of inner products within float32's range of exponentials."""
 
     def row_logsumexp(a: Points, b: Points) -> jax.Array:
@@ -83,7 +83,7 @@ def pair_logsumexp(exclude: int, a: Points, b: Points | None) -> tuple[jax.Array
     return row_logsumexp(a, b), row_logsumexp(b, a)
 
 
-def weighted_pair_sums(exclude: int, a: Points, b: Points | None) -> tuple[Points, Points]:
+def kernel_weighted_sums(exclude: int, a: Points, b: Points | None) -> tuple[Points, Points]:
     """`sums.weighted_pair_sums` of inner products within float32's range of exponentials."""
     if b is None:
         rows = _weighted_rows(exclude, a, a)

@@ -29,7 +29,7 @@ class PairOptions:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            names = ", ".join(get_args(Precision))
+            names = get_args(Precision)
             raise ValueError(f"precision must be one of {names}, got {self.precision!r}")
         if self.ring and self.axis_name is None:
             raise ValueError("ring=True needs axis_name, the mapped axis that the ring goes around")

@@ -77,7 +77,9 @@ class PairsBetween:
         sums = pair_sums(b, self.exclude)
         if not self.columns_are_replicated:
             sums = reduce_over_devices(pair_sums, b, sums, jax.nn.logsumexp, self.options)
-        return tuple(each for each in sums if each is not None)
+        if not self.columns_are_anchors:
+            return sums[:1]
+        return sums
 
     def weighted_sums(self, sides: Sides, scale: Scale) -> Sides:
         a, b = sides

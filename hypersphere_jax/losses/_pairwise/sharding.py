@@ -6,6 +6,7 @@ the arrays are sharded along if their types show it (`Explicit` axes), or over a
 axes). Outside `jit` it is compiled, too, once for all calls that differ in numbers only.
 """
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -28,20 +29,13 @@ from hypersphere_jax.losses._pairwise.validation import (
 Loss = TypeVar("Loss", bound=Callable[..., Any])
 
 
-def shard_over_mesh(
-    *,
-    sharded: tuple[str, ...],
-    replicated: tuple[str, ...] = (),
-    labels: tuple[str, ...] = (),
-    positive: tuple[str, ...] = (),
-    non_negative: tuple[str, ...] = (),
-    weighted: bool = False,
-) -> Callable[[Loss], Loss]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class shard_over_mesh:
     """Let a loss with options `axis_name` and `mesh_axis` take global arrays of a mesh.
 
-    Other arguments than the following are static options.
+    All other arguments than the following are static options.
 
-    Args:
+    Attributes:
       sharded: names of arrays `[n, ...]` that are sharded over devices.
       replicated: names of arrays that are the same on every device.
       labels: names of sharded arrays of class labels.
@@ -50,19 +44,14 @@ def shard_over_mesh(
       weighted: whether the loss has the options `mask` and `weights`.
     """
 
-    def convert(options: dict[str, Any]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Remove arrays and numbers from the options; return sharded and replicated ones."""
-        spread = {name: as_array(name, options.pop(name)) for name in sharded}
-        spread |= {name: as_labels(name, options.pop(name)) for name in labels}
-        if weighted:
-            spread |= _mask_and_weights(options.pop("mask"), options.pop("weights"))
-        same = {name: as_array(name, options.pop(name)) for name in replicated}
-        dtype = computation_dtype(*spread.values(), *same.values())
-        for name in (*positive, *non_negative):
-            same[name] = check_positive(name, options.pop(name), dtype, name in non_negative)
-        return spread, same
+    sharded: tuple[str, ...]
+    replicated: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
+    non_negative: tuple[str, ...] = ()
+    weighted: bool = False
 
-    def decorate(loss: Loss) -> Loss:
+    def __call__(self, loss: Loss) -> Loss:
         signature = inspect.signature(loss)
 
         @functools.wraps(loss)
@@ -72,36 +61,42 @@ def shard_over_mesh(
             except TypeError as error:
                 raise TypeError(f"{loss.__name__}() {error}") from None
             options.apply_defaults()
-            return _call(loss, convert, dict(options.arguments))
+            return self._call(loss, dict(options.arguments))
 
         return cast(Loss, wrapper)
 
-    return decorate
+    def _call(self, loss: Callable, options: dict[str, Any]) -> Any:
+        """Call a loss on one device, in a mapped function, or mapped over its arrays' devices."""
+        axis_name = options.pop("axis_name")
+        mesh_axis = options.pop("mesh_axis")
+        if axis_name is not None and mesh_axis is not None:
+            raise ValueError("give axis_name in mapped functions, mesh_axis elsewhere")
+        sharded, replicated = self._pop_traced(options)
+        mesh = None
+        if axis_name is None:
+            mesh, axis_name = _find_axis(sharded, mesh_axis)
+        if not all(isinstance(value, Hashable) for value in options.values()):
+            # The loss reports the invalid option.
+            return loss(**sharded, **replicated, **options, axis_name=axis_name)
+        return _compiled(loss, mesh, axis_name, **options)(sharded, replicated)
 
-
-def _mask_and_weights(mask: Any, weights: Any) -> dict[str, jax.Array]:
-    arrays = {}
-    if weights is not None:
-        arrays["weights"] = as_weights(weights, mask)
-    if mask is not None:
-        arrays["mask"] = as_array("mask", mask)
-    return arrays
-
-
-def _call(loss: Callable, convert: Callable, options: dict[str, Any]) -> Any:
-    """Call a loss on one device, in a mapped function, or mapped over the devices of its arrays."""
-    axis_name = options.pop("axis_name")
-    mesh_axis = options.pop("mesh_axis")
-    if axis_name is not None and mesh_axis is not None:
-        raise ValueError("give axis_name in mapped functions, mesh_axis elsewhere")
-    sharded, replicated = convert(options)
-    mesh = None
-    if axis_name is None:
-        mesh, axis_name = _find_axis(sharded, mesh_axis)
-    if not all(isinstance(value, Hashable) for value in options.values()):
-        # The loss reports the invalid option.
-        return loss(**sharded, **replicated, **options, axis_name=axis_name)
-    return _compiled(loss, mesh, axis_name, **options)(sharded, replicated)
+    def _pop_traced(self, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Remove arrays and numbers from the options; return sharded and replicated ones."""
+        sharded = {name: as_array(name, options.pop(name)) for name in self.sharded}
+        sharded |= {name: as_labels(name, options.pop(name)) for name in self.labels}
+        if self.weighted:
+            mask = options.pop("mask")
+            weights = options.pop("weights")
+            if weights is not None:
+                sharded["weights"] = as_weights(weights, mask)
+            if mask is not None:
+                sharded["mask"] = as_array("mask", mask)
+        replicated = {name: as_array(name, options.pop(name)) for name in self.replicated}
+        dtype = computation_dtype(*sharded.values(), *replicated.values())
+        for name in (*self.positive, *self.non_negative):
+            allow_zero = name in self.non_negative
+            replicated[name] = check_positive(name, options.pop(name), dtype, allow_zero)
+        return sharded, replicated
 
 
 def _find_axis(

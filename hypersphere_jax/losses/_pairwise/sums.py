@@ -61,7 +61,7 @@ def _logsumexp_of_products(a: Points, b: Points | None, options: PairOptions, ex
         return logsumexp(a, b)
     plain = functools.partial(_reduce, PlainLogSumExp(form), exclude, options)
     if _kernel_applies(a, b, options):
-        plain = hopper.with_fallback(functools.partial(hopper.pair_logsumexp, exclude), plain)
+        plain = hopper.with_fallback(functools.partial(hopper.kernel_logsumexp, exclude), plain)
     return lax.cond(_exceeds_range(a, b), logsumexp, plain, a, b)
 
 
@@ -99,7 +99,7 @@ def _weighted_sums_of_products(
     in_blocks = functools.partial(_reduce, block, exclude, options)
     if not _kernel_applies(a, b, options):
         return in_blocks(a, b)
-    kernel = functools.partial(hopper.weighted_pair_sums, exclude)
+    kernel = functools.partial(hopper.kernel_weighted_sums, exclude)
     kernel = hopper.with_fallback(kernel, in_blocks)
     return lax.cond(_exceeds_range(a, b), in_blocks, kernel, a, b)
 
