@@ -1,10 +1,13 @@
 """Image data sets of TensorFlow Datasets (TFDS): prepared with TensorFlow, read without it."""
 
+import contextlib
 import functools
 import importlib.util
+import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,13 @@ from hypersphere_jax.data.source import Sample, Source, UnreadableImage
 from hypersphere_jax.data.subsets import Concatenated, fold
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.extras import how_to_install
+from hypersphere_jax.utils.files import read_json
 
 FORMAT = "array_record"  # the format with random access
 MODES = {1: "L", 4: "RGBA"}  # Pillow's mode by the number of channels, otherwise RGB
 DIGEST_BYTES = 16384  # at both ends of each file
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of `features.json`
+TFDS_CLASS = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 
 
 class NotPrepared(UserError):
@@ -42,7 +48,7 @@ class TfdsSource:
 
         self._folder = Path(folder)
         self._split = split
-        builder = tfds.builder_from_directory(self._folder)
+        builder = _open_builder(self._folder)
         features = builder.info.features
         self._image = _feature_name(features, tfds.features.Image, "image")
         self._label = _feature_name(features, tfds.features.ClassLabel, "label")
@@ -142,8 +148,8 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
       UserError: for a damaged data set, or without TFDS.
     """
     try:
-        from tensorflow_datasets.core.read_only_builder import builder_from_files
-        from tensorflow_datasets.core.registered import DatasetNotFoundError
+        from tensorflow_datasets.core.read_only_builder import _find_builder_dir
+        from tensorflow_datasets.core.utils.error_utils import record_error_context
     except ModuleNotFoundError as error:
         how = f"for data sets by name, {how_to_install('tensorflow_datasets')}"
         raise UserError(f"{name} is not a file or folder; {how}") from error
@@ -152,19 +158,19 @@ def find_prepared(name: str, data_dir: Path | str | None = None) -> tuple[Path, 
     option = f" --data-dir {data_dir}" if data_dir else ""
     command = f"`{program()} data prepare {name}{option}`"
     try:
-        builder = builder_from_files(name, data_dir=str(root))
-        formats = [available.value for available in builder.info.available_file_formats()]
-    except Exception as error:  # TFDS documents no common type
-        exists = (root / re.split("[/:]", name)[0]).is_dir()
-        if exists and not isinstance(error, DatasetNotFoundError):
-            message = f"{name} in {root} cannot be read ({reason(error)})"
-            raise UserError(f"{message}: move it away, then run {command}") from error
+        with record_error_context():
+            folder = _find_builder_dir(name, data_dir=str(root))
+    except Exception:  # TFDS documents no common type
+        folder = None
+    if folder is None:
         message = f"{name} is not prepared in {root}: run {command}"
-        if exists:
+        if (root / name).is_dir():
             message += f", or name a config as {name}/CONFIG"
         elif not data_dir:
             message += ", or name the folder of its images with data_dir="
-        raise NotPrepared(message) from error
+        raise NotPrepared(message)
+    builder = _open_builder(Path(folder))
+    formats = [available.value for available in builder.info.available_file_formats()]
     if FORMAT not in formats:
         message = f"{builder.data_path} is prepared as {', '.join(formats)}, not as {FORMAT}"
         raise NotPrepared(f"{message}: move it away, then run {command}")
@@ -194,6 +200,43 @@ def data_root(data_dir: Path | str | None) -> Path:
     """Return the folder of prepared data sets; defaults to TFDS's own."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return Path(data_dir or default).expanduser().absolute()
+
+
+def _open_builder(folder: Path) -> Any:
+    """Return TFDS's builder of a folder, unless that would run code of others.
+
+    TFDS imports the modules of all classes that `features.json` names.
+
+    Raises:
+      UserError: for damaged JSON, and for classes from other packages than TFDS.
+    """
+    import tensorflow_datasets as tfds
+
+    advice = f"move {folder} away, then prepare the data set again"
+    read_json(folder / "dataset_info.json", ("name", "version"), advice)
+    file = folder / "features.json"
+    for name in _class_names(read_json(file, advice=advice)):
+        message = f"{file} names {name!r}, which is not a class of TensorFlow Datasets: {advice}"
+        require(TFDS_CLASS.fullmatch(name) is not None, message)
+    try:
+        return tfds.builder_from_directory(folder)
+    except Exception as error:  # TFDS documents no common type
+        raise UserError(f"{folder} cannot be read ({reason(error)}): {advice}") from error
+
+
+def _class_names(value: Any) -> Iterator[str]:
+    """Yield the names of classes in JSON, also in JSON inside of strings."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from _class_names(json.loads(value))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _class_names(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in CLASS_KEYS and isinstance(item, str):
+                yield item
+            yield from _class_names(item)
 
 
 def _feature_name(features: Any, kind: type, default: str) -> str | None:

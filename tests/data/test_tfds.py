@@ -1,9 +1,12 @@
 """Data sets of TensorFlow Datasets, read without TensorFlow."""
 
+import json
 import pickle
 import sys
 
 import numpy as np
+import processes
+import pytest
 from data_cases import equal, images, why
 from tfds_cases import example, noise, write
 
@@ -110,3 +113,57 @@ def test_only_other_formats_are_prepared_again(tmp_path):
     assert "tfrecord" in why(open_tfds, "cones", tmp_path)
     if "tensorflow" not in sys.modules:
         assert "TensorFlow" in why(prepare, "cones", tmp_path)
+
+
+def write_foreign_classes(root, where="shapes/1.0.0"):
+    """Write a data set that names a class next to it, in each form that TFDS reads."""
+    (root / "shapes").mkdir(exist_ok=True)
+    (root / "shapes/evil.py").write_text("open(__file__ + '.ran', 'w')")
+    file = write(root, SPLITS, where) / "features.json"
+    whole, evil = json.loads(file.read_text()), {"type": "shapes.evil.Feature", "content": {}}
+    features = "tensorflow_datasets.core.features"
+    inner = json.dumps({"feature": evil, "length": 2})
+    for label in (
+        {"pythonClassName": "shapes.evil.Feature", "classLabel": {"numClasses": "2"}},
+        {"python_class_name": "shapes.evil.Feature", "tensor": {}},
+        {
+            "pythonClassName": f"{features}.sequence_feature.Sequence",
+            "jsonFeature": {"json": f" {inner}"},
+        },
+    ):
+        whole["featuresDict"]["features"]["label"] = label
+        file.write_text(json.dumps(whole))
+        yield
+    whole = {"type": f"{features}.features_dict.FeaturesDict", "content": {"label": evil}}
+    text = json.dumps(whole)
+    for content in (text, text.replace("{", '{"type": "", ', 1)):  # TFDS uses the last key
+        file.write_text(content)
+        yield
+
+
+def test_foreign_classes_are_refused_before_they_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    elsewhere = tmp_path / "shapes/.config/metadata.json"
+    elsewhere.parent.mkdir(parents=True)
+    for where in ("shapes/1.0.0", "other/deeply/nested/1.0.0"):
+        if where.startswith("other"):
+            (tmp_path / "shapes/1.0.0/features.json").unlink()
+            elsewhere.write_text('{"default_config_name": "../other/deeply/nested"}')
+        for _ in write_foreign_classes(tmp_path, where):
+            for action, *arguments in (
+                (open_tfds, "shapes", tmp_path),
+                (open_tfds, "Shapes", tmp_path),  # the same name for TFDS
+                (prepare, "shapes", tmp_path),
+                (TfdsSource, tmp_path / where, "train"),
+            ):
+                assert "shapes.evil.Feature" in why(action, *arguments)
+    assert "shapes.evil" not in sys.modules and not list(tmp_path.rglob("*.ran"))
+
+
+@pytest.mark.slow
+def test_command_line_refuses_foreign_classes(tmp_path):
+    for _ in write_foreign_classes(tmp_path):
+        command = ("run.py", "data", "inspect", "shapes", "--data-dir", str(tmp_path))
+        done = processes.python(*command, env=processes.environment(PYTHONPATH=str(tmp_path)))
+        assert done.returncode == 2 and done.stdout == "" and "shapes.evil.Feature" in done.stderr
+        assert not list(tmp_path.rglob("*.ran"))
