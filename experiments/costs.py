@@ -23,10 +23,13 @@ from hypersphere_jax.configs import (
     PretrainConfig,
     section,
 )
-from hypersphere_jax.data import image_files, text, tfds
+from hypersphere_jax.data import image_files, tfds
 from hypersphere_jax.data.subsets import long_tailed_counts
-from hypersphere_jax.data.text import labelled, reading
 from hypersphere_jax.data.threads import end_with_parent
+from hypersphere_jax.text.corpus import open_corpus
+from hypersphere_jax.text.labelled import TASKS as TEXT_TASKS
+from hypersphere_jax.text.text_data import is_text
+from hypersphere_jax.text.text_files import text_files
 from hypersphere_jax.training import distributed
 
 FILE = Path(__file__).with_name("step_costs.json")
@@ -199,8 +202,8 @@ def sentences(config: DataConfig, laptop: bool) -> int:
         return NOVELS if laptop else SENTENCES
     where = Path(config.data_dir).expanduser()
     if (where / "corpus.json").is_file():
-        return len(text.open_corpus(where)[0])
-    files = reading.text_files(where)
+        return len(open_corpus(where)[0])
+    files = text_files(where)
     return round(sum(file.stat().st_size / SENTENCE[file.suffix == ".gz"] for file in files))
 
 
@@ -211,10 +214,10 @@ def is_here(name: str, data_dir: str | None) -> bool:
     place = folder_of(name, data_dir)
     where = None if place is None else Path(place).expanduser()
     if name == "books":
-        return where is not None and data.is_text(where)
+        return where is not None and is_text(where)
     if name == "sentiment":
-        names = [labelled.NAMED[task] for task in ("mr", "cr")]
-        return where is not None and all(any(where.glob(f"{each}.pos*")) for each in names)
+        files = [f"{stem}.pos*" for stem in TEXT_TASKS.values()]
+        return where is not None and all(any(where.glob(file)) for file in files)
     if where is not None and (where.is_file() or image_files.is_image_tree(where)):
         return True
     return any((tfds.data_root(where) / name).glob("*/dataset_info.json"))

@@ -10,8 +10,9 @@ import numpy as np
 from experiments.predictions import COLUMN, Predictions
 from experiments.statistics import Rows
 from hypersphere_jax import data
-from hypersphere_jax.configs import DepthConfig, MetricsConfig, ProbeConfig
-from hypersphere_jax.evaluate import depth_verb
+from hypersphere_jax.configs import MetricsConfig, ProbeConfig
+from hypersphere_jax.depth.config import DepthConfig
+from hypersphere_jax.depth.protocol import run_depth
 from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe
@@ -151,7 +152,7 @@ def _depth(folder: Path, step: int | None, evaluation: Evaluation) -> dict[str, 
     row = {}
     for layer in evaluation.layers:
         config = DepthConfig((str(folder),), layer=layer, folds=evaluation.folds or 0, step=step)
-        (errors,) = depth_verb.run_depth(config).results
+        (errors,) = run_depth(config).results
         row[f"{layer}_mse"] = errors["mse"]
         row |= {f"{layer}_mse_cv": errors["cv_mse"]} if evaluation.folds else {}
     return row

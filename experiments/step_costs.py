@@ -19,8 +19,8 @@ import numpy as np
 from experiments.costs import DIM, FILE, VOCABULARY, key, plain, shape_of
 from hypersphere_jax import data, models
 from hypersphere_jax.configs import DataConfig, PretrainConfig
-from hypersphere_jax.data.text.packing import END, SPECIAL, pack
 from hypersphere_jax.moco import queue_init
+from hypersphere_jax.text.packing import END, SPECIAL, pack
 from hypersphere_jax.training import resolve
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import Momentum, init_state, make_step_of, scalars_of

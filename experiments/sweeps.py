@@ -17,7 +17,6 @@ import jax
 from experiments import predictions, workers
 from experiments.protocols import Evaluation, evaluate
 from experiments.statistics import Rows
-from hypersphere_jax import data
 from hypersphere_jax.configs import (
     DataConfig,
     Diverged,
@@ -26,7 +25,8 @@ from hypersphere_jax.configs import (
     section,
     to_dict,
 )
-from hypersphere_jax.data import text
+from hypersphere_jax.text.labelled import load_labelled
+from hypersphere_jax.text.packing import SPECIAL
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.vmapped import train_vmapped
@@ -72,12 +72,12 @@ def sweep(
       UserError: when the data are missing.
       Stopped: on a signal, once the state of the runs that train is saved.
     """
-    for config in {section(one.config, DataConfig) for one in planned}:
-        data.load(config)
+    for config in {section(one.config, DataConfig): one.config for one in planned}.values():
+        run_dir.open_data(config)
     for task, folder in {
         (t, one.evaluation.tasks_dir) for one in planned for t in one.evaluation.tasks
     }:
-        data.load_labelled(task, folder and Path(folder), text.SPECIAL)
+        load_labelled(task, folder and Path(folder), SPECIAL)
     if retry:
         for one in planned:
             _failure(one).unlink(missing_ok=True)

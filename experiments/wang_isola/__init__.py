@@ -20,6 +20,6 @@ OTHERS = {
     "wang-isola/figure1": "an illustration of alignment and uniformity",
     "wang-isola/figure2": "an illustration of linear separability",
     "wang-isola/figure6": "code of the two losses: `align_loss`, `uniform_loss`",
-    "wang-isola/table6": "the layers of the depth predictor: `models/depth_predictor.py`",
+    "wang-isola/table6": "the layers of the depth predictor: `depth/predictor.py`",
     "wang-isola/table7": "the classes of ImageNet-100: `experiments/paper_tables/`",
 }

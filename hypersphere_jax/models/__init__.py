@@ -6,6 +6,7 @@
 
 import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -18,17 +19,17 @@ from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
-from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
 
+# Text gives the name of its class, since imports go down.
 MODELS: dict[str, Any] = {
     "small_cnn": SmallCNN,
     "small_alexnet": SmallAlexNet,
     "resnet18": ResNet18,
     "resnet34": ResNet34,
     "resnet50": ResNet50,
-    "sentence_gru": SentenceGRU,
+    "sentence_gru": "hypersphere_jax.text.sentence_gru:SentenceGRU",
 }
 
 Apply = Callable[..., tuple[dict[str, jax.Array], Tree]]
@@ -43,14 +44,14 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
 
     Returns:
       apply: `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)`, with `x`
-        float32 `[n, image_size, image_size, channels]`, or `packing.Packed` sentences (or integers
-        `[n, words]`, see `SentenceGRU`), and `outputs` a dict of the named layers,
-        float32; `"output"` is `[n, dim]` of unit norm. When training, batch normalization uses
-        the statistics of the batch, and the running ones come back updated; else they come back
-        as they are. Which batch is the config's choice, where `axis_name` is the mapped axis over
-        which the global batch lies: all of it ("sync"), this device's part ("local"), or each of
-        `bn_groups` equal parts of the global one, consecutive samples in the devices' order
-        ("split"; the running statistics that come back are those of this device's groups).
+        float32 `[n, image_size, image_size, channels]`, or sentences (see `text.sentence_gru`), and
+        `outputs` a dict of the named layers, float32; `"output"` is `[n, dim]` of unit norm. When
+        training, batch normalization uses the statistics of the batch, and the running ones come
+        back updated; else they come back as they are. Which batch is the config's choice, where
+        `axis_name` is the mapped axis over which the global batch lies: all of it ("sync"), this
+        device's part ("local"), or each of `bn_groups` equal parts of the global one, consecutive
+        samples in the devices' order ("split"; the running statistics that come back are those of
+        this device's groups).
       params: nested dict of float32 arrays.
       stats: running statistics of batch normalization, nested dict of float32 arrays.
 
@@ -73,7 +74,13 @@ def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
 
 
 def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
-    return MODELS[config.model](config, rngs=nnx.Rngs(key))
+    return network_class(config.model)(config, rngs=nnx.Rngs(key))
+
+
+def network_class(name: str) -> Any:
+    """Return the class of a network in `MODELS`."""
+    network = MODELS[name]
+    return pkgutil.resolve_name(network) if isinstance(network, str) else network
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
@@ -122,7 +129,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
     config = section(config, ModelConfig)
     name, size = config.model, config.image_size
     require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
-    needed = ("vocabulary_size",) if config.reads_text else ("image_size", "in_channels")
+    needed = getattr(network_class(name), "required", ("image_size", "in_channels"))
     require(
         all(getattr(config, field) is not None for field in needed),
         f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
@@ -134,7 +141,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
     )
     if config.reads_text or config.network is not None:
         return config
-    least = MODELS[name].min_image_size
+    least = network_class(name).min_image_size
     require(
         size >= least,
         f"{name} needs images of at least {least} pixels, not {size}: choose another model=, or "
@@ -156,20 +163,20 @@ def with_classifier(params: Tree, other: Tree) -> Tree:
 
 def before_head(name: str) -> str:
     """The layer of a model that enters the head: "backbone", or "fc7" of SmallAlexNet."""
-    return [layer for layer in MODELS[name].layers if layer not in heads.LAYERS][-1]
+    return [layer for layer in network_class(name).layers if layer not in heads.LAYERS][-1]
 
 
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes (for one image) of a model's layers, in the network's order."""
     apply, params, stats = abstract(config)
     if config.reads_text:
-        x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+        x = network_class(config.model).example(config)
     else:
         # Two images, as a custom network may confuse one image with its batch.
         x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.in_channels), jnp.float32)
     shapes, _ = jax.eval_shape(lambda p, s, x: apply(p, s, x, False), params, stats, x)
     # Tracing sorts the keys of a dict, so the order comes from the model's own list.
-    order = shapes if config.network is not None else MODELS[config.model].layers
+    order = shapes if config.network is not None else network_class(config.model).layers
     return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import augment, data
+from hypersphere_jax import augment
 from hypersphere_jax.augment.recipes import Recipe
 from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
@@ -50,7 +50,7 @@ def draw_pictures(
         missing = [name for name in drawn if redraw or not (figures / name).is_file()]
         if not missing:
             return
-        dataset = data.load(config) if config else run_dir.load_data(Path(folder))
+        dataset = run_dir.open_data(config) if config else run_dir.load_data(Path(folder))
         encoder = run_dir.load_encoder(Path(folder), config=saved)
         for name in missing:
             drawn[name](encoder, dataset, figures / name)

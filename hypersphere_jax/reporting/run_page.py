@@ -74,14 +74,14 @@ def next_commands(folder: Path) -> list[str]:
     has_test = data.get("test_split", True)
     if not has_test:
         metrics += " --split train"
-    if config.get("model.vocabulary"):
+    if config.get("vocabulary_size"):
         options = "--data mr cr --data-dir FOLDER --protocols quick_thought knn"
         verbs = [metrics, f"probe {run} {options}"]
-    elif str(config.get("data.recipe")).startswith("nyu_depth"):
+    elif str(config.get("recipe")).startswith("nyu_depth"):
         verbs = [f"depth {run}", metrics]
     elif not has_test or not data.get("labels", True):
         verbs = [metrics]
-    elif config.get("model.num_classes"):
+    elif config.get("num_classes"):
         verbs = [f"probe {run}", metrics]
     else:
         verbs = [f"probe {run}", metrics, f"finetune {run}"]

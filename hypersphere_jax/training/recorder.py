@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hypersphere_jax import text
 from hypersphere_jax.configs import Diverged, UserError, require
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
@@ -60,9 +61,8 @@ class RunRecord:
         run_dir.add_session(
             setup.config, setup.devices, setup.digest, self._command, setup.dataset, details
         )
-        vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
-        if vocabulary is not None:
-            run_dir.write_vocabulary(self.folder, vocabulary)
+        if setup.config.reads_text:
+            text.write_run_vocabulary(self.folder, setup.dataset)
 
     @property
     def last_record(self) -> Record:

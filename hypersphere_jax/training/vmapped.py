@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import data, models
+from hypersphere_jax import models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import vmapped_batches
@@ -67,7 +67,7 @@ def train_vmapped(
     folders = [run_dir.folder_of(config).resolve() for config in configs]
     for folder in folders:
         require(folders.count(folder) == 1, f"two encoders would be trained in {folder}")
-    load = functools.cache(data.load)
+    load = functools.cache(run_dir.open_data)
     setups = [set_up(config, load) for config in configs]
     outcomes: dict[int, Path | Diverged] = {}
     for group in _groups(setups):
