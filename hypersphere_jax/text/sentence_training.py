@@ -121,7 +121,7 @@ def sentence_eval_batches(source: Source, size: int) -> Iterator[Batch]:
     """Yield all sentences of a source in batches, one sentence per row."""
     for start in range(0, len(source), size):
         indices = np.arange(start, min(len(source), start + size))
-        samples = [source[i] for i in indices]
+        samples = [source[int(i)] for i in indices]
         words = np.stack([sample["image"] for sample in samples])
         longest = np.flatnonzero(words.any(axis=0))[-1] + 1
         width = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

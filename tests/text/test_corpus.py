@@ -1,28 +1,29 @@
-"""Corpora of text: what the files hold, in splits, stopped and continued, kept in a cache."""
+"""Corpora of text: content, splits, damage, and the cache."""
 
 import collections
-import itertools
-import json
+import os
 import pickle
 import shutil
 from concurrent import futures
-from functools import partial
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from data_cases import made, read_back, write
+from corpora import made, read_back
 
-from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, PrepareTextConfig, UserError
-from hypersphere_jax.data import text
-from hypersphere_jax.data.text import prepare as prepare_module
-from hypersphere_jax.data.text import rules
-from hypersphere_jax.data.text.corpus import Corpus
-from hypersphere_jax.utils import files
+from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
+from hypersphere_jax.text import prepare
+from hypersphere_jax.text.corpus import Corpus, open_corpus
+from hypersphere_jax.text.prepare import PrepareTextConfig, prepare_text
+from hypersphere_jax.text.text_data import find_text, load_corpus, load_text
 
 
-def test_corpus_is_what_the_files_hold(library, tmp_path):
+def contents(folder):
+    """Return the bytes of each file of a corpus."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder): file.read_bytes() for file in files}
+
+
+def test_corpus_contains_the_sentences_of_the_files(library, tmp_path):
     root, documents = library
     options = {"vocabulary": 40, "max_tokens": 8, "held_out": 0.1, "form": "sentences"}
     splits = made(root, tmp_path / "out", **options)
@@ -38,15 +39,17 @@ def test_corpus_is_what_the_files_hold(library, tmp_path):
         assert corpus.documents.tolist() == [0, *np.cumsum([len(part) for part in parts])]
         lengths = [len(words) + 1 for words in shown]
         assert corpus.lengths.tolist() == lengths
-        said = {"documents": len(parts), "sentences": len(sentences), "tokens": sum(lengths)}
+        counted = {"documents": len(parts), "sentences": len(sentences), "tokens": sum(lengths)}
         unknown = sum(words.count("<unk>") for words in shown)
-        said |= {"cut": sum(len(s) > 7 for s in sentences), "unknown": unknown}
-        assert {name: corpus.counts[name] for name in said} == said and min(said.values()) > 0
-    files = json.loads((tmp_path / "out/corpus.json").read_text())["files"]
-    assert [name for name, _ in files] == [*documents, "empty.txt"]
+        counted |= {"cut": sum(len(s) > 7 for s in sentences), "unknown": unknown}
+        assert {name: corpus.counts[name] for name in counted} == counted
+        assert min(counted.values()) > 0
+        statistics = corpus.statistics()
+        assert statistics["words_mean"] == pytest.approx(np.mean(lengths) - 1)
+        assert statistics["unknown_share"] == pytest.approx(unknown / (sum(lengths) - len(lengths)))
 
 
-def test_source(library, tmp_path):
+def test_corpus_is_a_source(library, tmp_path):
     train, _ = made(library[0], tmp_path / "out", max_tokens=9)
     assert train.image_shape == (9,) and train.class_names == () and len(pickle.dumps(train)) < 1000
     assert train.labels.dtype == train.lengths.dtype == np.int32 and (train.labels == -1).all()
@@ -70,177 +73,129 @@ def test_digest_changes_with_text_and_options(library, tmp_path):
     assert made(library[0], tmp_path / "same")[0].digest in digests
 
 
-def test_words_are_counted_in_the_training_part(tmp_path):
+def test_vocabulary_is_that_of_the_training_part(tmp_path):
     (tmp_path / "t.txt").write_text("b b a.\n\nc a d.\n\nzebra zebra zebra.\n\n")
     train, held_out = made(tmp_path / "t.txt", tmp_path / "out", held_out=0.34)
     assert train.vocabulary[3:] == (".", "a", "b", "c", "d")  # ties in alphabetical order
     assert read_back(train) == ["b b a .", "c a d ."]
-    assert held_out is None  # of one sentence
+    assert held_out is None  # a single sentence
     assert read_back(Corpus(tmp_path / "out", "held_out")) == ["<unk> <unk> <unk> ."]
 
 
-def test_held_out_is_rounded_down(tmp_path):
+@pytest.mark.parametrize(("share", "held"), [(0.05, 5), (0.29, 29), (0.157, 15), (0, 0)])
+def test_held_out_part_is_rounded_down(tmp_path, share, held):
     (tmp_path / "t.txt").write_text("\n".join(f"Number {i}." for i in range(100)))
-    for share, held in ((0.05, 5), (0.29, 29), (0.157, 15), (0, 0)):
-        train, _ = made(tmp_path / "t.txt", tmp_path / str(share), held_out=share)
-        assert len(Corpus(tmp_path / str(share), "held_out")) == held == 100 - len(train)
+    train, _ = made(tmp_path / "t.txt", tmp_path / "out", held_out=share)
+    assert len(Corpus(tmp_path / "out", "held_out")) == held == 100 - len(train)
 
 
-def test_damage(library, tmp_path):
+def test_more_words_than_two_bytes_can_number(tmp_path):
+    words = [f"w{i}" for i in range(66_000)]
+    (tmp_path / "t.txt").write_text(
+        "\n".join(" ".join(words[i : i + 60]) for i in range(0, 66_000, 60))
+    )
+    options = {"held_out": 0, "vocabulary": 100_000, "form": "sentences"}
+    train, _ = made(tmp_path / "t.txt", tmp_path / "out", **options)
+    assert " ".join(read_back(train)).split() == words
+
+
+def test_damage_is_detected(library, tmp_path):
     out = tmp_path / "out"
     made(library[0], out)
     for name, whole in contents(out).items():
-        middle = len(whole) // 2
-        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        for content in (whole[:-3], flipped):
-            (out / name).write_bytes(content)
-            with pytest.raises(UserError, match=f"{out}.* (damaged|no prepared corpus|not JSON)"):
-                text.open_corpus(out)
+        (out / name).write_bytes(whole[:-3])
+        with pytest.raises(UserError, match=str(out)):
+            open_corpus(out)
+        if name.suffix == ".npy":
+            middle = len(whole) // 2
+            flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+            (out / name).write_bytes(flipped)
+            with pytest.raises(UserError, match=str(out)):
+                open_corpus(out)
         (out / name).write_bytes(whole)
-    cut = (library[0] / "a/z.txt.gz").read_bytes()[:-20]
-    write(tmp_path, {"full/thesis.pdf": b"", "cut.txt.gz": cut})
-    for message, raw, folder in (
-        ("no .txt or .txt.gz file", "full", "a"),
-        ("damaged or cut short", "cut.txt.gz", "d"),
-        ("lies in", library[0], library[0] / "a/out"),
-        ("something else", library[0], "full"),
-    ):
-        with pytest.raises(UserError, match=message):
-            prepare(tmp_path / raw, tmp_path / folder)
-    assert (tmp_path / "full/thesis.pdf").exists()
+    open_corpus(out)
 
 
-def test_load(library, tmp_path, caplog):
+def test_other_files_are_left_alone(library, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.pdf").touch()
+    for out in (tmp_path / "full", library[0] / "a/out"):
+        with pytest.raises(UserError, match="out="):
+            prepare_text(PrepareTextConfig(str(library[0]), str(out)))
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.pdf"]
+
+
+def test_an_interrupted_preparation_leaves_nothing(library, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for name in ("tokenize", "write_json"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(prepare, name, interrupt)
+            prepare_text(PrepareTextConfig(str(library[0]), str(tmp_path / "out")))
+        assert not list(tmp_path.iterdir())
+
+
+def test_text_of_a_config(library, tmp_path):
     root = str(library[0])
     config = DataConfig(data="books", data_dir=root, max_tokens=9)
-    dataset = data.load(config)
-    assert dataset.recipe == "sentences" and dataset.pretrain is dataset.train
+    dataset = load_text(config)
+    assert dataset.pretrain is dataset.train
     assert dataset.train.max_tokens == 9 and len(dataset.test) == 8
     kept = str(dataset.train.folder)
     for same in (DataConfig(data=root, max_tokens=9), DataConfig(data=kept), config):
-        assert data.load(same).digest() == dataset.digest()
-    tokens = dataset.train.folder / "train" / "tokens.bin"
-    tokens.unlink()
-    tokens.write_bytes(bytes(dataset.train.rows(0, len(dataset.train))[0].nbytes // 2))
-    again = data.load(config)
-    assert "is damaged" in caplog.text and "it is prepared again" in caplog.text
-    assert again.train.text(0) == dataset.train.text(0) and again.digest() == dataset.digest()
-    other = data.load(DataConfig(data=f"{root}/a.txt", recipe="sentences"))
+        assert load_text(same).digest() == dataset.digest()
+        assert find_text(same) is not None
+    other = load_text(DataConfig(data=f"{root}/a.txt"))
     assert other.train.max_tokens == 64 and other.train.folder != dataset.train.folder
-    for options in ({"data": kept, "max_tokens": 12}, {"data": root, "fraction": 0.5}):
-        with pytest.raises(UserError, match=r"was prepared with 9|is for images"):
-            data.load(DataConfig(**options))
-    # Images beside text are images.
-    for file, found in (("labels.txt", tmp_path), ("1.JPG", None)):
-        (tmp_path / file).write_text("A cat.")
-        assert data.text_folder(DataConfig(data=str(tmp_path))) == found
+    refused = ({"data": kept, "max_tokens": 12}, {"data": root, "fraction": 0.5}, {"data": "books"})
+    for options in refused:
+        with pytest.raises(UserError, match=list(options)[-1]):
+            load_text(DataConfig(**options))
+    with pytest.raises(UserError, match="digits"):
+        load_text(PretrainConfig(model="sentence_gru"))
 
 
-def contents(folder):
-    """The bytes of each file of a corpus."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {file.relative_to(folder): file.read_bytes() for file in files}
+def test_folders_of_images_with_a_list_are_not_text(tmp_path):
+    (tmp_path / "labels.txt").write_text("A cat.")
+    assert find_text(DataConfig(data=str(tmp_path))) == tmp_path
+    (tmp_path / "1.jpg").touch()
+    assert find_text(DataConfig(data=str(tmp_path))) is None
+    assert find_text(DataConfig()) is None
 
 
-def prepare(raw, out, track=iter, **options):
-    return text.prepare_text(PrepareTextConfig(str(raw), str(out), **options), track)
-
-
-def stopping(after, files):
-    yield from itertools.islice(files, after)
-    raise KeyboardInterrupt
-
-
-def test_goes_on_with_the_file_that_was_being_read(library, tmp_path, monkeypatch):
-    (root, documents), out, read, words = library, tmp_path / "out", [], rules.words
-
-    def counted(sentence):
-        read.append(sentence)
-        if len(read) == 60:  # the 20th of the second file
-            raise KeyboardInterrupt
-        return words(sentence)
-
-    monkeypatch.setattr(rules, "words", counted)
-    for track in (iter, *(partial(stopping, after) for after in range(6))):
-        with pytest.raises(KeyboardInterrupt):
-            prepare(root, out, track, form="sentences")
-    with monkeypatch.context() as patch, pytest.raises(KeyError):
-        patch.setattr("hypersphere_jax.data.text.prepare.write_json", lambda *_: {}["corpus.json"])
-        prepare(root, out, form="sentences")
-    with pytest.raises(UserError, match=r"corpus\.json: No such file .* prepare-text makes"):
-        text.open_corpus(out)
-    assert prepare(root, out, form="sentences")
-    assert len(read) == 20 + sum(map(len, documents.values()))  # what was read is not read again
-    made(root, tmp_path / "whole", form="sentences")
-    assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_a_corpus_of_other_files_or_options_is_left_alone(library, tmp_path):
-    root, out, begun, raw = library[0], tmp_path / "out", tmp_path / "begun", tmp_path / "raw"
-    assert prepare(root, out) and not prepare(root, out)
-    whole = contents(out)
-    others = ({"max_tokens": 63}, {"vocabulary": 7}, {"held_out": 0.1}, {"form": "prose"})
-    for place, options in [(root / "a.txt", {}), *((root, other) for other in others)]:
-        with pytest.raises(UserError, match="corpus of other files or options"):
-            prepare(place, out, **options)
-    shutil.copytree(root, raw)
-    (raw / "a.txt").write_bytes((root / "a.txt").read_bytes().replace(b"w", b"v"))
-    for options in ({"max_tokens": 7}, {"form": "prose"}, {}):  # what they read is not used
-        with pytest.raises(KeyboardInterrupt):
-            prepare(raw, begun, partial(stopping, 3), **options)
-    shutil.copyfile(root / "a.txt", raw / "a.txt")
-    assert prepare(raw, begun) and contents(begun) == whole == contents(out)
-
-
-def test_processes_wait_for_each_other(library, tmp_path):
-    with futures.ThreadPoolExecutor() as pool:
-        waiting = []
-
-        def track(files):
-            waiting.append(pool.submit(prepare, library[0], tmp_path / "out"))
-            assert not futures.wait(waiting, 0.3).done
-            return files
-
-        assert prepare(library[0], tmp_path / "out", track) and waiting[0].result()
-        assert len(waiting) == 1
-
-
-def test_prepared_on_the_fly_once(library, tmp_path, caplog):
+def test_text_is_prepared_once(library, tmp_path, home, caplog):
     options = (50_000, 64)
     caplog.set_level("INFO", "hypersphere_jax")
-    folder = text.prepared(library[0], *options)
-    assert f"kept for the next time in {folder}" in caplog.text
-    assert text.prepared(library[0], *options) == folder and len(caplog.messages) == 1
-    assert list(folder.parent.iterdir()) == [folder]
-    others = {text.prepared(library[0], *some) for some in ((9, 64), (50_000, 9))}
-    assert len({folder} | others) == 3
-    for animal in ("cat", "horse"):  # text that changed is prepared anew
+    train, _ = load_corpus(library[0], *options)
+    assert str(train.folder) in caplog.text and train.folder.is_relative_to(home)
+    modified = os.stat(train.folder / "corpus.json").st_mtime_ns
+    again, _ = load_corpus(library[0], *options)
+    assert os.stat(again.folder / "corpus.json").st_mtime_ns == modified
+    folders = {load_corpus(library[0], *some)[0].folder for some in ((9, 64), (50_000, 9))}
+    assert len({train.folder} | folders) == 3
+    for animal in ("cat", "horse"):
         (tmp_path / "t.txt").write_text(f"The {animal} sat. The {animal} ate.")
-        train, _ = text.open_corpus(text.prepared(tmp_path / "t.txt", *options))
-        assert train.text(0) == f"the {animal} sat ."
+        assert load_corpus(tmp_path / "t.txt", *options)[0].text(0) == f"the {animal} sat ."
 
 
-def test_a_cached_corpus_is_removed_only_where_it_is_damaged(tmp_path, monkeypatch):
-    (tmp_path / "t.txt").write_text("The cat sat. The cat ate.")
-    again = partial(text.prepared, tmp_path / "t.txt", 1000, 16)
-    folder = again()
-    (folder / "mine.txt").write_text("of mine")
-    whole = contents(folder)
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="Too many open files"):
-        patch.setattr(files, "_at_once", Mock(side_effect=OSError(24, "Too many open files")))
-        again()
-    assert contents(folder) == whole
-    (folder / "vocabulary.txt").write_text("damaged")
-    made = []
+def test_a_damaged_cache_is_replaced(library):
+    train, _ = load_corpus(library[0], 1000, 16)
+    whole = contents(train.folder)
+    for name in whole:
+        (train.folder / name).write_bytes(whole[name][:-5])
+        assert load_corpus(library[0], 1000, 16)[0].folder == train.folder
+        assert contents(train.folder) == whole
 
-    def meanwhile(place):
-        """Another process, too, sees the damage, and is done before this one goes on."""
-        monkeypatch.setattr(prepare_module, "open_corpus", text.open_corpus)
-        again()
-        made.append((folder / "corpus.json").stat().st_mtime_ns)
-        raise UserError("is damaged")
 
-    monkeypatch.setattr(prepare_module, "open_corpus", meanwhile)
-    assert again() == folder and (folder / "corpus.json").stat().st_mtime_ns == made[0]
-    found = contents(folder)
-    assert {name: found[name] for name in whole} == whole
+def test_processes_prepare_text_once(library, monkeypatch):
+    prepared = []
+
+    def counted(config):
+        prepared.append(config)
+        prepare_text(config)
+
+    monkeypatch.setattr("hypersphere_jax.text.text_data.prepare_text", counted)
+    with futures.ThreadPoolExecutor() as pool:
+        corpora = [pool.submit(load_corpus, library[0], 1000, 16) for _ in range(3)]
+        assert len({corpus.result()[0].digest for corpus in corpora}) == len(prepared) == 1

@@ -1,4 +1,4 @@
-"""Labelled sentences: pairs of files and tables, in the forms that occur."""
+"""Labelled sentences: pairs of files and tables."""
 
 import gzip
 
@@ -6,112 +6,72 @@ import numpy as np
 import pytest
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.data import text
+from hypersphere_jax.text.labelled import load_labelled
 
 POSITIVE = ["it 's a gem .", "clichés , but loved ones — all !", "…"]
 NEGATIVE = ["don't bother .", "dull"]
 VOCABULARY = ("<pad>", "<end>", "<unk>", ".", "'s", "do", "dull", "gem", "it", "n't")
-ROWS = [("good", "so good"), ("bad", "so bad"), ("good", 'a " gem " , no less'), ("bad", "dull")]
-WORDS = ("<pad>", "<end>", "<unk>", "a", "gem", '"', ",", "no", "less", "so", "good", "bad", "dull")
 
 
-def table(*rows, order=(0, 1)):
-    return "".join("\t".join(row[i] for i in order) + "\n" for row in rows)
-
-
-def opened(path, content):
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return text.open_labelled(str(path), None, WORDS, 9)[0]
-
-
-def read_back(source):
-    return [" ".join(WORDS[token] for token in row if token > 1) for row in source.tokens]
-
-
-def test_pair(tmp_path, caplog):
-    """As MR is: Latin-1 (Windows'), and a space at the end of lines."""
-    stem, positive = str(tmp_path / "rt-polarity"), " \r\n\r\n".join(POSITIVE) + "\r\n"
+def test_pair_of_files(tmp_path, caplog):
+    """Files like MR's: Windows-1252, and a space at the end of lines."""
+    positive = " \r\n\r\n".join(POSITIVE) + "\r\n"
     (tmp_path / "rt-polarity.pos").write_bytes(positive.encode("cp1252"))
     (tmp_path / "rt-polarity.neg.gz").write_bytes(gzip.compress("\n".join(NEGATIVE).encode()))
+    stem = str(tmp_path / "rt-polarity")
     names = [stem + ending for ending in ("", ".pos", ".neg", ".neg.gz")]
     for name, folder in (*((name, None) for name in names), ("mr", tmp_path)):
         caplog.clear()
-        source, test = text.open_labelled(name, folder, VOCABULARY, 6)
-        assert caplog.messages == [f"{stem}: 1 of 5 sentences are cut at 5 words"]
-        assert source.class_names == ("neg", "pos") and test is None and source.origin == stem
+        dataset = load_labelled(name, folder, VOCABULARY, 6)
+        source = dataset.train
+        assert len(caplog.messages) == 1
+        assert source.class_names == ("neg", "pos") and dataset.test is None
         assert source.tokens.dtype == source.labels.dtype == np.int32 and len(source) == 5
         assert source.tokens[:2].tolist() == [[5, 9, 2, 3, 1, 0], [6, 1, 0, 0, 0, 0]]
-        assert source.tokens[2:4].tolist() == [[8, 4, 2, 7, 3, 1], [2, 2, 2, 2, 2, 1]]  # cut
+        assert source.tokens[2:4].tolist() == [[8, 4, 2, 7, 3, 1], [2, 2, 2, 2, 2, 1]]  # truncated
         assert source.labels.tolist() == [0, 0, 1, 1, 1]
         assert source[3]["label"] == 1 and source[0]["image"].tolist() == [5, 9, 2, 3, 1, 0]
 
 
+@pytest.mark.parametrize("header", ["", "Label\tsentence\r\n", "\ufefflabel\ttext\n"])
+def test_table(tmp_path, header):
+    rows = [("good", "so good"), ("bad", "so bad"), ("ugly", "it 's dull"), ("bad", "dull")]
+    content = header + "".join(f"{label} \t{sentence}\n\n" for label, sentence in rows)
+    (tmp_path / "a.tsv").write_text(content)
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(content.encode()))
+    for name in ("a.tsv", "a.tsv.gz"):
+        source = load_labelled(str(tmp_path / name), None, VOCABULARY).train
+        assert source.class_names == ("bad", "good", "ugly")
+        assert source.labels.tolist() == [1, 0, 2, 0]
+        assert source.tokens.tolist() == [[2, 2, 1, 0], [2, 2, 1, 0], [8, 4, 6, 1], [6, 1, 0, 0]]
+
+
+def test_digest_changes_with_words_and_labels(tmp_path):
+    digests = set()
+    for content in ("a\tit\nb\tdull", "a\tit\nb\tgem", "b\tit\na\tdull", "a\tit .\nb\tdull"):
+        (tmp_path / "a.tsv").write_text(content)
+        digests.add(load_labelled(str(tmp_path / "a.tsv"), None, VOCABULARY).digest())
+    assert len(digests) == 4
+
+
 @pytest.mark.parametrize(
-    ("subjective", "objective"),
+    ("name", "folder", "message"),
     [
-        ("subj.pos", "subj.neg.gz"),
-        ("quote.tok.gt9.5000", "plot.tok.gt9.5000"),
-        ("subj.subjective", "subj.objective"),
+        ("MR", None, "'mr'"),
+        ("mr", None, "data_dir="),
+        ("mr", "", "rt-polarity.neg"),
+        ("one", "", "one"),
+        ("untabbed.tsv", "", "line 2"),
+        ("single.tsv", "", "two"),
+        ("empty.tsv", "", "two"),
     ],
 )
-def test_subj_under_its_published_names(tmp_path, subjective, objective):
-    (tmp_path / subjective).write_bytes("\n".join(POSITIVE).encode("cp1252"))
-    content = "\n".join(NEGATIVE).encode()
-    (tmp_path / objective).write_bytes(gzip.compress(content) if "gz" in objective else content)
-    source, _ = text.open_labelled("subj", tmp_path, VOCABULARY, 6)
-    assert source.labels.tolist() == [0, 0, 1, 1, 1] and source.tokens[1].tolist()[:2] == [6, 1]
-
-
-def test_a_task_that_is_not_there(tmp_path):
-    for name, folder, said in (
-        ("sbuj", None, "did you mean 'subj'"),
-        ("MR", None, "did you mean 'mr'"),
-        ("subj", None, "quote.tok.gt9.5000 or subj.subjective and subj.neg or plot.tok.gt9.5000"),
-        ("subj", tmp_path, r"no file .*/subj\.neg \(or subj\.neg\.gz, plot\.tok\.gt9\.5000,"),
-        ("mr", tmp_path, r"rt-polarity\.neg \(or rt-polarity\.neg\.gz\); labelled"),
-    ):
-        with pytest.raises(UserError, match=said):
-            text.open_labelled(name, folder, VOCABULARY, 6)
-
-
-def test_table(tmp_path):
-    columns = [("class", "review", "id"), *((*row, str(i)) for i, row in enumerate(ROWS))]
-    for content in (
-        table(*ROWS),
-        table(*ROWS, order=(1, 0)),
-        table(("label", "sentence"), *ROWS),
-        "\ufeff" + table(("Label", "Text"), *ROWS, order=(1, 0)),
-        table(*ROWS).replace("\n", "\r\n\r\n"),
-        table(*columns, order=(2, 1, 0)),
-    ):
-        for name, packed in (("t.tsv", content), ("t.tsv.gz", gzip.compress(content.encode()))):
-            source = opened(tmp_path / name, packed)
-            assert read_back(source) == [sentence for _, sentence in ROWS], content
-            assert source.class_names == ("bad", "good"), content
-            assert source.labels.tolist() == [1, 0, 1, 0], content
-    assert len(opened(tmp_path / "t.tsv", table(("good", "review"), *ROWS))) == 5  # no header
-    rows = [(str(i % 11), "so .") for i in range(33)]  # classes are sorted as numbers
-    source = opened(tmp_path / "t.tsv", table(("label", "text"), *rows))
-    assert source.class_names == tuple(map(str, range(11)))
-    assert source.labels.tolist() == [*range(11)] * 3
-
-
-@pytest.mark.parametrize("longer", ["train", "test"])
-def test_folder(tmp_path, caplog, longer):
-    """Both splits are as wide as the longest sentence."""
-    for name, rows in (("train", ROWS), ("test", ROWS[:1])):
-        more = [("bad", "a b c d e f g h i")] if name == longer else []
-        (tmp_path / f"{name}.tsv").write_text(table(*rows, *more, ("bad", "sad")))
-    for limit, width in ((128, 10), (10, 10), (9, 9)):
-        train, test = text.open_labelled(str(tmp_path), None, WORDS, limit)
-        assert train.image_shape == test.image_shape == (width,)
-    assert caplog.messages == [f"{tmp_path}: 1 of 8 sentences are cut at 8 words"]
-    assert read_back(test)[0] == "so good" and test.labels[0] == 1
-    assert len(train) + len(test) == 8 and test.origin != train.origin
-
-
-def test_refused(tmp_path):
-    (tmp_path / "train.tsv").write_text(table(*ROWS))
-    (tmp_path / "test.tsv").write_text(table(("ugly", "so so"), ("bad", "oh")))
-    with pytest.raises(UserError, match=r"a class that train\.tsv lacks"):
-        text.open_labelled(str(tmp_path), None, WORDS, 9)
+def test_missing_and_malformed_files_are_refused(tmp_path, name, folder, message):
+    (tmp_path / "one.pos").write_text("dull")
+    (tmp_path / "untabbed.tsv").write_text("good\tit\nbad dull")
+    (tmp_path / "single.tsv").write_text("good\tit\ngood\tdull")
+    (tmp_path / "empty.tsv").touch()
+    if folder is not None and name != "mr":
+        name = str(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        load_labelled(name, None if folder is None else tmp_path, VOCABULARY)
