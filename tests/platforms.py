@@ -38,7 +38,7 @@ DEVICES = {
         "training/test_moco_step.py::test_key_and_query_share_no_group[2",
         "training/test_objectives.py::test_devices_have_the_loss_of_one",
         "training/test_profiling.py::test_a_runs_trace",
-        "training/test_train_step.py::test_step_of_sentences",
+        "text/test_sentence_training.py::test_step_on_one_and_two_devices",
     ),
     3: (
         "evaluate/test_logistic.py::test_minima_without_parts_of_the_rows_are_those_of_scikit_learn[3]",

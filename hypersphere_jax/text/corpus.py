@@ -1,6 +1,7 @@
 """Prepared text: consecutive sentences of documents as token ids on disk."""
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ class Corpus:
       documents: first sentence of each document, then the number of sentences, int64 `[d + 1]`.
       max_tokens: longest possible sentence, with END.
       options: options of `prepare_text`.
-      counts: numbers of documents, sentences, tokens, truncated sentences and unknown words.
       digest: changes with any token, word or document.
 
     Raises:
@@ -46,15 +46,15 @@ class Corpus:
         self.folder = Path(folder)
         self.split = split
         advice = f"{program()} data prepare-text prepares text"
-        record = read_json(self.folder / RECORD, ("options", "words", *SPLITS), advice)
+        record = read_json(self.folder / RECORD, ("options", "vocabulary", *SPLITS), advice)
         arrays = caches.read(self.folder / f"{split}.npy") or []
         self.vocabulary = read_vocabulary(self.folder / VOCABULARY)
-        is_intact = len(arrays) == 3 and len(self.vocabulary) == record["words"]
+        is_intact = len(arrays) == 3 and vocabulary_digest(self.vocabulary) == record["vocabulary"]
         require(is_intact, f"{folder} is damaged: remove it and prepare the text again")
         self._tokens, self._offsets, self.documents = arrays
         self.options: dict[str, Any] = record["options"]
-        self.counts: dict[str, Any] = record[split]
-        self.digest: str = self.counts["digest"]
+        self.digest: str = record[split]["digest"]
+        self._counts: dict[str, int] = record[split]
         self.max_tokens: int = self.options["max_tokens"]
         self.image_shape = (self.max_tokens,)
         self.origin = f"{self.folder} ({split.replace('_', ' ')})"
@@ -96,13 +96,15 @@ class Corpus:
 
     def statistics(self) -> dict[str, float]:
         """Return counts, sentence lengths in words, and shares of unknown and truncated text."""
-        counts = {key: self.counts[key] for key in ("documents", "sentences", "tokens")}
-        words = counts["tokens"] - counts["sentences"]
-        return counts | {
-            "words_mean": words / counts["sentences"],
+        words = len(self._tokens) - len(self)
+        return {
+            "documents": len(self.documents) - 1,
+            "sentences": len(self),
+            "tokens": len(self._tokens),
+            "words_mean": words / len(self),
             "words_95": float(np.quantile(self.lengths, 0.95)) - 1,
-            "unknown_share": self.counts["unknown"] / words,
-            "cut_share": self.counts["cut"] / counts["sentences"],
+            "unknown_share": self._counts["unknown"] / words,
+            "cut_share": self._counts["cut"] / len(self),
         }
 
 
@@ -116,6 +118,11 @@ def write_vocabulary(file: Path, words: Sequence[str]) -> None:
     """Write words to a file, one per line."""
     with atomic_write(file) as stream:
         stream.write("".join(f"{word}\n" for word in words).encode())
+
+
+def vocabulary_digest(words: Sequence[str]) -> str:
+    """Return a digest of words and their order."""
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
 
 def read_vocabulary(file: Path) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import array
 import collections
 import hashlib
 import itertools
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,13 @@ from tyro.conf import Positional, arg
 from hypersphere_jax.configs import require
 from hypersphere_jax.configs.base import Config, check_at_least, check_at_most, check_below_one
 from hypersphere_jax.configs.data import MAX_TOKENS
-from hypersphere_jax.text.corpus import RECORD, SPLITS, VOCABULARY, write_vocabulary
+from hypersphere_jax.text.corpus import (
+    RECORD,
+    SPLITS,
+    VOCABULARY,
+    vocabulary_digest,
+    write_vocabulary,
+)
 from hypersphere_jax.text.packing import END, SPECIAL, UNKNOWN
 from hypersphere_jax.text.text_files import read_sentences, text_files
 from hypersphere_jax.text.tokenizer import tokenize
@@ -96,8 +101,8 @@ def prepare_text(config: PrepareTextConfig) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         folder = Path(temporary, "corpus")
         folder.mkdir()
-        record: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS}
-        record = {"options": record, "words": len(words)}
+        options = {name: getattr(config, name) for name in OPTIONS}
+        record: dict[str, Any] = {"options": options, "vocabulary": vocabulary_digest(words)}
         for name, documents in splits.items():
             file = folder / f"{name}.npy"
             record[name] = _write_split(file, documents, words, ids, config.max_tokens)
@@ -142,7 +147,7 @@ def _write_split(
     ids: Mapping[str, int],
     max_tokens: int,
 ) -> dict[str, Any]:
-    """Write the arrays of a split, and return its counts and digest."""
+    """Write the arrays of a split, and return its digest and counts."""
     table = np.full(len(SPECIAL) + len(ids), UNKNOWN, np.min_scalar_type(len(words)))
     table[END] = END
     table[[ids[word] for word in words[len(SPECIAL) :]]] = np.arange(len(SPECIAL), len(words))
@@ -150,15 +155,12 @@ def _write_split(
     lengths = np.concatenate([np.zeros(0, np.int64), *(each.lengths for each in documents)])
     offsets = np.append(0, np.cumsum(np.minimum(lengths, max_tokens)))
     borders = np.append(0, np.cumsum([len(each.lengths) for each in documents], dtype=np.int64))
-    digest = hashlib.sha256(json.dumps([max_tokens, words]).encode())
+    digest = hashlib.sha256(f"{max_tokens} {vocabulary_digest(words)}".encode())
     for part in (tokens, offsets, borders):
         digest.update(part.tobytes())
     caches.write(file, tokens, offsets, borders)
     return {
-        "documents": len(documents),
-        "sentences": len(lengths),
-        "tokens": len(tokens),
+        "digest": digest.hexdigest()[:16],
         "cut": int(np.sum(lengths > max_tokens)),
         "unknown": int(np.sum(tokens == UNKNOWN)),
-        "digest": digest.hexdigest()[:16],
     }

@@ -164,10 +164,10 @@ def probe_tasks(folder: Path, config: ProbeConfig) -> dict[str, Dataset]:
     """
     advice = "name labelled sentences with data=, such as mr with data_dir="
     require(bool(config.data), f"{folder} is a run of sentences: {advice}")
-    is_usable = set(config.protocols) <= CROSS_VALIDATED
-    require(is_usable, "labelled sentences have no test split: use protocols=quick_thought or knn")
     vocabulary = run_vocabulary(folder)
     data_dir = Path(config.data_dir) if config.data_dir else None
     tasks = {Path(name).name: load_labelled(name, data_dir, vocabulary) for name in config.data}
     require(len(tasks) == len(config.data), "data=: two tasks have the same name")
+    is_usable = set(config.protocols) <= CROSS_VALIDATED
+    require(is_usable, "labelled sentences have no test split: use protocols=quick_thought or knn")
     return tasks

@@ -2,6 +2,7 @@
 
 import functools
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from hypersphere_jax.text.sentence_training import (
     ConsecutiveSampler,
     make_sentence_step,
     resolve_text,
+    sentence_eval_batches,
 )
 from hypersphere_jax.training.step import init_state
 
@@ -42,10 +44,8 @@ def test_batches_are_consecutive_sentences_of_one_document():
 @pytest.mark.parametrize("sizes", [(80, 80), (80, 39)])
 def test_a_warning_reports_sentences_that_fit_no_batch(sizes, caplog):
     documents = np.cumsum([0, *sizes])
-    corpus = SimpleNamespace(documents=documents, vocabulary=("a",) * 9)
-    corpus = type("Corpus", (SimpleNamespace,), {"__len__": lambda self: self.documents[-1]})(
-        **vars(corpus)
-    )
+    corpus = MagicMock(documents=documents, vocabulary=("a",) * 9)
+    corpus.__len__.return_value = sum(sizes)
     dataset = SimpleNamespace(pretrain=corpus, origin="books")
     config = C.PretrainConfig(model="sentence_gru", data="books", data_dir=".", batch_size=40)
     found = resolve_text(config, dataset)
@@ -54,6 +54,19 @@ def test_a_warning_reports_sentences_that_fit_no_batch(sizes, caplog):
     for refused in ({"queue_size": 8}, {"supervised_weight": 1.0}, {"pipeline": "streaming"}):
         with pytest.raises(C.UserError, match=next(iter(refused))):
             resolve_text(config.replace(**refused), dataset)
+
+
+def test_evaluation_batches_contain_whole_sentences(rng):
+    """Batches are as wide as their longest sentence, rounded up to a multiple of 16."""
+    lengths = rng.integers(1, 60, 21)
+    words = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 9, (21, 64)), 0)
+    source = [{"image": row, "label": i % 3} for i, row in enumerate(words)]
+    batches = sentence_eval_batches(source, 8)
+    for indices, batch in zip(np.split(np.arange(21), (8, 16)), batches, strict=True):
+        width = -(-lengths[indices].max() // 16) * 16
+        np.testing.assert_array_equal(batch.images, words[indices, :width])
+        np.testing.assert_array_equal(batch.indices, indices)
+        np.testing.assert_array_equal(batch.labels, indices % 3)
 
 
 def unit(x):

@@ -140,19 +140,6 @@ def test_images_in_order(images, tmp_path, monkeypatch):
     assert numbers == [-1 if i == 7 else i for i in range(50)]
 
 
-def test_sentences_in_order_keep_all_their_words(rng):
-    config = tiny_runs.short("runs", model="sentence_gru", width=1.0, dim=4)
-    lengths = rng.integers(1, 60, 21)
-    words = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 9, (21, 64)), 0)
-    source = [{"image": row, "label": i % 3} for i, row in enumerate(words)]
-    found = batches.eval_batches(config, source, 8, jax.devices()[:1])
-    for numbers, batch in zip(np.split(np.arange(21), (8, 16)), found, strict=True):
-        width = -(-lengths[numbers].max() // 16) * 16
-        np.testing.assert_array_equal(batch.images, words[numbers, :width])
-        np.testing.assert_array_equal(batch.indices, numbers)
-        np.testing.assert_array_equal(batch.labels, numbers % 3)
-
-
 @pytest.mark.slow
 def test_what_ends_reading_loses_no_step(varied_run, images, tmp_path):
     """A run ends before the first bad image with its steps saved, and goes on when told to skip."""
