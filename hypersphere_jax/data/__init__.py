@@ -31,6 +31,7 @@ NAMED = {
     "stl10": "stl10",
     "imagenet2012": "moco_v2",
     "nyu_depth_v2": "nyu_depth",
+    "books": "none",
 }
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 BITS_SIZE, BITS_COUNT = 32, 50_000  # of random_bits: as CIFAR-10's training images

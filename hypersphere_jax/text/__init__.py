@@ -18,12 +18,12 @@ _MODULES = {
             "resolve_text",
             "sentence_batches",
             "sentence_eval_batches",
-            "write_run_vocabulary",
         ),
         "sentence_training",
     ),
     **dict.fromkeys(("probe_tasks", "sentence_probe"), "quick_thought_probe"),
     "neighbour_inputs": "neighbours",
+    **dict.fromkeys(("VOCABULARY", "write_vocabulary"), "corpus"),
 }
 
 

@@ -12,7 +12,7 @@ import optax
 
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.configs.base import refuse
-from hypersphere_jax.data import Dataset, Source
+from hypersphere_jax.data import Dataset, Source, located
 from hypersphere_jax.data.pipeline import Batch
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.losses import (
@@ -21,9 +21,8 @@ from hypersphere_jax.losses import (
     quick_thought_contrastive_loss,
     quick_thought_uniform_loss,
 )
-from hypersphere_jax.text.corpus import VOCABULARY, Corpus, read_vocabulary, write_vocabulary
+from hypersphere_jax.text.corpus import VOCABULARY, Corpus, read_vocabulary
 from hypersphere_jax.text.packing import OTHER_DEVICE, PADDING, Packed, pack
-from hypersphere_jax.text.text_data import BOOKS
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.step import Metrics, TrainState, update_state
 
@@ -54,13 +53,7 @@ def resolve_text(config: PretrainConfig, dataset: Dataset) -> PretrainConfig:
             len(corpus),
             batch_size,
         )
-    places = {"data": config.data, "data_dir": config.data_dir}
-    paths = {
-        name: str(Path(path).expanduser().resolve())
-        for name, path in places.items()
-        if path not in (None, BOOKS)
-    }
-    return config.replace(vocabulary_size=len(corpus.vocabulary), **paths)
+    return config.replace(vocabulary_size=len(corpus.vocabulary), **located(config))
 
 
 class ConsecutiveSampler:
@@ -129,44 +122,6 @@ def sentence_eval_batches(source: Source, size: int) -> Iterator[Batch]:
         yield Batch(words[:, :width], labels, indices)
 
 
-def make_sentence_objective(
-    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
-) -> Callable[[jax.Array, jax.Array, str | None], tuple[jax.Array, Metrics]]:
-    """Make the weighted sum of the losses of two sentence encoders (Wang & Isola, B.3).
-
-    Args:
-      config: weights and hyper-parameters.
-      scalars: traced values that replace fields of the config.
-
-    Returns:
-      `objective(f, g, axis_name) -> (loss, metrics)` of features `[k, d]` of consecutive sentences.
-      Alignment and uniformity normalize the features; the contrastive loss does not. The metric
-      `uniform` is the sum of both encoders'.
-    """
-    value = vars(config) | dict(scalars or {})
-
-    def objective(f, g, axis_name):
-        unit_f = l2_normalize(f)
-        unit_g = l2_normalize(g)
-        options = {"axis_name": axis_name}
-        metrics = {
-            "align": quick_thought_align_loss(unit_f, unit_g, value["align_alpha"], **options),
-            "uniform": quick_thought_uniform_loss(unit_f, unit_g, value["uniform_t"], **options),
-        }
-        if config.contrastive_weight:
-            tau = value["contrastive_tau"]
-            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **options)
-        # A term of weight 0 is omitted, since 0 times infinity is NaN.
-        terms = [
-            value[f"{name}_weight"] * metrics[name]
-            for name in ("contrastive", "align", "uniform")
-            if getattr(config, f"{name}_weight")
-        ]
-        return sum(terms), metrics
-
-    return objective
-
-
 def make_sentence_step(
     config: ObjectiveConfig,
     apply: Callable,
@@ -177,21 +132,24 @@ def make_sentence_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Make the training step of two sentence encoders, for one device.
 
+    The loss is the weighted sum of Wang & Isola, B.3. Alignment and uniformity normalize the
+    features; the contrastive loss does not. The metric `uniform` is the sum of both encoders', and
+    `padding` the share of padding in the rows.
+
     Args:
-      config: of the objective, see `make_sentence_objective`.
+      config: weights and hyper-parameters of the loss.
       apply: the network, see `SentenceGRU`.
       optimizer: an optax transformation.
       axis_name: the mapped axis, or None on a single device.
-      scalars: see `make_sentence_objective`.
+      scalars: traced values that replace fields of the config.
 
     Returns:
       `step(state, sentences, labels, indices, key) -> (state, metrics)`. `sentences` is this
-      device's part of `pack_batch`; labels, indices and key are not used. The metric `padding` is
-      the share of padding in the rows.
+      device's part of `pack_batch`; labels, indices and key are not used.
 
     Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
     """
-    objective = make_sentence_objective(config, scalars)
+    values = vars(config) | dict(scalars or {})
 
     def step(state, sentences, labels, indices, key):
         del labels, indices, key
@@ -200,7 +158,7 @@ def make_sentence_step(
             outputs, stats = apply(params, state.stats, sentences, True, axis_name)
             f = _scatter(outputs["f"], sentences, axis_name)
             g = _scatter(outputs["g"], sentences, axis_name)
-            loss, metrics = objective(f, g, axis_name)
+            loss, metrics = _weighted_loss(f, g, config, values, axis_name)
             return loss, (stats, metrics)
 
         padding = jnp.mean(sentences.words == PADDING)
@@ -212,6 +170,32 @@ def make_sentence_step(
     return step
 
 
+def _weighted_loss(
+    f: jax.Array,
+    g: jax.Array,
+    config: ObjectiveConfig,
+    values: Mapping[str, Any],
+    axis_name: str | None,
+) -> tuple[jax.Array, Metrics]:
+    unit_f = l2_normalize(f)
+    unit_g = l2_normalize(g)
+    options = {"axis_name": axis_name}
+    metrics = {
+        "align": quick_thought_align_loss(unit_f, unit_g, values["align_alpha"], **options),
+        "uniform": quick_thought_uniform_loss(unit_f, unit_g, values["uniform_t"], **options),
+    }
+    if config.contrastive_weight:
+        tau = values["contrastive_tau"]
+        metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **options)
+    # A term of weight 0 is omitted, since 0 times infinity is NaN.
+    terms = [
+        values[f"{name}_weight"] * metrics[name]
+        for name in ("contrastive", "align", "uniform")
+        if getattr(config, f"{name}_weight")
+    ]
+    return sum(terms), metrics
+
+
 def _scatter(x: jax.Array, sentences: Packed, axis_name: str | None) -> jax.Array:
     """Return this device's share `[k / devices, d]` of the batch's features, in order.
 
@@ -221,12 +205,6 @@ def _scatter(x: jax.Array, sentences: Packed, axis_name: str | None) -> jax.Arra
         return x
     is_mine = (sentences.last != OTHER_DEVICE)[:, None]
     return jax.lax.psum_scatter(jnp.where(is_mine, x, 0.0), axis_name, tiled=True)
-
-
-def write_run_vocabulary(folder: Path, dataset: Dataset) -> None:
-    """Write the words that the encoder of a run knows into its folder."""
-    corpus: Any = dataset.pretrain
-    write_vocabulary(folder / VOCABULARY, corpus.vocabulary)
 
 
 def run_vocabulary(folder: Path) -> tuple[str, ...]:

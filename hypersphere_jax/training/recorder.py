@@ -62,7 +62,7 @@ class RunRecord:
             setup.config, setup.devices, setup.digest, self._command, setup.dataset, details
         )
         if setup.config.reads_text:
-            text.write_run_vocabulary(self.folder, setup.dataset)
+            text.write_vocabulary(self.folder / text.VOCABULARY, setup.dataset.pretrain.vocabulary)
 
     @property
     def last_record(self) -> Record:
