@@ -14,8 +14,8 @@ from hypersphere_jax.models.convolution import convolution
 from hypersphere_jax.models.initializers import he_normal
 from hypersphere_jax.models.norm import BatchNorm
 
-# Rows (or columns) of a transposed convolution's 3x3 kernel with stride 2, padded to 4 by a zero:
-# those by which the input's rows i and i + 1 enter the output's row 2i, and its row 2i + 1.
+# Rows (or columns) of a 3x3 kernel, padded to 4 by a zero, in a transposed convolution with stride
+# 2: the weights of input rows i and i + 1 in output row 2i, and in output row 2i + 1.
 _TAPS = np.array([[1, 3], [2, 0]])
 
 

@@ -48,9 +48,9 @@ def neighbour_metrics(
       devices: devices that share the pairs of uniformity. Defaults to one.
 
     Returns:
-      Values and standard errors, None if unknown. Units of about 50 consecutive sentences are the
-      samples of `align_standard_error`, that of a ratio of sums (Cochran, Sampling Techniques,
-      2.11). The errors of `uniform_f` and `uniform_g` assume independent sentences; `uniform` has
+      Values and standard errors, None if unknown. `align_standard_error` is the error of a ratio of
+      sums (Cochran, Sampling Techniques, 2.11) whose samples are about 50 consecutive sentences.
+      The errors of `uniform_f` and `uniform_g` assume independent sentences; `uniform` has
       their sum. `pairs` is the number of (i, j).
 
     Raises:

@@ -84,12 +84,7 @@ def sentence_probe(
     penalty = _penalty(problem, chosen, n_train)
     fit = logistic.fit_logistic(problem, outer, penalty, list(range(folds)))
     clock.lap("refit")
-    ranked = np.empty((len(y), min(len(classes), 5)), np.int32)
-    for fold, *leaves in zip(range(folds), *fit.classifiers, strict=True):
-        rows = np.flatnonzero(outer == fold)
-        scale = problem.scaling.apply
-        best = top_classes(Classifier(*leaves), SelectedRows(x, rows), ranked.shape[1], scale)
-        ranked[rows] = classes[best]
+    ranked = classes[_rank(problem, fit.classifiers, x, outer)]
     result = scores(ranked, y, num_classes=num_classes, seed=seed)
     by_fold = [100 * float(np.mean((ranked[:, 0] == y)[outer == fold])) for fold in range(folds)]
     clock.lap("score")
@@ -128,6 +123,17 @@ def _inner_top1(
     penalty = _penalty(problem, [strengths], fitted_rows[:, None])
     top1, _ = logistic.cross_validate(problem, fold_of_row, penalty)
     return top1
+
+
+def _rank(problem: logistic.Problem, classifiers: Classifier, x, outer: np.ndarray) -> np.ndarray:
+    """Return the five best classes of each row by the classifier of its outer fold."""
+    count = min(problem.num_classes, 5)
+    ranked = np.empty((len(x), count), np.int32)
+    for fold, classifier in enumerate(map(Classifier, *classifiers)):
+        rows = np.flatnonzero(outer == fold)
+        part = SelectedRows(x, rows)
+        ranked[rows] = top_classes(classifier, part, count, problem.scaling.apply)
+    return ranked
 
 
 def _penalty(problem: logistic.Problem, strengths: Any, rows: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class SentenceGRU(nnx.Module):
     `[k, 2 dim]`, both normalized and concatenated; "bag" `[k, 2 embedding]`, the mean word
     embeddings of both encoders.
 
-    The GRU is that of cuDNN and PyTorch, with the reset gate r on the recurrent part:
+    The reset gate r acts on the recurrent part, as in cuDNN and PyTorch:
 
         n = tanh(W_n x + b_n + r (U_n h + c_n)),  h' = (1 - u) n + u h
 

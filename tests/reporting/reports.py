@@ -14,7 +14,10 @@ def make_run(folder, seed=0, results=None, steps=5, **options):
     config = {"name": folder.name, "seed": seed, "model": {"dim": 32}, "data": {"data_dir": "x"}}
     for key, value in options.items():
         part, _, option = key.partition("__")
-        config.setdefault(part, {})[option] = value
+        if option:
+            config.setdefault(part, {})[option] = value
+        else:
+            config[key] = value
     commands = [f"python run.py pretrain --name {folder.name}{end}" for end in (" --seed 0", "")]
     sessions = [{"device": {"count": 1}, "command": command} for command in commands]
     record = {"config": config, "sessions": sessions, "data_digest": "d"}

@@ -93,9 +93,9 @@ def test_pages_that_cannot_be_written_are_skipped(tmp_path, caplog):
         ({}, {}, ["probe", "metrics", "finetune"]),
         ({"labels": False}, {}, ["metrics"]),
         ({"test_split": False}, {}, ["metrics --split train"]),
-        ({}, {"model__num_classes": 10}, ["probe", "metrics"]),
-        ({}, {"model__vocabulary": 50}, ["metrics", "probe"]),
-        ({}, {"data__recipe": "nyu_depth"}, ["depth", "metrics"]),
+        ({}, {"num_classes": 10}, ["probe", "metrics"]),
+        ({}, {"vocabulary_size": 50}, ["metrics", "probe"]),
+        ({}, {"recipe": "nyu_depth"}, ["depth", "metrics"]),
     ],
 )
 def test_next_commands_fit_the_data(data, options, verbs, tmp_path):
