@@ -1,14 +1,15 @@
 # ruff: noqa: F401  (names for import from here)
-"""Data sets: sources of images or sentences with labels, by index, and batches of them.
+"""Data sets: sources of images with labels, by index, and batches of them.
 
 `load` opens what a config names. The sources are in `arrays`, `image_files` (folders and zips),
-`nyu`, `tfds`, `synthetic` and `text`; `subsets` makes parts of them, `pipeline` makes batches.
+`tfds` and `synthetic`; `subsets` makes parts of them, `pipeline` makes batches.
 """
 
 import functools
 import os
+import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,9 @@ import numpy as np
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import did_you_mean, plain
-from hypersphere_jax.configs.data import TEXT_RECIPE
-from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
+from hypersphere_jax.data import arrays, image_files, subsets, synthetic, tfds
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Arrays, Source
-from hypersphere_jax.data.text import Corpus
 from hypersphere_jax.utils.terminal import say
 
 # Data sets with a name, and their augmentation recipes. Other names are TensorFlow Datasets'.
@@ -32,12 +31,13 @@ NAMED = {
     "stl10": "stl10",
     "imagenet2012": "moco_v2",
     "nyu_depth_v2": "nyu_depth",
-    "books": TEXT_RECIPE,
+    "books": "none",
 }
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 BITS_SIZE, BITS_COUNT = 32, 50_000  # of random_bits: as CIFAR-10's training images
 HELD_OUT = 10  # data without a split have so many folds, of which one is the test split
-LONGEST = 128  # words of a labelled sentence that are read
+# Functions that open files of other folders of the package, since imports go down.
+READERS = {".mat": "hypersphere_jax.depth.nyu:open_mat"}
 
 
 class Dataset(NamedTuple):
@@ -82,9 +82,6 @@ def load(
     Raises:
       UserError: for an unknown name, or data that are not there or not as described there.
     """
-    folder = text_folder(config)
-    if folder is not None:
-        return _load_text(folder, config)
     train, test, pretrain, recipe = _open(config, cache_dir)
     part = _of_classes(train, config)
     layout = train.layout if isinstance(train, image_files.ImageFiles) else ""
@@ -126,15 +123,8 @@ def _held_out(what: str, train: Source, test: Source, folds: int, fold: int) -> 
 
 def as_they_lie(config: DataConfig) -> tuple[Source, Source | None]:
     """Both splits of the images that a config names, all of them; None: there is no test split."""
-    require(text_folder(config) is None, f"{config.data} is text, and these are for images")
     train, test, *_ = _open(config)
     return train, test
-
-
-def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
-    """Labelled sentences in the words of a vocabulary, see `text.open_labelled`."""
-    train, test = text.open_labelled(name, where, vocabulary, LONGEST)
-    return Dataset(train, test, train, TEXT_RECIPE)
 
 
 def located(config: DataConfig) -> dict[str, str | None]:
@@ -146,45 +136,6 @@ def located(config: DataConfig) -> dict[str, str | None]:
     is_path = config.source is None and _is_path(config.data)
     name = whole(config.data) if is_path else config.data
     return {"data": name, "data_dir": whole(config.data_dir), "classes": whole(config.classes)}
-
-
-def text_folder(config: DataConfig) -> Path | None:
-    """Where the text of a config lies, raw or prepared; None if the config is one of images."""
-    where = _path(config.data_dir)
-    if config.source is not None:
-        return None
-    if config.data == "books":
-        require(
-            where is not None,
-            "data=books needs data_dir=: a folder of .txt or .txt.gz files, or a prepared one",
-        )
-        require(where.exists(), f"no file or folder {where}: data_dir= of books is text")
-        return where
-    return _path(config.data) if _is_path(config.data) and is_text(_path(config.data)) else None
-
-
-def is_text(path: Path) -> bool:
-    """Whether a file or folder is text; a folder with images is not, whatever else it holds."""
-    if path.is_file() or not path.is_dir():
-        return text.is_text_name(path.name)
-    if (path / "corpus.json").is_file():
-        return True
-    images = (*(f".{name}" for name in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
-    return not image_files.is_image_tree(path) and text.has_text(path, images)
-
-
-def _load_text(path: Path, config: DataConfig) -> Dataset:
-    config.check_text()
-    folder = text.prepared(path, config.vocabulary, config.max_tokens)
-    train, held_out = text.open_corpus(folder)
-    for name in ("vocabulary", "max_tokens"):
-        asked, made = getattr(config, name), train.options[name]
-        require(
-            asked in (made, getattr(DataConfig, name)),
-            f"{name}={asked}: {folder} was prepared with {made}; leave it out, "
-            "or prepare the text anew",
-        )
-    return Dataset(train, held_out, train, TEXT_RECIPE)
 
 
 def _of_classes(source: Source, config: DataConfig) -> Source:
@@ -254,8 +205,8 @@ def _open_path(
         return arrays.from_npz(path)
     if path.suffix == ".npy":
         return arrays.from_npy(path), None
-    if path.suffix == ".mat":
-        return nyu.open_mat(path)
+    if path.suffix in READERS:
+        return pkgutil.resolve_name(READERS[path.suffix])(path)
     if (path / "train_images.npy").is_file():
         return arrays.from_npy_folder(path)
     names = None if config.classes is None else image_files.read_classes(_path(config.classes))
@@ -264,9 +215,7 @@ def _open_path(
 
 def _is_path(name: str) -> bool:
     """Whether this is a file or folder rather than a name; TFDS has names with a slash, too."""
-    looks = name.endswith((".npz", ".npy", ".mat", ".zip", *text.SUFFIXES)) or name.startswith(
-        (".", "~", "/")
-    )
+    looks = name.endswith((".npz", ".npy", ".zip", *READERS)) or name.startswith((".", "~", "/"))
     return name not in NAMED and (looks or Path(name).exists())
 
 

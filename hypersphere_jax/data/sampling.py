@@ -3,7 +3,6 @@
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.data.source import Source
 
 
 class Sampler:
@@ -29,39 +28,3 @@ class Sampler:
             newest = dict(list(orders.items())[-1:])
             self._orders = orders = newest | {epoch: order.astype(np.int32)}
         return orders[epoch]
-
-
-class Consecutive:
-    """Batches of consecutive sentences, each of one document; every epoch has them in a new order.
-
-    What a document has beyond whole batches is left out: its last sentences, fewer than a batch.
-    """
-
-    def __init__(self, documents: np.ndarray, batch_size: int, seed: int):
-        """`documents` `[d + 1]`: the first sentence of each document, and their number."""
-        lengths = np.diff(documents)
-        batches = lengths // batch_size
-        require(
-            bool(batches.sum()),
-            f"batch_size={batch_size} is more than the sentences of any document "
-            f"({lengths.max(initial=0):,}); a batch is of consecutive sentences of one document",
-        )
-        self.batch_size = batch_size
-        self.steps_per_epoch = int(batches.sum())
-        before = np.cumsum(batches) - batches
-        within = np.arange(self.steps_per_epoch) - np.repeat(before, batches)
-        self._starts = np.repeat(documents[:-1], batches) + within * batch_size
-        self._order = Sampler(self.steps_per_epoch, 1, seed)
-
-    def __call__(self, step: int) -> np.ndarray:
-        """Numbers `[batch_size]` of the sentences in the global batch of a step, from 0."""
-        start = self._starts[self._order(step)[0]]
-        return np.arange(start, start + self.batch_size)
-
-
-def make_sampler(source: Source, batch_size: int, seed: int) -> Sampler | Consecutive:
-    """Batches of consecutive sentences where the source has documents, else of any samples."""
-    documents = getattr(source, "documents", None)
-    if documents is None:
-        return Sampler(len(source), batch_size, seed)
-    return Consecutive(documents, batch_size, seed)
