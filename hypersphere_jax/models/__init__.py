@@ -39,7 +39,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """Return an encoder with initial parameters.
 
     `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)` takes float32 images
-    `[n, image_size, image_size, channels]`, `packing.Packed` sentences, or sentences as integers
+    `[n, image_size, image_size, channels]`, `text.packing.Packed` sentences, or token ids
     `[n, words]`. It returns the named layers as float32; `"output"` is `[n, dim]` with unit norm.
 
     In training, batch norm uses the statistics of a batch and returns updated running statistics.
