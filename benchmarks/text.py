@@ -8,11 +8,12 @@ import numpy as np
 from benchmarks.timing import device_kind, rows_of, stepping, take_turns
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, ObjectiveConfig
-from hypersphere_jax.data.text.packing import END, PADDING, SPECIAL, pack
 from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.text.packing import END, PADDING, SPECIAL, pack
+from hypersphere_jax.text.sentence_training import make_sentence_step
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
-from hypersphere_jax.training.step import init_state, make_sentence_objective, make_sentence_step
+from hypersphere_jax.training.step import init_state
 
 LONGEST, TAU = 64, 0.1
 OURS = "step, sentences packed in rows"
@@ -46,10 +47,10 @@ def _our_step(config: ModelConfig, sentences: list[np.ndarray]) -> Callable:
 
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OPTIMIZER, make_schedule(OPTIMIZER, 1000))
-    objective = make_sentence_objective(
-        ObjectiveConfig(contrastive_weight=1, contrastive_tau=TAU, align_weight=0, uniform_weight=0)
+    loss = ObjectiveConfig(
+        contrastive_weight=1, contrastive_tau=TAU, align_weight=0, uniform_weight=0
     )
-    step = make_sentence_step(apply, objective, optimizer, axis_name=distributed.AXIS)
+    step = make_sentence_step(loss, apply, optimizer, axis_name=distributed.AXIS)
     rest = np.zeros(0, np.int32), np.zeros(0, np.int32), jax.random.key(0)
     state = init_state(params, stats, optimizer)
     return stepping(step, state, lambda: (*pack(sentences, LONGEST), *rest))

@@ -37,7 +37,7 @@ def vmapped(
 def _set_up(base: PretrainConfig, dataset: data.Dataset, batch_size: int) -> RunSetup:
     """The run of one of the encoders."""
     rule = OptimizerConfig(batch_size=batch_size, learning_rate=0.05)
-    return set_up(base.replace(optimizer=rule, devices=1), lambda _, cache_dir: dataset)
+    return set_up(base.replace(optimizer=rule, devices=1), lambda _: dataset)
 
 
 def measured(setup: RunSetup, count: int, steps: int, rounds: int) -> dict[str, float]:

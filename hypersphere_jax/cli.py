@@ -332,12 +332,14 @@ def features(arguments: list[str]) -> None:
 
 def depth(arguments: list[str]) -> None:
     """Depth maps from a checkpoint's frozen features (NYU-Depth-V2)."""
-    config = parse_evaluation(configs.DepthConfig, "depth", arguments)
-    from hypersphere_jax.evaluate import depth_verb
+    from hypersphere_jax.depth.config import DepthConfig
+
+    config = parse_evaluation(DepthConfig, "depth", arguments)
+    from hypersphere_jax.depth.protocol import run_depth
     from hypersphere_jax.reporting import plots
     from hypersphere_jax.reporting.tables import print_table
 
-    results, figure, examples = depth_verb.run_depth(config)
+    results, figure, examples = run_depth(config)
     keys = ["run", "layer", "step"]
     if config.folds:
         keys.append("cv_mse")
@@ -363,7 +365,9 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """Data sets: list, prepare, inspect, or show augmented views."""
-    for cls in (configs.InspectConfig, configs.PrepareConfig, configs.PrepareTextConfig):
+    from hypersphere_jax.text.prepare import PrepareTextConfig
+
+    for cls in (configs.InspectConfig, configs.PrepareConfig, PrepareTextConfig):
         join_help_lines(cls)
     module = importlib.import_module("hypersphere_jax.reporting.datasets")
     parts = {

@@ -37,7 +37,7 @@ DEVICES = {
         "training/test_feed.py::test_moved_data",
         "training/test_moco_step.py::test_key_and_query_share_no_group[2",
         "training/test_objectives.py::test_devices_have_the_loss_of_one",
-        "training/test_train_step.py::test_step_of_sentences",
+        "text/test_sentence_training.py::test_step_on_one_and_two_devices",
     ),
     3: (
         "evaluate/test_logistic.py::test_minima_without_parts_of_the_rows_are_those_of_scikit_learn[3]",
@@ -58,7 +58,7 @@ DEVICES = {
         "training/test_checkpoint.py::test_without_synchronized_batch_norm",
         "training/test_feed.py::test_each_process_reads_its_rows",
         "training/test_feed.py::test_what_the_step_is_told",
-        "training/test_text_runs.py::test_what_the_devices_get",
+        "text/test_text_runs.py::test_each_sentence_of_a_batch_is_on_one_device",
         "training/test_loop.py::test_several_steps_in_one_program[4]",
         "training/test_moco_step.py::test_devices_change_nothing",
         "training/test_moco_step.py::test_key_and_query_share_no_group[4",

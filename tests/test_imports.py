@@ -17,17 +17,19 @@ LAYERS = (
     ("configs", "utils"),
     ("losses", "moco", "theory"),
     ("augment", "data", "models"),
-    ("encoder", "evaluate", "pretrained", "training"),
+    ("depth", "encoder", "evaluate", "pretrained", "text", "training"),
     ("reporting", "run"),
     ("cli", "__main__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Third-party package: where alone it may be imported.
-HOMES = {name: ["data"] for name in ("sklearn", "h5py", "scipy", "tensorflow_datasets", "grain")}
-HOMES["scipy"] = ["data", "evaluate"]
-HOMES |= {"PIL": ["data", "augment"], "flax": ["models"]}
+HOMES = {name: ["data"] for name in ("sklearn", "tensorflow_datasets", "grain")}
+HOMES |= {"scipy": ["data", "depth", "evaluate"], "h5py": ["depth"]}
+HOMES |= {"PIL": ["data", "augment"]}
+HOMES |= {"flax": ["models", "text.sentence_gru", "depth.predictor"]}
 HOMES |= {"orbax": ["training.checkpoints"]}
-HOMES |= {"tyro": ["configs", "cli"], "matplotlib": ["reporting"]}
+HOMES |= {"tyro": ["configs", "cli", "text.prepare", "depth.config"]}
+HOMES |= {"matplotlib": ["reporting"]}
 HOMES |= {"jinja2": ["reporting"]}
 HOMES |= {"tensorboardX": ["training.metrics"]}
 HOMES |= {"safetensors": ["pretrained"], "torch": ["pretrained"]}

@@ -11,14 +11,16 @@ import pytest
 from hypersphere_jax import data, encoder
 from hypersphere_jax.configs import (
     DataConfig,
-    PrepareTextConfig,
     PretrainConfig,
     UserError,
     to_dict,
 )
-from hypersphere_jax.data import image_files, text
+from hypersphere_jax.data import image_files
 from hypersphere_jax.evaluate import feature_files
 from hypersphere_jax.reporting import results, run_page
+from hypersphere_jax.text.corpus import Corpus
+from hypersphere_jax.text.labelled import load_labelled
+from hypersphere_jax.text.text_data import load_text
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.arrays import array_names, mapped, open_array
 from hypersphere_jax.utils.files import read_json, read_kept, write_json
@@ -47,7 +49,7 @@ def run_record():
 # Functions that read a JSON record, by the name of its file.
 READERS = {
     "config.json": lambda file: run_dir.read_config(file.parent),
-    "corpus.json": lambda file: text.corpus.read_about(file.parent),
+    "corpus.json": lambda file: Corpus(file.parent, "train"),
     "result.json": lambda file: read_json(file, ("top1",)),
 }
 
@@ -268,8 +270,9 @@ def test_pipes_are_no_files(tmp_path):
     reads += [
         lambda: feature_files.read_splits(tmp_path / "b.npz"),
         lambda: feature_files.load_features(tmp_path / "a.npy"),
-        lambda: text.open_labelled(str(tmp_path / "a.tsv"), None, (), 9),
-        lambda: text.prepare_text(PrepareTextConfig(str(tmp_path / "a.txt"), str(tmp_path / "o"))),
+        lambda: load_labelled(str(tmp_path / "a.tsv"), None, ()),
+        lambda: load_text(DataConfig(str(tmp_path / "a.txt"))),
+        lambda: load_text(DataConfig(str(tmp_path / "texts"))),
         lambda: image_files.read_classes(tmp_path / "a.txt"),
         lambda: encoder._image(tmp_path / "a.npy"),
     ]

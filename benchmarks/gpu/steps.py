@@ -97,7 +97,7 @@ def make_stepper(config: PretrainConfig) -> Stepper:
     images = np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
     source = data.Arrays(images, np.zeros(n, np.int32), ("any",), "random images")
     dataset = data.Dataset(source, source, source, config.recipe)
-    setup = set_up(config, lambda _, cache_dir: dataset)
+    setup = set_up(config, lambda _: dataset)
     apply, state, key = initial_state(setup)
     step = make_step_of(setup.config, apply, setup.total_steps, axis_name=distributed.AXIS)
     fixed = images, source.labels, setup.sampler(0), key, scalars_of(setup.config)

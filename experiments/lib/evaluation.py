@@ -11,9 +11,10 @@ import numpy as np
 
 from experiments.lib.records import PREDICTIONS, Predictions, Rows
 from hypersphere_jax import data
-from hypersphere_jax.configs import DepthConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax.configs import MetricsConfig, ProbeConfig
 from hypersphere_jax.data.subsets import uniform
-from hypersphere_jax.evaluate.depth_verb import run_depth
+from hypersphere_jax.depth.config import DepthConfig
+from hypersphere_jax.depth.protocol import run_depth
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.metrics_verb import run_metrics
 from hypersphere_jax.evaluate.probe_verb import run_probe

@@ -21,9 +21,7 @@ from hypersphere_jax.configs.data import (
     DataConfig,
     InspectConfig,
     PrepareConfig,
-    PrepareTextConfig,
 )
-from hypersphere_jax.configs.depth import DepthConfig
 from hypersphere_jax.configs.evaluation import (
     EvaluateConfig,
     FeaturesConfig,

@@ -8,10 +8,8 @@ from tyro.conf import Positional, Suppress, arg
 from hypersphere_jax.configs.base import (
     Auto,
     Config,
-    changed,
     check_at_least,
     check_at_most,
-    check_below_one,
     check_seed,
     check_share,
     hold_custom,
@@ -19,18 +17,6 @@ from hypersphere_jax.configs.base import (
     require,
 )
 
-TEXT_RECIPE = "sentences"
-# Options that apply to images only.
-IMAGE_OPTIONS = (
-    "channels",
-    "classes",
-    "subset",
-    "subset_size",
-    "fraction",
-    "folds",
-    "bits",
-    "bad_images",
-)
 MAX_TOKENS = 512
 
 
@@ -112,13 +98,6 @@ class DataConfig(Config):
         """Channels that `bits` adds to images of another data set."""
         return 0 if self.data == "random_bits" else self.bits
 
-    def check_text(self) -> None:
-        """Raise UserError for an option that applies to images only."""
-        refused = IMAGE_OPTIONS if self.recipe == TEXT_RECIPE else (*IMAGE_OPTIONS, "recipe")
-        found = [name for name in changed(self, DataConfig) if name in refused]
-        source = self.data_dir or self.data
-        refuse(self, found, f"is for images, and {source} is text: leave it out")
-
 
 @dataclass(frozen=True)
 class InspectConfig(DataConfig):
@@ -136,29 +115,3 @@ class PrepareConfig(Config):
     """A data set of TensorFlow Datasets: cifar10, stl10, imagenet2012, nyu_depth_v2, …"""
     data_dir: Auto[str] = None
     """Folder of the prepared data. Defaults to TensorFlow Datasets' own."""
-
-
-@dataclass(frozen=True)
-class PrepareTextConfig(Config):
-    """Text to turn into a corpus of word ids, once for any number of runs."""
-
-    raw: Annotated[Positional[str], arg(metavar="FOLDER|FILE")]
-    """A .txt or .txt.gz file, or a folder of them; each file is a document. UTF-8, else Latin-1."""
-    out: str
-    """New or empty folder of the corpus. After an interruption the same command resumes."""
-    vocabulary: int = 50_000
-    """Largest vocabulary: the most frequent words of the training part."""
-    max_tokens: int = 64
-    """Longest sentence, with its end token; longer ones are cut."""
-    held_out: float = 0.05
-    """Share of each document's sentences, the last ones, that are held out from training."""
-    form: Literal["auto", "prose", "sentences"] = "auto"
-    """A line is a sentence (`sentences`) or a part of a paragraph, with blank lines between
-    paragraphs (`prose`). `auto` decides by the first lines of each file."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "vocabulary")
-        check_at_least(self, 2, "max_tokens")
-        check_at_most(self, MAX_TOKENS, "max_tokens")
-        check_below_one(self, "held_out")

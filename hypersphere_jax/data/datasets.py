@@ -2,8 +2,9 @@
 
 import functools
 import os
+import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,7 @@ import numpy as np
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import did_you_mean
-from hypersphere_jax.configs.data import TEXT_RECIPE
-from hypersphere_jax.data import arrays, image_files, nyu, subsets, synthetic, text, tfds
+from hypersphere_jax.data import arrays, image_files, subsets, synthetic, tfds
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.source import Source
 from hypersphere_jax.utils.terminal import say
@@ -26,15 +26,16 @@ NAMED = {
     "stl10": "stl10",
     "imagenet2012": "moco_v2",
     "nyu_depth_v2": "nyu_depth",
-    "books": TEXT_RECIPE,
+    "books": "none",
 }
 DEFAULT_RECIPE = "stl10"
 EMBEDDED = {"digits": "embedded", "random_bits": "made on the fly"}
 RANDOM_BITS_COUNT = 50_000  # like CIFAR-10's training images
 RANDOM_BITS_SIZE = 32
-SUFFIXES = (".npz", ".npy", ".mat", ".zip", *text.SUFFIXES)
+# Functions of other folders that open files, because imports go down.
+READERS = {".mat": "hypersphere_jax.depth.nyu:open_mat"}
+SUFFIXES = (".npz", ".npy", ".zip", *READERS)
 DEFAULT_FOLDS = 10  # without splits, one of them is the test split
-MAX_WORDS = 128  # longest labeled sentence
 
 
 class Dataset(NamedTuple):
@@ -80,9 +81,6 @@ def load(
     Raises:
       UserError: for an unknown name, or missing or invalid data.
     """
-    folder = text_folder(config)
-    if folder is not None:
-        return _load_text(folder, config)
     whole = _open(config, cache_dir)
     part, test = _split(whole, config, say)
     part = _subset(part, config)
@@ -102,15 +100,8 @@ def load_raw_splits(config: DataConfig) -> tuple[Source, Source | None]:
 
     The test split may be None.
     """
-    require(text_folder(config) is None, f"{config.data} is text; name images")
     dataset = _open(config)
     return dataset.train, dataset.test
-
-
-def load_labelled(name: str, where: Path | None, vocabulary: Sequence[str]) -> Dataset:
-    """Load labeled sentences in the words of a vocabulary, see `text.open_labelled`."""
-    train, test = text.open_labelled(name, where, vocabulary, MAX_WORDS)
-    return Dataset(train, test, train, TEXT_RECIPE)
 
 
 def located(config: DataConfig) -> dict[str, str | None]:
@@ -126,48 +117,6 @@ def located(config: DataConfig) -> dict[str, str | None]:
         "data_dir": absolute(config.data_dir),
         "classes": absolute(config.classes),
     }
-
-
-def text_folder(config: DataConfig) -> Path | None:
-    """Return the folder or file of the text of a config, or None for images."""
-    if config.source is not None:
-        return None
-    if config.data == "books":
-        folder = _path(config.data_dir)
-        require(
-            folder is not None,
-            "data=books needs data_dir=: a folder of .txt or .txt.gz files, or a prepared one",
-        )
-        require(folder.exists(), f"no file or folder {folder}: data_dir= of books is text")
-        return folder
-    if _is_path(config.data) and is_text(_path(config.data)):
-        return _path(config.data)
-    return None
-
-
-def is_text(path: Path) -> bool:
-    """Return whether a path is a text file, or a folder that contains text and no images."""
-    if path.is_file() or not path.is_dir():
-        return text.is_text_name(path.name)
-    if (path / "corpus.json").is_file():
-        return True
-    images = (*(f".{name}" for name in image_files.EXTENSIONS), ".zip", ".npy", ".npz")
-    return not image_files.is_image_tree(path) and text.has_text(path, images)
-
-
-def _load_text(path: Path, config: DataConfig) -> Dataset:
-    config.check_text()
-    folder = text.prepared(path, config.vocabulary, config.max_tokens)
-    train, held_out = text.open_corpus(folder)
-    for name in ("vocabulary", "max_tokens"):
-        value = getattr(config, name)
-        prepared = train.options[name]
-        require(
-            value in (prepared, getattr(DataConfig, name)),
-            f"{name}={value}: {folder} was prepared with {prepared}; leave it out, or prepare the "
-            "text again",
-        )
-    return Dataset(train, held_out, train, TEXT_RECIPE)
 
 
 def _open(config: DataConfig, cache_dir: Path | None = None) -> Dataset:
@@ -214,8 +163,8 @@ def _open_path(
         return arrays.from_npz(path)
     if suffix == ".npy":
         return arrays.from_npy(path), None
-    if suffix == ".mat":
-        return nyu.open_mat(path)
+    if suffix in READERS:
+        return pkgutil.resolve_name(READERS[suffix])(path)
     if (path / "train_images.npy").is_file():
         return arrays.from_npy_folder(path)
     classes = None

@@ -3,7 +3,6 @@
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.data.source import Source
 
 
 class Sampler:
@@ -31,39 +30,3 @@ class Sampler:
             orders = newest | {epoch: order.astype(np.int32)}
             self._orders = orders
         return orders[epoch]
-
-
-class Consecutive:
-    """Batches of consecutive sentences of one document, in a new order each epoch.
-
-    The last sentences of a document, fewer than a batch, are dropped.
-    """
-
-    def __init__(self, documents: np.ndarray, batch_size: int, seed: int):
-        """`documents` `[d + 1]`: the first sentence of each document, and the total number."""
-        lengths = np.diff(documents)
-        batches = lengths // batch_size
-        require(
-            bool(batches.sum()),
-            f"batch_size={batch_size} is more than the sentences of any document "
-            f"({lengths.max(initial=0):,}); a batch is of consecutive sentences of one document",
-        )
-        self.batch_size = batch_size
-        self.steps_per_epoch = int(batches.sum())
-        first_batches = np.cumsum(batches) - batches
-        within = np.arange(self.steps_per_epoch) - np.repeat(first_batches, batches)
-        self._starts = np.repeat(documents[:-1], batches) + within * batch_size
-        self._order = Sampler(self.steps_per_epoch, 1, seed)
-
-    def __call__(self, step: int) -> np.ndarray:
-        """Return the sentences `[batch_size]` of the global batch of a step, from 0."""
-        start = self._starts[self._order(step)[0]]
-        return np.arange(start, start + self.batch_size)
-
-
-def make_sampler(source: Source, batch_size: int, seed: int) -> Sampler | Consecutive:
-    """Return batches of consecutive sentences for a source with documents, else of any samples."""
-    documents = getattr(source, "documents", None)
-    if documents is None:
-        return Sampler(len(source), batch_size, seed)
-    return Consecutive(documents, batch_size, seed)

@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hypersphere_jax import text
 from hypersphere_jax.configs import MetricsConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output
-from hypersphere_jax.data import Corpus, Source, subsets
+from hypersphere_jax.data import Source, subsets
 from hypersphere_jax.evaluate import geometry, metrics, results_file
 from hypersphere_jax.evaluate.checks import check_features
 from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.metrics import SelectedRows
-from hypersphere_jax.evaluate.sentences import neighbour_metrics
-from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -35,7 +34,8 @@ class MetricsInputs(NamedTuple):
     class_names: Sequence[str] = ()
     # Features of rows under one or several augmentations, which depend on a row's place alone.
     views: Callable[[np.ndarray], Sequence[Any]] | None = None  # None: some cannot be read
-    text: tuple[Any, np.ndarray] | None = None  # features of the other encoder; first sentences
+    # Alignment and uniformity by alpha, t and devices; defaults to those of x and pairs.
+    summary: Callable[..., dict[str, Any]] | None = None
 
 
 @distributed.isolated()
@@ -119,16 +119,17 @@ def _run_inputs(
     encoder = run_dir.load_encoder(folder, config.step)
     dataset = run_dir.load_data(folder, config.data_dir)
     source = run_dir.test_split(dataset) if split == "test" else dataset.train
-    text = encoder.config.reads_text
+    is_text = encoder.config.reads_text
     header = {
         "run": folder.name,
         "step": encoder.step,
         "data": encoder.config.data,
         "split": split,
-        "layer": "f, g" if text else "output",
+        "layer": "f, g" if is_text else "output",
     }
-    if text:
-        return header, _of_text(encoder, source, devices)
+    if is_text:
+        x, pairs, summary = text.neighbour_inputs(encoder, source, devices)
+        return header, MetricsInputs(x, pairs, summary=summary)
     x, labels = split_features(encoder, source, ["output"], devices).features["output"]
     pairs = pair_features(encoder, source, devices, config.seed)
     for side in (x, *pairs):
@@ -139,18 +140,6 @@ def _run_inputs(
         views = functools.partial(_views_of, encoder, source, devices, config.seed)
     name = f"labels of the {split} split"
     return header, MetricsInputs(x, pairs, labels, name, dataset.class_names, views)
-
-
-def _of_text(encoder: RunEncoder, source: Corpus, devices: list[jax.Device]) -> MetricsInputs:
-    """Neighbouring sentences are a pair: f of one and g of the other."""
-    features = split_features(encoder, source, ["f", "g"], devices).features
-    f, g = (check_features(name, features[name].x) for name in ("f", "g"))
-    ends = source.documents[1:-1] - 1  # whose next sentence is another document's
-    before = np.setdiff1d(np.arange(len(f) - 1), ends)
-    one, other = np.concatenate([before, before + 1]), np.concatenate([before + 1, before])
-    return MetricsInputs(
-        f, (SelectedRows(f, one), SelectedRows(g, other)), text=(g, source.documents)
-    )
 
 
 def _views_of(
@@ -184,13 +173,10 @@ def _file_inputs(config: MetricsConfig) -> tuple[dict[str, Any], MetricsInputs]:
 
 
 def _summary(config: MetricsConfig, inputs: MetricsInputs, devices: list) -> dict[str, Any]:
-    """Alignment and uniformity; of text those of neighbours and of both encoders."""
-    alpha, t, (n, d) = config.alpha, config.t, inputs.x.shape
-    if inputs.text is None:
-        return metrics.summary(inputs.x, inputs.pairs, alpha, t, devices)
-    values = neighbour_metrics(inputs.x, *inputs.text, alpha, t, devices=devices)
-    optimum, bound = uniformity_optimum(d, t), uniformity_lower_bound(d, t, n)
-    return values | {"uniform_optimum": 2 * optimum, "uniform_lower_bound": 2 * bound}
+    """Alignment and uniformity."""
+    if inputs.summary is not None:
+        return inputs.summary(config.alpha, config.t, devices)
+    return metrics.summary(inputs.x, inputs.pairs, config.alpha, config.t, devices)
 
 
 def _pairs(inputs: MetricsInputs) -> tuple[Any, Any]:

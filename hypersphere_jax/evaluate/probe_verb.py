@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 
-from hypersphere_jax import data
+from hypersphere_jax import data, text
 from hypersphere_jax.configs import ProbeConfig, UserError, require
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.evaluate import feature_files, knn, linear, results_file
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.features import augmented_features, split_features
-from hypersphere_jax.evaluate.sentences import sentence_probe
 from hypersphere_jax.evaluate.sgd import PROTOCOLS
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
@@ -103,20 +102,7 @@ def _datasets(folder: Path, config: ProbeConfig) -> dict[str | None, data.Datase
         require(labelled, f"the images of {dataset.origin} {needed}")
         run_dir.test_split(dataset)
         return {None: dataset}
-    require(
-        bool(config.data),
-        f"{folder} holds encoders of sentences: say with data= what to classify, such as mr (with "
-        "data_dir=), or START of START.pos and START.neg",
-    )
-    vocabulary = run_dir.read_vocabulary(folder)
-    where = None if config.data_dir is None else Path(config.data_dir).expanduser()
-    tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
-    require(len(tasks) == len(config.data), "data=: two of these have the same name")
-    without_test = [task for task, dataset in tasks.items() if dataset.test is None]
-    usable = not without_test or set(config.protocols) <= {"quick_thought", "knn", "knn_weighted"}
-    needed = "no test split; take protocols=quick_thought knn"
-    require(usable, f"{', '.join(without_test)}: {needed}")
-    return tasks
+    return text.probe_tasks(folder, config)
 
 
 def _probe_encoder(
@@ -198,7 +184,7 @@ def _protocol(
     seed = {"seed": config.seed} if config.seed else {}
     if protocol == "quick_thought":
         inner = {"inner_folds": config.folds} if folds else {}
-        yield protocol, folds | seed, partial(sentence_probe, seed=config.seed, **inner)
+        yield protocol, folds | seed, partial(text.sentence_probe, seed=config.seed, **inner)
         return
     names: dict[str, str] = {}
     options = dict(folds)

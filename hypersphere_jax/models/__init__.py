@@ -6,6 +6,7 @@ user's (`custom`). Modules of Flax stay inside this folder.
 
 import dataclasses
 import functools
+import pkgutil
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -18,17 +19,17 @@ from hypersphere_jax.configs.base import did_you_mean
 from hypersphere_jax.models import custom, functional, heads
 from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
-from hypersphere_jax.models.sentence_gru import SentenceGRU
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
 
+# Text gives the name of its class, since imports go down.
 MODELS: dict[str, Any] = {
     "small_cnn": SmallCNN,
     "small_alexnet": SmallAlexNet,
     "resnet18": ResNet18,
     "resnet34": ResNet34,
     "resnet50": ResNet50,
-    "sentence_gru": SentenceGRU,
+    "sentence_gru": "hypersphere_jax.text.sentence_gru:SentenceGRU",
 }
 
 Apply = Callable[..., tuple[dict[str, jax.Array], Tree]]
@@ -38,7 +39,7 @@ def create(config: ModelConfig, key: jax.Array) -> tuple[Apply, Tree, Tree]:
     """Return an encoder with initial parameters.
 
     `apply(params, stats, x, train, axis_name=None) -> (outputs, stats)` takes float32 images
-    `[n, image_size, image_size, channels]`, `packing.Packed` sentences, or sentences as integers
+    `[n, image_size, image_size, channels]`, `text.packing.Packed` sentences, or token ids
     `[n, words]`. It returns the named layers as float32; `"output"` is `[n, dim]` with unit norm.
 
     In training, batch norm uses the statistics of a batch and returns updated running statistics.
@@ -77,7 +78,13 @@ def _custom(config: ModelConfig) -> tuple[Callable, Apply]:
 
 
 def _build(config: ModelConfig, key: jax.Array) -> nnx.Module:
-    return MODELS[config.model](config, rngs=nnx.Rngs(key))
+    return network_class(config.model)(config, rngs=nnx.Rngs(key))
+
+
+def network_class(name: str) -> Any:
+    """Return the class of a network in `MODELS`."""
+    network = MODELS[name]
+    return pkgutil.resolve_name(network) if isinstance(network, str) else network
 
 
 def abstract(config: ModelConfig) -> tuple[Apply, Tree, Tree]:
@@ -133,9 +140,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
     name = config.model
     size = config.image_size
     require(name in MODELS, f"unknown model {name!r}{did_you_mean(name, MODELS)}")
-    needed = ["image_size", "in_channels"]
-    if config.reads_text:
-        needed = ["vocabulary_size"]
+    needed = getattr(network_class(name), "required", ("image_size", "in_channels"))
     require(
         all(getattr(config, field) is not None for field in needed),
         f"ModelConfig: {' and '.join(needed)} must be given to build {name}",
@@ -147,7 +152,7 @@ def resolved(config: ModelConfig) -> ModelConfig:
     )
     if config.reads_text or config.network is not None:
         return config
-    least = MODELS[name].min_image_size
+    least = network_class(name).min_image_size
     require(
         size >= least,
         f"{name} needs images of at least {least} pixels, not {size}; choose another model= or a "
@@ -170,14 +175,14 @@ def with_classifier(params: Tree, other: Tree) -> Tree:
 
 def before_head(name: str) -> str:
     """Return the layer of a model that the head reads: "backbone", or "fc7" for SmallAlexNet."""
-    return [layer for layer in MODELS[name].layers if layer not in heads.LAYERS][-1]
+    return [layer for layer in network_class(name).layers if layer not in heads.LAYERS][-1]
 
 
 def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes (for one image) of a model's layers, in the network's order."""
     apply, params, stats = abstract(config)
     if config.reads_text:
-        x = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+        x = network_class(config.model).example(config)
     else:
         # Two images, because a custom network may confuse one image with a batch.
         x = jax.ShapeDtypeStruct((2, *[config.image_size] * 2, config.in_channels), jnp.float32)
@@ -185,7 +190,7 @@ def layers(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     # Tracing sorts the keys of a dict. The model's own list has the order.
     order = shapes
     if config.network is None:
-        order = MODELS[config.model].layers
+        order = network_class(config.model).layers
     return {name: shapes[name].shape[1:] for name in order if name in shapes}
 
 

@@ -9,24 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from hypersphere_jax import data
-from hypersphere_jax.configs import (
-    InspectConfig,
-    PrepareConfig,
-    PrepareTextConfig,
-    UserError,
-    require,
-)
+from hypersphere_jax import data, text
+from hypersphere_jax.configs import InspectConfig, PrepareConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output, program
-from hypersphere_jax.data import text, tfds
+from hypersphere_jax.data import tfds
 from hypersphere_jax.data.pipeline import BadImages
 from hypersphere_jax.reporting.tables import print_table
+from hypersphere_jax.text.prepare import PrepareTextConfig
 from hypersphere_jax.utils.files import write_json
 from hypersphere_jax.utils.terminal import say, track
 
 MAX_CLASSES = 20  # more classes are not listed one by one
 WORDS, SENTENCES = 40, 6  # of text, printed
-TEXT_COUNTS = ("documents", "sentences", "tokens")
 
 
 def list_names(data_dir: str | None = None) -> None:
@@ -39,9 +33,7 @@ def list_names(data_dir: str | None = None) -> None:
     rows = []
     for name, recipe in data.NAMED.items():
         place = data.EMBEDDED.get(name, "not prepared")
-        if name == "books" and data_dir and root.is_dir() and data.is_text(root):
-            place = str(root)
-        elif name != "books" and name not in data.EMBEDDED and (root / name).is_dir():
+        if name not in data.EMBEDDED and (root / name).is_dir():
             with contextlib.suppress(UserError):
                 place = str(tfds.find_prepared(name, root)[0])
         rows.append((name, recipe, place))
@@ -62,10 +54,9 @@ def prepare(config: PrepareConfig) -> None:
 
 
 def prepare_text(config: PrepareTextConfig) -> None:
-    """Turn text files into a corpus of sentences, as numbers of words, to train on."""
-    is_new = text.prepare_text(config, lambda files: track(files, "reading"))
-    say(f"{'prepared' if is_new else 'nothing to do, this corpus is whole'}: {config.out}")
-    say(f"look at it: {program()} data inspect {config.out}")
+    """Turn text files into a corpus of sentences as token ids, to train on."""
+    text.prepare_text(config)
+    say(f"prepared: {config.out}\nlook at it: {program()} data inspect {config.out}")
 
 
 def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
@@ -81,7 +72,7 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
     check_output(out, ".json")
     from hypersphere_jax.data.describe import describe
 
-    if data.text_folder(config) is not None:
+    if text.find_text(config) is not None:
         _inspect_text(config, out)
         return
     dataset = data.load(config, say)
@@ -151,8 +142,8 @@ def show(
     from hypersphere_jax import augment
     from hypersphere_jax.reporting import pictures, plots
 
-    is_text = data.text_folder(config) is not None
-    require(not is_text, f"{config.data} is text: look at it with data inspect")
+    is_text = text.find_text(config) is not None
+    require(not is_text, f"{config.data} is text: use data inspect")
     dataset = data.load(config)
     source = dataset.pretrain
     bad = BadImages(source, config.bad_images)
@@ -172,43 +163,32 @@ def show(
 
 
 def _inspect_text(config: InspectConfig, out: Path | None) -> None:
-    dataset = data.load(config)
-    results, rows = {}, []
-    corpus: Any  # text.Corpus, where `Dataset` says `Source`
+    dataset = text.load_text(config)
+    statistics = {}
+    rows = []
+    corpus: Any  # a text.corpus.Corpus
     for name, corpus in (("train", dataset.train), ("test", dataset.test)):
         if corpus is None:
             continue
-        result = results[name] = _text_counts(corpus)
-        numbers = (f"{result[key]:,}" for key in TEXT_COUNTS)
-        words = f"{result['words_mean']:.1f}", f"{result['words_95']:.0f} or less"
-        shares = f"{result['unknown_share']:.2%}", f"{result['cut_share']:.2%}"
-        rows.append((name, *numbers, *words, *shares))
+        statistics[name] = corpus.statistics()
+        counts = [f"{statistics[name][key]:,}" for key in ("documents", "sentences", "tokens")]
+        lengths = [f"{statistics[name][key]:.1f}" for key in ("words_mean", "words_95")]
+        shares = [f"{statistics[name][key]:.2%}" for key in ("unknown_share", "cut_share")]
+        rows.append([name, *counts, *lengths, *shares])
         say(f"{name}: {corpus.origin}")
     if out is not None:
-        write_json(out, {"written_by": WRITER} | results)
+        write_json(out, {"written_by": WRITER} | statistics)
+    columns = ["split", "documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
     print()
-    print_table(["split", *TEXT_COUNTS, "words", "95% have", "unknown", "cut"], rows)
+    print_table(columns, rows)
     corpus = dataset.train
-    first = " ".join(corpus.vocabulary[: WORDS + len(text.SPECIAL)])
+    words = " ".join(corpus.vocabulary[:WORDS])
     print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
-    say(textwrap.fill(first, 96, initial_indent="  ", subsequent_indent="  "))
-    # Of the largest document, from its middle, where no title page is.
+    say(textwrap.fill(words, 96, initial_indent="  ", subsequent_indent="  "))
+    # The middle of the largest document contains no title page.
     largest = int(np.argmax(np.diff(corpus.documents)))
     start, end = corpus.documents[largest : largest + 2].tolist()
     middle = range(start, end)[max(0, (end - start - SENTENCES) // 2) :][:SENTENCES]
     print(f"\nsentences {middle[0]} to {middle[-1]}:")
     for i in middle:
         say(textwrap.fill(corpus.text(i), 96, initial_indent="- ", subsequent_indent="  "))
-    say(f"\nrecipe: {dataset.recipe}")
-
-
-def _text_counts(corpus: text.Corpus) -> dict[str, float]:
-    """Counts of a corpus; those of words are without the end tokens."""
-    counts = {key: corpus.counts[key] for key in TEXT_COUNTS}
-    n, words = counts["sentences"], counts["tokens"] - counts["sentences"]
-    return counts | {
-        "words_mean": words / n,
-        "words_95": float(np.quantile(corpus.lengths, 0.95)) - 1,
-        "unknown_share": corpus.counts["unknown"] / words,
-        "cut_share": corpus.counts["cut"] / n,
-    }

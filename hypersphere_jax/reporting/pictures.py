@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax import augment, data
+from hypersphere_jax import augment
 from hypersphere_jax.augment.recipes import Recipe
 from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
@@ -50,7 +50,7 @@ def draw_pictures(
         files = {folder / "figures" / name: draw for name, draw in drawn.items()}
         missing = {file: draw for file, draw in files.items() if redraw or not file.is_file()}
         if missing:
-            dataset = data.load(config) if config else run_dir.load_data(folder)
+            dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
             encoder = run_dir.load_encoder(folder, config=saved)
             for file, draw in missing.items():
                 draw(encoder, dataset, file)

@@ -1,7 +1,7 @@
 """Batches on the devices: all images once, and the indices of each step, or the step's images.
 
 The step takes `(images, labels, indices)` and gathers its part of the batch itself; of streamed
-images it takes all, in their order. Text has packed sentences instead of the images.
+images it takes all, in their order.
 """
 
 import functools
@@ -13,27 +13,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import augment
+from hypersphere_jax import augment, text
 from hypersphere_jax.configs import PretrainConfig
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, Batch, TwoCrops, in_memory, stream
-from hypersphere_jax.data.sampling import Consecutive, Sampler
+from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.data.text import Corpus
-from hypersphere_jax.data.text.packing import Packed, pack
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
 RESIDENT_SHARE = 0.25  # share of a device's memory up to which `auto` keeps images resident
-# Sentences to evaluate are padded to a multiple of so many words: each shape is compiled.
-LENGTH_MULTIPLE = 16
 AHEAD = 2  # batches that are moved to the devices before their step
 
 
 def device_batches(
     config: PretrainConfig,
     dataset: Dataset,
-    sampler: Sampler | Consecutive,
+    sampler: Any,
     steps: range,
     devices: Sequence[jax.Device],
     resident: bool,
@@ -53,7 +49,7 @@ def device_batches(
     """
     source = dataset.pretrain
     if config.reads_text:
-        return _ahead(_sentences(source, sampler(step), devices) for step in steps)
+        return _ahead(text.sentence_batches(source, sampler, steps, devices))
     rows = distributed.local_rows(sampler.batch_size, devices)
     if resident:
         images, labels = _resident(config, source, devices)
@@ -129,15 +125,6 @@ def _vmapped_indices(
     return distributed.split(np.stack(parts, axis=1), devices)
 
 
-def packed(source: Corpus, numbers: np.ndarray, devices: Sequence[jax.Device]) -> Packed:
-    """Consecutive sentences, packed: on the host, with a leading axis of this process's devices."""
-    words, lengths = source.rows(int(numbers[0]), int(numbers[-1]) + 1)
-    sentences = np.split(words, np.cumsum(lengths)[:-1])
-    parts = pack(sentences, source.image_shape[0], len(devices))
-    mine = parts[distributed.local_rows(len(devices), devices)]
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *mine)
-
-
 def eval_batches(
     config: PretrainConfig,
     source: Source,
@@ -157,13 +144,7 @@ def eval_batches(
     n = len(source)
     order, steps = functools.partial(_consecutive, n, size), range(-(-n // size))
     if config.reads_text:
-        for rows in map(order, steps):
-            samples = [source[i] for i in rows]
-            words = np.stack([sample["image"] for sample in samples])
-            longest = np.flatnonzero(words.any(axis=0))[-1] + 1
-            words = words[:, : -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE]
-            labels = np.array([sample["label"] for sample in samples], np.int32)
-            yield Batch(words, labels, rows)
+        yield from text.sentence_eval_batches(source, size)
         return
     bad = BadImages(source, config.bad_images)
     has_one_size = source.image_shape is not None
@@ -188,11 +169,6 @@ def _decoded(config: PretrainConfig, source: Source, bad: BadImages) -> Arrays:
     return in_memory(source, bad, image_cache(config), lambda items: track(items, "decoding"))
 
 
-def _sentences(source: Corpus, numbers: np.ndarray, devices) -> tuple[Any, Any, Any]:
-    nothing = np.zeros((len(distributed.local(devices)), 0), np.int32)
-    return distributed.split((packed(source, numbers, devices), nothing, nothing), devices)
-
-
 def _consecutive(n: int, size: int, step: int) -> np.ndarray:
     return np.arange(step * size, min(n, (step + 1) * size))
 
@@ -203,9 +179,7 @@ def image_cache(config: PretrainConfig) -> Path:
 
 
 def is_resident(source: Source, pipeline: str, devices: Sequence[jax.Device]) -> bool:
-    """Return whether all images stay on the devices; text is read batch by batch."""
-    if isinstance(source, Corpus):
-        return False
+    """Return whether all images stay on the devices."""
     if pipeline != "auto" or source.image_shape is None:
         return pipeline == "resident"
     limit = RESIDENT_SHARE * distributed.device_memory(distributed.local(devices))

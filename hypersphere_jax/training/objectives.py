@@ -16,10 +16,6 @@ from hypersphere_jax.losses import (
     align_loss,
     contrastive_loss,
     info_nce_loss,
-    l2_normalize,
-    quick_thought_align_loss,
-    quick_thought_contrastive_loss,
-    quick_thought_uniform_loss,
     uniform_loss,
     uniform_queue_loss,
 )
@@ -215,35 +211,6 @@ def _similarities(query, key, queue, axis_name) -> Metrics:
         "negative_similarity": mean_query @ jnp.mean(queue, axis=0),
         "chance": jnp.log(len(queue) + 1.0),
     }
-
-
-def make_sentence_objective(
-    config: ObjectiveConfig, scalars: Mapping[str, jax.Array] | None = None
-) -> Callable[..., tuple[jax.Array, Metrics]]:
-    """The same weighted sum of consecutive sentences' features by two encoders (B.3).
-
-    Alignment and uniformity are of unit features; the contrastive loss is of the features as they
-    are, which have no unit norm in the original Quick-Thought.
-
-    Returns:
-      `objective(f, g, axis_name) -> (loss, metrics)`; features `[k, d]`, the devices' sentences one
-      after the other in the axis' order. `uniform` is the sum of both encoders', as in B.3.
-    """
-    value = vars(config) | dict(scalars or {})
-
-    def objective(f, g, axis_name):
-        unit = l2_normalize(f), l2_normalize(g)
-        over = {"axis_name": axis_name}
-        metrics = {
-            "align": quick_thought_align_loss(*unit, value["align_alpha"], **over),
-            "uniform": quick_thought_uniform_loss(*unit, value["uniform_t"], **over),
-        }
-        if config.contrastive_weight:
-            tau = value["contrastive_tau"]
-            metrics["contrastive"] = quick_thought_contrastive_loss(f, g, tau, **over)
-        return _weighted(config, value, metrics), metrics
-
-    return objective
 
 
 def _weighted(config: ObjectiveConfig, value: Mapping, metrics: Metrics) -> jax.Array:

@@ -2,21 +2,16 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
-from hypersphere_jax import augment, data, models
+from hypersphere_jax import augment, data, models, text
 from hypersphere_jax.configs import PretrainConfig, UserError, require
 from hypersphere_jax.data import subsets
-from hypersphere_jax.data.sampling import make_sampler
 from hypersphere_jax.training import distributed, objectives
 
 logger = logging.getLogger("hypersphere_jax")
-
-# Usual smallest share of a text's sentences in whole batches.
-MOST_USED = 0.9
 
 
 def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
@@ -27,15 +22,8 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     Raises:
       UserError: If the options do not fit the data.
     """
-    is_text = isinstance(dataset.pretrain, data.Corpus)
-    kinds = ("sentences", "images") if is_text else ("images", "sentences")
-    require(
-        is_text == config.reads_text,
-        f"{dataset.origin} holds {kinds[0]}, and model={config.model} is for {kinds[1]}"
-        + (": take model=sentence_gru" if is_text else ""),
-    )
-    if is_text:
-        return _resolved_text(config, dataset)
+    if config.reads_text:
+        return text.resolve_text(config, dataset)
     if objectives.uses_labels(config) and not dataset.class_names:
         raise UserError(
             f"the loss takes labels, and the images of {dataset.origin} have none: leave "
@@ -88,32 +76,6 @@ def _image(config: PretrainConfig, source: data.Source, size: int) -> jax.ShapeD
     """Return the shape of an image, which has the network's size if images differ in size."""
     channels = (config.channels or 3) + config.extra_channels
     return jax.ShapeDtypeStruct(source.image_shape or (size, size, channels), np.uint8)
-
-
-def _resolved_text(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
-    for unfit, flag in (
-        (config.queue_size > 0, "queue_size="),
-        (config.supervised_weight > 0, "supervised_weight="),
-        (config.eval_every_epochs is not None, "eval_every_epochs="),
-        (config.pipeline != "auto", "pipeline="),
-        (config.workers > 0, "workers="),
-    ):
-        require(not unfit, f"{flag} is for images, and {dataset.origin} holds sentences")
-    source: Any = dataset.pretrain  # a corpus
-    size = config.batch_size
-    used = size * make_sampler(source, size, config.seed).steps_per_epoch
-    if used < MOST_USED * len(source):
-        logger.warning(
-            "%.0f%% of the %d sentences are left out: a batch is of batch_size=%d consecutive "
-            "ones of a document, and many documents have fewer",
-            100 * (1 - used / len(source)),
-            len(source),
-            size,
-        )
-    vocabulary_size = len(source.vocabulary)
-    return config.replace(
-        recipe=dataset.recipe, vocabulary_size=vocabulary_size, **data.located(config)
-    )
 
 
 def check_devices(config: PretrainConfig, source: data.Source, devices: Sequence) -> None:

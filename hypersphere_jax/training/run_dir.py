@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from hypersphere_jax import data, models
+from hypersphere_jax import data, models, text
 from hypersphere_jax.configs import (
     DataConfig,
     EvaluateConfig,
@@ -30,12 +30,11 @@ from hypersphere_jax.configs.base import C, Custom, did_you_mean
 from hypersphere_jax.configs.pretrain import CUSTOM
 from hypersphere_jax.training import checkpoints
 from hypersphere_jax.training.batches import image_cache
-from hypersphere_jax.utils.files import atomic_write, locked, read_json, write_json
+from hypersphere_jax.utils.files import locked, read_json, write_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pillow")
 D = TypeVar("D", bound=DataConfig)
 MAX_NAMES = 8  # names of runs in a message
-VOCABULARY = "vocabulary.txt"
 # Options that cannot change the numbers: where and how a run is carried out.
 NOT_COMPARED = {"name", "runs_dir"}
 for _section in (RuntimeConfig, EvaluateConfig):
@@ -219,8 +218,9 @@ def add_session(
     inherited = to_dict(inherited_options(config))
     new = {"config": inherited, "data_digest": digest, "sessions": sessions, "data": splits}
     write_json(folder / "config.json", record | new)
-    if isinstance(dataset.pretrain, data.Corpus):
-        write_vocabulary(folder, dataset.pretrain.vocabulary)
+    if config.reads_text:
+        corpus: Any = dataset.pretrain
+        text.write_vocabulary(folder / text.VOCABULARY, corpus.vocabulary)
 
 
 def inherited_options(config: C) -> C:
@@ -277,7 +277,7 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
     """
     try:
         config = read_config(folder)
-        dataset = data.load(moved(config, data_dir), cache_dir=image_cache(config))
+        dataset = open_data(moved(config, data_dir))
     except UserError as error:
         hint = "; if the data of this run were moved, say where with data_dir="
         raise UserError(f"{error}{hint}") from error
@@ -286,6 +286,13 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
         f"{folder} is of images or labels that {dataset.origin} no longer has: restore them",
     )
     return dataset
+
+
+def open_data(config: PretrainConfig) -> data.Dataset:
+    """Open the images, or sentences, that a config names."""
+    if config.reads_text:
+        return text.load_text(config)
+    return data.load(config, cache_dir=image_cache(config))
 
 
 def moved(config: D, data_dir: str | None) -> D:
@@ -299,38 +306,15 @@ def moved(config: D, data_dir: str | None) -> D:
 
 def require_images(folder: Path, verb: str) -> None:
     """Raise UserError for a run of sentences, where a verb needs images."""
-    text = read_config(folder).reads_text
-    require(not text, f"{verb} is for encoders of images, and {folder} is of sentences")
+    is_text = read_config(folder).reads_text
+    require(not is_text, f"{verb} is for encoders of images, and {folder} is of sentences")
 
 
 def test_split(dataset: data.Dataset) -> data.Source:
     """Return the split that results are reported on; UserError when there is none."""
-    how = "add one to the data, or pretrain with folds=, which keeps a part of the training images"
-    if isinstance(dataset.train, data.Corpus):
-        how = "prepare the text with held_out= above 0, which keeps a part of the sentences"
-    require(dataset.test is not None, f"{dataset.origin} has no test split: {how} out")
+    advice = "add one, or pretrain with folds= (prepare text with held_out=)"
+    require(dataset.test is not None, f"{dataset.origin} has no test split: {advice}")
     return dataset.test
-
-
-def write_vocabulary(folder: Path, vocabulary: Sequence[str]) -> None:
-    """Write the words of a run of text, one per line."""
-    with atomic_write(folder / VOCABULARY) as file:
-        file.write("".join(f"{word}\n" for word in vocabulary).encode())
-
-
-def read_vocabulary(folder: Path) -> tuple[str, ...]:
-    """Read the words of a run of text; UserError when their file is missing or truncated."""
-    file = folder / VOCABULARY
-    words: tuple[str, ...] = ()
-    if file.is_file():
-        words = tuple(file.read_text(encoding="utf-8").split("\n")[:-1])
-    expected = read_config(folder).vocabulary_size
-    require(
-        len(words) == expected,
-        f"{file} has {len(words)} words, and the encoder knows {expected}: the same `pretrain` "
-        "command writes it again",
-    )
-    return words
 
 
 def load_encoder(
@@ -350,21 +334,14 @@ def load_encoder(
     return RunEncoder(apply, tree["params"], tree["stats"], config, folder, step)
 
 
-def initial_encoder(
-    config: PretrainConfig, params: Any, vocabulary: Sequence[str] | None = None
-) -> tuple[Any, Any]:
+def initial_encoder(config: PretrainConfig, params: Any) -> tuple[Any, Any]:
     """Load parameters and statistics of `init_from`, with the classifier of `params`.
 
     Raises:
-      UserError: If the run has another encoder, or another vocabulary.
+      UserError: If the run has another encoder.
     """
     folder = find(config.init_from, config.runs_dir)
     encoder = read_config(folder)
-    require(
-        vocabulary is None or (encoder.reads_text and read_vocabulary(folder) == tuple(vocabulary)),
-        f"init_from={config.init_from}: it knows other words than {config.data}; "
-        "prepare that text as the run's was",
-    )
     classifier = {"num_classes": encoder.num_classes, "classifier_layer": encoder.classifier_layer}
     model = section(config, ModelConfig)
     source = model.replace(**classifier)

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import data, models
+from hypersphere_jax import data, models, text
 from hypersphere_jax.configs import PretrainConfig
-from hypersphere_jax.data.sampling import make_sampler
+from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, distributed, run_dir
-from hypersphere_jax.training.batches import image_cache, is_resident
+from hypersphere_jax.training.batches import is_resident
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.resolve import check_devices, labelled, resolve
 from hypersphere_jax.training.step import Momentum, TrainState, init_state
@@ -99,7 +99,7 @@ class RunSetup:
             start = stop
 
 
-def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
+def set_up(config: PretrainConfig, load: Callable = run_dir.open_data) -> RunSetup:
     """Open the data of a config, and fill in its open fields.
 
     Raises:
@@ -108,14 +108,18 @@ def set_up(config: PretrainConfig, load: Callable = data.load) -> RunSetup:
     run_dir.require_custom(config, config)
     devices = distributed.global_devices(config.devices)
     distributed.check_batch_size(config.batch_size, devices)
-    dataset = load(config, cache_dir=image_cache(config))
+    dataset = load(config)
     config = resolve(config, dataset)
     check_devices(config, dataset.pretrain, devices)
     digest = dataset.digest()
     if config.supervised_weight:
         dataset = labelled(dataset)
-    resident = is_resident(dataset.pretrain, config.pipeline, devices)
-    sampler = make_sampler(dataset.pretrain, config.batch_size, config.seed)
+    source: Any = dataset.pretrain
+    if config.reads_text:
+        order = text.ConsecutiveSampler(source.documents, config.batch_size, config.seed)
+        return RunSetup(config, dataset, digest, devices, False, order)
+    resident = is_resident(source, config.pipeline, devices)
+    sampler = Sampler(len(source), config.batch_size, config.seed)
     return RunSetup(config, dataset, digest, devices, resident, sampler)
 
 
@@ -129,8 +133,9 @@ def initial_state(setup: RunSetup) -> tuple[Callable, TrainState, jax.Array]:
     network_key, step_key, queue_key = _keys(np.uint32(config.seed))
     apply, params, stats = models.create(config, network_key)
     if config.init_from is not None and distributed.is_first() and not has_checkpoint:
-        vocabulary = getattr(setup.dataset.pretrain, "vocabulary", None)
-        params, stats = run_dir.initial_encoder(config, params, vocabulary)
+        if config.reads_text:
+            text.check_vocabulary(config, setup.dataset)
+        params, stats = run_dir.initial_encoder(config, params)
     optimizer = make_optimizer(config, make_schedule(config, setup.total_steps))
     state = init_state(params, stats, optimizer)
     if config.queue_size:

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hypersphere_jax import text
 from hypersphere_jax.augment import make_augment, one_view, recipe_of, two_views
 from hypersphere_jax.configs import MocoConfig, PretrainConfig
 from hypersphere_jax.configs.objective import WEIGHTS
-from hypersphere_jax.data.text.packing import OTHER_DEVICE, PADDING, Packed
 from hypersphere_jax.moco import (
     KeyQueue,
     ema_update,
@@ -32,7 +32,6 @@ from hypersphere_jax.training.objectives import (
     Objective,
     make_objective,
     make_queue_objective,
-    make_sentence_objective,
 )
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 
@@ -175,8 +174,8 @@ def make_steps(step: Callable, at_once: int = 1) -> Callable:
 
 def _step_of(config, apply, optimizer, total, axis_name, cropped, resident, scalars):
     if config.reads_text:
-        objective = make_sentence_objective(config, scalars)
-        return make_sentence_step(apply, objective, optimizer, axis_name=axis_name)
+        options = {"axis_name": axis_name, "scalars": scalars}
+        return text.make_sentence_step(config, apply, optimizer, **options)
     augment = make_augment(
         recipe_of(config),
         config.image_size,
@@ -249,47 +248,7 @@ def make_step(
             loss, metrics = objective(first, second, labels[indices], axis_name, drawn)
             return loss, (stats, metrics)
 
-        return _updated(state, loss_of, optimizer, axis_name)
-
-    return step
-
-
-def make_sentence_step(
-    apply: Callable,
-    objective: Callable,
-    optimizer: optax.GradientTransformation,
-    *,
-    axis_name: str | None,
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A training step of Quick-Thought's two sentence encoders, on one device.
-
-    Args:
-      apply: the network, see `models.SentenceGRU`.
-      objective: the global loss of both encoders' features, see `make_sentence_objective`.
-      optimizer: an optax transformation.
-      axis_name: the mapped axis, or None on a single device.
-
-    Returns:
-      As `make_step`, where the images are `Packed` sentences: some of a batch of consecutive ones,
-      whichever this device was dealt. `padding` among the metrics is the share of the work that is
-      padding.
-
-    Source: Logeswaran & Lee 2018; Wang & Isola, B.3.
-    """
-
-    def step(state, sentences, labels, indices, key):
-        del labels, indices, key  # nothing is drawn, and all sentences are this step's
-
-        def loss_of(params):
-            outputs, stats = apply(params, state.stats, sentences, True, axis_name)
-            f, g = (_own_part(outputs[name], sentences, axis_name) for name in ("f", "g"))
-            loss, metrics = objective(f, g, axis_name)
-            return loss, (stats, metrics)
-
-        padding = jnp.mean(sentences.words == PADDING)
-        padding = padding if axis_name is None else jax.lax.pmean(padding, axis_name)
-        state, metrics = _updated(state, loss_of, optimizer, axis_name)
-        return state, metrics | {"padding": padding}
+        return update_state(state, loss_of, optimizer, axis_name)
 
     return step
 
@@ -345,7 +304,7 @@ def make_moco_step(
             loss, metrics = objective(outputs["output"], keys, target.queue.keys, axis_name)
             return loss, (stats, metrics)
 
-        state, metrics = _updated(state, loss_of, optimizer, axis_name)
+        state, metrics = update_state(state, loss_of, optimizer, axis_name)
         m = decay(state.step - 1)
         if not own_stats:
             target_stats = ema_update(target.stats, state.stats, m)
@@ -380,14 +339,6 @@ def _momentum_keys(
     return jax.lax.stop_gradient(keys), stats
 
 
-def _own_part(x, sentences: Packed, axis_name):
-    """Features `[k / devices, d]` of this device's part of the batch, wherever they were made."""
-    if axis_name is None:
-        return x
-    made_here = (sentences.last != OTHER_DEVICE)[:, None]
-    return jax.lax.psum_scatter(jnp.where(made_here, x, 0.0), axis_name, tiled=True)
-
-
 def _device_count(axis_name):
     return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
@@ -400,7 +351,7 @@ def _positions(indices, axis_name):
     return device * len(indices) + jnp.arange(len(indices))
 
 
-def _updated(state, loss_of, optimizer, axis_name):
+def update_state(state, loss_of, optimizer, axis_name):
     """Return the state and metrics after a step of `loss_of(params) -> loss, (stats, metrics)`."""
     (loss, (stats, metrics)), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     if axis_name is not None:

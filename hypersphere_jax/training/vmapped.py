@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from hypersphere_jax import data, models
+from hypersphere_jax import models
 from hypersphere_jax.configs import Diverged, PretrainConfig, require
-from hypersphere_jax.training import distributed
+from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.batches import vmapped_batches
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.recorder import Evaluate, Recorder, open_run
@@ -66,7 +66,7 @@ def train_vmapped(
         continues.
     """
     _check_configs(configs, at_most)
-    load = functools.cache(data.load)
+    load = functools.cache(run_dir.open_data)
     setups = [set_up(config, load) for config in configs]
     outcomes: dict[int, Path | Diverged] = {}
     for group in _groups(setups):

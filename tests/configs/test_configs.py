@@ -12,19 +12,21 @@ import experiments
 from experiments.options import QuickstartConfig, ReproduceConfig
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
+from hypersphere_jax.depth.config import DepthConfig
+from hypersphere_jax.text.prepare import PrepareTextConfig
 
 NAN, INF = float("nan"), float("inf")
 CLUSTER = {"coordinator": "a:7000", "num_processes": 2, "process_index": 1}
 # Options without a default.
 REQUIRED = {
-    C.DepthConfig: {"runs": ("a",)},
+    DepthConfig: {"runs": ("a",)},
     C.ExportConfig: {"run": "a", "out": "a.npz"},
     C.FeaturesConfig: {"run": "a", "out": "a.npy"},
     C.FinetuneConfig: {"run": "a"},
     C.ImportConfig: {"file": "a.pth", "name": "a"},
     C.MetricsConfig: {"run": "a"},
     C.PrepareConfig: {"data": "cifar10"},
-    C.PrepareTextConfig: {"raw": "a.txt", "out": "a"},
+    PrepareTextConfig: {"raw": "a.txt", "out": "a"},
     C.ProbeConfig: {"runs": ("a",)},
     C.ReportConfig: {"runs": ("a",)},
 }
@@ -94,9 +96,9 @@ BOUNDS = [
     (C.ProbeConfig, "step", 0, -1),
     (C.ProbeConfig, "k", (1, 3), (0,)),
     (C.MetricsConfig, "t", 1e6, 2e6),
-    (C.DepthConfig, "folds", 0, 1),
-    (C.DepthConfig, "step", 0, -1),
-    (C.PrepareTextConfig, "held_out", 0, 1),
+    (DepthConfig, "folds", 0, 1),
+    (DepthConfig, "step", 0, -1),
+    (PrepareTextConfig, "held_out", 0, 1),
     (ReproduceConfig, "jobs", 1, 0),
 ]
 
@@ -165,7 +167,7 @@ def test_defaults_are_those_of_the_papers():
     assert (config.contrastive_weight, config.align_weight, config.uniform_weight) == (0, 1, 1)
     assert (config.align_alpha, config.uniform_t, config.contrastive_tau) == (2, 2, 0.5)
     assert (moco.ema_decay, moco.ema_schedule, moco.ema_stats) == (0.999, "constant", "own")
-    depth = C.DepthConfig(("a",)).optimizer
+    depth = DepthConfig(("a",)).optimizer
     assert [share * depth.epochs for share in depth.decay_at] == pytest.approx([70, 90, 100, 110])
     assert (depth.optimizer, depth.adam_betas, depth.decay_factor) == ("adam", (0.5, 0.999), 0.2)
     assert (depth.learning_rate, depth.weight_decay, depth.batch_size) == (3e-3, 0, 128)

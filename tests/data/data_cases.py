@@ -1,4 +1,4 @@
-"""Image files, folders and zip files of them, corpora, and why something is refused."""
+"""Image files, folders and zip files of them, and why something is refused."""
 
 import io
 import zipfile
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypersphere_jax.configs import PrepareTextConfig, UserError
-from hypersphere_jax.data import text
+from hypersphere_jax.configs import UserError
 
 equal = np.testing.assert_array_equal
 
@@ -61,14 +60,3 @@ class WithoutFlag(zipfile.ZipInfo):
 
     def _encodeFilenameFlags(self):
         return self.filename.encode(self.encoding), self.flag_bits
-
-
-def made(raw, out, **options):
-    """The training and the held-out split of a new corpus."""
-    assert text.prepare_text(PrepareTextConfig(str(raw), str(out), **options))
-    return text.open_corpus(out)
-
-
-def read_back(corpus):
-    """All sentences, their words with spaces between them."""
-    return [corpus.text(i) for i in range(len(corpus))]

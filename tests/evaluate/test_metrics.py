@@ -1,6 +1,5 @@
-"""Metrics of data sets, files, runs and neighbouring sentences: against loops, with errors."""
+"""Metrics of data sets, files and runs: against loops, with errors."""
 
-import itertools
 import json
 import shutil
 from functools import partial
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from oracles import quick_thought_align_oracle, uniformity
+from oracles import uniformity
 from points import sphere
 
 from hypersphere_jax import cli as command_line
@@ -17,11 +16,10 @@ from hypersphere_jax import theory
 from hypersphere_jax.configs import MetricsConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays, subsets
-from hypersphere_jax.evaluate import metrics, metrics_verb, sentences
+from hypersphere_jax.evaluate import metrics, metrics_verb
 from hypersphere_jax.evaluate.feature_cache import Features
 from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.metrics_verb import lines, run_metrics
-from hypersphere_jax.evaluate.sentences import neighbour_metrics
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.files import read_json
 
@@ -101,55 +99,6 @@ def test_features_of_any_length_and_precision_in_files(rng, tmp_path, monkeypatc
     ):
         with pytest.raises(UserError, match=said):
             run_metrics(MetricsConfig(file, **options))
-
-
-def test_neighbours_in_several_documents(rng):
-    """Of each document those of a minibatch; all sentences with a neighbour weigh the same."""
-    f, g = sphere(rng, 23, 4), sphere(rng, 23, 4)
-    every = [0, 23], [0, 2, 3, 4, 11, 23], [0, 1, 3, 22, 23]
-    for documents, alpha, t in itertools.product(every, (2.0, 1.5), (2.0, 5.0)):
-        found = neighbour_metrics(f, g, np.array(documents), alpha, t)
-        parts = [slice(a, b) for a, b in itertools.pairwise(documents) if b - a > 1]
-        sizes = [part.stop - part.start for part in parts]
-        values = [quick_thought_align_oracle(f[part], g[part], alpha) for part in parts]
-        np.testing.assert_allclose(found["align"], np.average(values, weights=sizes), rtol=1e-5)
-        assert found["pairs"] == sum(2 * (size - 1) for size in sizes)
-        expected = [uniformity(x, t) for x in (f, g)]
-        uniform = [found[f"uniform{end}"] for end in ("_f", "_g", "")]
-        np.testing.assert_allclose(uniform, [*expected, sum(expected)], rtol=1e-5)
-        assert (found["n"], found["d"], found["align_alpha"]) == (23, 4, alpha)
-
-
-def test_errors_of_neighbours_by_hand():
-    east, north, west = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
-    f = np.array([east, east, north, west, west], np.float32)
-    g = np.array([east, north, east, east, west], np.float32)
-    # {0, 1}: f0 g1 = 2, f1 g0 = 0.  {2}: none.  {3, 4}: f3 g4 = 0, f4 g3 = 4.
-    found = neighbour_metrics(f, g, [0, 2, 3, 5])
-    assert found["align"] == pytest.approx((2 + 0 + 0 + 4) / 4)
-    # Units {0, 1} and {3, 4}, whose means are 1 and 2.
-    assert found["align_standard_error"] == pytest.approx(0.5)
-    few = neighbour_metrics(f[:4], g[:4], [0, 4])
-    assert few["uniform_standard_error"] is few["align_standard_error"] is None
-
-
-def test_errors_of_both_encoders(rng):
-    f, g = sphere(rng, 23, 4), sphere(rng, 23, 4)
-    f[:10] = f[0]
-    found = neighbour_metrics(f, g, [0, 23], devices=jax.devices()[:3])
-    errors = [metrics.uniformity(x, 2.0).standard_error for x in (f, g)]
-    names = (f"uniform_{which}standard_error" for which in ("f_", "g_", ""))
-    np.testing.assert_allclose([found[n] for n in names], [*errors, sum(errors)], rtol=1e-4)
-    inputs = metrics_verb.MetricsInputs(f, None, text=(g, np.array([0, 23])))
-    found = metrics_verb._summary(MetricsConfig("run", t=3.0), inputs, jax.devices()[:1])
-    assert found["uniform_optimum"] == 2 * theory.uniformity_optimum(4, 3.0)
-    assert found["uniform_lower_bound"] == 2 * theory.uniformity_lower_bound(4, 3.0, 23)
-
-
-def test_units_are_pieces_of_one_document():
-    units = sentences._units(np.array([0, 120, 121, 150, 500]))
-    assert (np.diff(units) >= 0).all() and units[-1] + 1 == len(np.unique(units)) == 2 + 1 + 1 + 7
-    np.testing.assert_array_equal(np.bincount(units), [60, 60, 1, 29, *[50] * 7])
 
 
 @pytest.fixture
@@ -252,17 +201,6 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
         ours = [(uniformity(one, t) + uniformity(two, t)) / 2, uniformity(x, t)]
         np.testing.assert_allclose([found["uniform_views"], found["uniform"]], ours, rtol=1e-4)
         assert (run / "figures" / f"metrics-{name}-classes+prototype+views.png").is_file()
-
-
-def test_neighbours_of_text_are_in_one_document(monkeypatch):
-    found = {name: Features(np.arange(7.0)[:, None] + k, None) for name, k in (("f", 0), ("g", 50))}
-    source = SimpleNamespace(documents=np.array([0, 3, 4, 7]))
-    made = SimpleNamespace(features=found)
-    monkeypatch.setattr(metrics_verb, "split_features", lambda *_: made)
-    text = metrics_verb._of_text(None, source, [])
-    pairs = np.concatenate([side[slice(None)] for side in text.pairs], axis=1)
-    expected = [(0, 51), (1, 52), (4, 55), (5, 56), (1, 50), (2, 51), (5, 54), (6, 55)]
-    np.testing.assert_array_equal(pairs, expected)
 
 
 def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):

@@ -373,13 +373,3 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         assert read_json(file) == {"a": 1}
         raise KeyboardInterrupt
     assert read_json(file) == {"a": 1} and list(file.parent.iterdir()) == [file]
-
-
-def test_words_that_a_run_of_text_knows(text_run, tmp_path):
-    words = run_dir.read_vocabulary(text_run)
-    assert len(set(words)) == len(words) == run_dir.read_config(text_run).vocabulary_size
-    shutil.copy(text_run / "config.json", tmp_path)
-    for known in (words[:-1], (*words, "more")):
-        run_dir.write_vocabulary(tmp_path, known)
-        with pytest.raises(C.UserError, match=f"has {len(known)} words, .* knows {len(words)}"):
-            run_dir.read_vocabulary(tmp_path)

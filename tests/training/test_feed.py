@@ -16,7 +16,7 @@ from hypersphere_jax import augment
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.pipeline import TwoCrops
-from hypersphere_jax.data.sampling import Sampler, make_sampler
+from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.training import batches, checkpoints, distributed, run_dir
 from hypersphere_jax.training import step as train_step
@@ -86,7 +86,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
         dataset = job.dataset._replace(train=some)  # the batches are of `pretrain`
         job = dataclasses.replace(job, dataset=dataset)
         assert job.resident == (pipeline == "resident")
-        order = make_sampler(job.dataset.pretrain, 220, 3)
+        order = Sampler(len(job.dataset.pretrain), 220, 3)
         fed = batches.device_batches(
             job.config, job.dataset, order, steps, job.devices, job.resident
         )
@@ -104,7 +104,7 @@ def test_resident_and_streamed_images_are_the_samplers(tmp_path):
 def test_the_host_crops_images_of_many_sizes(images, tmp_path):
     job = set_up(varied(tmp_path, images))
     source, seed = job.dataset.pretrain, job.config.seed
-    order, steps = make_sampler(source, 10, seed), range(4, 9)
+    order, steps = Sampler(len(source), 10, seed), range(4, 9)
     crops = TwoCrops(augment.host_crops(job.config.recipe, 8)[0], seed)
     fed = batches.device_batches(job.config, job.dataset, order, steps, job.devices, False)
     for step, batch in zip(steps, fed, strict=True):
@@ -140,19 +140,6 @@ def test_images_in_order(images, tmp_path, monkeypatch):
     found = batches.eval_batches(job.config, small, 16, job.devices)
     numbers = [number for batch in found for number in batch.indices]
     assert numbers == [-1 if i == 7 else i for i in range(50)]
-
-
-def test_sentences_in_order_keep_all_their_words(rng):
-    config = tiny_runs.short("runs", model="sentence_gru", width=1.0, dim=4)
-    lengths = rng.integers(1, 60, 21)
-    words = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 9, (21, 64)), 0)
-    source = [{"image": row, "label": i % 3} for i, row in enumerate(words)]
-    found = batches.eval_batches(config, source, 8, jax.devices()[:1])
-    for numbers, batch in zip(np.split(np.arange(21), (8, 16)), found, strict=True):
-        width = -(-lengths[numbers].max() // 16) * 16
-        np.testing.assert_array_equal(batch.images, words[numbers, :width])
-        np.testing.assert_array_equal(batch.indices, numbers)
-        np.testing.assert_array_equal(batch.labels, numbers % 3)
 
 
 @pytest.mark.slow

@@ -19,13 +19,12 @@ from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, r
 from hypersphere_jax import configs as C
 from hypersphere_jax import models
 from hypersphere_jax.configs.objective import WEIGHTS
-from hypersphere_jax.data.text.packing import OTHER_DEVICE, Packed
 from hypersphere_jax.models import ops
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.training import step as train_step
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.metrics import read_metrics
-from hypersphere_jax.training.objectives import make_objective, make_sentence_objective
+from hypersphere_jax.training.objectives import make_objective
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import init_state
 
@@ -144,49 +143,6 @@ def test_scalars_as_arguments(rng):
         assert_close(mine, (weighed(expected, one), expected))
     _, plain = make_objective(C.ObjectiveConfig())({"output": x}, {"output": y}, None, None)
     assert plain.keys() == {"align", "uniform"}  # a term without weight stays out
-
-
-@pytest.mark.slow
-def test_step_of_sentences():
-    """Alignment and uniformity are of unit features, the contrastive loss of them as they are.
-
-    Of a sentence's features those count that the device made which has it, whichever it is.
-    """
-    words = np.array([[5, 6, 1, 0], [7, 1, 0, 0], [8, 9, 3, 1], [4, 1, 0, 0]])
-    last = np.array([2, 1, 3, 1])  # the places of 1, the end
-    has = np.array([[0, 3], [1, 2]])  # of two devices
-    parts = np.full((2, 4), OTHER_DEVICE)
-    for device, rows_here in enumerate(has):
-        parts[device, rows_here] = [last[row] + 4 * i for i, row in enumerate(rows_here)]
-    many, one = Packed(words[has], parts, parts), Packed(words, *[last + 4 * np.arange(4)] * 2)
-
-    def encoders(params, stats, sentences, train, axis_name):
-        features = params["w"][jnp.ravel(sentences.words)[sentences.last - 1]]
-        return {"f": features, "g": features[:, ::-1]}, stats
-
-    config = dataclasses.replace(CONFIG, supervised_weight=0)
-    numbers = {"contrastive_weight": 0.6, "align_alpha": 1.2, "uniform_t": 1.5}
-    objective = make_sentence_objective(config, numbers)
-    step = functools.partial(train_step.make_sentence_step, encoders, objective, OPTIMIZER)
-    params = {"w": jax.random.normal(KEY, (10, 3))}
-    state = init_state(params, {}, OPTIMIZER)
-    expected = jax.jit(step(axis_name=None))(state, one, None, None, KEY)
-    axes = {"in_axes": (None, 0, None, None, None), "devices": jax.devices()[:2]}
-    found = jax.pmap(step(axis_name="data"), "data", **axes)(state, many, None, None, KEY)
-    for device in range(2):
-        assert_close(jax.tree.map(lambda x, i=device: x[i], found), expected)
-    f = np.array(params["w"])[[6, 7, 3, 4]]
-    g = f[:, ::-1]
-    losses = {
-        "contrastive": oracles.quick_thought_contrastive_oracle(f, g, 0.3),
-        "align": oracles.quick_thought_align_oracle(unit(f), unit(g), 1.2),
-        "uniform": oracles.quick_thought_uniform_oracle(unit(f), unit(g), 1.5),
-    }
-    loss = weighed(losses, dataclasses.replace(config, contrastive_weight=0.6))
-    others = {"padding": 5 / 16, "grad_norm": expected[1]["grad_norm"]}
-    assert_close(expected[1], losses | others | {"loss": loss})
-    moved = np.any(expected[0].params["w"] != params["w"], axis=1)
-    np.testing.assert_array_equal(np.flatnonzero(moved), [3, 4, 6, 7])
 
 
 # Batch norm of groups, of devices and of the global batch, against NumPy and each other.

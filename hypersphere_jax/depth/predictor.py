@@ -1,4 +1,4 @@
-"""From an encoder's spatial features to a depth map: Table 6 of Wang & Isola."""
+"""Network from spatial features to a depth map (Wang & Isola, Table 6)."""
 
 import functools
 import math
@@ -14,18 +14,21 @@ from hypersphere_jax.models.initializers import he_normal
 from hypersphere_jax.models.norm import BatchNorm
 from hypersphere_jax.models.ops import convolution
 
-# Rows (or columns) of a transposed convolution's 3x3 kernel with stride 2, padded to 4 by a zero:
-# those by which the input's rows i and i + 1 enter the output's row 2i, and its row 2i + 1.
+# Rows (or columns) of a 3x3 kernel, padded to 4 by a zero, in a transposed convolution with stride
+# 2: the weights of input rows i and i + 1 in output row 2i, and in output row 2i + 1.
 _TAPS = np.array([[1, 3], [2, 0]])
 
 
 class DepthPredictor(nnx.Module):
-    """Blocks that double the sides and halve the channels, then a convolution to one channel.
+    """Blocks that double the sides and halve the channels, and a convolution to one channel.
 
-    A block is a transposed convolution (3x3, stride 2, padding 1), batch norm and ReLU. The paper's
-    encoder divides the sides by a power of 2, and so many blocks give them back. For others, whose
-    sides become 15 and 7 of 64, the number of blocks is the nearest whole one, and the depth map is
-    resized (bilinear) to the sides that are asked for.
+    A block is a transposed convolution (3x3, stride 2, padding 1), batch norm and ReLU. The number
+    of blocks is log2(size / side), rounded; the depth map is then resized (bilinear).
+
+    Args:
+      channels: channels of the features.
+      side: side of the features.
+      size: side of the depth map.
     """
 
     def __init__(self, channels: int, side: int, size: int, *, rngs: nnx.Rngs):
@@ -33,7 +36,7 @@ class DepthPredictor(nnx.Module):
         self.blocks = max(0, round(math.log2(size / side)))
         for number in range(self.blocks):
             halved = max(1, channels // 2)
-            setattr(self, f"block{number + 1}", _Doubling(channels, halved, rngs=rngs))
+            setattr(self, f"block{number + 1}", _Block(channels, halved, rngs=rngs))
             channels = halved
         self.depth = nnx.Conv(
             channels, 1, (3, 3), padding=1, conv_general_dilated=convolution, rngs=rngs
@@ -46,22 +49,21 @@ class DepthPredictor(nnx.Module):
         return jax.image.resize(depth, (len(x), self.size, self.size), "bilinear")
 
 
-class _Doubling(nnx.Module):
+class _Block(nnx.Module):
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
         self.kernel = nnx.Param(he_normal(rngs.params(), (3, 3, inputs, outputs), jnp.float32))
         self.norm = BatchNorm(outputs)
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return nnx.relu(self.norm(doubled(x, self.kernel[...]), train))
+        return nnx.relu(self.norm(transposed_convolution(x, self.kernel[...]), train))
 
 
-def doubled(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Transposed convolution with stride 2, padding 1, and the output's sides twice the input's.
+def transposed_convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Compute a 3x3 transposed convolution with stride 2 and padding 1 that doubles the sides.
 
-    In each direction, out[2i - 1 + k] sums x[i] kernel[k] over k = 0, 1, 2, as in PyTorch (with
-    `output_padding=1`). The four parities of an output position, even and odd in both directions,
-    are the channels of one ordinary 2x2 convolution: a quarter of the work of convolving the input
-    with zeros between its rows and columns.
+    In each direction out[2i - 1 + k] sums x[i] kernel[k] over k = 0, 1, 2, like PyTorch with
+    `output_padding=1`. The four parities of an output position are channels of one ordinary 2x2
+    convolution, which takes a quarter of the work of convolving a dilated input.
 
     Args:
       x: `[n, h, w, c]`.
@@ -86,24 +88,22 @@ def doubled(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.swapaxes(parities, 2, 3).reshape(n, 2 * h, 2 * w, outputs)
 
 
-def create(
+def create_predictor(
     shape: tuple[int, int, int], size: int, key: jax.Array, mean: float = 0.0
 ) -> tuple[Callable, functional.Tree, functional.Tree]:
-    """A predictor with fresh parameters.
+    """Create a predictor with random parameters.
 
     Args:
-      shape: of the features of one image, `(side, side, channels)`.
-      size: side of the depth map, pixels.
-      key: random key of the initialization.
-      mean: of the depths: the initial bias of the last convolution, which Adam at the paper's
-        rate would take some hundred steps to reach from 0.
+      shape: `(side, side, channels)` of the features of one image.
+      size: side of the depth map in pixels.
+      key: random key.
+      mean: mean depth, the initial bias of the last convolution. Adam at the paper's rate would
+        take some hundred steps to reach it from 0.
 
     Returns:
-      apply: `apply(params, stats, x, train) -> (depth, stats)`, with `x` float32
-        `[n, side, side, channels]` and `depth` float32 `[n, size, size]`. When training, batch
-        norm uses the statistics of the batch, and the running ones come back updated.
-      params: nested dict of float32 arrays.
-      stats: running statistics of batch norm, nested dict of float32 arrays.
+      `apply(params, stats, x, train) -> (depth, stats)`, with `x` float32
+      `[n, side, side, channels]` and `depth` float32 `[n, size, size]`; parameters; and running
+      statistics of batch norm.
     """
     apply, initial = _functions(shape, size)
     params, stats = initial(key)
@@ -111,7 +111,7 @@ def create(
     return apply, params, stats
 
 
-@functools.lru_cache(maxsize=8)  # compiled once for all folds
+@functools.lru_cache(maxsize=8)  # all folds share compiled programs
 def _functions(shape: tuple[int, int, int], size: int) -> tuple[Callable, Callable]:
     side, _, channels = shape
 

@@ -1,4 +1,4 @@
-"""Depth prediction on frozen features."""
+"""Options of depth prediction."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,14 +15,14 @@ from hypersphere_jax.configs.base import (
 )
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 
-# Wang & Isola B.1.
+# Wang & Isola, B.1.
 EPOCHS = 120
 DECAY_AT = (70, 90, 100, 110)
 
 
 @dataclass(frozen=True)
 class DepthConfig(Config):
-    """Depth maps from frozen features, as Wang & Isola (NYU-Depth-V2, B.1, Table 6)."""
+    """Depth maps from frozen features (Wang & Isola, B.1, Table 6; NYU-Depth-V2)."""
 
     runs: Annotated[
         Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
@@ -61,16 +61,14 @@ class DepthConfig(Config):
         check_seed(self, "seed")
         require(bool(self.runs), "name a run, such as runs/nyu_depth_align_uniform")
         require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
-        is_one = len(self.runs) == 1
-        require(
-            is_one or self.folds > 0, "several runs are compared by cross-validation: give folds="
-        )
+        can_choose = len(self.runs) == 1 or self.folds > 0
+        require(can_choose, "several runs need folds=, the cross-validation that compares them")
         are_distinct = len(set(self.runs)) == len(self.runs)
         require(are_distinct, f"a run is named twice: {', '.join(self.runs)}")
 
     @property
     def optimizer(self) -> OptimizerConfig:
-        """Adam as in Wang & Isola B.1."""
+        """Adam as in Wang & Isola, B.1."""
         return OptimizerConfig(
             epochs=self.epochs,
             batch_size=max(2, self.batch_size),

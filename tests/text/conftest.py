@@ -5,19 +5,19 @@ import random
 
 import pytest
 
-from hypersphere_jax.data.text import rules
+from hypersphere_jax.text.tokenizer import tokenize
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """Nothing is put into the user's cache."""
+    """Keep corpora out of the user's cache."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """A folder of files of all kinds (read only), and by file the words of its sentences."""
+    """A folder of files of all kinds (read only), and the tokens of the sentences in each file."""
     root = tmp_path_factory.mktemp("library")
     (root / "a").mkdir()
     rng = random.Random(0)
@@ -27,7 +27,7 @@ def library(tmp_path_factory):
         chosen = rng.choices(words, range(60, 0, -1), k=rng.randint(1, 14))
         return f"É{' '.join(chosen)[1:]}{rng.choice(' .,!').strip()} ."
 
-    sizes = {"a/c.TXT": 40, "a/z.txt.gz": 61, "a.txt": 75, "e.txt": 1}  # as they are read
+    sizes = {"a/c.TXT": 40, "a/z.txt.gz": 61, "a.txt": 75, "e.txt": 1}  # sorted by name
     documents = {name: [sentence() for _ in range(size)] for name, size in sizes.items()}
     (root / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(documents["a.txt"]).encode())
     (root / "a/c.TXT").write_bytes("\r".join(documents["a/c.TXT"]).encode("latin-1"))
@@ -36,4 +36,4 @@ def library(tmp_path_factory):
     (root / "e.txt").write_text(documents["e.txt"][0])
     (root / "empty.txt").touch()
     (root / ".hidden.txt").write_text("Not this.")
-    return root, {name: [rules.words(s) for s in found] for name, found in documents.items()}
+    return root, {name: [tokenize(s) for s in found] for name, found in documents.items()}

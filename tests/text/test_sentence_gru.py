@@ -1,4 +1,4 @@
-"""Sentences packed in rows, and their encoders against a loop over words in NumPy."""
+"""Packing of sentences, and sentence encoders against a loop over words in NumPy."""
 
 import functools
 
@@ -10,8 +10,8 @@ from scipy.special import expit
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig
-from hypersphere_jax.data.text import packing
-from hypersphere_jax.data.text.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
+from hypersphere_jax.text import packing
+from hypersphere_jax.text.packing import END, OTHER_DEVICE, Packed, one_per_row, pack
 
 CONFIG = {"dim": 6, "embedding": 5, "vocabulary_size": 11}
 T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
@@ -21,7 +21,7 @@ T, LENGTHS = 9, (4, 1, 7, 2, 2, 9, 5, 3)
 def encoder(**changes):
     config = ModelConfig("sentence_gru", **CONFIG | changes)
     apply, params, stats = models.create(config, jax.random.key(0))
-    # Biases are zero at first, and would hide where they go.
+    # Initial biases are 0, which would hide a fault.
     for number, name in enumerate(("bias", "recurrent_bias")):
         params[name] = jax.random.normal(jax.random.key(number), params[name].shape)
 
@@ -42,7 +42,7 @@ def in_rows(sentences):
 
 
 def by_words(params, sentence):
-    """Features of f and of g, word by word in float64, before they are divided by their norm."""
+    """Return the unnormalized features of f and of g, word by word in float64."""
     params = {name: np.asarray(array, np.float64) for name, array in params.items()}
     ends = []
     for e, d in np.ndindex(2, 2):
@@ -58,7 +58,7 @@ def by_words(params, sentence):
 
 
 @pytest.mark.slow
-def test_packed_sentences_are_as_by_words(sentences):
+def test_layers_agree_with_a_loop_over_words(sentences):
     outputs, params = encoder()
     found = outputs(pack(sentences, T)[0])
     table = np.asarray(params["embedding"])
@@ -114,15 +114,15 @@ def test_layers_and_first_weights():
     gates = np.split(np.asarray(params["recurrent"]), 3, axis=-1)
     np.testing.assert_allclose(gates @ np.swapaxes(gates, -1, -2) - np.eye(3), 0, atol=1e-5)
     assert np.abs(params["embedding"]).max() <= 0.1 and params["embedding"].min() < -0.05
-    limit = np.sqrt(6 / (5 + 9))  # Glorot's, of each encoder and direction
+    limit = np.sqrt(6 / (5 + 9))  # Glorot's, for each encoder and direction
     assert 0.8 * limit < np.abs(params["kernel"]).max() <= limit
     drawn = [*params["embedding"], *params["kernel"].reshape(4, 5, 9)]
     assert len({float(np.sum(array)) for array in drawn}) == 6
     assert not params["bias"].any() and not params["recurrent_bias"].any()
 
 
-def test_a_long_memory_from_the_start():
-    """Of update gates alone: they keep a share of 1 / 2 to 63 / 64 of a state."""
+def test_chrono_initialization():
+    """Update gates keep a share of 1 / 2 to 63 / 64 of a state."""
     first = {
         init: models.create(ModelConfig("sentence_gru", init=init, **CONFIG), jax.random.key(0))[1]
         for init in ("he", "chrono")

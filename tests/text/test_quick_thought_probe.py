@@ -1,4 +1,4 @@
-"""The probe of sentence encoders: nested cross-validation by hand, with scikit-learn."""
+"""The probe of sentence encoders against nested cross-validation with scikit-learn."""
 
 import functools
 import inspect
@@ -7,23 +7,29 @@ import json
 import jax
 import numpy as np
 import pytest
-from overlapping import scikit_learn
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
 from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.knn import knn_probe
 from hypersphere_jax.evaluate.selection import validation_folds
-from hypersphere_jax.evaluate.sentences import STRENGTHS, sentence_probe
+from hypersphere_jax.text.quick_thought_probe import STRENGTHS, sentence_probe
 
-N, D, FOLDS, INNER = 121, 6, 4, 2  # two halves: the number of rows of a fit is worth a cell
+N, D, FOLDS, INNER = 121, 6, 4, 2  # with two inner folds the number of fitted rows matters
 
 
-def chosen_by_hand(x, y, seed=0):
-    """The best strength, of equals the largest, and the accuracies `[inner folds, strengths]`."""
+def fitted(x, y, strength):
+    """Return the minimum of the sum of losses + strength / 2 |w|^2, by Newton's method."""
+    model = LogisticRegression(C=1 / strength, solver="newton-cholesky", tol=1e-9)
+    return model.fit(np.float64(x), y)
+
+
+def chosen_by_hand(x, y, seed):
+    """Return the best strength, and accuracies `[inner folds, strengths]`."""
     part = validation_folds(y, INNER, seed)
     accuracies = np.empty((INNER, len(STRENGTHS)))
     for k, cell in np.ndindex(accuracies.shape):
-        model = scikit_learn(x[part != k], y[part != k], 1 / STRENGTHS[cell])
+        model = fitted(x[part != k], y[part != k], STRENGTHS[cell])
         accuracies[k, cell] = 100 * model.score(x[part == k], y[part == k])
     means = accuracies.mean(axis=0)
     return STRENGTHS[int(np.argmax(means > means.max() - 1e-9))], accuracies
@@ -31,79 +37,63 @@ def chosen_by_hand(x, y, seed=0):
 
 @functools.cache
 def cross_validated(num_classes):
-    # Features whose mean is not 0 and whose norm is not 1, of classes that overlap.
+    # Classes overlap, and features have neither mean 0 nor norm 1.
     rng = np.random.default_rng(num_classes)
-    centres, y = rng.normal(size=(num_classes, D)), rng.integers(num_classes, size=N)
+    centres = rng.normal(size=(num_classes, D))
+    y = rng.integers(num_classes, size=N)
     x = np.float32(0.2 * (centres[y] + 1.5 * rng.normal(size=(N, D))) + 0.5)
     options = {"num_classes": num_classes, "folds": FOLDS, "inner_folds": INNER, "seed": 5}
     return x, y, options, sentence_probe(x, y, **options), validation_folds(y, FOLDS, 5)
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_nested_cross_validation_is_scikit_learns(classes):
+def test_nested_cross_validation_agrees_with_scikit_learn(classes):
     x, y, options, result, outer = cross_validated(classes)
-    choices, predicted = [], np.full(N, -1)
+    choices = []
+    predicted = np.full(N, -1)
     for k in range(FOLDS):
-        fitted = outer != k
-        choices.append(chosen_by_hand(x[fitted], y[fitted], 5))
-        model = scikit_learn(x[fitted], y[fitted], 1 / choices[-1][0])
-        predicted[~fitted] = model.predict(x[~fitted])
+        part = outer != k
+        choices.append(chosen_by_hand(x[part], y[part], 5))
+        predicted[~part] = fitted(x[part], y[part], choices[-1][0]).predict(x[~part])
     by_fold = [strength for strength, _ in choices]
-    assert len(set(by_fold)) > 1, "a choice that never changes shows little"
+    assert len(set(by_fold)) > 1, "equal choices would show little"
     assert result["chosen_by_fold"] == by_fold
     assert result["chosen"] == {"strength": sorted(by_fold, reverse=True)[1]}
     assert [row["strength"] for row in result["grid"]] == list(STRENGTHS)
     means = np.mean([accuracies for _, accuracies in choices], axis=1)  # [folds, strengths]
-    found = [[*row["fold_top1"], row["valid_top1"]] for row in result["grid"]]
-    np.testing.assert_allclose(found, np.vstack([means, means.mean(axis=0)]).T, rtol=1e-12)
+    grid = [[*row["fold_top1"], row["valid_top1"]] for row in result["grid"]]
+    np.testing.assert_allclose(grid, np.vstack([means, means.mean(axis=0)]).T, rtol=1e-12)
     best = [mean[STRENGTHS.index(s)] for mean, s in zip(means, by_fold, strict=True)]
     assert result["valid_top1"] == pytest.approx(np.mean(best), rel=1e-12)
-    right = predicted == y
-    assert 0.5 < right.mean() < 1 and result["top1"] == pytest.approx(100 * right.mean())
-    accuracies = [100 * right[outer == k].mean() for k in range(FOLDS)]
+    is_right = predicted == y
+    assert 0.5 < is_right.mean() < 1 and result["top1"] == pytest.approx(100 * is_right.mean())
+    accuracies = [100 * is_right[outer == k].mean() for k in range(FOLDS)]
     np.testing.assert_allclose(result["top1_by_fold"], accuracies, rtol=1e-12)
     assert result["confusion"] == confusion_matrix(y, predicted).tolist()
     error = np.std(accuracies, ddof=1) / np.sqrt(FOLDS)
     assert result["top1_standard_error"] == pytest.approx(error)
     low, high = result["top1_interval"]
     assert low < result["top1"] < high and json.loads(json.dumps(result)) == result
-    said = {"protocol": "quick_thought", "n": N, "d": D, "seed": 5, "converged": True}
-    said |= options | {"n_train": N - max(np.bincount(outer))}
-    assert {key: result[key] for key in said} == said
+    expected = {"protocol": "quick_thought", "n": N, "d": D, "seed": 5, "converged": True}
+    expected |= options | {"n_train": N - max(np.bincount(outer))}
+    assert {key: result[key] for key in expected} == expected
 
 
-def test_the_protocol_is_that_of_the_papers():
+def test_defaults_are_those_of_the_papers():
     options = inspect.signature(sentence_probe).parameters
     assert options["folds"].default == options["inner_folds"].default == 10
     assert options["strengths"].default == STRENGTHS == tuple(2.0**-k for k in range(9))
 
 
-def test_a_split_is_tested_once(rng):
-    x, y, *_ = cross_validated(3)
-    x_test, y_test = x[:50] + rng.normal(size=(50, D)).astype(np.float32) / 4, y[:50]
-    options = {"num_classes": 3, "inner_folds": INNER}
-    found = sentence_probe(x, y, x_test, y_test, **options)
-    strength, accuracies = chosen_by_hand(x, y)
-    predicted = scikit_learn(x, y, 1 / strength).predict(x_test)
-    share = np.mean(predicted == y_test)
-    assert found["chosen"] == {"strength": strength}
-    assert found["confusion"] == confusion_matrix(y_test, predicted).tolist()
-    scores, error = [found["top1"], found["top1_standard_error"]], np.sqrt(share * (1 - share) / 50)
-    np.testing.assert_allclose(scores, [100 * share, 100 * error])
-    grid = [row["fold_top1"] for row in found["grid"]]
-    np.testing.assert_allclose(grid, accuracies.T, rtol=1e-12)
-    other = sentence_probe(x, y, x_test, rng.permutation(y_test), **options)
-    assert other["grid"] == found["grid"] and other["chosen"] == found["chosen"]
-
-
 @pytest.mark.parametrize("metric", [pytest.param("cosine", marks=pytest.mark.slow), "euclidean"])
-def test_neighbours_are_of_the_other_folds(metric):
-    """The folds are those of the logistic probe; nearest of all are rows of one's own."""
+def test_neighbours_are_in_the_other_folds(metric):
+    """k-NN uses the folds of the logistic probe; the nearest rows are in the query's fold."""
     x, y, options, other, outer = cross_validated(2)
     x = np.float32(x + 0.5 * np.random.default_rng(0).normal(size=(FOLDS, D))[outer])
     options = {name: options[name] for name in ("num_classes", "folds", "seed")}
     result = knn_probe(x, y, k=5, metric=metric, **options)
-    exact, predicted = x.astype(np.float64), []
+    exact = x.astype(np.float64)
+    predicted = []
     for i in range(N):
         distances = ((exact - exact[i]) ** 2).sum(axis=1)
         if metric == "cosine":
@@ -113,14 +103,15 @@ def test_neighbours_are_of_the_other_folds(metric):
     assert result["predicted"] == predicted and result["targets"] == y.tolist()
     assert result["targets"] == other["targets"]
     assert result["top1"] == pytest.approx(100 * np.mean(np.array(predicted) == y))
-    said = {"protocol": "knn", "k": 5, "metric": metric, "n": N, "d": D, "seed": 5, "folds": FOLDS}
-    said["n_train"] = N - max(np.bincount(outer))
-    assert {key: result[key] for key in said} == said and json.loads(json.dumps(result)) == result
+    expected = {"protocol": "knn", "k": 5, "metric": metric, "n": N, "d": D, "seed": 5}
+    expected |= {"folds": FOLDS, "n_train": N - max(np.bincount(outer))}
+    assert {key: result[key] for key in expected} == expected
+    assert json.loads(json.dumps(result)) == result
     assert knn_probe(x, y, **options | {"seed": 6})["predicted"] != predicted
 
 
 @pytest.mark.slow
-def test_devices_and_groups_change_nothing(monkeypatch):
+def test_devices_and_groups_of_fits_change_nothing(monkeypatch):
     x, y, options, result, _ = cross_validated(2)
     monkeypatch.setattr(logistic, "AT_ONCE", 3 * 2 * D)  # 3 of 18 fits at a time, and then 4
     found = sentence_probe(x, y, devices=jax.devices()[:3], **options)
@@ -138,8 +129,8 @@ def test_a_class_that_folds_and_fits_lack():
     assert np.sum(found["confusion"]) == N and found["converged"]
 
 
-def test_features_that_coincide_give_the_larger_class():
-    y, x = np.repeat([0, 1], [90, 31]), np.ones((N, D))
-    found = sentence_probe(x, y, num_classes=2, folds=FOLDS, inner_folds=INNER)
+def test_equal_features_give_the_larger_class():
+    y = np.repeat([0, 1], [90, 31])
+    found = sentence_probe(np.ones((N, D)), y, num_classes=2, folds=FOLDS, inner_folds=INNER)
     assert found["per_class"] == [100.0, 0.0]
     assert found["chosen"] == {"strength": 1.0} and found["chosen_at_edge"]

@@ -1,0 +1,1 @@
+"""Depth prediction on frozen features (Wang & Isola, B.1): data, predictor and evaluation."""

@@ -1,0 +1,157 @@
+"""Alignment and uniformity of two sentence encoders on whole documents."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hypersphere_jax.configs import require
+from hypersphere_jax.evaluate import metrics
+from hypersphere_jax.evaluate.checks import check_features, check_unit_norm
+from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.evaluate.metrics import SelectedRows
+from hypersphere_jax.text.corpus import Corpus
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
+from hypersphere_jax.training.run_dir import RunEncoder
+
+UNIT = 50  # consecutive sentences that count as one sample in the standard error of alignment
+
+
+def neighbour_metrics(
+    f,
+    g,
+    documents,
+    alpha: float = 2.0,
+    t: float = 2.0,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, Any]:
+    r"""Return alignment and uniformity of two encoders of consecutive sentences.
+
+    .. math::
+        \text{align} = \frac{1}{K} \sum_i \sum_{j = i \pm 1} w_{ij} \|f_i - g_j\|_2^\alpha
+        \qquad \text{uniform} = \mathcal{L}_{uniform}(f; t) + \mathcal{L}_{uniform}(g; t)
+
+    (Wang & Isola, B.3.) Neighbours are in the same document and have weight 1/2 each, or 1 if there
+    is one. K is the number of sentences with a neighbour. On one document these are
+    `quick_thought_align_loss` and `quick_thought_uniform_loss`.
+
+    Args:
+      f: unit features `[n, d]` of the first encoder, an array or memory map.
+      g: unit features `[n, d]` of the second encoder.
+      documents: first sentence of each document, then n: integers `[k + 1]`.
+      alpha: power of the distance, > 0.
+      t: scale of the potential, > 0.
+      devices: devices that share the pairs of uniformity. Defaults to one.
+
+    Returns:
+      Values and standard errors, None if unknown. `align_standard_error` is the error of a ratio of
+      sums (Cochran, Sampling Techniques, 2.11) whose samples are about 50 consecutive sentences.
+      The errors of `uniform_f` and `uniform_g` assume independent sentences; `uniform` has
+      their sum. `pairs` is the number of (i, j).
+
+    Raises:
+      UserError: for invalid features or options, or no neighbours.
+    """
+    f = check_features("f", f)
+    g = check_features("g", g)
+    require(f.shape == g.shape, f"f and g: must have the same shape, not {f.shape} and {g.shape}")
+    check_unit_norm("f", f)
+    check_unit_norm("g", g)
+    for name, value in (("alpha", alpha), ("t", t)):
+        require(0 < value < math.inf, f"{name} = {value}: must be finite and positive")
+    documents = np.asarray(documents)
+    n = len(f)
+    require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
+    has_next = _has_next(documents)
+    require(has_next.any(), "documents: each has one sentence, and there are no neighbours")
+    uniform_f = metrics.uniformity(f, t, devices=devices)
+    uniform_g = metrics.uniformity(g, t, devices=devices)
+    uniform = metrics.Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
+    result = {
+        **metrics.entries("align", _alignment(f, g, documents, alpha)),
+        "align_alpha": alpha,
+        **metrics.entries("uniform", uniform),
+        **metrics.entries("uniform_f", uniform_f),
+        **metrics.entries("uniform_g", uniform_g),
+        "uniform_t": t,
+        "n": n,
+        "d": f.shape[1],
+        "pairs": 2 * int(has_next.sum()),
+        "documents": len(documents) - 1,
+    }
+    return metrics.jsonable(result)
+
+
+def _has_next(documents: np.ndarray) -> np.ndarray:
+    """Return whether sentences i and i + 1 are in the same document, booleans `[n - 1]`."""
+    has_next = np.ones(documents[-1] - 1, bool)
+    has_next[documents[1:-1] - 1] = False
+    return has_next
+
+
+def _alignment(f, g, documents: np.ndarray, alpha: float) -> metrics.Estimate:
+    has_next = _has_next(documents)
+    sums = np.zeros(len(f))
+    neighbours = np.zeros(len(f))
+    before = slice(None, -1)
+    after = slice(1, None)
+    for one, other in ((before, after), (after, before)):
+        powers = metrics.distance_powers(f[one], g[other], alpha)
+        sums[one] += np.where(has_next, powers, 0.0)
+        neighbours[one] += has_next
+    rows = neighbours > 0
+    return _mean_of_units(sums[rows] / neighbours[rows], _units(documents)[rows])
+
+
+def _units(documents: np.ndarray) -> np.ndarray:
+    """Return the unit of each sentence `[n]`: equal parts of a document of about `UNIT`."""
+    units: list[np.ndarray] = []
+    first = 0
+    for length in np.diff(documents):
+        parts = max(1, round(length / UNIT))
+        units.append(first + np.arange(length) * parts // length)
+        first += parts
+    return np.concatenate(units)
+
+
+def _mean_of_units(values: np.ndarray, units: np.ndarray) -> metrics.Estimate:
+    """Return the mean of values `[n]`, and its standard error for independent units `[n]`."""
+    mean = float(values.mean())
+    excesses = np.bincount(np.unique(units, return_inverse=True)[1], values - mean)
+    count = len(excesses)
+    error = math.nan
+    if count > 1:
+        error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)
+    return metrics.Estimate(mean, error)
+
+
+def neighbour_inputs(
+    encoder: RunEncoder, corpus: Corpus, devices: list[jax.Device]
+) -> tuple[Any, tuple[Any, Any], Callable[..., dict[str, Any]]]:
+    """Compute the features of a corpus for the metrics of a run.
+
+    Returns:
+      Features of f; features of f and of g for all pairs of neighbours; and
+      `summary(alpha, t, devices)`, the neighbour metrics with the optimum of uniformity.
+    """
+    features = split_features(encoder, corpus, ["f", "g"], devices).features
+    f = check_features("f", features["f"].x)
+    g = check_features("g", features["g"].x)
+    before = np.flatnonzero(_has_next(corpus.documents))
+    pairs = (
+        SelectedRows(f, np.concatenate([before, before + 1])),
+        SelectedRows(g, np.concatenate([before + 1, before])),
+    )
+    return f, pairs, functools.partial(_summary, f, g, corpus.documents)
+
+
+def _summary(f, g, documents: np.ndarray, alpha: float, t: float, devices) -> dict[str, Any]:
+    values = neighbour_metrics(f, g, documents, alpha, t, devices=devices)
+    n, d = f.shape
+    optimum = uniformity_optimum(d, t)
+    bound = uniformity_lower_bound(d, t, n)
+    return values | {"uniform_optimum": 2 * optimum, "uniform_lower_bound": 2 * bound}

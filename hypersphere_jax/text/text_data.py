@@ -1,0 +1,106 @@
+"""Text as the data of a run: a prepared corpus, or text files that are prepared on the fly."""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypersphere_jax.configs import DataConfig, UserError, require
+from hypersphere_jax.configs.base import refuse
+from hypersphere_jax.data import Dataset
+from hypersphere_jax.text.corpus import RECORD, Corpus, open_corpus
+from hypersphere_jax.text.prepare import PrepareTextConfig, prepare_text
+from hypersphere_jax.text.text_files import is_text_name, text_files, visible_files
+from hypersphere_jax.utils.files import locked
+
+logger = logging.getLogger("hypersphere_jax")
+
+BOOKS = "books"  # name of the text in `data_dir`
+CACHE = "~/.cache/hypersphere_jax/text"
+MAX_LISTED = 10_000  # files of a folder that are listed to tell text from images
+FORMAT = 2  # changes with the tokenizer and with the files of a corpus
+# Options of `DataConfig` that apply to images only.
+IMAGE_OPTIONS = ("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits")
+IMAGE_OPTIONS += ("bad_images", "recipe", "source", "augment", "preprocess")
+
+
+def find_text(config: DataConfig) -> Path | None:
+    """Return the path of the text that a config names, or None if it names images."""
+    if config.data == BOOKS:
+        return text_path(config)
+    is_path = config.source is None and is_text(Path(config.data).expanduser())
+    return text_path(config) if is_path else None
+
+
+def text_path(config: DataConfig) -> Path:
+    """Return the file or folder that contains the text of a config."""
+    if config.data != BOOKS:
+        return Path(config.data).expanduser()
+    needed = "a folder of .txt or .txt.gz files, or a prepared corpus"
+    require(config.data_dir is not None, f"data={BOOKS} needs data_dir=, {needed}")
+    return Path(config.data_dir).expanduser()
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a path is a text file, a corpus, or a folder that mostly contains text."""
+    if path.is_file():
+        return is_text_name(path.name)
+    files = itertools.islice(visible_files(path), MAX_LISTED)
+    names = [file.name for file in files]
+    return (path / RECORD).is_file() or 2 * sum(map(is_text_name, names)) > len(names)
+
+
+def load_text(config: DataConfig) -> Dataset:
+    """Load the text that a config names.
+
+    Raises:
+      UserError: for missing text, and for options that apply to images only or do not fit the
+        corpus.
+    """
+    path = text_path(config)
+    refuse(config, IMAGE_OPTIONS, f"is for images, and {path} is text: omit it")
+    train, held_out = load_corpus(path, config.vocabulary, config.max_tokens)
+    for name in ("vocabulary", "max_tokens"):
+        value = getattr(config, name)
+        prepared = train.options[name]
+        require(
+            value in (prepared, getattr(DataConfig, name)),
+            f"{name}={value}: {path} was prepared with {prepared}; omit the option, or prepare the "
+            "text again",
+        )
+    return Dataset(train, held_out, train, "none")
+
+
+def load_corpus(path: Path, vocabulary: int, max_tokens: int) -> tuple[Corpus, Corpus | None]:
+    """Open a corpus, or prepare the corpus of text files and keep it in `CACHE`.
+
+    Args:
+      path: folder of a corpus, or text as for `prepare_text`.
+      vocabulary: largest vocabulary of text.
+      max_tokens: longest sentence of text.
+
+    Returns:
+      As `open_corpus`.
+    """
+    if (path / RECORD).is_file():
+        return open_corpus(path)
+    folder = Path(CACHE).expanduser() / _fingerprint(text_files(path), vocabulary, max_tokens)
+    with locked(folder.with_suffix(".lock")):
+        if folder.exists():
+            with contextlib.suppress(UserError):
+                return open_corpus(folder)
+            shutil.rmtree(folder)
+        logger.info("preparing the text in %s once; its corpus is kept in %s", path, folder)
+        options = {"vocabulary": vocabulary, "max_tokens": max_tokens}
+        prepare_text(PrepareTextConfig(str(path), str(folder), **options))
+        return open_corpus(folder)
+
+
+def _fingerprint(files: Sequence[Path], *options: int) -> str:
+    """Return a key that changes with the files and the options."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps([FORMAT, stats, options]).encode()).hexdigest()[:24]

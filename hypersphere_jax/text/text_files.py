@@ -1,0 +1,140 @@
+"""Text files: finding them, decoding their lines, and reading their sentences."""
+
+import contextlib
+import gzip
+import itertools
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from hypersphere_jax.configs import UserError, require
+from hypersphere_jax.text.tokenizer import has_word, split_sentences
+from hypersphere_jax.utils.files import open_file
+
+SUFFIXES = (".txt", ".txt.gz")
+BYTE_ORDER_MARKS_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+HEAD = 1000  # lines that are searched for Project Gutenberg's header and for the layout
+# Start and end of the text in a file of Project Gutenberg.
+START = re.compile(
+    r"\s*(\*{3}\s*START OF TH(IS|E) PROJECT GUTENBERG|\*END\*?\s*THE SMALL PRINT)", re.IGNORECASE
+)
+END = re.compile(r"\s*(\*{3}\s*)?END OF (TH(IS|E) )?PROJECT GUTENBERG", re.IGNORECASE)
+CLOSING = "\"'”’»)]}_*` "
+
+
+def is_text_name(name: str) -> bool:
+    """Return whether a file's name is that of a visible text file."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def visible_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its subfolders, without hidden ones."""
+    for path in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not is_hidden:
+            yield path
+
+
+def text_files(path: Path) -> list[Path]:
+    """Return a text file, or all text files in a folder and its subfolders, sorted by name.
+
+    Raises:
+      UserError: if there is none.
+    """
+    require(path.exists(), f"no file or folder {path}")
+    files = [path] if path.is_file() else sorted(visible_files(path))
+    files = [file for file in files if is_text_name(file.name)]
+    require(bool(files), f"{path}: no .txt or .txt.gz file")
+    return files
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file with any kind of line ends.
+
+    Each line is decoded as UTF-8, or as Windows-1252 (Latin-1) if it is not valid UTF-8.
+
+    Raises:
+      UserError: for a damaged file, and for UTF-16.
+    """
+    with _open(path) as file:
+        for number, line in enumerate(file):
+            is_utf16 = number == 0 and line.startswith(BYTE_ORDER_MARKS_UTF16)
+            require(not is_utf16, f"{path} is UTF-16: convert it to UTF-8")
+            text = _decode(line).replace("\r", "\n").rstrip("\n")
+            yield from text.split("\n")
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open_file(path) as file:
+            is_compressed = path.suffix.lower() == ".gz"
+            yield gzip.GzipFile(fileobj=file) if is_compressed else file  # type: ignore[misc]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged or incomplete: {error}") from error
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return line.decode("cp1252", "replace")
+
+
+def read_sentences(path: Path, form: str) -> Iterator[str]:
+    """Yield the sentences of a text file that contain a word.
+
+    The header and the licence of Project Gutenberg are omitted.
+
+    Args:
+      path: the file.
+      form: "sentences" for one per line, "prose" for paragraphs between blank lines, or "auto".
+    """
+    lines = strip_gutenberg(read_lines(path))
+    head = list(itertools.islice(lines, HEAD))
+    if form == "auto":
+        form = detect_form(head)
+    lines = itertools.chain(head, lines)
+    if form == "sentences":
+        sentences: Iterable[str] = (line.strip() for line in lines)
+    else:
+        sentences = itertools.chain.from_iterable(map(split_sentences, paragraphs(lines)))
+    return filter(has_word, sentences)
+
+
+def strip_gutenberg(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the lines between the markers of Project Gutenberg, or all lines without markers."""
+    head = list(itertools.islice(lines, HEAD))
+    starts = [number for number, line in enumerate(head) if START.match(line)]
+    if starts:
+        head = head[starts[-1] + 1 :]
+    for line in itertools.chain(head, lines):
+        if END.match(line):
+            return
+        yield line
+
+
+def detect_form(lines: Iterable[str]) -> str:
+    """Return "sentences" if the lines of a text are sentences, otherwise "prose".
+
+    At least 80% of the lines must end like sentences, and at most 20% may contain several.
+    """
+    lines = [line.strip() for line in lines if line.strip()]
+    complete = sum(line.rstrip(CLOSING).endswith((".", "!", "?", "…")) for line in lines)
+    several = sum(len(split_sentences(line)) > 1 for line in lines)
+    is_one_per_line = complete >= 0.8 * len(lines) and several <= 0.2 * len(lines)
+    return "sentences" if lines and is_one_per_line else "prose"
+
+
+def paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the paragraphs of a text, which blank lines separate."""
+    paragraph: list[str] = []
+    for line in lines:
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield " ".join(paragraph)
+            paragraph = []
+    yield " ".join(paragraph)
