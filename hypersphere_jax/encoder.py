@@ -1,6 +1,7 @@
 """Trained encoders as functions of images: load, call, save."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -160,6 +161,7 @@ def _with_custom(config: PretrainConfig, custom: dict[str, Any]) -> PretrainConf
     return config
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Encoder:
     """A trained encoder: a function from images to points on the unit hypersphere.
 
@@ -172,21 +174,14 @@ class Encoder:
       origin: name of the file of weights, if it was not trained here.
     """
 
-    def __init__(
-        self,
-        config: PretrainConfig,
-        params: Any,
-        stats: Any,
-        step: int,
-        apply: Callable,
-        origin: str | None = None,
-    ):
-        self.config = config
-        self.params = params
-        self.stats = stats
-        self.step = step
-        self.apply = apply
-        self.origin = origin
+    config: PretrainConfig
+    params: Any
+    stats: Any
+    step: int
+    apply: Callable
+    origin: str | None = None
+
+    def __post_init__(self) -> None:
         self._programs: dict[tuple, Callable] = {}
         self._placed: tuple[tuple, Any] = ((), None)  # devices, and the arrays on them
 
@@ -392,7 +387,7 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 | --- | --- |
 | network | {config.label}, {size} x {size} pixels, {config.in_channels} channel(s) |
 | weights | {self.origin or f"{config.data}, step {self.step}, seed {config.seed}"} |
-| evaluation images | by the recipe `{config.recipe}` |
+| images | recipe `{config.recipe}` |
 
 | layer | shape |
 | --- | --- |

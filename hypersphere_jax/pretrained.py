@@ -86,13 +86,7 @@ def weights_file(path: Path) -> Path:
 def read_encoder(
     file: Path, prefix: str | None = None, *, head: bool = True, image_size: int | None = None
 ) -> EncoderWeights:
-    """Read the weights of one encoder and infer its network.
-
-    Args:
-      file: see `read_state`; or a folder from Hugging Face.
-      prefix: see `select_encoder`.
-      head: False drops the head, such as a classifier.
-      image_size: see `infer_model`.
+    """Read the weights of one encoder, with or without its head, and infer its network.
 
     Raises:
       UserError: for an unreadable file, or a network that this package does not have.
@@ -138,9 +132,6 @@ def to_params(weights: EncoderWeights, model: ModelConfig) -> tuple[dict, dict]:
 
 def read_state(file: Path) -> StateDict:
     """Read the arrays of a file by name, as float32.
-
-    Args:
-      file: .safetensors or .npz. All other suffixes are read by PyTorch.
 
     Raises:
       UserError: for a damaged file, or one without arrays.
@@ -188,10 +179,7 @@ def read_safetensors(file: Path) -> tuple[StateDict, dict[str, str]]:
 def to_safetensors(arrays: StateDict, names: str, **metadata: str) -> bytes:
     """Return a safetensors file with a checksum, which `read_safetensors` verifies.
 
-    Args:
-      arrays: arrays by name.
-      names: `format` in the metadata; Hugging Face's libraries expect "pt".
-      metadata: further texts to store.
+    `names` is the format in the metadata; Hugging Face's libraries expect "pt".
     """
     metadata |= {"format": names, "written_by": WRITER, CHECKSUM: _checksum(arrays)}
     return save(arrays, metadata)
@@ -388,8 +376,7 @@ def export(config: ExportConfig) -> Path:
     else:
         source = run_dir.load_encoder(run_dir.find(config.run, config.runs_dir), config.step)
     model = section(source.config, ModelConfig)
-    has_names = config.names == "torch" or (config.names is None and has_torch_names(model))
-    if has_names:
+    if config.names == "torch" or (config.names is None and has_torch_names(model)):
         state = to_torch(model, source.params, source.stats)
         safetensors_format = "pt"
     else:

@@ -61,9 +61,10 @@ def at_line(patch, step, happens):
     """Something happens, once, after a line of metrics of this step is written."""
     original, ahead = MetricLogger.log, [happens]
 
-    def log(self, record):
-        original(self, record)
-        if record["step"] == step and ahead:
+    def log(self, values):
+        record = original(self, values)
+        if values.get("step") == step and ahead:
             ahead.pop()()
+        return record
 
     patch.setattr(MetricLogger, "log", log)

@@ -79,18 +79,15 @@ class MetricLogger:
             self._outputs.append(WandbRun(folder, config))
         self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]
 
-    def log(self, record: Record) -> None:
-        """Log the metrics of a step; metrics.jsonl is complete when this returns."""
-        self.last = record
-        for output in self._outputs:
-            output.write(record)
+    def log(self, values: Record) -> Record:
+        """Log the metrics of a new step, or further ones of the last step if `values` has no step.
 
-    def extend(self, values: dict[str, float]) -> Record:
-        """Add values to the last record, and return it."""
-        if self._outputs:
-            self.last = self.last | values
+        Returns:
+          The record of the step. metrics.jsonl contains it by then.
+        """
+        self.last = values if "step" in values else self.last | values
         for output in self._outputs:
-            output.extend(self.last, values)
+            output.write(self.last, values)
         return self.last
 
     def close(self, failed: bool = False) -> None:
@@ -112,13 +109,10 @@ class JsonLines:
         self._last_line = sum(map(len, lines[:-1]))  # its offset in the file
         self._file = open(path, "r+b")  # noqa: SIM115  closed in `close`
 
-    def write(self, record: Record) -> None:
-        self._last_line = self._file.seek(0, os.SEEK_END)
-        self._file.write(_to_line(record))
-        self._file.flush()
-
-    def extend(self, record: Record, values: dict[str, float]) -> None:
-        """Replace the last line by a longer one in place: a kill leaves one or the other."""
+    def write(self, record: Record, values: Record) -> None:
+        """Append a line, or replace the last one by a longer line of the same step in place."""
+        if "step" in values:
+            self._last_line = self._file.seek(0, os.SEEK_END)
         self._file.seek(self._last_line)
         self._file.write(_to_line(record))
         self._file.flush()
@@ -152,13 +146,11 @@ class EventFile:
             session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.write_event(self._event(step=start + 1, session_log=session))
 
-    def write(self, record: Record) -> None:
-        self.extend(record, {name: x for name, x in record.items() if name != "step"})
-
-    def extend(self, record: Record, values: dict[str, float]) -> None:
+    def write(self, record: Record, values: Record) -> None:
         summary = self._summary()
         for name, value in values.items():
-            summary.value.add(tag=name, simple_value=value)
+            if name != "step":
+                summary.value.add(tag=name, simple_value=value)
         event = self._event(wall_time=time.time(), step=record["step"], summary=summary)
         self._writer.write_event(event)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
@@ -202,12 +194,9 @@ class WandbRun:
             raise UserError(f"log_to=wandb: {reason}; or set WANDB_MODE=offline") from error
         self._done = self._run.step  # wandb already has the steps before
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record, values: Record) -> None:
         if record["step"] >= self._done:
             self._run.log(record, step=record["step"])
-
-    def extend(self, record: Record, values: dict[str, float]) -> None:
-        self.write(record)
 
     def close(self, failed: bool) -> None:
         """Wait until all records are sent."""

@@ -80,8 +80,7 @@ class RunRecord:
         epoch = round(step / self.setup.sampler.steps_per_epoch, 4)
         record = {"step": step, "epoch": epoch, "loss": metrics.pop("loss"), **metrics}
         record |= {"lr": learning_rate, **rates}
-        self._logger.log(record)
-        return record
+        return self._logger.log(record)
 
     def evaluate(self, step: int, encoder: Tree, is_finite: bool, evaluate: Evaluate) -> Record:
         """Add an encoder's scores to the last record, and return it."""
@@ -90,7 +89,7 @@ class RunRecord:
             scores = evaluate(encoder["params"], encoder["stats"], self.setup.config)
         except FloatingPointError as error:
             raise self._diverged(f"{error} at step {step}") from error
-        return self._logger.extend(scores)
+        return self._logger.log(scores)
 
     def save(self, step: int, tree: Tree, is_finite: bool) -> None:
         """Save a state; raise Diverged unless it is finite."""
