@@ -21,7 +21,7 @@ import numpy as np
 from experiments.predictions import right
 from experiments.statistics import Rows, values
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate.comparison import students_t
+from hypersphere_jax.evaluate.estimates import students_t
 
 INSTRUMENTS = {"logistic": "logistic regression", "knn5": "5-NN"}
 PAPERS = {"linear": "the paper's probe"}

@@ -13,8 +13,8 @@ from hypersphere_jax import data
 from hypersphere_jax.configs import DepthConfig, MetricsConfig, ProbeConfig
 from hypersphere_jax.evaluate import depth_verb
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.metrics_verb import run_metrics
-from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.evaluate.measure_runs import run_metrics
+from hypersphere_jax.evaluate.probe_runs import run_probe
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.metrics import read_metrics
 

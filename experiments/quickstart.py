@@ -37,8 +37,8 @@ from hypersphere_jax.configs import (
     to_dict,
 )
 from hypersphere_jax.configs.base import program
-from hypersphere_jax.evaluate.metrics_verb import run_metrics
-from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.evaluate.measure_runs import run_metrics
+from hypersphere_jax.evaluate.probe_runs import run_probe
 from hypersphere_jax.evaluate.results_file import flattened
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page

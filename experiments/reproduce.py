@@ -83,7 +83,7 @@ def main(options: ReproduceConfig, command: str = "") -> None:
     if failed:
         say("--retry does those again that failed", sys.stderr)
     if rows:
-        results_file.write(context.folder / ROWS, predictions.without(rows))
+        results_file.write_results(context.folder / ROWS, predictions.without(rows))
         predictions.write(context.folder / PREDICTIONS, rows)
     require(bool(done(rows)) or not scale.stages, "no run is done, for the reasons above")
     ended = len({row["run"] for row in rows})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hypersphere_jax.encoder import Encoder as Encoder
     from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
-    from hypersphere_jax.evaluate.measure import measure as measure
+    from hypersphere_jax.evaluate.metrics import measure as measure
     from hypersphere_jax.loading import load as load
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
@@ -35,7 +35,7 @@ _MODULES = {
     "knn_probe": "evaluate.knn",
     "linear_probe": "evaluate.linear",
     "load": "loading",
-    "measure": "evaluate.measure",
+    "measure": "evaluate.metrics",
 }
 
 

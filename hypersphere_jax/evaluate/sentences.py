@@ -3,21 +3,26 @@
 Both are as in Wang & Isola, B.3, which follows Kiros et al. (2015) and Logeswaran & Lee (2018).
 """
 
+import functools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from hypersphere_jax import data
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate import logistic, metrics
 from hypersphere_jax.evaluate.checks import check_features, check_splits, check_unit_norm
+from hypersphere_jax.evaluate.features import split_features
 from hypersphere_jax.evaluate.linear import Clock
-from hypersphere_jax.evaluate.metrics import SelectedRows
-from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
+from hypersphere_jax.evaluate.rows import SelectedRows
+from hypersphere_jax.evaluate.scores import Classifier, classification_scores, top_classes
 from hypersphere_jax.evaluate.selection import best_cell, grid_rows, penalties, validation_folds
-from hypersphere_jax.training import distributed
+from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
+from hypersphere_jax.training import distributed, run_dir
 
 STRENGTHS = tuple(2.0**-k for k in range(9))
 UNIT = 50  # consecutive sentences that make a unit of the standard error of alignment
@@ -75,20 +80,20 @@ def sentence_probe(
     """
     clock, nested = Clock(), test_x is None
     require(nested == (test_y is None), "test features and test labels: give both or neither")
-    *checked, _ = check_splits(train_x, train_y, test_x, test_y, num_classes)
-    train_x, train_y, test_x, test_y = checked
+    train_x, train_y, test_x, test_y, *_ = check_splits(
+        train_x, train_y, test_x, test_y, num_classes
+    )
     strengths = penalties("strengths", strengths)
     # Only these are fitted; labels are places among them from here on.
     classes, y = np.unique(train_y, return_inverse=True)
-    outer, held_out = np.zeros(len(y), np.int32), [logistic.NONE]
+    outer, held_out = np.zeros(len(y), np.int32), [-1]
     if nested:
         outer, held_out = validation_folds(y, folds, seed), list(range(folds))
     training = [outer != fold for fold in held_out]  # rows of each training part
     clock.lap("check")
 
     # Of all rows, tested ones included, but only a unit: `l2_of` makes up for it.
-    jobs = inner_folds * len(strengths)
-    options = {"num_classes": len(classes), "jobs": jobs, "devices": devices}
+    options = {"num_classes": len(classes), "fits": len(strengths), "devices": devices}
     problem = logistic.place(train_x, y, **options)
     scaling = problem.scaling
     clock.lap("place")
@@ -100,7 +105,7 @@ def sentence_probe(
     valid_top1, chosen, chosen_top1 = [], [], []  # of each training part
     for rows in training:
         inner = validation_folds(y[rows], inner_folds, seed, "inner_folds")
-        part = np.full(len(y), logistic.PADDING, np.int32)
+        part = np.full(len(y), -1, np.int32)
         part[rows] = inner
         fitted = rows.sum() - np.bincount(inner)
         top1, _ = logistic.cross_validate(problem, part, l2_of([strengths], fitted[:, None]))
@@ -111,7 +116,8 @@ def sentence_probe(
     clock.lap("select")
     sizes = np.array([rows.sum() for rows in training])
     l2s = l2_of(chosen, sizes)
-    last = logistic.fit_logistic(problem, outer, l2s, held_out)
+    fits = [logistic.fit_logistic(problem, r, [l2]) for r, l2 in zip(training, l2s, strict=True)]
+    last = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
     clock.lap("refit")
 
     x, y = (train_x, train_y) if nested else (test_x, test_y)
@@ -127,7 +133,7 @@ def sentence_probe(
     if nested:
         error = np.std(top1_by_fold, ddof=1) / math.sqrt(folds)
     fold_top1 = np.mean(valid_top1, axis=1) if nested else valid_top1[0]
-    result = scores(ranked, y, num_classes=num_classes, seed=seed)
+    result = classification_scores(ranked, y, num_classes=num_classes, seed=seed)
     median = sorted(chosen)[len(chosen) // 2]
     clock.lap("score")
     return {
@@ -240,3 +246,35 @@ def _mean_of_units(values: np.ndarray, units: np.ndarray) -> metrics.Estimate:
     if count > 1:
         error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)
     return metrics.Estimate(mean, error)
+
+
+def neighbour_inputs(encoder, corpus, devices):
+    """Return features of f, features of f and g for all pairs of neighbours, and their summary."""
+    features = split_features(encoder, corpus, ["f", "g"], devices).features
+    f, g = (check_features(name, features[name].x) for name in ("f", "g"))
+    ends = corpus.documents[1:-1] - 1  # whose next sentence is another document's
+    before = np.setdiff1d(np.arange(len(f) - 1), ends)
+    one, other = np.concatenate([before, before + 1]), np.concatenate([before + 1, before])
+    pairs = (SelectedRows(f, one), SelectedRows(g, other))
+    return f, pairs, functools.partial(_summary, f, g, corpus.documents)
+
+
+def _summary(f, g, documents, alpha, t, devices):
+    values = neighbour_metrics(f, g, documents, alpha, t, devices=devices)
+    n, d = f.shape
+    optimum, bound = uniformity_optimum(d, t), uniformity_lower_bound(d, t, n)
+    return values | {"uniform_optimum": 2 * optimum, "uniform_lower_bound": 2 * bound}
+
+
+def probe_tasks(folder, config):
+    """Return the labelled sentences that a config names, by the last part of their names."""
+    require(bool(config.data), f"{folder} is of sentences: name labelled ones with data=")
+    vocabulary = run_dir.read_vocabulary(folder)
+    where = None if config.data_dir is None else Path(config.data_dir).expanduser()
+    tasks = {Path(task).name: data.load_labelled(task, where, vocabulary) for task in config.data}
+    require(len(tasks) == len(config.data), "data=: two of these have the same name")
+    without_test = [task for task, dataset in tasks.items() if dataset.test is None]
+    usable = not without_test or set(config.protocols) <= {"quick_thought", "knn", "knn_weighted"}
+    needed = "no test split; take protocols=quick_thought knn"
+    require(usable, f"{', '.join(without_test)}: {needed}")
+    return tasks

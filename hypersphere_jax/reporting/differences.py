@@ -18,7 +18,7 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.evaluate import comparison
+from hypersphere_jax.evaluate import estimates
 from hypersphere_jax.evaluate.results_file import PREDICTIONS, flattened
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
@@ -152,7 +152,7 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
     interval = None
     if len(values) > 1 and len(base_values) > 1:
         method = "Welch"
-        interval = comparison.welch(values, base_values)
+        interval = estimates.welch(values, base_values)
     elif len(values) == len(base_values) == 1:
         method, interval = _single_interval(results, base, stem, score)
     row = {"difference": statistics.fmean(values) - statistics.fmean(base_values)}
@@ -163,7 +163,7 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
 
 def _single_interval(
     results: Results, base: Results, stem: str, score: str
-) -> tuple[str | None, comparison.Difference | None]:
+) -> tuple[str | None, estimates.Difference | None]:
     """Return method and interval of the difference between two single runs."""
     ((folder, one),) = results.items()
     ((base_folder, other),) = base.items()
@@ -171,14 +171,14 @@ def _single_interval(
         labels, correct = _read_predictions(folder / "eval" / f"{stem}.npz", one)
         base_labels, base_correct = _read_predictions(base_folder / "eval" / f"{stem}.npz", other)
         if labels.size and np.array_equal(labels, base_labels):
-            return "paired", comparison.paired(correct, base_correct)
+            return "paired", estimates.paired(correct, base_correct)
         if one.get("n") and other.get("n"):
             counts = (one["top1"], one["n"], other["top1"], other["n"])
-            return "Newcombe", comparison.newcombe(*counts)
+            return "Newcombe", estimates.newcombe(*counts)
     errors = [result.get(f"{score}_standard_error") for result in (one, other)]
     if None in errors:
         return None, None
-    return "standard errors", comparison.of_errors(one[score], errors[0], other[score], errors[1])
+    return "standard errors", estimates.from_errors(one[score], errors[0], other[score], errors[1])
 
 
 def _read_predictions(file: Path, result: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:

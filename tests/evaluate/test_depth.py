@@ -13,7 +13,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax import cli as command_line
 from hypersphere_jax import configs as C
 from hypersphere_jax.evaluate import depth_verb
-from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.evaluate.feature_files import Features
 from hypersphere_jax.models import depth_predictor
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.resolve import resolve

@@ -13,7 +13,7 @@ from experiments.plans import matching
 from experiments.protocols import Evaluation, evaluate
 from experiments.sweeps import Planned
 from hypersphere_jax import configs as C
-from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.evaluate.feature_files import Features
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 

@@ -39,7 +39,7 @@ def measured(text_run, texts, tmp_path_factory):
     one = sweeps.Planned(tiny_runs.text(folder.parent, texts), {"kind": "contrastive"}, measures)
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(sentence_probe, folds=4, inner_folds=3, strengths=(1 / 16, 1 / 256))
-        patch.setattr("hypersphere_jax.evaluate.probe_verb.sentence_probe", few)
+        patch.setattr("hypersphere_jax.evaluate.sentences.sentence_probe", few)
         assert sweeps.carry_out(one) is None  # trained it is already
     return folder, sweeps.with_predictions([one])
 
