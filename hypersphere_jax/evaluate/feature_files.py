@@ -1,10 +1,11 @@
 """Features `[n, d]` on disk, which may be larger than memory: caches and files of users."""
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -33,27 +34,31 @@ class Features(NamedTuple):
 
 
 def collect_features(
-    batches: Iterable[tuple[tuple[dict[str, np.ndarray]], np.ndarray]], n: int
+    batches: Iterable[tuple[tuple[dict[str, np.ndarray]], np.ndarray]],
 ) -> dict[str, Features]:
     """Return all batches as features on disk, in temporary files without names.
 
     Args:
       batches: layers float32 `[b, d]` of a single view by name, and labels int32 `[b]`.
-      n: number of rows, or more.
     """
-    arrays: dict[str, np.ndarray] = {}
-    labels = np.empty(n, np.int32)
-    count = 0
-    for (layers,), batch_labels in batches:
-        rows = slice(count, count + len(batch_labels))
-        labels[rows] = batch_labels
-        for layer, x in layers.items():
-            if layer not in arrays:
-                with tempfile.TemporaryFile() as file:
-                    arrays[layer] = np.memmap(file, np.float32, "w+", shape=(n, x.shape[1]))
-            arrays[layer][rows] = x
-        count = rows.stop
-    return {layer: Features(x[:count], labels[:count]) for layer, x in arrays.items()}
+    labels = []
+    widths: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        for (layers,), batch_labels in batches:
+            labels.append(batch_labels)
+            for layer, x in layers.items():
+                if layer not in files:
+                    files[layer] = stack.enter_context(tempfile.TemporaryFile())
+                    widths[layer] = x.shape[1]
+                files[layer].write(np.ascontiguousarray(x).data)
+        y = np.concatenate(labels)
+        features = {}
+        for layer, file in files.items():
+            file.flush()
+            x = np.memmap(file, np.float32, "r", shape=(len(y), widths[layer]))
+            features[layer] = Features(x, y)
+        return features
 
 
 def read_cached(file: Path | None) -> Features | None:

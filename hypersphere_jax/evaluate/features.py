@@ -54,7 +54,6 @@ class Extraction(NamedTuple):
     pools: dict[str, str]  # pooling of each layer, "none" for layers without space
     computed: list[str]  # layers that were not cached
     seconds: float
-    data_wait: float | None  # share of the time spent waiting for images, None if all was cached
 
 
 class Extractor:
@@ -89,7 +88,6 @@ class Extractor:
         self._views = views
         self._seed = seed
         self._size = min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
-        self.seconds_waited = 0.0
         self.indices: list[np.ndarray] = []  # of the images that were read, by batch
         self._is_cropped = source.image_shape is None
         side = None if config.reads_text else config.image_size
@@ -101,20 +99,16 @@ class Extractor:
         self._compute = compile_layers(apply, data, *options)
 
     def read(self, epoch: int = 0) -> Iterator[Batch]:
-        """Yield the batches of images, and count the seconds of waiting for them."""
+        """Yield the batches of images."""
         crop = None
         if self._is_cropped:
             recipe = _recipe(section(self._config, DataConfig), self._views)
             crops = augment.host_crops(recipe, self._config.image_size)
             crop = functools.partial(_crop, crops, self._views, self._seed, epoch, self._size)
         batches = eval_batches(self._config, self._source, self._size, self._devices, crop)
-        count = -(-len(self._source) // self._size)
-        started = time.perf_counter()
-        for batch in track(batches, "features", count):
-            self.seconds_waited += time.perf_counter() - started
+        for batch in track(batches, "features", -(-len(self._source) // self._size)):
             self.indices.append(batch.indices[batch.indices >= 0])
             yield batch
-            started = time.perf_counter()
 
     def forward(
         self, params: Any, stats: Any, batches: Iterable[Batch], epoch: int = 0
@@ -197,8 +191,8 @@ def split_features(
 ) -> Extraction:
     """Return features of images without random augmentation, from the run's cache if possible.
 
-    Other layers are computed in one pass over the images. Neither memory nor features depend on the
-    numbers of images and devices.
+    Other layers are computed in one pass over the images. Memory does not grow with the number of
+    images, and features do not depend on the number of devices.
 
     Args:
       encoder: encoder of a run.
@@ -216,16 +210,14 @@ def split_features(
     files = _cache_files(encoder, source, devices, pools)
     features = {layer: read_cached(file) for layer, file in files.items()}
     missing = [layer for layer in pools if features[layer] is None]
-    wait = None
     if missing:
         missing_pools = {layer: pools[layer] for layer in missing}
         extractor = Extractor(encoder.apply, encoder.config, source, devices, missing_pools)
         batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
-        for layer, found in collect_features(batches, len(source)).items():
+        for layer, found in collect_features(batches).items():
             features[layer] = found
             write_cached(files[layer], found)
-        wait = extractor.seconds_waited / (time.perf_counter() - started)
-    return Extraction(features, pools, missing, time.perf_counter() - started, wait)
+    return Extraction(features, pools, missing, time.perf_counter() - started)
 
 
 def augmented_features(
@@ -249,7 +241,7 @@ def augmented_features(
     @distributed.isolated()
     def features(epoch: int) -> Features:
         batches = extractor.forward(encoder.params, encoder.stats, extractor.read(epoch), epoch)
-        return collect_features(batches, len(source))[layer]
+        return collect_features(batches)[layer]
 
     return features
 

@@ -65,14 +65,15 @@ def knn_probe(
 ) -> Any:
     """Return the k-NN accuracy of frozen features.
 
+    Features and labels, `num_classes`, `ignore_label` and `devices` are those of `linear_probe`.
+
     Args:
-      train_x: `[m, d]` features: an array, a memory map, a tensor or a data frame.
-      train_y: `[m]` labels, integers or strings, of at least two classes.
+      train_x: `[m, d]` features.
+      train_y: `[m]` labels.
       test_x: `[n, d]` features, whose neighbours are training rows. By default the training rows
         are cut into folds, and the neighbours of each row are rows of the other folds.
       test_y: `[n]` labels.
-      num_classes: number of classes, for labels that are integers below it. Defaults to the classes
-        that occur in either split.
+      num_classes: number of classes.
       k: number of neighbours that vote, 1 to m, or several such numbers for one search.
       metric: "cosine" or "euclidean".
       vote: "majority", or "similarity" for votes of exp(similarity / temperature) (Wu et al. 2018,

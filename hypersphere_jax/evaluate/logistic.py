@@ -4,10 +4,10 @@ Each fit minimizes, over weights W `[num_classes, d]` and a bias that is not pen
 
     mean cross-entropy over its rows + l2 / 2 |W|^2
 
-The fits share two matrix products with the features, block by block of rows. L-BFGS runs in
-coordinates u = H^(1/2) W, where H models the Hessian at W = 0 on weights whose sum over the classes
-is zero: M / num_classes + l2, with the second moments M of the centred features. The leading
-eigenvectors of M come from a sample of rows (Halko, Martinsson & Tropp, 2011, Algorithm 5.3).
+The fits share two matrix products with the features, block by block of rows. L-BFGS starts from a
+model of the Hessian at W = 0, on weights whose sum over the classes is zero: M / num_classes + l2,
+with the second moments M of the centred features. The leading eigenvectors of M come from a sample
+of rows (Halko, Martinsson & Tropp, 2011, Algorithm 5.3).
 """
 
 import functools
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.sharding import NamedSharding
 
 from hypersphere_jax.configs import require
+from hypersphere_jax.evaluate import lbfgs
 from hypersphere_jax.evaluate.rows import as_float32, row_blocks, row_shardings
 from hypersphere_jax.evaluate.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
@@ -42,7 +42,6 @@ SMALL = 2**30  # multiplications of an evaluation that takes less time than a co
 COLUMNS = 16  # products have a multiple of 16 columns, which is faster on CPUs
 MEMORY_SHARE = 0.8  # share of a device's memory for its features
 
-_lbfgs = optax.scale_by_lbfgs(memory_size=10)
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
@@ -80,7 +79,6 @@ class Problem(NamedTuple):
     """Training rows on the devices, standardized."""
 
     blocks: list[tuple[jax.Array, jax.Array]]  # x float32 [rows, d] and y int32 [rows], padded
-    n: int
     scaling: Scaling
     model: CurvatureModel
     num_classes: int
@@ -98,16 +96,16 @@ class LogisticFit(NamedTuple):
 
 
 class _State(NamedTuple):
-    """State of g minimizations over points u `[g, num_classes, d + 1]`."""
+    """State of g minimizations over points `[g, num_classes, d + 1]`: weights and bias."""
 
     trial: jax.Array  # point + step * direction, where the next gradient is computed
     step: jax.Array  # [g]
     point: jax.Array
     gradient: jax.Array  # at the point
     direction: jax.Array
-    memory: optax.OptState
+    memory: lbfgs.Memory
     steps: jax.Array  # [g] number of steps taken
-    norm: jax.Array  # [g] norm of the gradient with respect to W
+    norm: jax.Array  # [g] norm of the gradient
     done: jax.Array  # [g]
 
 
@@ -162,7 +160,7 @@ def place(
     sample = np.sort(np.random.default_rng(0).permutation(n)[:SAMPLE])
     model = jax.device_put(_fit_curvature(scaling.apply(x[sample])), shardings[1])
     is_small = n * d * num_classes * fits < SMALL
-    return Problem(blocks, n, scaling, model, num_classes, fits, is_small, shardings)
+    return Problem(blocks, scaling, model, num_classes, fits, is_small, shardings)
 
 
 def fit_scaling(x: Any, standardize: bool) -> Scaling:
@@ -208,18 +206,17 @@ def fit_logistic(
     if start is not None:
         initial[:] = np.concatenate([start.weights, start.bias[:, None]], axis=1)
     settings = (padded, limits, np.float32(excess))
-    carry = (*_begin(np.float32(initial), problem.model, padded), settings)
-    state, points, sums, settings = jax.device_put(carry, problem.shardings[1])
+    carry = (*_begin(np.float32(initial)), settings)
+    state, sums, settings = jax.device_put(carry, problem.shardings[1])
     for _ in range(MAX_STEPS + 1):
         for (x, y), block_weights in zip(problem.blocks, weights, strict=True):
-            sums = _add_gradients(sums, points, x, y, block_weights)
-        state, points, sums = _advance(state, points, sums, problem.model, *settings)
+            sums = _add_gradients(sums, state.trial, x, y, block_weights)
+        state, sums = _advance(state, sums, problem.model, *settings)
         if np.asarray(state.done).all():
             break
-    points = np.asarray(_coordinates(problem.model, padded, state.point, -0.5))[: len(l2s)]
-    classifiers = Classifier(points[..., :-1], points[..., -1])
-    ends = (np.asarray(state.steps), np.asarray(state.norm))
-    return LogisticFit(classifiers, *(end[: len(l2s)] for end in ends))
+    ends = (state.point, state.steps, state.norm)
+    points, steps, norms = (np.asarray(end)[: len(l2s)] for end in ends)
+    return LogisticFit(Classifier(points[..., :-1], points[..., -1]), steps, norms)
 
 
 def accuracies(problem: Problem, classifiers: Classifier, rows: np.ndarray) -> np.ndarray:
@@ -255,29 +252,25 @@ def cross_validate(
     return np.array(valid_top1), fits[0].classifiers
 
 
-# Minimization.
-
-
 @jax.jit
-def _begin(points: jax.Array, model: CurvatureModel, l2s: jax.Array) -> tuple:
-    """Return the state at points W, the points, and the sums of no rows."""
+def _begin(points: jax.Array) -> tuple:
+    """Return the state at initial points, and the sums of no rows."""
     g, num_classes, width = points.shape
-    trial = _coordinates(model, l2s, points, 0.5)
-    zeros = jnp.zeros_like(trial)
+    zeros = jnp.zeros_like(points)
     ones = jnp.ones(g)
     state = _State(
-        trial=trial,
+        trial=points,
         step=ones,
-        point=trial,
+        point=points,
         gradient=zeros,
         direction=zeros,
-        memory=jax.vmap(_lbfgs.init)(zeros),
+        memory=lbfgs.empty_memory(points),
         steps=jnp.full(g, -1),
         norm=ones,
         done=ones < 0,
     )
     sums = (jnp.zeros((g * num_classes, width - 1)), jnp.zeros(g * num_classes), jnp.zeros(()))
-    return state, points, sums
+    return state, sums
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -292,8 +285,8 @@ def _add_gradients(sums, points, x, y, weights) -> tuple[jax.Array, ...]:
     return jax.tree.map(jnp.add, sums, (_matmul(transposed, x), errors.sum(axis=0), weights.sum()))
 
 
-@functools.partial(jax.jit, donate_argnums=(0, 2))
-def _advance(state: _State, points, sums, model: CurvatureModel, l2s, limits, excess) -> tuple:
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def _advance(state: _State, sums, model: CurvatureModel, l2s, limits, excess) -> tuple:
     """Take or shorten the current steps, given the sums of gradients over all rows.
 
     The line search needs no value of the objective, whose changes near the minimum are below
@@ -302,32 +295,31 @@ def _advance(state: _State, points, sums, model: CurvatureModel, l2s, limits, ex
     secant of the slopes is zero.
     """
     weights, bias, count = sums
+    points = state.trial
     means = jnp.concatenate([weights, bias[:, None]], axis=1).reshape(points.shape) / count
     penalty = jnp.pad(l2s[:, None, None] * points[..., :-1], ((0, 0), (0, 0), (0, 1)))
-    trial_gradient = means + penalty
-    trial_norm = jnp.sqrt(_dot(trial_gradient, trial_gradient))
-    trial_gradient = _coordinates(model, l2s, trial_gradient, -0.5)
-    slope = _dot(state.gradient, state.direction)
-    trial_slope = _dot(trial_gradient, state.direction)
-    taken = (trial_slope <= 0.8 * -slope) & ~state.done
-    ascent, memory = jax.vmap(_lbfgs.update)(trial_gradient, state.memory, state.trial)
-    is_ascent = _dot(ascent, trial_gradient) > 0  # rounding may make the curvature negative
-    ascent = jnp.where(is_ascent[:, None, None], ascent, trial_gradient)
-    new = (state.trial, trial_gradient, -ascent, memory, trial_norm, jnp.ones_like(slope))
-    secant = jnp.where(taken | state.done, 1.0, slope - trial_slope)
-    cut = state.step * slope / secant
-    old = (state.point, state.gradient, state.direction, state.memory, state.norm, cut)
-    point, gradient, direction, memory, norm, step = jax.tree.map(
-        lambda a, b: jnp.where(taken.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old
-    )
-    decrement = -_dot(gradient, direction) / 2
+    gradient = means + penalty
+    slope = lbfgs.inner(state.gradient, state.direction)
+    end_slope = lbfgs.inner(gradient, state.direction)
+    taken = (end_slope <= 0.8 * -slope) & ~state.done
+    model_inverse = functools.partial(_model_inverse, model, l2s)
+    differences = (points - state.point, gradient - state.gradient)
+    memory = lbfgs.remember(state.memory, *differences, taken, model_inverse)
+    direction = -lbfgs.inverse_hessian_product(memory, gradient, model_inverse)
+    new = (points, gradient, direction)
+    old = (state.point, state.gradient, state.direction)
+    pairs = zip(new, old, strict=True)
+    point, gradient, direction = (jnp.where(taken[:, None, None], a, b) for a, b in pairs)
+    secant = jnp.where(taken | state.done, 1.0, slope - end_slope)
+    step = jnp.where(taken, 1.0, state.step * slope / secant)
+    norm = jnp.sqrt(lbfgs.inner(gradient, gradient))
+    decrement = -lbfgs.inner(gradient, direction) / 2
     done = state.done | (step < MIN_STEP) | (norm <= limits) | (decrement <= excess)
     step = jnp.where(done, 0.0, step)
     trial = point + step[:, None, None] * direction
     steps = state.steps + taken
     state = _State(trial, step, point, gradient, direction, memory, steps, norm, done)
-    zeros = jax.tree.map(jnp.zeros_like, sums)
-    return state, _coordinates(model, l2s, trial, -0.5), zeros
+    return state, jax.tree.map(jnp.zeros_like, sums)
 
 
 @jax.jit
@@ -345,23 +337,14 @@ def _many_logits(points: jax.Array, x: jax.Array) -> jax.Array:
     return outputs[:, : g * num_classes].reshape(-1, g, num_classes)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return inner products `[g]` of `[g, num_classes, d + 1]`."""
-    return jnp.einsum("gcd,gcd->g", a, b, precision="highest")
-
-
-# The curvature model.
-
-
-@functools.partial(jax.jit, static_argnames="power")
-def _coordinates(model: CurvatureModel, l2s, vectors, power: float) -> jax.Array:
-    """Multiply `[g, num_classes, d + 1]` by a power of the modelled Hessian at W = 0."""
+def _model_inverse(model: CurvatureModel, l2s: jax.Array, vectors: jax.Array) -> jax.Array:
+    """Multiply `[g, num_classes, d + 1]` by the inverse of the modelled Hessian at W = 0."""
     num_classes = vectors.shape[1]
     floor = l2s + 1e-7  # float32 rounds smaller variances
-    inside = (model.variances[None] / num_classes + floor[:, None]) ** power  # [g, r]
-    outside = (model.rest / num_classes + floor) ** power  # [g]
+    inside = 1 / (model.variances[None] / num_classes + floor[:, None])  # [g, r]
+    outside = 1 / (model.rest / num_classes + floor)  # [g]
     weights = vectors[..., :-1]
-    bias = vectors[..., -1:] * num_classes**-power
+    bias = vectors[..., -1:] * num_classes
     along = jnp.einsum("gcd,dr->gcr", weights, model.basis, precision="highest")
     along = along * (inside - outside[:, None])[:, None]
     weights = weights * outside[:, None, None]
@@ -382,22 +365,21 @@ def _fit_curvature(x: jax.Array) -> CurvatureModel:
     return CurvatureModel(_matmul(basis, rotation), variances, rest)
 
 
-# Rows on the devices.
-
-
 def _block_size(n: int, width: int, devices: Sequence[jax.Device]) -> int:
     """Return the number of rows of a block, which divides over the devices."""
-    entries = CPU_ENTRIES if devices[0].platform == "cpu" else ACCELERATOR_ENTRIES
-    count = len(devices)
-    blocks = -(-n // (count * max(1, entries // width)))
-    return count * COLUMNS * -(-n // (count * blocks * COLUMNS))
+    entries = ACCELERATOR_ENTRIES
+    if devices[0].platform == "cpu":
+        entries = CPU_ENTRIES
+    unit = COLUMNS * len(devices)
+    blocks = -(-n // (len(devices) * max(1, entries // width)))
+    return unit * -(-n // (blocks * unit))
 
 
 def _shard(problem: Problem, values: np.ndarray) -> list[jax.Array]:
     """Return a value for each row `[n]`, zero for padding, for each block."""
-    size = len(problem.blocks[0][1])
-    padded = np.pad(values, (0, size * len(problem.blocks) - problem.n))
-    return [jax.device_put(rows, problem.shardings[0]) for rows in padded.reshape(-1, size)]
+    padded = np.zeros((len(problem.blocks), len(problem.blocks[0][1])), values.dtype)
+    padded.ravel()[: len(values)] = values
+    return [jax.device_put(rows, problem.shardings[0]) for rows in padded]
 
 
 @jax.jit

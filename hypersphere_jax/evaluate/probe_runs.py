@@ -12,7 +12,7 @@ from hypersphere_jax import data
 from hypersphere_jax.configs import ProbeConfig, UserError, require
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.evaluate import feature_files, results_file, sentences
-from hypersphere_jax.evaluate.features import Extraction, augmented_features, split_features
+from hypersphere_jax.evaluate.features import augmented_features, split_features
 from hypersphere_jax.evaluate.knn import KNN_PROTOCOLS, knn_probe
 from hypersphere_jax.evaluate.linear import linear_probe
 from hypersphere_jax.evaluate.results_file import Result
@@ -144,7 +144,11 @@ def _probe_encoder(
         "data": encoder.config.data,
         "split": {1: "folds", 2: "test"}[len(splits)],
     }
-    header |= _timings(encoder, splits, log)
+    seconds = sum(split.seconds for split in splits)
+    computed = sorted({layer for split in splits for layer in split.computed})
+    source = f"of {', '.join(computed)} computed" if computed else "from the cache"
+    log(f"{header['run']}, step {encoder.step}: features {source} in {seconds:.1f} s")
+    header["seconds_features"] = round(seconds, 3)
     options = {"num_classes": len(dataset.class_names), "ignore_label": -1, "devices": devices}
     for layer, layer_pool in splits[0].pools.items():
         arrays = [array for split in splits for array in split.features[layer]]
@@ -160,17 +164,6 @@ def _probe_encoder(
         for name, protocol, result in _probe_arrays(arrays, config, options, views):
             changed = results_file.changed_options(config, PROTOCOL_OPTIONS[protocol])
             yield f"{name}-{layer}{pooled}", changed, header | about | result
-
-
-def _timings(encoder: RunEncoder, splits: Sequence[Extraction], log: Log) -> dict[str, Any]:
-    """Log how the features were obtained, and return the entries of results about that."""
-    waits = [split.data_wait for split in splits if split.data_wait is not None]
-    seconds = sum(split.seconds for split in splits)
-    source = "cached"
-    if computed := sorted({layer for split in splits for layer in split.computed}):
-        source = f"{', '.join(computed)} computed, {max(waits):.0%} data wait"
-    log(f"{encoder.folder.name}, step {encoder.step}: features {source}; {seconds:.1f} s")
-    return {"seconds_features": round(seconds, 3), "data_wait": max(waits, default=None)}
 
 
 def _probe_arrays(

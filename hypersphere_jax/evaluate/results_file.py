@@ -154,10 +154,7 @@ def _protocol_name(result: Result) -> str:
 
 
 def _scalars(result: Result) -> Result:
-    row: Result = {}
-    for key, value in result.items():
-        if key == "top1_interval":
-            row["top1_low"], row["top1_high"] = value
-        elif not isinstance(value, list):
-            row |= flattened({key: value})
+    row = flattened({key: value for key, value in result.items() if not isinstance(value, list)})
+    if "top1_interval" in result:
+        row["top1_low"], row["top1_high"] = result["top1_interval"]
     return row

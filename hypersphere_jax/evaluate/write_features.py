@@ -141,7 +141,7 @@ def _extract(
         pools[config.layer] = config.pool
     extractor = Extractor(encoder.apply, trained, source, devices, pools)
     batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
-    x, labels = collect_features(batches, len(source))[config.layer]
+    x, labels = collect_features(batches)[config.layer]
     files = [_file_of(source, int(index)) for index in np.concatenate(extractor.indices)]
     return _Split(x, labels, [file for file in files if file], source.class_names)
 

@@ -49,7 +49,7 @@ def quick(monkeypatch):
         noise = np.random.default_rng(len(source)).normal(size=(len(source), 10))
         x = np.float32(np.eye(10)[source.labels] + 10 / (1 + encoder.step) * noise)
         found = {layer: Features(x, source.labels) for layer in layers}
-        return features.Extraction(found, dict.fromkeys(layers, pool), [], 0.5, None)
+        return features.Extraction(found, dict.fromkeys(layers, pool), [], 0.5)
 
     monkeypatch.setattr(probe_runs, "split_features", split_features)
 
