@@ -70,7 +70,7 @@ EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
 }
 
 
-def make_evaluation(
+def evaluation_callback(
     config: PretrainConfig, dataset: Dataset, apply: Callable, devices: Sequence[jax.Device]
 ) -> Callable[..., dict[str, float]]:
     """Return the evaluation of an encoder, on images that are read once.

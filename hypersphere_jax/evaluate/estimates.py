@@ -17,7 +17,7 @@ class Estimate(NamedTuple):
     standard_error: float
 
 
-UNKNOWN = Estimate(math.nan, math.nan)
+UNKNOWN_ESTIMATE = Estimate(math.nan, math.nan)
 
 
 def entries(name: str, estimate: Estimate) -> dict[str, float]:

@@ -207,7 +207,7 @@ def class_mates(groups: dict[Any, np.ndarray], n: int, seed: int = 0) -> np.ndar
     return mates
 
 
-def prototype_bias(draws: Sequence[tuple[Any, Any]]) -> Estimate:
+def mean_prototype_bias(draws: Sequence[tuple[Any, Any]]) -> Estimate:
     r"""Return the mean distance between features of an image and of another image of its class.
 
     .. math:: \frac{1}{n} \sum_i \|f(t_i(x'_i)) - f(t_i(x_i))\|

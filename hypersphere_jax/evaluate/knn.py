@@ -33,8 +33,8 @@ VOTES = ("majority", "similarity")
 BLOCK_ROWS = 16384  # rows of a block of the bank or of queries
 BANK_ENTRIES = 2**24  # numbers in a block of the bank
 QUERY_ENTRIES = 2**26  # numbers in a block of queries
-TILE = 512  # queries of one matrix product
-TILES = 4  # matrix products in memory at once
+QUERY_TILE = 512  # queries of one matrix product
+TILES_AT_ONCE = 4  # matrix products in memory at once
 SAMPLE_ROWS = 101  # rows whose median is the origin
 VOTE_ENTRIES = 2**22  # votes or neighbours in a block of queries
 
@@ -215,7 +215,11 @@ def nearest(
     origin = np.median(sample, axis=0)
     prepare = partial(_prepare, origin=origin, is_cosine=is_cosine)
     neighbours = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
-    size = TILE * TILES * max(1, min(BLOCK_ROWS, QUERY_ENTRIES // d) // (TILE * TILES))
+    size = (
+        QUERY_TILE
+        * TILES_AT_ONCE
+        * max(1, min(BLOCK_ROWS, QUERY_ENTRIES // d) // (QUERY_TILE * TILES_AT_ONCE))
+    )
     for rows in row_blocks(n, 1, size):
         positions, nearness = _search_bank(bank, as_float32(queries[rows]), k, prepare, devices)
         neighbours.positions[rows] = positions
@@ -232,7 +236,7 @@ def _search_bank(bank, queries: np.ndarray, k: int, prepare, devices) -> tuple:
     size = len(devices) * max(1, min(BLOCK_ROWS, BANK_ENTRIES // d, -(-m // len(devices))))
     tiles = []
     best = []
-    for rows in row_blocks(len(queries), 1, TILE * TILES):
+    for rows in row_blocks(len(queries), 1, QUERY_TILE * TILES_AT_ONCE):
         tile = jax.device_put(queries[rows], replicated)
         nothing = (np.full((len(tile), k), -np.inf, np.float32), np.zeros((len(tile), k), np.int32))
         tiles.append(prepare(tile, len(tile)))
@@ -276,8 +280,8 @@ def _update(queries, best, members, first) -> tuple[jax.Array, jax.Array]:
     """Return the k nearest members `[q, k]` among the best so far and members from `first` on."""
     k = best[0].shape[1]
     parts = []
-    for start in range(0, len(queries[0]), TILE):
-        tile = slice(start, start + TILE)
+    for start in range(0, len(queries[0]), QUERY_TILE):
+        tile = slice(start, start + QUERY_TILE)
         products = jnp.matmul(queries[0][tile], members[0].T, precision=lax.Precision.HIGHEST)
         both = jnp.concatenate([best[0][tile], products - members[1][None]], axis=1)
         nearness, chosen = lax.top_k(both, k)  # the first of equal values

@@ -39,13 +39,13 @@ SCALING_ENTRIES = 2**21  # numbers in a block of rows in float64
 CPU_ENTRIES = 2**23
 ACCELERATOR_ENTRIES = 2**26
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
-COLUMNS = 16  # products have a multiple of 16 columns, which is faster on CPUs
-MEMORY_SHARE = 0.8  # share of a device's memory for its features
+COLUMN_MULTIPLE = 16  # products have a multiple of 16 columns, which is faster on CPUs
+LBFGS_MEMORY_SHARE = 0.8  # share of a device's memory for its features
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
-class Scaling(NamedTuple):
+class FeatureScaling(NamedTuple):
     """Standardized features are `(x - centre) / scale`."""
 
     centre: np.ndarray  # float32 [d]
@@ -79,7 +79,7 @@ class Problem(NamedTuple):
     """Training rows on the devices, standardized."""
 
     blocks: list[tuple[jax.Array, jax.Array]]  # x float32 [rows, d] and y int32 [rows], padded
-    scaling: Scaling
+    scaling: FeatureScaling
     model: CurvatureModel
     num_classes: int
     fits: int  # largest number of fits at once
@@ -142,7 +142,7 @@ def place(
     needed = 4 * -(-n // len(devices)) * d
     memory = distributed.device_memory(devices)
     require(
-        needed <= MEMORY_SHARE * memory,
+        needed <= LBFGS_MEMORY_SHARE * memory,
         f"protocol lbfgs needs {needed / 1e9:.3g} GB on each of {len(devices)} device(s) of "
         f"{memory / 1e9:.3g} GB; use more devices, or a minibatch protocol",
     )
@@ -163,7 +163,7 @@ def place(
     return Problem(blocks, scaling, model, num_classes, fits, is_small, shardings)
 
 
-def fit_scaling(x: Any, standardize: bool) -> Scaling:
+def fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
     """Return the scaling of features `[n, d]`, from float64 sums on the host; see `place`."""
     n, d = x.shape
     blocks = row_blocks(n, d, SCALING_ENTRIES)
@@ -174,8 +174,10 @@ def fit_scaling(x: Any, standardize: bool) -> Scaling:
         deviations = as_float32(x[rows]) - centre
         variances += np.einsum("nd,nd->d", deviations, deviations) / n
     if standardize:
-        return Scaling(np.float32(centre), np.sqrt(d * np.where(variances > 0, variances, 1 / d)))
-    return Scaling(np.float32(centre), math.sqrt(variances.sum()) or 1.0)
+        return FeatureScaling(
+            np.float32(centre), np.sqrt(d * np.where(variances > 0, variances, 1 / d))
+        )
+    return FeatureScaling(np.float32(centre), math.sqrt(variances.sum()) or 1.0)
 
 
 def fit_logistic(
@@ -332,7 +334,7 @@ def _many_logits(points: jax.Array, x: jax.Array) -> jax.Array:
     """Return logits `[n, g, num_classes]` of points W `[g, num_classes, d + 1]`, by one product."""
     g, num_classes, width = points.shape
     flat = points.reshape(g * num_classes, width)
-    flat = jnp.pad(flat, ((0, -len(flat) % COLUMNS), (0, 0)))
+    flat = jnp.pad(flat, ((0, -len(flat) % COLUMN_MULTIPLE), (0, 0)))
     outputs = linear_logits(Classifier(flat[:, :-1], flat[:, -1]), x)
     return outputs[:, : g * num_classes].reshape(-1, g, num_classes)
 
@@ -370,7 +372,7 @@ def _block_size(n: int, width: int, devices: Sequence[jax.Device]) -> int:
     entries = ACCELERATOR_ENTRIES
     if devices[0].platform == "cpu":
         entries = CPU_ENTRIES
-    unit = COLUMNS * len(devices)
+    unit = COLUMN_MULTIPLE * len(devices)
     blocks = -(-n // (len(devices) * max(1, entries // width)))
     return unit * -(-n // (blocks * unit))
 

@@ -14,7 +14,7 @@ from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.data import Source, subsets
 from hypersphere_jax.evaluate import geometry, metrics, results_file, sentences
 from hypersphere_jax.evaluate.checks import check_features
-from hypersphere_jax.evaluate.estimates import UNKNOWN, entries, jsonable
+from hypersphere_jax.evaluate.estimates import UNKNOWN_ESTIMATE, entries, jsonable
 from hypersphere_jax.evaluate.feature_files import load_features
 from hypersphere_jax.evaluate.features import pair_features, split_features
 from hypersphere_jax.evaluate.rows import SelectedRows
@@ -74,16 +74,16 @@ def run_metrics(config: MetricsConfig) -> dict[str, Any]:
         header, features = _open_run(config, devices)
     chosen = DEFAULT_PARTS if config.parts is None else config.parts
     parts: dict[str, Any] = {}
-    for part in [name for name in PARTS if name in chosen]:
+    for part in [name for name in METRIC_PARTS if name in chosen]:
         try:
-            parts |= jsonable(PARTS[part](features, config, devices))
+            parts |= jsonable(METRIC_PARTS[part](features, config, devices))
         except UserError:  # by default, parts without data are left out
             if config.parts is not None or (part == "classes" and config.labels is not None):
                 raise
     if features.summary is not None:
         summary = features.summary(config.alpha, config.t, devices)
     else:
-        align = UNKNOWN
+        align = UNKNOWN_ESTIMATE
         if features.pairs is not None:
             align = metrics.alignment(*features.pairs, config.alpha)
         summary = metrics.summary(features.x, align, config.alpha, config.t, devices)
@@ -254,11 +254,11 @@ def _prototype(features: MeasuredFeatures, config: MetricsConfig, devices: list)
     require(features.views is not None, "parts=prototype needs all images; some are unreadable")
     rows = np.flatnonzero(mates >= 0)
     draws = zip(features.views(rows), features.views(mates[rows]), strict=True)
-    bias = geometry.prototype_bias(list(draws))
+    bias = geometry.mean_prototype_bias(list(draws))
     return entries("prototype_bias", bias) | {"prototype_bias_n": len(rows)}
 
 
-PARTS = {
+METRIC_PARTS = {
     "rank": _rank,
     "classes": _classes,
     "distances": _distances,

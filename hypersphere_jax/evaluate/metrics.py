@@ -14,7 +14,7 @@ from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluate import geometry
 from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
 from hypersphere_jax.evaluate.estimates import (
-    UNKNOWN,
+    UNKNOWN_ESTIMATE,
     Estimate,
     entries,
     jsonable,
@@ -28,7 +28,7 @@ from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
-CHUNK = 16384  # rows on a device at once
+CHUNK_ROWS = 16384  # rows on a device at once
 
 _distance_power = jax.jit(distance_power)
 
@@ -79,7 +79,7 @@ def measure(
         check_matrix(name, side)
         check_unit_norm(name, side)
     require(len(x) > 1, f"x has {len(x)} point; uniformity needs two")
-    align = UNKNOWN
+    align = UNKNOWN_ESTIMATE
     if y is not None:
         align = alignment(x, sides["y"], alpha)
     elif labels is not None:
@@ -109,14 +109,14 @@ def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
     require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
     require(len(x) > 0, "alignment needs at least one pair")
     powers = np.empty(len(x))
-    for rows in row_blocks(len(x), 1, CHUNK):
+    for rows in row_blocks(len(x), 1, CHUNK_ROWS):
         sides = (np.asarray(side[rows], np.float32) for side in (x, y))
         powers[rows] = _distance_power(*sides, alpha)
     return powers
 
 
 def uniformity(
-    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK
+    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK_ROWS
 ) -> Estimate:
     """Return the log of the mean Gaussian potential of all pairs: `uniform_loss` of a data set.
 
@@ -164,7 +164,7 @@ def uniformities(
     x: Any, groups: Sequence[np.ndarray], t: float = 2.0, **options: Any
 ) -> list[Estimate]:
     """Return the uniformity of each group of rows, such as a class; NaN for a single point."""
-    estimates = [UNKNOWN] * len(groups)
+    estimates = [UNKNOWN_ESTIMATE] * len(groups)
     for index, rows in enumerate(groups):
         if len(rows) > 1:
             estimates[index] = uniformity(SelectedRows(x, rows), t, **options)

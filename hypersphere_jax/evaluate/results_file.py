@@ -19,8 +19,8 @@ Result = dict[str, Any]
 PREDICTIONS = ("targets", "predicted")  # entries of each sample
 SCORE_COLUMNS = ("valid", "top1", "top5")  # sorted in descending order
 SHARED_COLUMNS = ("run", "step", "task", "layer", "d", "n")  # in the title if all results agree
-COLUMNS = (*SHARED_COLUMNS, "protocol", *SCORE_COLUMNS, "chosen", "seconds")
-TITLES = {"valid": "held out", "top1": "top-1 ± 95%", "top5": "top-5", "seconds": "s"}
+TABLE_COLUMNS = (*SHARED_COLUMNS, "protocol", *SCORE_COLUMNS, "chosen", "seconds")
+COLUMN_TITLES = {"valid": "held out", "top1": "top-1 ± 95%", "top5": "top-5", "seconds": "s"}
 ABBREVIATIONS = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
 
 
@@ -47,9 +47,9 @@ def results_table(results: Sequence[Result]) -> tuple[str, list[str], list[list]
         low, high = result.get("top1_interval") or (row["top1"], row["top1"])
         row["top1"] = f"{row['top1']:.2f} ± {(high - low) / 2:.2f}"
         row["seconds"] = f"{row['seconds']:.2f}"
-    known = [key for key in COLUMNS if any(row[key] is not None for row in rows)]
+    known = [key for key in TABLE_COLUMNS if any(row[key] is not None for row in rows)]
     columns = [key for key in known if key not in shared]
-    titles = [TITLES.get(key, key) for key in columns]
+    titles = [COLUMN_TITLES.get(key, key) for key in columns]
     table = [[row[key] for key in columns] for row in rows]
     return ", ".join([*title, "accuracies in percent"]), titles, table
 
@@ -130,7 +130,7 @@ def _row(result: Result) -> Result:
     """Return the values of the table's columns."""
     chosen = result.get("chosen") or {}
     names = [f"{ABBREVIATIONS.get(name, name)}={value:g}" for name, value in chosen.items()]
-    row = {key: result.get(key) for key in COLUMNS}
+    row = {key: result.get(key) for key in TABLE_COLUMNS}
     return row | {
         "run": result.get("run", result.get("features")),
         "layer": "-".join(result[key] for key in ("layer", "pool") if key in result) or None,

@@ -110,7 +110,7 @@ def make_evaluation(setup: RunSetup, apply: Callable) -> Callable[..., dict[str,
 
     # Each process evaluates by itself, since it would only wait for the first.
     devices = distributed.local(setup.devices)
-    return callbacks.make_evaluation(setup.config, setup.dataset, apply, devices)
+    return callbacks.evaluation_callback(setup.config, setup.dataset, apply, devices)
 
 
 class Intervals:

@@ -157,6 +157,6 @@ def test_class_mates():
 def test_prototype_bias(blocks, rng):
     draws = [tuple(sphere(rng, 80, 3) for _ in range(2)) for _ in range(2)]
     lengths = np.mean([np.linalg.norm(np.float64(x) - y, axis=1) for x, y in draws], axis=0)
-    found = geometry.prototype_bias(draws)
+    found = geometry.mean_prototype_bias(draws)
     np.testing.assert_allclose(found.value, lengths.mean(), rtol=1e-6)
     np.testing.assert_allclose(found.standard_error, lengths.std(ddof=1) / 80**0.5, rtol=1e-6)

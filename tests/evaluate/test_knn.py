@@ -47,7 +47,7 @@ def test_nearest_resolves_ties_by_index_for_any_blocks(rng, metric, devices, mon
     expected = np.argsort(every, axis=1, kind="stable")[:, :150]
     for rows, tile in (16384, 512), (16, 512), (101, 5):
         monkeypatch.setattr(knn, "BLOCK_ROWS", rows)
-        monkeypatch.setattr(knn, "TILE", tile)  # parts of 20 queries
+        monkeypatch.setattr(knn, "QUERY_TILE", tile)  # parts of 20 queries
         found = nearest(bank, queries, 150, metric=metric, devices=jax.devices()[:devices])
         np.testing.assert_array_equal(found.positions, expected, err_msg=str(rows))
         assert_nearest(found, bank, queries, metric)

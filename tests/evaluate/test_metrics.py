@@ -57,7 +57,7 @@ def test_standard_error_is_the_spread_over_samples(apart, rng):
 
 
 def test_alignment(rng, monkeypatch):
-    monkeypatch.setattr(metrics, "CHUNK", 128)
+    monkeypatch.setattr(metrics, "CHUNK_ROWS", 128)
     x, y = sphere(rng, 300, 4), sphere(rng, 300, 4)
     for alpha in (1.0, 2.0):
         powers = np.linalg.norm(np.float64(x) - y, axis=1) ** alpha
@@ -280,7 +280,7 @@ def test_prototype_bias_leaves_out_images_without_mates(monkeypatch):
     monkeypatch.setattr(measure_runs, "pair_features", encode)
     views = partial(measure_runs._row_views, None, source, [], 3)
     features = measure_runs.MeasuredFeatures(np.zeros((9, 2)), None, labels, views=views)
-    found = measure_runs.PARTS["prototype"](features, MetricsConfig("run", seed=3), [])
+    found = measure_runs.METRIC_PARTS["prototype"](features, MetricsConfig("run", seed=3), [])
     (ours, places), (theirs, their_places) = (x.T for x in seen)
     assert found["prototype_bias_n"] == 6 and list(ours) == [0, 1, 2, 3, 5, 6]
     np.testing.assert_array_equal(places, their_places)  # augmented alike

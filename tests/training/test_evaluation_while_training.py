@@ -91,9 +91,9 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
 @pytest.mark.slow
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: vmapped runs differ in theirs."""
-    made, original = [], callbacks.make_evaluation
+    made, original = [], callbacks.evaluation_callback
     keep = lambda *given: made.append(original(*given)) or made[0]  # noqa: E731
-    monkeypatch.setattr(callbacks, "make_evaluation", keep)
+    monkeypatch.setattr(callbacks, "evaluation_callback", keep)
     folder = shutil.copytree(killed_run, tmp_path / "short")
     training.train(short(tmp_path))
     assert values(folder)[0] == {12: values(evaluated)[0][12]}
@@ -206,7 +206,7 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
     knn = C.EvaluateConfig(1, ("knn",), 200)
     config, dataset, _, devices, *_ = set_up(tiny_runs.short(tmp_path, evaluate=knn))
     apply, params, stats = models.create(config, jax.random.key(0))
-    callbacks.make_evaluation(config, dataset, apply, devices)(params, stats)
+    callbacks.evaluation_callback(config, dataset, apply, devices)(params, stats)
     bank, queries = callbacks.split_images(config, dataset)
     known = np.delete(np.concatenate([bank.labels, queries.labels]), [3, 5])
     assert seen[0].bank == len(bank) - 2 and np.array_equal(seen[0].labels, known)

@@ -55,7 +55,7 @@ def evaluation():
         return {"eval/norm": norm, "eval/alpha": objective.align_alpha}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callbacks, "make_evaluation", lambda *_: evaluate)
+        patch.setattr(callbacks, "evaluation_callback", lambda *_: evaluate)
         # As if a few had labels: all are trained on.
         train, test, pretrain, recipe = data._open(C.DataConfig())
         some = subsets.Subset(train, np.arange(300), "with labels")
