@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hypersphere_jax.encoder import load as load
     from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
-    from hypersphere_jax.evaluate.measure import measure as measure
+    from hypersphere_jax.evaluate.metrics import measure as measure
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
@@ -34,7 +34,7 @@ _MODULES = {
     "Recipe": "augment",
     "knn_probe": "evaluate.knn",
     "linear_probe": "evaluate.linear",
-    "measure": "evaluate.measure",
+    "measure": "evaluate.metrics",
 }
 
 

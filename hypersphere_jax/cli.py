@@ -277,13 +277,13 @@ def probe(arguments: list[str]) -> None:
     """Linear probes and k-NN on features of checkpoints or from files."""
     config = parse_evaluation(configs.ProbeConfig, "probe", arguments)
     from hypersphere_jax.evaluate import results_file
-    from hypersphere_jax.evaluate.probe_verb import run_probe
+    from hypersphere_jax.evaluate.probe_runs import run_probe
     from hypersphere_jax.reporting.tables import print_table
 
     failures: list[str] = []
     results = run_probe(config, lambda line: print(line, file=sys.stderr), failures.append)
     if results:
-        title, columns, rows = results_file.table(results)
+        title, columns, rows = results_file.results_table(results)
         print_table(columns, rows, title)
         refresh_pages(config.runs, config.runs_dir)
     require(not failures, "; ".join(failures))
@@ -292,11 +292,11 @@ def probe(arguments: list[str]) -> None:
 def metrics(arguments: list[str]) -> None:
     """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
     config = parse_evaluation(configs.MetricsConfig, "metrics", arguments)
-    from hypersphere_jax.evaluate import metrics_verb
+    from hypersphere_jax.evaluate import measure_runs
     from hypersphere_jax.reporting import plots
     from hypersphere_jax.reporting.tables import print_table, with_error
 
-    result = metrics_verb.run_metrics(config)
+    result = measure_runs.run_metrics(config)
     where = [key for key in ("split", "step") if key in result]
     columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
     row = [result[key] for key in (*where, "n", "d")]
@@ -304,11 +304,12 @@ def metrics(arguments: list[str]) -> None:
     row += [f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")]
     title = f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}"
     print_table(columns, [row], title)
-    others = [[name, with_error(*of), uniform] for name, *of, uniform in metrics_verb.lines(result)]
+    others = measure_runs.metrics_rows(result)
     if others:
         print()
-        print_table(["beside these", "measured", "uniform sphere"], others)
-    out, figure = metrics_verb.places(config)
+        rows = [[name, with_error(*value), uniform] for name, *value, uniform in others]
+        print_table(["", "measured", "uniform sphere"], rows)
+    out, figure = measure_runs.metrics_files(config)
     is_drawn = figure is not None and plots.metrics_figure(result, figure)
     for path in (out, figure if is_drawn else None):
         if path is not None:
@@ -319,14 +320,14 @@ def metrics(arguments: list[str]) -> None:
 def features(arguments: list[str]) -> None:
     """Features of any images, by a run or a saved encoder, into an .npy or .npz file."""
     config = parse_evaluation(configs.FeaturesConfig, "features", arguments)
-    from hypersphere_jax.evaluate.features_verb import run_features
+    from hypersphere_jax.evaluate.write_features import run_features
 
     written = run_features(config)
     shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
     low, high = written.norms
     print(f"layer {config.layer}: {', '.join(shapes)} float32, norms {low:.4g} to {high:.4g}")
     print(f"written: {', '.join(map(str, written.files))}")
-    if {"train", "test"} <= written.shapes.keys() and written.labelled:
+    if {"train", "test"} <= written.shapes.keys() and written.is_labelled:
         print(f"evaluate: {program()} probe {shlex.quote(str(config.out))}")
 
 

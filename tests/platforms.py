@@ -40,7 +40,8 @@ DEVICES = {
         "text/test_sentence_training.py::test_step_on_one_and_two_devices",
     ),
     3: (
-        "evaluate/test_logistic.py::test_minima_without_parts_of_the_rows_are_those_of_scikit_learn[3]",
+        "evaluate/test_logistic.py::test_minima_match_scikit_learn[False-3",
+        "evaluate/test_logistic.py::test_minima_match_scikit_learn[True-3",
     ),
     4: (
         "losses/test_losses.py::test_half_precision_over_devices_under_vmap",
@@ -84,8 +85,7 @@ ON_CPU = {
         "training/test_train_step.py::test_precision_of_the_products_of_a_step",
     ),
     "features that stay in a memory map": (
-        "evaluate/test_linear_protocols.py::test_what_changes_nothing",
-        "evaluate/test_logistic.py::test_features_that_stay_where_they_are",
+        "evaluate/test_linear_protocols.py::test_scale_type_and_blocks_change_nothing",
     ),
     "made-up devices": ("training/test_deterministic.py::test_deterministic_kernels",),
 }

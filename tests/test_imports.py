@@ -91,7 +91,7 @@ new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdli
 assert new == {"hypersphere_jax"}, new
 from jax._src import xla_bridge  # nothing is computed, so that processes can still find each other
 assert not xla_bridge.backends_are_initialized()
-import hypersphere_jax.evaluate.probe_verb, hypersphere_jax.training.train
+import hypersphere_jax.evaluate.probe_runs, hypersphere_jax.training.train
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 late |= {"PIL", "matplotlib", "safetensors", "tensorboardX"}  # training on arrays needs none
 late |= {"orbax.checkpoint"}  # the first step comes before

@@ -16,8 +16,8 @@ from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.protocol import run_depth
 from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.evaluate.metrics_verb import run_metrics
-from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.evaluate.measure_runs import run_metrics
+from hypersphere_jax.evaluate.probe_runs import run_probe
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.metrics import read_metrics
 

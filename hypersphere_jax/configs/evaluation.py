@@ -87,6 +87,9 @@ class ProbeConfig(Config):
     """Votes of the neighbours of `knn`: equal, or exp(similarity / temperature)."""
     temperature: float = 0.1
     """Temperature of `--vote similarity`."""
+    ignore_label: int | None = None
+    """Label of rows of a features file to leave out, e.g. -1. Unlabelled images of a run are always
+    left out."""
     step: Auto[int] = None
     """Checkpoint; 0 is the random initialization. Defaults to the newest."""
     all_steps: bool = False

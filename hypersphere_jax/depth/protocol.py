@@ -70,10 +70,11 @@ def run_depth(config: DepthConfig) -> DepthResults:
         candidates.sort(key=lambda candidate: candidate.result["cv_mse"])
     examples = _test(candidates[0], config)
     options = ("step", "folds", "epochs", "batch_size", "learning_rate", "seed")
-    name = f"depth-{config.layer}{results_file.suffix(config, options)}"
+    name = f"depth-{config.layer}{results_file.changed_options(config, options)}"
     name += "".join(f"-{Path(path).stem}" for path in (config.data, config.data_dir) if path)
     for candidate in candidates:
-        results_file.save(candidate.encoder.folder / "eval" / f"{name}.json", candidate.result)
+        file = candidate.encoder.folder / "eval" / f"{name}.json"
+        results_file.save_result(file, candidate.result)
     figure = candidates[0].encoder.folder / "figures" / f"{name}.png"
     return DepthResults([candidate.result for candidate in candidates], figure, examples)
 

@@ -1,120 +1,171 @@
-"""What every probe asks of its features and labels; a refusal is one clear line."""
+"""Checks of features and labels where they enter probes and metrics."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from hypersphere_jax.configs import UserError, require
-from hypersphere_jax.data.inputs import as_labels, as_numpy, ids_among, is_array, joint_classes
+from hypersphere_jax.data.inputs import (
+    Labels,
+    as_labels,
+    as_numpy,
+    ids_among,
+    is_array,
+    joint_classes,
+)
+from hypersphere_jax.evaluate.rows import SelectedRows, as_float32, row_blocks
 
-BLOCK = 2**22  # numbers that are read at a time
-UNIT_TOLERANCE = 0.01  # half precisions keep norms to a few thousandths
+CHECKED_ENTRIES = 2**22  # numbers in a block of rows
+UNIT_NORM_TOLERANCE = 0.01  # half precisions round norms by a few thousandths
+
+
+class CheckedSplits(NamedTuple):
+    """Features and int32 class ids of a training split and a test split, which may be None."""
+
+    train_x: Any
+    train_y: np.ndarray
+    test_x: Any
+    test_y: np.ndarray | None
+    classes: Sequence  # label of each class id
+    train_rows: np.ndarray | None  # rows of the training split that are not ignored; None for all
+
+    @property
+    def tested_y(self) -> np.ndarray:
+        """Class ids of the test split, or of the training split without one."""
+        return self.train_y if self.test_y is None else self.test_y
 
 
 def check_splits(
-    train_x, train_y, test_x, test_y, num_classes: int | None
-) -> tuple[Any, np.ndarray, Any, np.ndarray | None, Sequence]:
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    num_classes: int | None = None,
+    ignore_label: int | None = None,
+) -> CheckedSplits:
     """Check features and labels of a training split and a test split (or None).
 
-    Returns:
-      Features and int32 class ids of both splits, and the classes: the distinct labels of both
-      splits in ascending order, or 0 to `num_classes - 1`.
+    Args:
+      train_x: `[n_train, d]` features.
+      train_y: `[n_train]` labels, see `inputs.as_labels`.
+      test_x: `[n, d]` features, or None.
+      test_y: `[n]` labels, or None.
+      num_classes: classes are 0 to `num_classes - 1`. Defaults to the distinct labels of both
+        splits in ascending order.
+      ignore_label: rows with this label are left out.
 
     Raises:
-      UserError: see `check_features` and `inputs.as_labels`; for unlabelled rows, labels that are
-        not below `num_classes`, different dimensions, and a training split of one class.
+      UserError: for features or labels that do not fit, unlabelled rows unless they are ignored,
+        splits of different dimensions, and a training split of a single class.
     """
-    train_x = check_features("train", train_x)
-    splits = {"train": as_labels(train_y, len(train_x), "train labels")}
+    require((test_x is None) == (test_y is None), "test features and test labels: pass both")
+    train_x, train_labels, train_rows = _check_split("train", train_x, train_y, ignore_label)
+    labels = {"train": train_labels}
     if test_x is not None:
-        test_x = check_features("test", test_x)
-        splits["test"] = as_labels(test_y, len(test_x), "test labels")
+        test_x, labels["test"], _ = _check_split("test", test_x, test_y, ignore_label)
         require(
             train_x.shape[1] == test_x.shape[1],
-            f"train features have {train_x.shape[1]} dimensions, test features {test_x.shape[1]}: "
-            "were they taken from the same layer?",
+            f"train features have {train_x.shape[1]} dimensions, test features {test_x.shape[1]}; "
+            "take both from the same layer",
         )
-    for name, labels in splits.items():
-        require(
-            labels.ids.min() >= 0,
-            f"{name} labels: -1 (row {labels.ids.argmin()}) marks an unlabelled row: drop all such "
-            "rows, x[labels >= 0] and labels[labels >= 0]",
-        )
-        one = name == "train" and len(labels.classes) == 1
-        require(not one, f"train labels: only class {labels.classes[0]}, two are needed")
-    classes: Sequence = joint_classes(splits.values())
+    require(
+        len(train_labels.classes) > 1,
+        f"train labels: class {train_labels.classes[0]} is the only one; a probe needs two",
+    )
+    classes: Sequence = joint_classes(labels.values())
     if num_classes is not None:
-        whole = isinstance(num_classes, int | np.integer) and num_classes > 1
-        require(whole, f"{num_classes=}: must be an integer, 2 or more")
-        for name, labels in splits.items():
-            largest = labels.classes[-1]
-            below = isinstance(largest, int) and largest < num_classes
-            require(below, f"{name} labels: {largest!r} is not an integer below {num_classes=}")
+        _check_num_classes(num_classes, labels)
         classes = range(num_classes)
-    ids = {name: ids_among(classes, labels) for name, labels in splits.items()}
-    return train_x, ids["train"], test_x, ids.get("test"), classes
+    ids = {name: ids_among(classes, split) for name, split in labels.items()}
+    return CheckedSplits(train_x, ids["train"], test_x, ids.get("test"), classes, train_rows)
 
 
-def classes_entry(classes: Sequence) -> dict[str, list]:
-    """Return the entry `classes` of a result; none for classes 0, 1, 2, …, n - 1."""
-    count = len(classes)
-    numbered = isinstance(classes, range) or list(classes) == list(range(count))
-    return {} if numbered else {"classes": list(classes)}
+def _check_split(
+    name: str, x: Any, y: Any, ignore_label: int | None
+) -> tuple[Any, Labels, np.ndarray | None]:
+    """Return features and labels that are not ignored, and their rows; None for all rows."""
+    x = check_features(name, x)
+    labels = as_labels(y, len(x), f"{name} labels")
+    kept = None
+    if ignore_label is not None:
+        values = np.array([*labels.classes, -1], object)[labels.ids]
+        if (values == ignore_label).any():
+            kept = np.flatnonzero(values != ignore_label)
+            require(len(kept) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
+            x = SelectedRows(x, kept)
+            labels = as_labels(values[kept], len(kept), f"{name} labels")
+    require(
+        labels.ids.min() >= 0,
+        f"{name} labels: row {labels.ids.argmin()} is unlabelled (-1); pass ignore_label=-1 to "
+        "leave such rows out",
+    )
+    return x, labels, kept
 
 
-def check_features(name: str, x):
+def _check_num_classes(num_classes: int, labels: Mapping[str, Labels]) -> None:
+    is_valid = isinstance(num_classes, int | np.integer) and num_classes > 1
+    require(is_valid, f"{num_classes=} must be an integer, 2 or more")
+    for name, split in labels.items():
+        largest = split.classes[-1]
+        is_below = isinstance(largest, int) and largest < num_classes
+        require(is_below, f"{name} labels: {largest!r} is not an integer below {num_classes=}")
+
+
+def describe_splits(splits: CheckedSplits) -> dict[str, Any]:
+    """Return the entries of a result about the data.
+
+    `classes` lists the labels unless they are 0, 1, …, n - 1.
+    """
+    n_train, d = splits.train_x.shape
+    about = {"n": len(splits.tested_y), "n_train": n_train, "d": d}
+    about["num_classes"] = len(splits.classes)
+    if list(splits.classes) != list(range(len(splits.classes))):
+        about["classes"] = list(splits.classes)
+    return about
+
+
+def check_features(name: str, x: Any) -> Any:
     """Return features `[n, d]` that can be read by rows; a memory map stays on disk.
 
     Raises:
-      UserError: for another shape or dtype, no rows, or rows that hold NaN or infinity as float32.
+      UserError: for another shape or dtype, no rows, or rows with NaN or infinity as float32.
     """
-    # Rows of a data frame are not x[rows]; arrays of h5py and zarr are read in slices of rows.
+    # Indexing a data frame selects columns; arrays of h5py and zarr are sliced by rows.
     if is_array(x) or not hasattr(x, "dtype") or not hasattr(x, "shape"):
         x = as_numpy(x)
     check_matrix(name, x)
-    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
-        blocks = row_blocks(*x.shape, BLOCK)
-        finite = [np.isfinite(as_float32(x[rows])).all(axis=1) for rows in blocks]
-    bad = np.flatnonzero(~np.concatenate(finite))
+    blocks = row_blocks(*x.shape, CHECKED_ENTRIES)
+    with np.errstate(over="ignore"):  # values that overflow float32 become infinite
+        is_finite = [np.isfinite(as_float32(x[rows])).all(axis=1) for rows in blocks]
+    bad = np.flatnonzero(~np.concatenate(is_finite))
     if bad.size:
-        first = ", ".join(str(row) for row in bad[:5])
+        listed = ", ".join(map(str, bad[:5]))
         raise UserError(
-            f"{name} features: {bad.size} of {len(x)} rows hold NaN or infinity (rows {first}"
-            f"{', ...' if bad.size > 5 else ''}); did the training diverge?"
+            f"{name} features: {bad.size} of {len(x)} rows have NaN or infinity, first rows "
+            f"{listed}; check whether the training diverged"
         )
     return x
 
 
-def check_unit_norm(name: str, x, advice: str = "") -> None:
-    """Raises `UserError` unless all rows of finite x `[n, d]` have unit norm."""
-    blocks = (np.asarray(x[rows], np.float64) for rows in row_blocks(*x.shape, BLOCK))
+def check_matrix(name: str, x: Any) -> None:
+    """Raise `UserError` unless x is `[n, d]` of a real dtype and not empty. Reads one row."""
+    is_matrix = len(x.shape) == 2 and math.prod(x.shape) > 0
+    require(is_matrix, f"{name} features: expected [n, d], got shape {tuple(x.shape)}")
+    dtype = np.asarray(x[:1]).dtype
+    is_real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    require(is_real, f"{name} features: expected real numbers, got {dtype}")
+
+
+def check_unit_norm(name: str, x: Any, advice: str = "use l2_normalize") -> None:
+    """Raise `UserError` unless all rows of finite features `[n, d]` have unit norm."""
+    blocks = (np.asarray(x[rows], np.float64) for rows in row_blocks(*x.shape, CHECKED_ENTRIES))
     norms = np.concatenate([np.linalg.norm(block, axis=1) for block in blocks])
     worst = int(np.argmax(np.abs(norms - 1)))
     require(
-        abs(norms[worst] - 1) <= UNIT_TOLERANCE,
+        abs(norms[worst] - 1) <= UNIT_NORM_TOLERANCE,
         f"{name}: features must have unit norm, but norms go from {norms.min():.4g} to "
-        f"{norms.max():.4g} (row {worst} has {norms[worst]:.4g}){advice}",
+        f"{norms.max():.4g} (row {worst} has {norms[worst]:.4g}); {advice}",
     )
-
-
-def check_matrix(name: str, x) -> None:
-    """Raises `UserError` unless x is `[n, d]` of a real dtype, and not empty. Reads one row."""
-    shaped = len(x.shape) == 2 and math.prod(x.shape) > 0
-    require(shaped, f"{name} features: expected [n, d], got shape {tuple(x.shape)}")
-    dtype = np.asarray(x[:1]).dtype
-    real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-    require(real, f"{name} features: expected real numbers, got {dtype}")
-
-
-def as_float32(rows) -> np.ndarray:
-    """A block of rows of any real dtype as the probes compute with it."""
-    return np.asarray(rows, np.float32)
-
-
-def row_blocks(n: int, d: int, numbers: int) -> list[slice]:
-    """Slices of the rows of `[n, d]`, each of at most so many numbers, or one row."""
-    size = max(1, numbers // d)
-    return [slice(begin, min(begin + size, n)) for begin in range(0, n, size)]

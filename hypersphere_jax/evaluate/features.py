@@ -1,4 +1,4 @@
-"""Features of a data set: layers of images as evaluation sees them, of random views, of pairs."""
+"""Features of data sets: layers of an encoder for evaluation images, random views, or pairs."""
 
 import functools
 import hashlib
@@ -23,121 +23,128 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
-from hypersphere_jax.evaluate import feature_cache
-from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.evaluate.feature_files import (
+    Features,
+    collect_features,
+    read_cached,
+    write_cached,
+)
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import eval_batches
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.terminal import track
 
-PER_DEVICE = 256  # images at once, at most: enough to fill a device, little enough to fit
-# Of outputs `[n, h, w, c]`; all are flattened after it.
+PER_DEVICE = 256  # largest number of images on a device at once
+# Spatial pooling of outputs `[n, h, w, c]`, which are flattened afterwards.
 POOLS: dict[str, Callable] = {
     "none": lambda x: x,
     "mean": lambda x: jnp.mean(x, axis=(1, 2)),
     "max": lambda x: jnp.max(x, axis=(1, 2)),
 }
 
-# A dict of layers `[b, d]` of each view of the images, and the labels `[b]`.
+ViewKind = Literal["evaluation", "random", "pairs"]
+# For each view of the images a dict of layers `[b, d]`, and the labels `[b]`.
 Layers = tuple[tuple[dict[str, np.ndarray], ...], np.ndarray]
 
 
 class Extraction(NamedTuple):
-    """Features of some layers, and how they were made."""
+    """Features of some layers, and how they were obtained."""
 
     features: dict[str, Features]  # by layer
-    pools: dict[str, str]  # how each layer was pooled: "none" where it has no space
-    computed: list[str]  # layers; the others come from the cache
+    pools: dict[str, str]  # pooling of each layer, "none" for layers without space
+    computed: list[str]  # layers that were not cached
     seconds: float
-    data_wait: float | None  # share of the time that passed waiting for images, if it computed
 
 
-def make_forward(
-    apply: Callable,
-    config: PretrainConfig,
-    source: Source,
-    devices: Sequence[jax.Device],
-    pools: Mapping[str, str],
-    views: Literal["evaluation", "random", "pairs"] = "evaluation",
-    seed: int = 0,
-) -> tuple[Callable[..., Iterator[Batch]], Callable[..., Iterator[Layers]]]:
-    """Makes two functions: one reads the images of a source, one computes layers of them.
+class Extractor:
+    """Computes layers of the images (or sentences) of a source over local devices.
+
+    Neither views nor features depend on the number of devices.
 
     Args:
-      apply: of the network, see `models.create`.
-      config: of its run, with all sizes filled in.
-      source: of images, or of sentences.
-      devices: of this process. Their number changes no view and no feature.
-      pools: the layers to compute, and how each is pooled: a key of `POOLS`.
-      views: "evaluation": the image as it is; "random": one view by the crop and flip of the
-        recipe, without its colours; "pairs": two views by the whole recipe.
-      seed: of random views, with the epoch and the image's number.
-
-    Returns:
-      `read(epoch=0)`, the batches, and `forward(params, stats, batches, epoch=0)`: batch by batch
-      the layers of each view and the labels, on the host, of the images that could be read.
+      apply: function of the network, see `models.create`.
+      config: config of its run, with all sizes filled in.
+      source: images or sentences.
+      devices: local devices.
+      pools: the layers to compute, and the pooling of each, a key of `POOLS`.
+      views: "evaluation" for the image as evaluation sees it; "random" for one view by the crop and
+        flip of the recipe, without its colours; "pairs" for two views by the whole recipe.
+      seed: seed of random views, used with the epoch and the image's number.
     """
-    config = config.replace(source=None)  # other images share compiled programs
-    side = None if config.reads_text else config.image_size
-    size = batch_size(source, devices)
-    cropped = source.image_shape is None
-    data_config = section(config, DataConfig)
-    made_of = apply, data_config, side, cropped, views
-    map_layers = _mapped_layers.__wrapped__ if holds_custom(config) else _mapped_layers
-    mapped = map_layers(*made_of, tuple(pools.items()), tuple(devices))
 
-    def read(epoch: int = 0) -> Iterator[Batch]:
+    def __init__(
+        self,
+        apply: Callable,
+        config: PretrainConfig,
+        source: Source,
+        devices: Sequence[jax.Device],
+        pools: Mapping[str, str],
+        views: ViewKind = "evaluation",
+        seed: int = 0,
+    ):
+        self._config = config.replace(source=None)  # other images share compiled programs
+        self._source = source
+        self._devices = devices
+        self._views = views
+        self._seed = seed
+        self._size = min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
+        self.indices: list[np.ndarray] = []  # of the images that were read, by batch
+        self._is_cropped = source.image_shape is None
+        side = None if config.reads_text else config.image_size
+        compile_layers = _compile_layers
+        if holds_custom(self._config):
+            compile_layers = _compile_layers.__wrapped__
+        data = section(self._config, DataConfig)
+        options = (side, self._is_cropped, views, tuple(pools.items()), tuple(devices))
+        self._compute = compile_layers(apply, data, *options)
+
+    def read(self, epoch: int = 0) -> Iterator[Batch]:
+        """Yield the batches of images."""
         crop = None
-        if cropped:
-            crops = augment.host_crops(_recipe(data_config, views), side)
-            crop = functools.partial(_cropped, crops, views, seed, epoch, size)
-        return eval_batches(config, source, size, devices, crop)
+        if self._is_cropped:
+            recipe = _recipe(section(self._config, DataConfig), self._views)
+            crops = augment.host_crops(recipe, self._config.image_size)
+            crop = functools.partial(_crop, crops, self._views, self._seed, epoch, self._size)
+        batches = eval_batches(self._config, self._source, self._size, self._devices, crop)
+        for batch in track(batches, "features", -(-len(self._source) // self._size)):
+            self.indices.append(batch.indices[batch.indices >= 0])
+            yield batch
 
-    def forward(params, stats, batches: Iterable[Batch], epoch: int = 0) -> Iterator[Layers]:
-        key = jax.random.key(seed)
-        key = jax.random.fold_in(key, epoch) if views == "random" else key
-        shared, before = distributed.replicate(((params, stats), key), devices), None
+    def forward(
+        self, params: Any, stats: Any, batches: Iterable[Batch], epoch: int = 0
+    ) -> Iterator[Layers]:
+        """Yield the layers of each view and the labels of readable images, batch by batch."""
+        key = jax.random.key(self._seed)
+        if self._views == "random":
+            key = jax.random.fold_in(key, epoch)
+        shared = distributed.replicate(((params, stats), key), self._devices)
+        previous = None
         for number, batch in enumerate(batches):
-            numbers = np.arange(size, dtype=np.int32) + number * size
-            padding = [(0, size - len(batch.images)), *[(0, 0)] * (batch.images.ndim - 1)]
-            parts = [np.pad(batch.images, padding), numbers]
-            parts = [part.reshape(len(devices), -1, *part.shape[1:]) for part in parts]
-            result = mapped(shared, *distributed.split(parts, devices))
-            # One batch computes while the one before comes to the host.
-            if before is not None:
-                yield _on_host(*before)
-            before = result, batch
-        yield _on_host(*before)
-
-    return read, forward
+            positions = np.arange(self._size, dtype=np.int32) + number * self._size
+            padded = np.zeros((self._size, *batch.images.shape[1:]), batch.images.dtype)
+            padded[: len(batch.images)] = batch.images
+            parts = [x.reshape(len(self._devices), -1, *x.shape[1:]) for x in (padded, positions)]
+            layers = self._compute(shared, *distributed.split(parts, self._devices))
+            # The devices compute one batch while the previous one is copied to the host.
+            if previous is not None:
+                yield _on_host(*previous)
+            previous = (layers, batch)
+        yield _on_host(*previous)
 
 
 @functools.lru_cache(maxsize=8)  # encoders of one network share compiled programs
-def _mapped_layers(
-    apply: Callable, data: DataConfig, side: int | None, cropped: bool, views: str, pools, devices
+def _compile_layers(
+    apply, data: DataConfig, side: int | None, cropped: bool, views: ViewKind, pools, devices
 ) -> Callable:
-    """((weights, key), images, their numbers) -> layers of each view, on a device.
+    """Return a mapped function: ((weights, key), images, positions) -> layers of each view.
 
-    `side` is that of the network's images; None: of sentences.
+    `side` is the size of the network's images, or None for sentences.
     """
-    options = {"cropped": cropped, "extra_channels": data.extra_channels}
 
-    def make_views(key, images, numbers) -> Sequence[jax.Array]:
-        if side is None:
-            return [images]
-        recipe = _recipe(data, views)
-        if views == "evaluation":
-            return [jax.vmap(augment.make_evaluate(recipe, side, **options))(images)]
-        transform = augment.make_augment(recipe, side, **options)
-        if views == "pairs":
-            return augment.two_views(transform, key, images, numbers)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-        return [jax.vmap(transform)(keys, images)]
-
-    def per_device(shared, images, numbers):
+    def per_device(shared, images, positions):
         weights, key = shared
         layers = []
-        for view in make_views(key, images, numbers):
+        for view in _make_views(data, side, cropped, views, key, images, positions):
             outputs, _ = apply(*weights, view, False)
             pooled = {layer: POOLS[pool](outputs[layer]) for layer, pool in pools}
             layers.append({layer: x.reshape(len(view), -1) for layer, x in pooled.items()})
@@ -146,18 +153,31 @@ def _mapped_layers(
     return distributed.pmap(per_device, devices)
 
 
-def _recipe(data: DataConfig, views: str) -> augment.Recipe:
+def _make_views(
+    data: DataConfig, side: int | None, cropped: bool, views: ViewKind, key, images, positions
+) -> Sequence[jax.Array]:
+    if side is None:
+        return [images]
+    recipe = _recipe(data, views)
+    options = {"cropped": cropped, "extra_channels": data.extra_channels}
+    if views == "evaluation":
+        return [jax.vmap(augment.make_evaluate(recipe, side, **options))(images)]
+    transform = augment.make_augment(recipe, side, **options)
+    if views == "pairs":
+        return augment.two_views(transform, key, images, positions)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, positions)
+    return [jax.vmap(transform)(keys, images)]
+
+
+def _recipe(data: DataConfig, views: ViewKind) -> augment.Recipe:
     recipe = augment.recipe_of(data)
-    return augment.crop_flip(recipe) if views == "random" else recipe
+    if views == "random":
+        recipe = augment.crop_flip(recipe)
+    return recipe
 
 
-def batch_size(source: Source, devices: Sequence[jax.Device]) -> int:
-    """Images at once, a multiple of the devices."""
-    return min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
-
-
-def joined(batches: Iterable[Layers]) -> Layers:
-    """The layers of each view, and the labels, of all batches."""
+def concatenate_layers(batches: Iterable[Layers]) -> Layers:
+    """Return the layers of each view, and the labels, of all batches."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
@@ -169,34 +189,35 @@ def split_features(
     devices: Sequence[jax.Device],
     pool: str = "none",
 ) -> Extraction:
-    """Features of images without random augmentation, from the cache if it has them.
+    """Return features of images without random augmentation, from the run's cache if possible.
 
-    The other layers are computed in one pass over the images and written to disk batch by batch.
-    Outputs are flattened, and float32; `pool` is over the space of outputs `[h, w, c]`: "none",
-    "mean" or "max". The number of devices changes no feature.
+    Other layers are computed in one pass over the images. Memory does not grow with the number of
+    images, and features do not depend on the number of devices.
+
+    Args:
+      encoder: encoder of a run.
+      source: images or sentences.
+      layers: names of layers.
+      devices: local devices.
+      pool: spatial pooling of layers `[h, w, c]` before they are flattened: "none", "mean" or
+        "max".
 
     Raises:
       UserError: for a layer that the encoder does not have.
     """
-    began, wait = time.perf_counter(), None
-    pools, key = _pools(encoder, layers, pool), _cache_key(encoder, source, devices)
-    names = {layer: layer if how == "none" else f"{layer}-{how}" for layer, how in pools.items()}
-    files = {layer: encoder.folder / "features" / f"{names[layer]}-{key}.npy" for layer in pools}
-    config = encoder.config
-    if config.network is not None or config.preprocess is not None:
-        files = dict.fromkeys(pools)  # the user's own code may change: a temporary file
-    features = {layer: file and feature_cache.read(file) for layer, file in files.items()}
+    started = time.perf_counter()
+    pools = _layer_pools(encoder, layers, pool)
+    files = _cache_files(encoder, source, devices, pools)
+    features = {layer: read_cached(file) for layer, file in files.items()}
     missing = [layer for layer in pools if features[layer] is None]
     if missing:
-        computed = {layer: pools[layer] for layer in missing}
-        read, forward = make_forward(encoder.apply, encoder.config, source, devices, computed)
-        waits: list[float] = []
-        batches = _tracked(_timed(read(), waits), source, devices)
-        layers_of_batches = forward(encoder.params, encoder.stats, batches)
-        files = {layer: files[layer] for layer in missing}
-        features |= feature_cache.write(layers_of_batches, files)
-        wait = sum(waits) / (time.perf_counter() - began)
-    return Extraction(features, pools, missing, time.perf_counter() - began, wait)
+        missing_pools = {layer: pools[layer] for layer in missing}
+        extractor = Extractor(encoder.apply, encoder.config, source, devices, missing_pools)
+        batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
+        for layer, found in collect_features(batches).items():
+            features[layer] = found
+            write_cached(files[layer], found)
+    return Extraction(features, pools, missing, time.perf_counter() - started)
 
 
 def augmented_features(
@@ -207,19 +228,20 @@ def augmented_features(
     seed: int,
     pool: str = "none",
 ) -> Callable[[int], Features]:
-    """Maps epochs, from 0, to features of one random view of each image, in temporary files.
+    """Return a function of epochs, from 0, to features of one random view of each image.
 
     Views have the random crop and flip of the run's recipe without its colours (Wang & Isola, B.1).
-    Arguments and errors are those of `split_features`; sentences have no views.
+    See `split_features` for arguments and errors; sentences have no views.
     """
-    pools, config = _pools(encoder, [layer], pool), encoder.config
-    require(not config.reads_text, "augment= is for images, not sentences")
-    read, forward = make_forward(encoder.apply, config, source, devices, pools, "random", seed)
+    pools = _layer_pools(encoder, [layer], pool)
+    require(not encoder.config.reads_text, "augment= is for images, not sentences")
+    network = (encoder.apply, encoder.config)
+    extractor = Extractor(*network, source, devices, pools, "random", seed)
 
     @distributed.isolated()
     def features(epoch: int) -> Features:
-        batches = forward(encoder.params, encoder.stats, read(epoch), epoch)
-        return feature_cache.write(batches, {layer: None})[layer]
+        batches = extractor.forward(encoder.params, encoder.stats, extractor.read(epoch), epoch)
+        return collect_features(batches)[layer]
 
     return features
 
@@ -227,60 +249,58 @@ def augmented_features(
 def pair_features(
     encoder: RunEncoder, source: Source, devices: Sequence[jax.Device], seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs of two random views of each image: positive pairs, each `[n, dim]`."""
-    network, pools = (encoder.apply, encoder.config), {"output": "none"}
-    read, forward = make_forward(*network, source, devices, pools, "pairs", seed)
-    batches = _tracked(read(), source, devices)
-    (view1, view2), _ = joined(forward(encoder.params, encoder.stats, batches))
+    """Return outputs of two random views of each image: positive pairs, each `[n, dim]`."""
+    network = (encoder.apply, encoder.config)
+    extractor = Extractor(*network, source, devices, {"output": "none"}, "pairs", seed)
+    batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
+    (view1, view2), _ = concatenate_layers(batches)
     return view1["output"], view2["output"]
 
 
-def _cropped(crops, views, seed, epoch, size, image, step, position) -> np.ndarray:
-    """What the host crops of an image of any size, drawn by the image's number: uint8."""
+def _crop(crops, views: ViewKind, seed, epoch, size, image, step, position) -> np.ndarray:
+    """Return a host crop of an image of any size, drawn by the image's number: uint8."""
     number = step * size + position
-    random_crop, crop = crops
+    random_crop, evaluation_crop = crops
     if views == "evaluation":
-        return crop(image)
+        return evaluation_crop(image)
     if views == "pairs":
         return TwoCrops(random_crop, seed)(image, 0, number)
     return random_crop(np.random.default_rng([seed, epoch, number]), image)
 
 
-def _on_host(result: Any, batch: Batch) -> Layers:
-    """The rows of images that could be read."""
+def _on_host(layers: Any, batch: Batch) -> Layers:
+    """Return the rows of images that could be read."""
     rows = np.flatnonzero(batch.indices >= 0)
-    layers = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[rows], result)
+    layers = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[rows], layers)
     return layers, batch.labels[rows]
 
 
-def _tracked(batches: Iterable[Batch], source: Source, devices) -> Iterator[Batch]:
-    return track(batches, "features", -(-len(source) // batch_size(source, devices)))
-
-
-def _timed(batches: Iterator[Batch], waits: list[float]) -> Iterator[Batch]:
-    """The same batches; adds the seconds that each was waited for."""
-    began = time.perf_counter()
-    for batch in batches:
-        waits.append(time.perf_counter() - began)
-        yield batch
-        began = time.perf_counter()
-
-
-def _pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[str, str]:
-    """How each layer is pooled: not at all where an output has no space."""
+def _layer_pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[str, str]:
+    """Return the pooling of each layer, "none" for layers without space."""
     for layer in layers:
         models.check_layer(encoder.config, layer)
     shapes = models.layers(encoder.config)
-    return {layer: pool if len(shapes[layer]) == 3 else "none" for layer in layers}
+    spatial = [layer for layer in layers if len(shapes[layer]) == 3]
+    return dict.fromkeys(layers, "none") | dict.fromkeys(spatial, pool)
 
 
-def _cache_key(encoder: RunEncoder, source: Source, devices: Sequence[jax.Device]) -> str:
-    """Changes with all that shapes the features, but for the layer and its pooling."""
+def _cache_files(
+    encoder: RunEncoder, source: Source, devices: Sequence[jax.Device], pools: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the file of each layer; its name depends on everything that shapes the features."""
     config = encoder.config
-    recipe = None if config.reads_text else augment.find(config.recipe).evaluate
-    parts = [__version__, jax.__version__, devices[0].device_kind, source.digest, recipe]
+    if config.network is not None or config.preprocess is not None:
+        return dict.fromkeys(pools)  # custom code may change
+    parts = [__version__, jax.__version__, devices[0].device_kind, source.digest]
     parts += [config.extra_channels, to_dict(section(config, ModelConfig))]
+    if not config.reads_text:
+        parts.append(augment.find(config.recipe).evaluate)
     digest = hashlib.sha256(json.dumps(parts).encode())
     for array in jax.tree.leaves((encoder.params, encoder.stats)):
         digest.update(np.ascontiguousarray(array).view(np.uint8))
-    return digest.hexdigest()[:16]
+    files = {}
+    for layer, pool in pools.items():
+        parts = [layer, pool, digest.hexdigest()[:16]]
+        name = "-".join(part for part in parts if part != "none")
+        files[layer] = encoder.folder / "features" / f"{name}.npy"
+    return files

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from hypersphere_jax.configs import require
+from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluate import logistic
-from hypersphere_jax.evaluate.checks import as_float32, check_splits, classes_entry
-from hypersphere_jax.evaluate.metrics import SelectedRows
-from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
+from hypersphere_jax.evaluate.checks import CheckedSplits, check_splits, describe_splits
+from hypersphere_jax.evaluate.rows import SelectedRows, as_float32
+from hypersphere_jax.evaluate.scores import Classifier, classification_scores, top_classes
 from hypersphere_jax.evaluate.selection import (
     best_cell,
     grid_rows,
@@ -20,12 +20,12 @@ from hypersphere_jax.evaluate.selection import (
     penalties,
     validation_folds,
 )
-from hypersphere_jax.evaluate.sgd import PROTOCOLS, checked_grid, fit_grid
+from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_grid
 from hypersphere_jax.training import distributed
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-# Above the minimal cross-entropy, while choosing on large problems: validation accuracies of
-# 20,000 x 2,048 features moved by 0.03 points at most, in half of the steps.
+# Allowed excess over the minimal cross-entropy during the choice on large problems. Validation
+# accuracies of 20,000 x 2,048 features moved by at most 0.03 points, in half of the steps.
 EXCESS = 1e-6
 
 
@@ -43,101 +43,86 @@ def linear_probe(
     valid_fraction: float = 0.2,
     grid: Sequence[Any] | None = None,
     standardize: bool = False,
+    ignore_label: int | None = None,
     epoch_features: Callable[[int], Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of a linear classifier on frozen features.
+    """Return the accuracy of a linear classifier on frozen features.
 
-    The classifier is fitted for each cell of a grid without a held-out part of the training split,
-    or without each of several folds. The cell with the best mean top-1 accuracy on what was held
-    out is chosen, of equals the first: the largest l2, or the paper's own cell. The classifier is
-    fitted again on the whole training split and measured once on the test split. Classes without a
+    For each cell of a grid the classifier is fitted without a held-out part of the training split,
+    or without each of several folds. The cell with the best mean top-1 accuracy on held-out rows is
+    chosen, the first of equal cells (the largest l2, or the paper's cell). The classifier is
+    fitted again on the whole training split and scored once on the test split. Classes without a
     training row are left out of the fits, and their test rows are always wrong.
 
     Protocol "lbfgs" minimizes mean cross-entropy + l2 / 2 |W|^2 (see `logistic`) on features that
-    are centred and divided by the root mean square norm s of the centred training features, so that
-    one grid suits features of any scale. scikit-learn's `LogisticRegression` has that minimum at
-    C = 1 / (l2 s^2 n_train) on features as they are, or at twice that C for two classes, of which
-    it penalizes one vector. With `standardize` each dimension is divided by its own standard
-    deviation, and by sqrt(d): that is C = 1 / (l2 d n_train) after scikit-learn's `StandardScaler`.
+    are centred and divided by s, the root mean square norm of the centred training features, so
+    that one grid suits features of any scale. scikit-learn's `LogisticRegression` has the same
+    minimum at C = 1 / (l2 s^2 n_train) on the original features, and at twice that C for two
+    classes, where it penalizes a single vector. With `standardize` each dimension is divided by its
+    standard deviation and by sqrt(d), which is C = 1 / (l2 d n_train) after `StandardScaler`.
 
-    The other protocols, by minibatches, are those of `sgd.PROTOCOLS`, on features as they are.
+    The other protocols, `sgd.MINIBATCH_PROTOCOLS`, train on the original features.
 
     Args:
       train_x: `[n_train, d]` features of any real dtype: an array, a tensor, a data frame, or a
-        memory map, which is read in blocks of rows. "lbfgs" copies them where they are not
-        float32, and to accelerators.
+        memory map, which is read in blocks of rows. "lbfgs" makes a float32 copy.
       train_y: `[n_train]` labels, integers or strings, of at least two classes.
       test_x: `[n, d]` features.
       test_y: `[n]` labels.
-      num_classes: number of classes, where labels are integers below it; defaults to the classes
+      num_classes: number of classes, for labels that are integers below it. Defaults to the classes
         that occur in either split.
-      protocol: "lbfgs" or one of `sgd.PROTOCOLS`.
-      seed: of what is held out, of batches, and of the bootstrap.
-      folds: number of stratified folds of the training split. None: one held-out part.
-      valid_fraction: without folds, the share of each class's training samples that is held out.
-      grid: cells to choose from: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay)
-        for the others. None: `L2S`, or the protocol's own. Nothing is held out for a single cell,
-        unless `folds` are given.
-      standardize: for "lbfgs".
-      epoch_features: for the others, see `sgd.fit_grid`.
-      devices: of this process, which share the rows. None: JAX's first.
+      protocol: "lbfgs", or a key of `sgd.MINIBATCH_PROTOCOLS`.
+      seed: seed of held-out rows, minibatches and the bootstrap.
+      folds: number of stratified folds of the training split. Defaults to one held-out part.
+      valid_fraction: held-out share of each class without folds.
+      grid: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay) for the others.
+        Defaults to `L2S` or the protocol's grid. A single cell holds out rows only for `folds`.
+      standardize: option of "lbfgs".
+      ignore_label: label of rows to leave out, such as -1.
+      epoch_features: option of the others, see `sgd.fit_grid`.
+      devices: local devices, which share the rows. Defaults to JAX's first.
 
     Returns:
-      What a JSON file can hold: that of `scores`, and the protocol and keys that docs/evaluation.md
-      lists. `grid` is of `selection.grid_rows`. `classes` lists the labels where they are not 0, 1,
-      2, …; class numbers are places in it.
+      A dict that JSON can contain: `scores.classification_scores`, `protocol`, `n`, `n_train`, `d`,
+      `num_classes`, the choice (`chosen`, `valid_top1`, `grid`, see `selection.grid_rows`) and the
+      keys in docs/evaluation.md. `classes` lists the labels unless they are 0, 1, 2, …; class
+      numbers are positions in this list.
 
     Raises:
-      UserError: for features, labels or options that do not fit, or features too large for "lbfgs".
+      UserError: for features, labels or options that do not fit, and training that diverged.
     """
     clock = Clock()
-    train_x, train_y, test_x, test_y, labels = check_splits(
-        train_x, train_y, test_x, test_y, num_classes
-    )
-    # Only these are fitted; labels are places among them from here on.
-    classes, train_y = np.unique(train_y, return_inverse=True)
-    if protocol == "lbfgs":
-        require(epoch_features is None, "epoch_features: lbfgs has no epochs, leave them out")
-        cells = [{"l2": l2} for l2 in penalties("grid of l2", L2S if grid is None else grid)]
-    else:
-        require(not standardize, f"standardize: {protocol} takes features as they are")
-        known = ", ".join(("lbfgs", *PROTOCOLS))
-        require(protocol in PROTOCOLS, f"protocol {protocol!r}: choose one of {known}")
-        pairs = dict.fromkeys(checked_grid(PROTOCOLS[protocol].grid if grid is None else grid))
-        cells = [{"learning_rate": rate, "weight_decay": decay} for rate, decay in pairs]
-    # The first `rounds` of the parts are held out in turn.
-    part, rounds = np.zeros(len(train_y), np.int32), 0
-    if folds is not None:
-        part, rounds = validation_folds(train_y, folds, seed), folds
-    elif len(cells) > 1:
-        part, rounds = held_out_part(train_y, valid_fraction, seed), 1
+    splits = check_splits(train_x, train_y, test_x, test_y, num_classes, ignore_label)
+    # From here on labels are positions among the classes of the training split.
+    classes, y = np.unique(splits.train_y, return_inverse=True)
+    cells = _grid_cells(protocol, grid)
+    part, rounds = _held_out(y, len(cells), folds, valid_fraction, seed)
     clock.lap("check")
-
     options = {"num_classes": len(classes), "devices": devices}
+    choice = (splits.train_x, y, part, rounds, cells, clock)
     if protocol == "lbfgs":
-        options["standardize"] = standardize
-        fitted = _lbfgs(train_x, train_y, part, rounds, cells, clock, **options)
+        require(epoch_features is None, "epoch_features: lbfgs has no epochs; omit it")
+        fitted = _fit_lbfgs(*choice, standardize=standardize, **options)
     else:
-        options |= {"seed": seed, "epoch_features": epoch_features}
-        train = partial(fit_grid, PROTOCOLS[protocol], train_x, train_y, **options)
-        fitted = _sgd(train, train_x, train_y, part, rounds, cells, clock)
-    classifier, prepare, valid_top1, best, report = fitted
-    grid = grid_rows(cells, valid_top1)
-    ranked = classes[top_classes(classifier, test_x, min(len(classes), 5), prepare)]
-    result = scores(ranked, test_y, num_classes=len(labels), seed=seed)
+        require(not standardize, f"standardize: {protocol} takes features as they are; omit it")
+        options |= {"seed": seed, "epoch_features": _kept_rows(epoch_features, splits)}
+        fitted = _fit_minibatches(MINIBATCH_PROTOCOLS[protocol], *choice, **options)
+    classifier, prepare, valid_top1, report = fitted
+    ranked = classes[top_classes(classifier, splits.test_x, min(len(classes), 5), prepare)]
+    scores = classification_scores(
+        ranked, splits.test_y, num_classes=len(splits.classes), seed=seed
+    )
     clock.lap("score")
+    best = best_cell(valid_top1)
+    rows = grid_rows(cells, valid_top1)
     return {
         "protocol": protocol,
-        **result,
-        "n": len(test_x),
-        "n_train": len(train_x),
-        "d": train_x.shape[1],
-        "num_classes": len(labels),
-        **classes_entry(labels),
+        **scores,
+        **describe_splits(splits),
         "chosen": cells[best],
-        "valid_top1": grid[best]["valid_top1"],
-        "grid": grid,
+        "valid_top1": rows[best]["valid_top1"],
+        "grid": rows,
         "folds": folds,
         "valid_fraction": valid_fraction if rounds and folds is None else None,
         "seed": seed,
@@ -149,59 +134,101 @@ def linear_probe(
 class Clock:
     """Seconds of each part of the work, by name."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
+        """Record the seconds since the last lap."""
         now = time.perf_counter()
         self.seconds[name] = round(now - self._last, 3)
         self._last = now
 
 
-def _lbfgs(x, y, part, rounds: int, cells, clock: Clock, *, num_classes: int, **options):
-    jobs = max(1, rounds * len(cells))
-    problem = logistic.place(x, y, num_classes=num_classes, jobs=jobs, **options)
-    clock.lap("place")
+def _grid_cells(protocol: str, grid: Sequence[Any] | None) -> list[dict[str, float]]:
+    """Return the cells to choose from, as results name their values."""
+    known = ", ".join(("lbfgs", *MINIBATCH_PROTOCOLS))
+    is_known = protocol == "lbfgs" or protocol in MINIBATCH_PROTOCOLS
+    require(is_known, f"protocol {protocol!r} is unknown; use one of {known}")
+    if grid is None:
+        grid = L2S if protocol == "lbfgs" else MINIBATCH_PROTOCOLS[protocol].grid
+    if protocol == "lbfgs":
+        return [{"l2": l2} for l2 in penalties("grid of l2", grid)]
+    distinct = dict.fromkeys(check_grid(grid))
+    return [{"learning_rate": rate, "weight_decay": decay} for rate, decay in distinct]
+
+
+def _held_out(
+    y: np.ndarray, cells: int, folds: int | None, fraction: float, seed: int
+) -> tuple[np.ndarray, int]:
+    """Return the part `[n]` of each row, and how many of the parts are held out in turn."""
+    if folds is not None:
+        return validation_folds(y, folds, seed), folds
+    if cells > 1:
+        return held_out_part(y, fraction, seed), 1
+    return np.zeros(len(y), np.int32), 0
+
+
+def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits) -> Callable | None:
+    """Return a function of epochs to the features of training rows that are not ignored."""
+    if epoch_features is None or splits.train_rows is None:
+        return epoch_features
+    return lambda epoch: SelectedRows(as_numpy(epoch_features(epoch)), splits.train_rows)
+
+
+def _fit_lbfgs(
+    x, y, part, rounds: int, cells: list[dict], clock: Clock, *, num_classes, standardize, devices
+) -> tuple:
+    """Return the classifier of the best l2, the scaling of features, accuracies, and a report."""
     l2s = [cell["l2"] for cell in cells]
-    valid_top1, best, start = np.zeros((rounds, len(cells))), 0, None
+    options = {"num_classes": num_classes, "standardize": standardize, "devices": devices}
+    problem = logistic.place(x, y, fits=len(l2s), **options)
+    clock.lap("place")
+    valid_top1 = np.zeros((0, len(l2s)))
+    start = None
     if rounds:
-        excess = 0.0 if problem.small else EXCESS
-        penalized = np.tile(l2s, (rounds, 1))
-        valid_top1, fitted = logistic.cross_validate(problem, part, penalized, excess=excess)
-        best = best_cell(valid_top1)
-        # Without the first fold, at the chosen l2: almost the fit on all rows.
+        excess = 0.0 if problem.is_small else EXCESS
+        grid = np.tile(l2s, (rounds, 1))
+        valid_top1, fitted = logistic.cross_validate(problem, part, grid, excess=excess)
+    best = best_cell(valid_top1)
+    if rounds:  # the fit without the first fold is nearly the fit on all rows
         start = Classifier(fitted.weights[best], fitted.bias[best])
     clock.lap("select")
-    fit = logistic.fit_logistic(problem, part, [l2s[best]], [logistic.NONE], start=start)
+    fit = logistic.fit_logistic(problem, np.ones(len(y), bool), [l2s[best]], start=start)
     clock.lap("refit")
-    classifier, norm = Classifier(*(leaf[0] for leaf in fit.classifiers)), fit.gradient_norm[0]
+    norm = float(fit.gradient_norm[0])
+    factor = 2 if num_classes == 2 else 1
     report = {
         "steps": int(fit.steps[0]),
-        "gradient_norm": float(norm),
+        "gradient_norm": norm,
         "converged": bool(norm <= logistic.limit(l2s[best])),
-        "chosen_at_edge": len(cells) > 1 and best in (0, len(cells) - 1),
-        "C": (2 if num_classes == 2 else 1) / (l2s[best] * problem.scaling.penalized * len(x)),
+        "chosen_at_edge": len(l2s) > 1 and best in (0, len(l2s) - 1),
+        "C": factor / (l2s[best] * problem.scaling.penalty_factor * len(y)),
     }
-    return classifier, problem.scaling.apply, valid_top1, best, report
+    classifier = Classifier(fit.classifiers.weights[0], fit.classifiers.bias[0])
+    return classifier, problem.scaling.apply, valid_top1, report
 
 
-def _sgd(train: Callable, x, y, part, rounds: int, cells, clock: Clock):
+def _fit_minibatches(
+    protocol, x, y, part, rounds: int, cells: list[dict], clock: Clock, **options: Any
+) -> tuple:
+    """Return the classifier of the best cell, the type of features, accuracies, and a report."""
     pairs = [(cell["learning_rate"], cell["weight_decay"]) for cell in cells]
-    valid_top1 = np.zeros((rounds, len(cells)))
+    valid_top1 = np.zeros((rounds, len(pairs)))
     for fold in range(rounds):
-        fitting, held_out = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
-        classifiers, report = train(fitting, pairs)
+        held_out = np.flatnonzero(part == fold)
+        fitted = np.flatnonzero(part != fold)
+        classifiers, report = fit_grid(protocol, x, y, fitted, pairs, **options)
         for cell, classifier in enumerate(classifiers):
-            right = top_classes(classifier, SelectedRows(x, held_out))[:, 0] == y[held_out]
-            top1 = 100 * right.sum() / len(right)
-            valid_top1[fold, cell] = top1 if report["finite"][cell] else np.nan
-    best = best_cell(valid_top1) if rounds else 0
+            predicted = top_classes(classifier, SelectedRows(x, held_out))[:, 0]
+            valid_top1[fold, cell] = 100 * np.sum(predicted == y[held_out]) / len(held_out)
+        valid_top1[fold, ~np.asarray(report["finite"])] = np.nan
+    pair = pairs[best_cell(valid_top1)]
     clock.lap("select")
-    (classifier,), report = train(np.arange(len(x)), [pairs[best]])
+    (classifier,), report = fit_grid(protocol, x, y, np.arange(len(y)), [pair], **options)
     require(
         report["finite"][0],
-        f"the classifier diverged at learning rate {pairs[best][0]:g}: give a grid of smaller ones",
+        f"the classifier diverged at learning rate {pair[0]:g}; pass a grid of smaller rates",
     )
     clock.lap("refit")
-    return classifier, as_float32, valid_top1, best, report
+    return classifier, as_float32, valid_top1, report

@@ -1,4 +1,4 @@
-"""Results of probes in order: as a table for the terminal, and as a CSV or JSON file."""
+"""Results of probes and metrics: files in the run's folder, and one table, CSV or JSON file."""
 
 import csv
 import dataclasses
@@ -16,51 +16,50 @@ from hypersphere_jax.utils.files import atomic_write, write_json
 logger = logging.getLogger("hypersphere_jax")
 
 Result = dict[str, Any]
-BEST_FIRST = ("valid", "top1", "top5")
-PREDICTIONS = ("targets", "predicted")  # of a result, for each sample
-USUAL = (None, "cosine", "majority")  # options of k-NN that are not named
-SHORT = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
-# Columns of the table; those before "protocol" are in its title where all results share them.
-HEADERS = {key: key for key in ("run", "step", "task", "layer", "protocol")}
-HEADERS |= {"valid": "held out", "top1": "top-1 ± 95%", "top5": "top-5"}
-HEADERS |= {"chosen": "chosen", "seconds": "s"}
+PREDICTIONS = ("targets", "predicted")  # entries of each sample
+SCORE_COLUMNS = ("valid", "top1", "top5")  # sorted in descending order
+SHARED_COLUMNS = ("run", "step", "task", "layer", "d", "n")  # in the title if all results agree
+TABLE_COLUMNS = (*SHARED_COLUMNS, "protocol", *SCORE_COLUMNS, "chosen", "seconds")
+COLUMN_TITLES = {"valid": "held out", "top1": "top-1 ± 95%", "top5": "top-5", "seconds": "s"}
+ABBREVIATIONS = {"learning_rate": "lr", "weight_decay": "wd", "temperature": "T"}
 
 
-def ordered(results: Iterable[Result], column: str | None) -> list[Result]:
-    """The results sorted by a column of the table, scores from the best on; None: as they are."""
+def sort_results(results: Iterable[Result], column: str | None) -> list[Result]:
+    """Return the results sorted by a column of the table, best scores first, unless it is None."""
+    if column is None:
+        return list(results)
 
     def key(result: Result) -> tuple[bool, Any]:
         value = _row(result)[column]
-        return value is None, -value if value is not None and column in BEST_FIRST else value
+        if value is not None and column in SCORE_COLUMNS:
+            value = -value
+        return value is None, value
 
-    return list(results) if column is None else sorted(results, key=key)
+    return sorted(results, key=key)
 
 
-def table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
-    """What all results share, as a title; and columns and rows of where they differ."""
+def results_table(results: Sequence[Result]) -> tuple[str, list[str], list[list]]:
+    """Return a table of results: title with the shared values, column titles, and rows."""
     rows = [_row(result) for result in results]
-    values = {key: {row[key] for row in rows} for key in ("run", "step", "task", "layer")}
-    shared = {key: next(iter(several)) for key, several in values.items() if len(several) == 1}
-    titles = [str(shared["run"]) if "run" in shared else f"{len(values['run'])} runs"]
-    titles += [f"{k} {v}" for k, v in shared.items() if k != "run" and v is not None]
-    for key, text in (("d", "d {}"), ("n", "{:,} test samples")):
-        several = {result[key] for result in results}
-        titles += [text.format(*several)] if len(several) == 1 else []
+    shared = [key for key in SHARED_COLUMNS if len({row[key] for row in rows}) == 1]
+    title = [f"{key} {rows[0][key]}" for key in shared if rows[0][key] is not None]
     for row, result in zip(rows, results, strict=True):
         low, high = result.get("top1_interval") or (row["top1"], row["top1"])
         row["top1"] = f"{row['top1']:.2f} ± {(high - low) / 2:.2f}"
         row["seconds"] = f"{row['seconds']:.2f}"
-    columns = [k for k in HEADERS if k not in shared and any(row[k] is not None for row in rows)]
-    title = ", ".join([*titles, "accuracies in percent"])
-    return title, [HEADERS[key] for key in columns], [[row[key] for key in columns] for row in rows]
+    known = [key for key in TABLE_COLUMNS if any(row[key] is not None for row in rows)]
+    columns = [key for key in known if key not in shared]
+    titles = [COLUMN_TITLES.get(key, key) for key in columns]
+    table = [[row[key] for key in columns] for row in rows]
+    return ", ".join([*title, "accuracies in percent"]), titles, table
 
 
-def write(path: Path, results: Sequence[Result]) -> None:
-    """Writes all results into a .json file, or without their lists into a .csv file.
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Write all results to a .json file, or without their lists to a .csv file.
 
-    What was predicted of each sample is left out: `save` keeps it.
+    The predictions of samples are in the files of `save_result` only.
     """
-    results = [{"written_by": WRITER} | _without(result, PREDICTIONS) for result in results]
+    results = [{"written_by": WRITER} | _without_predictions(result) for result in results]
     if path.suffix.lower() == ".json":
         return write_json(path, results)
     rows = [_scalars(result) for result in results]
@@ -72,86 +71,90 @@ def write(path: Path, results: Sequence[Result]) -> None:
         file.write(text.getvalue().encode())
 
 
-def save(file: Path, result: Result) -> None:
-    """Writes a result into its run's folder, with a warning where that cannot be written.
+def save_result(file: Path, result: Result) -> None:
+    """Write a result to a JSON file in its run's folder, or log a warning.
 
-    Of a classification, labels (`targets`) and predicted classes of all samples are arrays `[n]` in
-    an .npz file beside it.
+    Labels and predicted classes of a classification are arrays `[n]` in an .npz file of that name.
     """
     predictions = {name: smallest(result[name]) for name in PREDICTIONS if name in result}
     try:
         if predictions:
             with atomic_write(file.with_suffix(".npz")) as stream:
                 np.savez_compressed(stream, **predictions)
-        write_json(file, _without(result, PREDICTIONS))
+        write_json(file, _without_predictions(result))
     except OSError as error:
-        logger.warning("the result is not kept: %s", error)
+        logger.warning("the result is not saved: %s", error)
 
 
 def smallest(classes: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Integers in the smallest type that holds them."""
+    """Return integers in the smallest type that can represent them."""
     array = np.asarray(classes)
-    fitting = np.promote_types(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
-    return array.astype(fitting)
+    kinds = (np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
+    return array.astype(np.promote_types(*kinds))
 
 
-def suffix(config: Any, names: Iterable[str]) -> str:
-    """Of a file's name: these options of a verb, where they are not the default."""
+def changed_options(config: Any, names: Iterable[str]) -> str:
+    """Return the options that are not the default, for the name of a file: "-seed1-standardize"."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    values = {name: getattr(config, name) for name in names}
-    return "".join(f"-{name}{value}" for name, value in values.items() if value != defaults[name])
-
-
-def _without(result: Result, names: Iterable[str]) -> Result:
-    return {key: value for key, value in result.items() if key not in names}
-
-
-def _row(result: Result) -> Result:
-    """The values of the table's columns."""
-    chosen = result.get("chosen") or {}
-    return {
-        "run": result.get("run", result.get("features")),
-        "step": result.get("step"),
-        "task": result.get("task"),
-        "layer": "-".join(result[key] for key in ("layer", "pool") if key in result) or None,
-        "protocol": _protocol(result),
-        "valid": result.get("valid_top1"),
-        "top1": result["top1"],
-        "top5": result.get("top5"),
-        "chosen": ", ".join(f"{SHORT.get(k, k)}={v:g}" for k, v in chosen.items()) or None,
-        "seconds": result["seconds_probe"],
-    }
-
-
-def _protocol(result: Result) -> str:
-    """The protocol with its options, but for usual ones."""
-    name = result["protocol"]
-    if name == "knn":
-        options = [str(result["k"]), result.get("metric"), result.get("vote")]
-        return " ".join([name, *(each for each in options if each not in USUAL)])
-    name += " as printed" if result.get("as_printed") else ""
-    name += " standardized" if result.get("standardized") else ""
-    name += "+augment" if result.get("augment") else ""
-    # A fit that did not end at the optimum is marked.
-    return f"{name}*" if result.get("converged") is False else name
-
-
-def _scalars(result: Result) -> Result:
-    row: Result = {}
-    for key, value in result.items():
-        if key == "top1_interval":
-            row["top1_low"], row["top1_high"] = value
-        elif not isinstance(value, list):
-            row |= flattened({key: value})
-    return row
+    changed = ""
+    for name in names:
+        value = getattr(config, name)
+        if value == defaults[name]:
+            continue
+        if value is True:
+            value = ""
+        elif isinstance(value, tuple):
+            value = "_".join(map(str, value))
+        changed += f"-{name}{value}"
+    return changed
 
 
 def flattened(tree: Mapping, prefix: str = "") -> Result:
-    """Nested dicts, and lists of them, as one dict with keys such as "sessions.1.command"."""
+    """Return nested dicts and lists of dicts as one dict with keys like "sessions.1.command"."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             value = dict(enumerate(value, start=1))
-        nested = isinstance(value, Mapping)
-        flat |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _without_predictions(result: Result) -> Result:
+    return {key: value for key, value in result.items() if key not in PREDICTIONS}
+
+
+def _row(result: Result) -> Result:
+    """Return the values of the table's columns."""
+    chosen = result.get("chosen") or {}
+    names = [f"{ABBREVIATIONS.get(name, name)}={value:g}" for name, value in chosen.items()]
+    row = {key: result.get(key) for key in TABLE_COLUMNS}
+    return row | {
+        "run": result.get("run", result.get("features")),
+        "layer": "-".join(result[key] for key in ("layer", "pool") if key in result) or None,
+        "protocol": _protocol_name(result),
+        "valid": result.get("valid_top1"),
+        "chosen": ", ".join(names) or None,
+        "seconds": result["seconds_probe"],
+    }
+
+
+def _protocol_name(result: Result) -> str:
+    """Return the protocol with its options that are not the default."""
+    parts = [result["protocol"]]
+    if parts[0] == "knn":
+        options = (str(result["k"]), result.get("metric"), result.get("vote"))
+        parts += [option for option in options if option not in (None, "cosine", "majority")]
+    parts += [name for name in ("standardize", "augment", "as_printed") if result.get(name)]
+    if result.get("converged") is False:
+        parts.append("(not converged)")
+    return " ".join(parts)
+
+
+def _scalars(result: Result) -> Result:
+    row = flattened({key: value for key, value in result.items() if not isinstance(value, list)})
+    if "top1_interval" in result:
+        row["top1_low"], row["top1_high"] = result["top1_interval"]
+    return row

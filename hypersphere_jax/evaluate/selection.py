@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen on the training split alone: what is held out, and which cell is best."""
+"""Choice of hyper-parameters on the training split: held-out rows, and the best cell of a grid."""
 
 import math
 from collections.abc import Sequence
@@ -8,51 +8,61 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data import subsets
+from hypersphere_jax.evaluate.estimates import jsonable
 
 
 def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """One held-out part of labels y, the same share of every class: `[n]`, 0 in it, 1 in the rest.
+    """Return which rows of labels y are held out: `[n]`, 0 for held-out rows and 1 otherwise.
 
-    Of two or more rows of a class at least one is held out, and never all.
+    Every class has the same share. Of two or more rows of a class at least one is held out, and
+    never all.
+
+    Raises:
+      UserError: for a fraction outside (0, 1), or no class with two rows.
     """
-    require(0 < fraction < 1, f"valid_fraction = {fraction}: must be between 0 and 1")
+    require(0 < fraction < 1, f"valid_fraction={fraction} must be between 0 and 1")
     part = np.ones(len(y), np.int32)
     for rows in subsets.shuffled_classes(y, np.random.default_rng(seed)):
-        part[rows[: min(max(1, round(fraction * len(rows))), len(rows) - 1)]] = 0
-    require(not part.all(), "no class has two training samples, of which one can be held out")
+        count = max(1, round(fraction * len(rows)))
+        part[rows[: min(count, len(rows) - 1)]] = 0
+    require(not part.all(), "no class has two training samples, one of which could be held out")
     return part
 
 
 def validation_folds(y: np.ndarray, folds: int, seed: int, name: str = "folds") -> np.ndarray:
-    """The stratified fold `[n]` of each row of labels y `[n]`, see `subsets.stratified_folds`."""
-    require(2 <= folds <= len(y), f"{name} = {folds}: must be 2 to {len(y)}, the training samples")
+    """Return the stratified fold `[n]` of each row of labels y; see `subsets.stratified_folds`."""
+    require(2 <= folds <= len(y), f"{name}={folds} must be 2 to {len(y)}, the training samples")
     return subsets.stratified_folds(y, folds, np.random.default_rng(seed))
 
 
 def penalties(name: str, values: Sequence[float]) -> list[float]:
-    """Strengths of a penalty to choose from, the largest first: of equals the first is chosen."""
-    usable = len(values) > 0 and all(0 < value < math.inf for value in values)
-    require(usable, f"{name} {values}: must be one or more positive numbers")
+    """Return strengths of a penalty, largest first, because the first of equal cells is chosen."""
+    is_valid = len(values) > 0 and all(0 < value < math.inf for value in values)
+    require(is_valid, f"{name} {values} must be one or more positive numbers")
     return sorted({float(value) for value in values}, reverse=True)
 
 
-def best_cell(valid_top1: Sequence[Sequence[float]]) -> int:
-    """The cell with the best mean over folds, the first of equals.
+def best_cell(valid_top1: Sequence[Sequence[float]] | np.ndarray) -> int:
+    """Return the cell with the best mean accuracy over folds, the first of equal cells.
 
     Args:
-      valid_top1: `[folds, cells]` accuracies; NaN for a fit that diverged, which is never chosen
-        before one that did not.
+      valid_top1: `[folds, cells]` accuracies. NaN marks a fit that diverged; it is chosen only if
+        all diverged. Without folds, the first cell is chosen.
     """
+    if not len(valid_top1):
+        return 0
     means = np.mean(np.asarray(valid_top1, np.float64), axis=0)
     means = np.where(np.isnan(means), -np.inf, means)
-    return int(np.argmax(means >= means.max() - 1e-9))  # means of equal folds differ by rounding
+    return int(np.argmax(means >= means.max() - 1e-9))  # rounding separates equal means
 
 
 def grid_rows(cells: Sequence[dict[str, float]], fold_top1: np.ndarray) -> list[dict[str, Any]]:
-    """Cells with their accuracies `[folds, cells]`; None where nothing was held out, or for NaN."""
+    """Return cells with their accuracies `[folds, cells]`; None for NaN, and for no folds."""
     rows = []
     for cell, column in zip(cells, fold_top1.T, strict=True):
-        values = [None if np.isnan(top1) else float(top1) for top1 in column]
-        mean = None if None in values or not values else float(np.mean(values))
+        values = jsonable(column)
+        mean = None
+        if values and None not in values:
+            mean = float(np.mean(values))
         rows.append({**cell, "valid_top1": mean, "fold_top1": values})
     return rows

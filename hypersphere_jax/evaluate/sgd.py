@@ -1,12 +1,11 @@
 """Linear classifiers trained by minibatches on frozen features: the protocols of the papers.
 
-Each minimizes, over weights W `[num_classes, d]` and a bias,
+Each minimizes, over weights W `[num_classes, d]` and a bias that is not penalized,
 
-    mean cross-entropy + weight decay / 2 |W|^2        (the bias is not penalized)
+    mean cross-entropy + weight decay / 2 |W|^2
 
-on the features as they are, neither centred nor scaled. The first cell of a grid has the paper's
-learning rate, without weight decay, which no paper prints; docs/evaluation.md lists what else is
-assumed.
+on the original features, neither centred nor scaled. docs/evaluation.md lists which settings the
+papers do not print.
 """
 
 import functools
@@ -21,67 +20,76 @@ import optax
 from jax import lax
 
 from hypersphere_jax.configs import OptimizerConfig, require
-from hypersphere_jax.evaluate.checks import as_float32, check_features
-from hypersphere_jax.evaluate.scores import Classifier, logits
+from hypersphere_jax.evaluate.checks import check_features
+from hypersphere_jax.evaluate.rows import as_float32, row_shardings
+from hypersphere_jax.evaluate.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.utils.terminal import track
 
-RESIDENT_SHARE = 0.25  # of a device's memory; larger features stay on the host, and these many
-CHUNK_BYTES = 2**23  # of their bytes at a time go to the devices
+FEATURES_SHARE = 0.25  # share of an accelerator's memory up to which the features stay there
+CHUNK_BYTES = 2**24  # features of minibatches that are gathered at once
 
 
-class Protocol(NamedTuple):
-    """How a linear classifier is trained; for the rules see `make_optimizer`."""
+class MinibatchProtocol(NamedTuple):
+    """Training of a linear classifier; see `optimizers.make_optimizer` for the update rules."""
 
     optimizer: str  # "sgd", "lars" or "adam"
     epochs: int
     batch_size: int  # the short last batch of an epoch is kept
-    grid: tuple[tuple[float, float], ...]  # (learning rate, weight decay), the paper's own first
+    grid: tuple[tuple[float, float], ...]  # (learning rate, weight decay), the paper's rate first
     schedule: str = "step"  # or "cosine"
     decay_at: tuple[float, ...] = ()  # shares of the epochs after which the rate decays
     decay_factor: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    init_std: float = 0.01  # of the normal distribution that the weights start from
+    init_std: float = 0.01  # standard deviation of the initial weights
 
 
 def _grid(*rates: float, decays: tuple[float, ...] = (0.0, 1e-5)) -> tuple:
     return tuple((rate, decay) for decay in decays for rate in rates)
 
 
-ADAM_GRID = _grid(1e-3, 1e-2, decays=(0.0, 1e-5, 1e-4, 1e-3))
-SGD_GRID = _grid(30.0, 10.0, 3.0, 1.0)
-PROTOCOLS = {
+_SGD = MinibatchProtocol("sgd", 100, 256, _grid(30.0, 10.0, 3.0, 1.0))
+MINIBATCH_PROTOCOLS = {
     # Wang & Isola, B.1, B.2.2 and B.2.1.
-    "stl10": Protocol(
-        *("adam", 100, 128, ADAM_GRID),
+    "stl10": MinibatchProtocol(
+        optimizer="adam",
+        epochs=100,
+        batch_size=128,
+        grid=_grid(1e-3, 1e-2, decays=(0.0, 1e-5, 1e-4, 1e-3)),
         decay_at=(0.6, 0.8),
         decay_factor=0.2,
         adam_betas=(0.5, 0.999),
         init_std=0.0,
     ),
-    "moco": Protocol("sgd", 100, 256, SGD_GRID, decay_at=(0.6, 0.8)),
-    "moco_imagenet100": Protocol(
-        *("sgd", 60, 256, _grid(10.0, 30.0, 3.0, 1.0)),
+    "moco": _SGD._replace(decay_at=(0.6, 0.8)),
+    "moco_imagenet100": _SGD._replace(
+        epochs=60,
+        grid=_grid(10.0, 30.0, 3.0, 1.0),
         decay_at=(1 / 2, 2 / 3, 5 / 6),
         decay_factor=0.2,
     ),
     # The balanced paper, A.3.1 and A.4.1.
-    "simclr": Protocol(
-        *("lars", 90, 4096, _grid(1.6, 0.32, 6.4, 25.6)), schedule="cosine", nesterov=True
+    "simclr": MinibatchProtocol(
+        optimizer="lars",
+        epochs=90,
+        batch_size=4096,
+        grid=_grid(1.6, 0.32, 6.4, 25.6),
+        schedule="cosine",
+        nesterov=True,
     ),
-    "balanced": Protocol("sgd", 90, 256, SGD_GRID, schedule="cosine"),
+    "balanced": _SGD._replace(epochs=90, schedule="cosine"),
 }
 
 
 @distributed.isolated()
 def fit_grid(
-    protocol: Protocol,
-    x,
-    y,
-    rows,
+    protocol: MinibatchProtocol,
+    x: Any,
+    y: Any,
+    rows: Any,
     grid: Sequence[tuple[float, float]],
     *,
     num_classes: int,
@@ -89,91 +97,127 @@ def fit_grid(
     epoch_features: Callable[[int], Any] | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Classifier], dict[str, Any]]:
-    """Trains a classifier for each cell of a grid, all at once on the same batches.
-
-    Several devices share the cells, each with its own copy of the features. Features that do not
-    fit into the devices' memory are gathered on the host, with the same result.
+    """Train a classifier for each cell of a grid, all at once on the same batches.
 
     Args:
-      protocol: such as one of `PROTOCOLS`; its grid is not used.
+      protocol: such as a value of `MINIBATCH_PROTOCOLS`; its grid is not used.
       x: `[n, d]` finite features of any real dtype, such as a memory map; computed in float32.
       y: `[n]` integers below `num_classes`.
-      rows: which rows to train on.
+      rows: indices of the rows to train on.
       grid: (learning rate, weight decay) of each cell.
       num_classes: number of classes.
-      seed: of the start and, with the epoch and the rows, of the batches.
-      epoch_features: epoch, from 0, to features `[n, d]` to take in place of x.
-      devices: of this process. None: JAX's first.
+      seed: seed of the initial weights and, with epoch and rows, of the batches.
+      epoch_features: maps an epoch, from 0, to the features `[n, d]` that replace x.
+      devices: local devices, which share the cells. Defaults to JAX's first.
 
     Returns:
-      A classifier for each cell, and the entries of a result; there, `finite` is False for each
-      cell whose training diverged.
-    """
-    grid = checked_grid(grid)
-    rows, y = np.asarray(rows), np.asarray(y, np.int32)
-    devices = tuple(distributed.local_devices(1, devices))[: len(grid)]
-    # Each device has as many cells: the last one is trained again where they do not divide.
-    each = -(-len(grid) // len(devices))
-    cells = np.float32([*grid, *[grid[-1]] * (each * len(devices) - len(grid))])
-    rates, decays = distributed.split(list(cells.T.reshape(2, len(devices), each)), devices)
-    batch_size = min(protocol.batch_size, len(rows))
-    steps = protocol.epochs * -(-len(rows) // batch_size)
-    begin, train = _compiled(protocol._replace(grid=()), steps, devices)
-    shape = tuple(x.shape)
-    weights = jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
-    start = Classifier(protocol.init_std * weights, jnp.zeros(num_classes))
-    classifiers, states = begin(*distributed.replicate(start, devices), rates)
+      A classifier for each cell, and the protocol's settings as entries of a result. `finite` in
+      them is False for each cell whose training diverged.
 
-    resident = 4 * math.prod(x.shape) <= RESIDENT_SHARE * distributed.device_memory(devices)
-    on_devices = None
+    Raises:
+      UserError: for an invalid grid, or features of an epoch that do not fit.
+    """
+    pairs = check_grid(grid)
+    rows = np.asarray(rows)
+    y = np.asarray(y, np.int32)
+    shape = tuple(x.shape)
+    devices = distributed.local_devices(1, devices)
+    batch_size = min(protocol.batch_size, len(rows))
+    rule = protocol._replace(grid=())
+    steps = protocol.epochs * -(-len(rows) // batch_size)
+    weights = protocol.init_std * jax.random.normal(jax.random.key(seed), (num_classes, shape[1]))
+    initial = Classifier(weights, jnp.zeros(num_classes))
+    # As many devices as divide the cells.
+    count = max(k for k in range(1, len(devices) + 1) if len(pairs) % k == 0)
+    divided, replicated = row_shardings(devices[:count])
+    rates, decays = jax.device_put(tuple(np.float32(pairs).T), divided)
+    state = jax.device_put(_start(initial, rates, rule, steps), divided)
+    source = _resident(x, devices)
     for epoch in track(range(protocol.epochs), "linear classifiers"):
         if epoch_features is not None:
-            jax.block_until_ready(classifiers)  # the features may come in the same memory again
-            on_devices, x = None, check_features(f"epoch {epoch}", epoch_features(epoch))
+            jax.block_until_ready(state)  # the next features may be in the same memory
+            x = check_features(f"epoch {epoch}", epoch_features(epoch))
             require(x.shape == shape, f"epoch {epoch} features: {x.shape}, expected {shape}")
-        batches = _batches(rows, batch_size, seed, epoch)
-        if not resident:
-            pieces = _gathered(x, y, *batches, devices)
-        else:
-            if on_devices is None:
-                on_devices = distributed.replicate((as_float32(x), y), devices)
-            pieces = [(*on_devices, *distributed.replicate(batches, devices))]
-        for piece in pieces:
-            # The next piece is made while the devices work on this one, and none after it.
-            jax.block_until_ready(classifiers)
-            classifiers, states = train(classifiers, states, rates, decays, *piece)
-
-    leaves = [np.asarray(leaf).reshape(-1, *leaf.shape[2:])[: len(grid)] for leaf in classifiers]
-    trained = [Classifier(*map(jnp.asarray, pair)) for pair in zip(*leaves, strict=True)]
-    finite = [all(bool(np.isfinite(leaf).all()) for leaf in classifier) for classifier in trained]
-    return trained, {**_settings(protocol), "finite": finite}
+            source = _resident(x, devices)
+        for batches in _chunks(source, y, rows, batch_size, seed, epoch):
+            jax.block_until_ready(state)  # one chunk is gathered ahead
+            batches = jax.device_put(batches, replicated)
+            state = _train(state, rates, decays, batches, rule, steps)
+    leaves = jax.tree.map(np.asarray, state[0])
+    classifiers = [Classifier(*pair) for pair in zip(*leaves, strict=True)]
+    finite = [bool(np.isfinite(c.weights).all() and np.isfinite(c.bias).all()) for c in classifiers]
+    settings = protocol._asdict()
+    del settings["grid"]
+    return classifiers, settings | {"finite": finite}
 
 
-def checked_grid(grid: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The pairs as numbers; raises `UserError` for values that cannot be used, or none."""
-    expected = "pairs (learning rate > 0, weight decay >= 0)"
-    try:
-        pairs = [(float(rate), float(decay)) for rate, decay in grid]
-    except (TypeError, ValueError):
-        pairs = []
-    usable = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
-    require(len(pairs) > 0 and usable, f"grid {grid}: must be {expected}")
+def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
+    """Return pairs of floats.
+
+    Raises:
+      UserError: unless there is a pair, learning rates are positive, and weight decays are not
+        negative.
+    """
+    message = f"grid {grid} must be pairs (learning rate > 0, weight decay >= 0)"
+    require(len(grid) > 0 and all(np.shape(pair) == (2,) for pair in grid), message)
+    pairs = [(float(rate), float(decay)) for rate, decay in grid]
+    is_valid = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
+    require(is_valid, message)
     return pairs
 
 
-@functools.lru_cache(maxsize=8)
-def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable, Callable]:
-    """What starts a device's cells, and what trains them."""
-    settings = protocol._asdict()
+def _resident(x: Any, devices: Sequence[jax.Device]) -> Any:
+    """Return features on an accelerator if they fit, otherwise as they are."""
+    limit = FEATURES_SHARE * distributed.device_memory(devices)
+    if devices[0].platform == "cpu" or 4 * math.prod(x.shape) > limit:
+        return x
+    return jax.device_put(as_float32(x), devices[0])
+
+
+def _chunks(
+    source: Any, y: np.ndarray, rows: np.ndarray, batch_size: int, seed: int, epoch: int
+) -> Iterator[tuple]:
+    """Yield the minibatches of an epoch, several at a time: x, y, and the weights of rows.
+
+    The last batch is padded with rows of weight 0.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(rows).astype(np.int32)
+    padding = -len(order) % batch_size
+    order = np.concatenate([order, order[:padding]]).reshape(-1, batch_size)
+    weights = np.full(order.shape, 1 / batch_size, np.float32)
+    weights[-1, : batch_size - padding] = 1 / (batch_size - padding)
+    weights[-1, batch_size - padding :] = 0
+    count = max(1, CHUNK_BYTES // (4 * batch_size * source.shape[1]))
+    for first in range(0, len(order), count):
+        some = order[first : first + count]
+        x = jnp.asarray(source[some.ravel()], jnp.float32)
+        yield x.reshape(*some.shape, -1), y[some], weights[first : first + count]
+
+
+@functools.cache
+def _optimizer(rule: MinibatchProtocol, steps: int) -> optax.GradientTransformation:
+    """Return the optimizer at a learning rate of 1: each cell multiplies the updates by its rate.
+
+    Every rule is linear in the learning rate. Weight decay is added to the gradient.
+    """
+    settings = rule._asdict()
     del settings["grid"], settings["init_std"]
     config = OptimizerConfig(**settings, learning_rate=1.0, scaling="none", weight_decay=0.0)
-    # Every rule is linear in the rate: each cell multiplies the updates at a rate of 1 by its own.
-    # Weight decay, also its own, goes into the gradient as the rules would do it.
-    optimizer = make_optimizer(config, make_schedule(config, steps))
+    return make_optimizer(config, make_schedule(config, steps))
 
-    def begin(weights, bias, rates):
-        classifiers = Classifier(*(jnp.stack([leaf] * len(rates)) for leaf in (weights, bias)))
-        return classifiers, jax.vmap(optimizer.init)(classifiers)
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _start(initial: Classifier, rates: jax.Array, rule: MinibatchProtocol, steps: int) -> tuple:
+    """Return the classifiers and optimizer states of all cells."""
+    cells = len(rates)
+    classifiers = jax.tree.map(lambda leaf: jnp.stack([leaf] * cells), initial)
+    return classifiers, jax.vmap(_optimizer(rule, steps).init)(classifiers)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=0)
+def _train(state, rates, decays, batches, rule: MinibatchProtocol, steps: int) -> tuple:
+    """Train all cells on batches `[steps, b, …]`."""
+    optimizer = _optimizer(rule, steps)
 
     def update(gradient, state, classifier, rate, decay):
         weights = gradient.weights + decay * classifier.weights
@@ -181,53 +225,19 @@ def _compiled(protocol: Protocol, steps: int, devices: tuple) -> tuple[Callable,
         updates = jax.tree.map(lambda leaf: rate * leaf, updates)
         return optax.apply_updates(classifier, updates), state
 
-    def train(classifiers, states, rates, decays, x, y, order, weights):
-        def step(carry, batch):
-            rows, weight = batch
-            gradients = jax.grad(_cross_entropies)(carry[0], x[rows], y[rows], weight)
-            return jax.vmap(update)(gradients, carry[1], carry[0], rates, decays), None
+    def step(state, batch):
+        gradients = jax.grad(_cross_entropies)(state[0], *batch)
+        return jax.vmap(update)(gradients, state[1], state[0], rates, decays), None
 
-        return lax.scan(step, (classifiers, states), (order, weights))[0]
-
-    return distributed.pmap(begin, devices), distributed.pmap(train, devices, donate=(0, 1))
+    return lax.scan(step, state, batches)[0]
 
 
-def _cross_entropies(classifiers: Classifier, x, y, weight) -> jax.Array:
-    """Sum of the mean cross-entropies of `[cells, ...]`: its gradient is that of each cell."""
-    # One product for all cells, on a matrix [cells * num_classes, d]: the batch is read once.
+def _cross_entropies(classifiers: Classifier, x, y, row_weights) -> jax.Array:
+    """Return the sum of the mean cross-entropies of all cells; its gradient is each cell's."""
+    # A single product for all cells reads the batch once.
     cells, num_classes, d = classifiers.weights.shape
     stacked = Classifier(classifiers.weights.reshape(-1, d), classifiers.bias.reshape(-1))
-    outputs = logits(stacked, x).reshape(-1, cells, num_classes)
+    outputs = linear_logits(stacked, x).reshape(-1, cells, num_classes)
     labels = jnp.broadcast_to(y[:, None], outputs.shape[:2])
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
-    return jnp.sum(weight[:, None] * losses)
-
-
-def _batches(rows, batch_size: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows `[steps, b]` of an epoch's batches, and their weights; 0: fills up the last batch."""
-    order = np.random.default_rng([seed, epoch]).permutation(rows).astype(np.int32)
-    short = -len(order) % batch_size
-    order = np.concatenate([order, order[:short]]).reshape(-1, batch_size)
-    weights = np.full(order.shape, 1 / batch_size, np.float32)
-    weights[-1, : batch_size - short] = 1 / (batch_size - short)
-    weights[-1, batch_size - short :] = 0
-    return order, weights
-
-
-def _gathered(x, y, order, weights, devices: Sequence[jax.Device]) -> Iterator[tuple]:
-    """The batches of an epoch in pieces, with their rows of x and y on every device."""
-    steps, batch_size = order.shape
-    count = max(1, CHUNK_BYTES // (4 * batch_size * x.shape[1]))
-    for first in range(0, steps, count):
-        some = order[first : first + count]
-        places = np.arange(some.size, dtype=np.int32).reshape(some.shape)
-        gathered = as_float32(x[some.ravel()]), y[some.ravel()]
-        yield distributed.replicate((*gathered, places, weights[first : first + count]), devices)
-
-
-def _settings(protocol: Protocol) -> dict[str, Any]:
-    """The settings that its optimizer and schedule use."""
-    unused = {"grid"}
-    unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}
-    unused |= {"decay_at", "decay_factor"} if protocol.schedule == "cosine" else set()
-    return {name: value for name, value in protocol._asdict().items() if name not in unused}
+    return jnp.sum(row_weights[:, None] * losses)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.evaluate import comparison
+from hypersphere_jax.evaluate import estimates
 from hypersphere_jax.evaluate.results_file import PREDICTIONS
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
@@ -149,7 +149,7 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
     interval = None
     if len(values) > 1 and len(base_values) > 1:
         row["method"] = "Welch"
-        interval = comparison.welch(values, base_values)
+        interval = estimates.welch(values, base_values)
     elif len(values) == len(base_values) == 1:
         errors = [result.get(f"{score}_standard_error") for result in (one, other)]
         if score == "top1":
@@ -157,7 +157,7 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
             interval = _paired(_predictions(results, stem), _predictions(base, stem))
         elif None not in errors:
             row["method"] = "standard errors"
-            interval = comparison.of_errors(one[score], errors[0], other[score], errors[1])
+            interval = estimates.from_errors(one[score], errors[0], other[score], errors[1])
     if interval is None:
         return {"difference": row["difference"]}
     return row | {"low": interval.low, "high": interval.high}
@@ -180,10 +180,10 @@ def _predictions(results: Results, stem: str) -> Predictions:
     return (labels, correct) if math.isclose(100 * correct.mean(), result["top1"]) else None
 
 
-def _paired(one: Predictions, other: Predictions) -> comparison.Difference | None:
+def _paired(one: Predictions, other: Predictions) -> estimates.Difference | None:
     if one is None or other is None or not np.array_equal(one[0], other[0]):
         return None
-    return comparison.paired(one[1], other[1])
+    return estimates.paired(one[1], other[1])
 
 
 def _differing_options(folders: Sequence[Path]) -> Table:

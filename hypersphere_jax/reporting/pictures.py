@@ -15,7 +15,7 @@ from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
-from hypersphere_jax.evaluate.features import joined, make_forward
+from hypersphere_jax.evaluate.features import Extractor, concatenate_layers
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
 from hypersphere_jax.training import distributed, run_dir
@@ -184,9 +184,10 @@ def random_views(
 def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs `[n, dim]` of the readable samples, and their indices `[n]`."""
     devices = distributed.local_devices(1)
-    network = (encoder.apply, encoder.config)
-    read_batches, forward = make_forward(*network, source, devices, {"output": "none"})
-    batches = list(read_batches())
-    (layers,), _ = joined(forward(encoder.params, encoder.stats, batches))
+    pools = {"output": "none"}
+    extractor = Extractor(encoder.apply, encoder.config, source, devices, pools)
+    batches = list(extractor.read())
+    outputs = extractor.forward(encoder.params, encoder.stats, batches)
+    (layers,), _ = concatenate_layers(outputs)
     indices = np.concatenate([batch.indices for batch in batches])
     return layers["output"], indices[indices >= 0]

@@ -20,7 +20,7 @@ HEADERS = {
     "uniform_optimum": "optimal uniform",
     "projection_ks_sphere": "KS of projections",
 }
-NOT_SHOWN = ("run", "protocol", "init_from", "units", "data_wait", "num_classes", "gradient_norm")
+NOT_SHOWN = ("run", "protocol", "init_from", "units", "num_classes", "gradient_norm")
 NOT_SHOWN += ("C", "steps", "chosen_at_edge", "projection_half_width", "projection_ks_normal")
 
 

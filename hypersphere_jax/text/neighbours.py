@@ -11,8 +11,9 @@ import numpy as np
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluate import metrics
 from hypersphere_jax.evaluate.checks import check_features, check_unit_norm
+from hypersphere_jax.evaluate.estimates import Estimate, entries, jsonable
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.metrics import SelectedRows
+from hypersphere_jax.evaluate.rows import SelectedRows
 from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training.run_dir import RunEncoder
@@ -70,20 +71,20 @@ def neighbour_metrics(
     require(has_next.any(), "documents: each has one sentence, and there are no neighbours")
     uniform_f = metrics.uniformity(f, t, devices=devices)
     uniform_g = metrics.uniformity(g, t, devices=devices)
-    uniform = metrics.Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
+    uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
     result = {
-        **metrics.entries("align", _alignment(f, g, documents, alpha)),
+        **entries("align", _alignment(f, g, documents, alpha)),
         "align_alpha": alpha,
-        **metrics.entries("uniform", uniform),
-        **metrics.entries("uniform_f", uniform_f),
-        **metrics.entries("uniform_g", uniform_g),
+        **entries("uniform", uniform),
+        **entries("uniform_f", uniform_f),
+        **entries("uniform_g", uniform_g),
         "uniform_t": t,
         "n": n,
         "d": f.shape[1],
         "pairs": 2 * int(has_next.sum()),
         "documents": len(documents) - 1,
     }
-    return metrics.jsonable(result)
+    return jsonable(result)
 
 
 def _has_next(documents: np.ndarray) -> np.ndarray:
@@ -93,7 +94,7 @@ def _has_next(documents: np.ndarray) -> np.ndarray:
     return has_next
 
 
-def _alignment(f, g, documents: np.ndarray, alpha: float) -> metrics.Estimate:
+def _alignment(f, g, documents: np.ndarray, alpha: float) -> Estimate:
     has_next = _has_next(documents)
     sums = np.zeros(len(f))
     neighbours = np.zeros(len(f))
@@ -118,7 +119,7 @@ def _units(documents: np.ndarray) -> np.ndarray:
     return np.concatenate(units)
 
 
-def _mean_of_units(values: np.ndarray, units: np.ndarray) -> metrics.Estimate:
+def _mean_of_units(values: np.ndarray, units: np.ndarray) -> Estimate:
     """Return the mean of values `[n]`, and its standard error for independent units `[n]`."""
     mean = float(values.mean())
     excesses = np.bincount(np.unique(units, return_inverse=True)[1], values - mean)
@@ -126,7 +127,7 @@ def _mean_of_units(values: np.ndarray, units: np.ndarray) -> metrics.Estimate:
     error = math.nan
     if count > 1:
         error = math.sqrt(count / (count - 1) * np.sum(excesses**2)) / len(values)
-    return metrics.Estimate(mean, error)
+    return Estimate(mean, error)
 
 
 def neighbour_inputs(

@@ -13,8 +13,8 @@ from hypersphere_jax.data import Dataset
 from hypersphere_jax.evaluate import logistic
 from hypersphere_jax.evaluate.checks import check_splits
 from hypersphere_jax.evaluate.linear import Clock
-from hypersphere_jax.evaluate.metrics import SelectedRows
-from hypersphere_jax.evaluate.scores import Classifier, scores, top_classes
+from hypersphere_jax.evaluate.rows import SelectedRows
+from hypersphere_jax.evaluate.scores import Classifier, classification_scores, top_classes
 from hypersphere_jax.evaluate.selection import best_cell, grid_rows, penalties, validation_folds
 from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.text.sentence_training import run_vocabulary
@@ -58,9 +58,9 @@ def sentence_probe(
       devices: devices of this process that share the rows. Defaults to JAX's first.
 
     Returns:
-      The entries of `scores` over all rows, and the choices. `chosen` is the median, `n_train` the
-      minimum and `fold_top1` the mean over the outer folds. `top1_standard_error` comes from the
-      spread of the outer folds.
+      The entries of `classification_scores` over all rows, and the choices. `chosen` is the median,
+      `n_train` the minimum and `fold_top1` the mean over the outer folds. `top1_standard_error`
+      comes from the spread of the outer folds.
 
     Raises:
       UserError: for invalid features, labels or options.
@@ -72,7 +72,7 @@ def sentence_probe(
     outer = validation_folds(ids, folds, seed)
     clock.lap("check")
     options = {"num_classes": len(classes), "devices": devices}
-    problem = logistic.place(x, ids, jobs=inner_folds * len(strengths), **options)
+    problem = logistic.place(x, ids, fits=len(strengths), **options)
     clock.lap("place")
     top1 = [
         _inner_top1(problem, ids, outer != fold, strengths, inner_folds, seed)
@@ -82,10 +82,14 @@ def sentence_probe(
     clock.lap("select")
     n_train = len(y) - np.bincount(outer)
     penalty = _penalty(problem, chosen, n_train)
-    fit = logistic.fit_logistic(problem, outer, penalty, list(range(folds)))
+    fits = [
+        logistic.fit_logistic(problem, outer != fold, penalty[fold : fold + 1])
+        for fold in range(folds)
+    ]
+    fit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
     clock.lap("refit")
     ranked = classes[_rank(problem, fit.classifiers, x, outer)]
-    result = scores(ranked, y, num_classes=num_classes, seed=seed)
+    result = classification_scores(ranked, y, num_classes=num_classes, seed=seed)
     by_fold = [100 * float(np.mean((ranked[:, 0] == y)[outer == fold])) for fold in range(folds)]
     clock.lap("score")
     return {
@@ -117,7 +121,7 @@ def _inner_top1(
 ) -> np.ndarray:
     """Return accuracies on the inner folds of a training part `[folds, strengths]`."""
     inner = validation_folds(ids[is_training], folds, seed, "inner_folds")
-    fold_of_row = np.full(len(ids), logistic.PADDING, np.int32)
+    fold_of_row = np.full(len(ids), -1, np.int32)
     fold_of_row[is_training] = inner
     fitted_rows = is_training.sum() - np.bincount(inner)
     penalty = _penalty(problem, [strengths], fitted_rows[:, None])

@@ -27,7 +27,7 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluate import results_file
 from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.scores import scores
+from hypersphere_jax.evaluate.scores import classification_scores
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
 
@@ -92,7 +92,7 @@ def run_finetune(config: FinetuneConfig, command: str = "") -> tuple[Path, dict[
         "recipe": run.recipe,
         "seed": config.seed,
     }
-    results_file.save(folder / "eval" / "finetune.json", result)
+    results_file.save_result(folder / "eval" / "finetune.json", result)
     return folder, result
 
 
@@ -139,7 +139,8 @@ def score(folder: Path, source: Source, devices: int | None = None) -> dict[str,
         raise Diverged(f"the run diverged: logits that are not finite at {where}", ADVICE)
     num_classes = encoder.config.num_classes
     ranked = np.argsort(-logits[known], axis=1, kind="stable")[:, : min(5, num_classes)]
-    values = scores(ranked, labels[known], num_classes=num_classes, seed=encoder.config.seed)
+    seed = encoder.config.seed
+    values = classification_scores(ranked, labels[known], num_classes=num_classes, seed=seed)
     return {"step": encoder.step, **values, "n": int(known.sum())}
 
 

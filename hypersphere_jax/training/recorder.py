@@ -17,7 +17,7 @@ from hypersphere_jax.training.setup import RunSetup
 from hypersphere_jax.training.step import TrainState
 from hypersphere_jax.utils.terminal import Progress
 
-Evaluate = Callable[..., dict[str, float]]  # see `online.make_evaluation`
+Evaluate = Callable[..., dict[str, float]]  # see `callbacks.evaluation_callback`
 
 
 class RunRecord:

@@ -1,4 +1,4 @@
-"""Features: what the network gives, under keys of all that shapes them, in files there whole."""
+"""Features of encoders: layers, random views, and their cache."""
 
 import dataclasses
 import shutil
@@ -13,7 +13,13 @@ from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.evaluate import feature_cache, features
+from hypersphere_jax.evaluate import features
+from hypersphere_jax.evaluate.feature_files import (
+    Features,
+    collect_features,
+    read_cached,
+    write_cached,
+)
 from hypersphere_jax.evaluate.features import augmented_features, pair_features
 from hypersphere_jax.evaluate.features import split_features as split
 from hypersphere_jax.training import run_dir
@@ -74,11 +80,11 @@ def test_pooling(encoder):
         assert found.pools == {"conv2": pool, "output": "none"}
         pooled = getattr(maps, pool)(axis=(1, 2))
         np.testing.assert_allclose(found.features["conv2"].x, pooled, rtol=1e-4, atol=1e-5)
-    # A layer without space is the same file either way.
+    # The pooling of a layer without space does not matter.
     assert split(encoder, source, ["output", "conv2"], ONE).computed == ["conv2"]
 
 
-def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(encoder, monkeypatch):
+def test_only_missing_layers_are_computed(encoder, monkeypatch):
     source = some_digits(slice(21))
     monkeypatch.setattr(features, "PER_DEVICE", 8)
     first = split(encoder, source, ["output"], TWO)
@@ -86,7 +92,7 @@ def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(enco
     assert (first.computed, both.computed) == (["output"], ["conv2"])
     monkeypatch.setattr(features, "eval_batches", None)  # which a pass would call
     again = split(encoder, source, ["conv2", "output"], ONE)
-    assert again.computed == [] and again.data_wait is None
+    assert again.computed == []
     expected, _ = layers_of(*encoder[1:3], as_seen(source.images), False)
     for found in (both, again):
         for layer, (x, labels) in found.features.items():
@@ -95,7 +101,7 @@ def test_layers_are_those_of_the_network_and_only_missing_ones_are_computed(enco
             assert isinstance(x, np.memmap) and x.dtype == np.float32 and not x.flags.writeable
 
 
-def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
+def test_cache_depends_on_everything_that_shapes_features(encoder, monkeypatch):
     def computes(source, pool="none", **changes):
         return bool(split(encoder._replace(**changes), source, ["conv2"], ONE, pool).computed)
 
@@ -117,7 +123,7 @@ def test_all_that_shapes_features_makes_other_files(encoder, monkeypatch):
         assert computes(source)
 
 
-def test_a_file_that_was_cut_short_is_computed_again(encoder, caplog):
+def test_truncated_cache_is_computed_again(encoder, caplog):
     source = some_digits()
     expected = np.array(split(encoder, source, ["output"], ONE).features["output"].x)
     (file,) = (encoder.folder / "features").iterdir()
@@ -131,7 +137,7 @@ def test_a_file_that_was_cut_short_is_computed_again(encoder, caplog):
         np.testing.assert_array_equal(again.features["output"].x, expected)
 
 
-def test_features_of_another_layer_or_run_are_computed_again(encoder, caplog):
+def test_cache_of_another_layer_is_computed_again(encoder, caplog):
     made = [split(encoder, some_digits(), [layer], ONE) for layer in ("output", "conv2")]
     x = np.array(made[0].features["output"].x)
     one, other = sorted((encoder.folder / "features").iterdir())
@@ -143,26 +149,26 @@ def test_features_of_another_layer_or_run_are_computed_again(encoder, caplog):
     assert not split(encoder, some_digits(), ["output"], ONE).computed
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+def test_batches_are_collected_in_order(tmp_path):
     def batch(n, value):
         return ({"x": np.full((n, 3), value, np.float32)},), np.full(n, value, np.int32)
 
-    def batches():
-        yield batch(2, 1)
-        others.append(feature_cache.write([batch(4, 2)], {"x": file})["x"])  # another process, say
-        file.unlink()
-        yield batch(3, 1)
-        assert not file.exists() and feature_cache.read(file) is None
+    found = collect_features([batch(2, 1), batch(3, 4)])["x"]
+    file = tmp_path / "x.npy"
+    write_cached(file, found)
+    for x, labels in (found, read_cached(file)):
+        np.testing.assert_array_equal(labels, [1, 1, 4, 4, 4])
+        np.testing.assert_array_equal(x, np.repeat(np.float32(labels)[:, None], 3, axis=1))
 
-    others, file = [], tmp_path / "x.npy"
-    feature_cache.write(batches(), {"x": file})
-    for found, n, value in ((feature_cache.read(file), 5, 1), (others[0], 4, 2)):
-        np.testing.assert_array_equal(found.x, np.full((n, 3), value))
-        np.testing.assert_array_equal(found.labels, np.full(n, value))
+
+def test_a_cache_that_cannot_be_written_is_not_an_error(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    write_cached(tmp_path / "file" / "x.npy", Features(np.zeros((1, 2)), np.zeros(1)))
+    assert "not cached" in caplog.text
 
 
 @pytest.mark.slow
-def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
+def test_unreadable_images_have_no_features(encoder, many_sizes):
     encoder = showing(encoder, "stl10")
     every = split(encoder, many_sizes, ["output"], ONE).features["output"]
     many_sizes[0], many_sizes.digest = None, "one less"
@@ -171,7 +177,7 @@ def test_images_that_cannot_be_read_have_no_features(encoder, many_sizes):
         np.testing.assert_allclose(side, its[1:], rtol=1e-4, atol=1e-4)
 
 
-def test_views_of_an_epoch_have_crops_and_flips_but_no_colours(encoder, rng):
+def test_random_views_have_crops_and_flips_but_no_colours(encoder, rng):
     """Of images with one colour each, only that colour can come back; halves may change sides."""
     colours = rng.integers(0, 256, (20, 3), dtype=np.uint8)
     images = np.tile(colours[:, None, None], (2, 8, 8, 1))
@@ -199,8 +205,8 @@ def test_random_views_do_not_depend_on_devices(encoder, many_sizes, kind, monkey
     source = many_sizes
     if kind == "one size":
         source = Arrays(np.stack([image[:12, :12] for image in source]), source.labels, (), "one")
-    # Batches of other images with other numbers of devices.
-    monkeypatch.setattr(features, "batch_size", lambda _, devices: 8 if len(devices) > 1 else 7)
+    # The number of devices changes the batches.
+    monkeypatch.setattr(features, "PER_DEVICE", 7)
 
     def differ(one, other):
         return (np.abs(one - other).max(axis=1) > 0.01).sum() > 15

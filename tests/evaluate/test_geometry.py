@@ -1,4 +1,4 @@
-"""Geometry of features: closed forms, float64 by hand, and independence of slices and devices."""
+"""Geometry of features, compared with closed forms, SciPy and NumPy in float64."""
 
 import math
 
@@ -13,13 +13,13 @@ import hypersphere_jax as hj
 from hypersphere_jax.evaluate import geometry, metrics
 
 
-@pytest.fixture(params=[2**23, 60], ids=["one slice", "many slices"])
-def slices(request, monkeypatch):
-    monkeypatch.setattr(geometry, "ENTRIES", request.param)
+@pytest.fixture(params=[2**23, 60], ids=["one block", "many blocks"])
+def blocks(request, monkeypatch):
+    monkeypatch.setattr(geometry, "FLOAT64_ENTRIES", request.param)
 
 
 @pytest.mark.parametrize("shape", [(50, 6), (6, 50), (8, 8)])
-def test_rank_from_a_singular_value_decomposition(shape, slices, rng):
+def test_effective_rank_matches_singular_values(shape, blocks, rng):
     x = sphere(rng, *shape) + 0.2
     found = geometry.effective_rank(x)
     x = x.astype(np.float64)
@@ -38,12 +38,15 @@ def test_projections_of_the_uniform_sphere(d, rng):
     np.testing.assert_allclose(found.variance, 1, atol=0.05)  # 1 / d along a direction, times d
     np.testing.assert_allclose(found.mean, 0, atol=0.03)
     assert found.ks_sphere.max() < 2 / n**0.5 and found.sliced_wasserstein.max() < 2e-3
-    assert found.counts.shape == (min(16, d), geometry.BINS) and (found.counts.sum(1) == n).all()
+    assert (
+        found.counts.shape == (min(16, d), geometry.PROJECTION_BINS)
+        and (found.counts.sum(1) == n).all()
+    )
     # Of few dimensions, no projection is normal; of many, all are.
     assert found.ks_normal.min() > 0.05 if d == 2 else found.ks_normal.max() < 0.05
 
 
-def test_distances_of_projections(slices, rng):
+def test_projection_distances_match_scipy(blocks, rng):
     n, d, seed = 300, 6, 3
     x = sphere(rng, n, d) + 0.3
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -54,7 +57,7 @@ def test_distances_of_projections(slices, rng):
     np.testing.assert_allclose(found.variance, projected.var(0), rtol=1e-6)
     marginal = stats.beta((d - 1) / 2, (d - 1) / 2, loc=-(d**0.5), scale=2 * d**0.5)
     quantiles = marginal.ppf((np.arange(n) + 0.5) / n)
-    bins = np.linspace(-found.half_width, found.half_width, geometry.BINS + 1)
+    bins = np.linspace(-found.half_width, found.half_width, geometry.PROJECTION_BINS + 1)
     for k in range(4):
         # Within a bin, the distribution of the sample can jump once.
         for ks, law in ((found.ks_sphere, marginal), (found.ks_normal, stats.norm)):
@@ -67,7 +70,7 @@ def test_distances_of_projections(slices, rng):
         assert np.abs(found.counts[k] - np.histogram(projected[:, k], bins)[0]).max() <= 1
 
 
-def test_pair_distances(slices, rng):
+def test_pair_distances(blocks, rng):
     x, y = sphere(rng, 100, 4), sphere(rng, 100, 4)
     y[0] = -x[0] * 1.004  # norms are near 1 only
     mean, counts = geometry.pair_distances(x, y)
@@ -100,8 +103,8 @@ def test_uniformity_by_class_is_that_of_each_class(devices, rng):
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
-def test_alignment_by_class_is_over_pairs_of_one_class(alpha, rng, monkeypatch):
-    monkeypatch.setattr(geometry, "ENTRIES", 64)  # several blocks a class
+def test_class_alignment_is_the_mean_over_pairs_of_one_class(alpha, rng, monkeypatch):
+    monkeypatch.setattr(geometry, "FLOAT64_ENTRIES", 64)  # several blocks per class
     labels = rng.permutation(np.repeat(["a", "b", "c", "d"], [30, 20, 9, 1]))
     x = sphere(rng, 60, 3) + (labels == "a")[:, None]
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -120,13 +123,15 @@ def test_alignment_by_class_is_over_pairs_of_one_class(alpha, rng, monkeypatch):
     measured = hj.measure(x, labels=labels, alpha=alpha)
     assert (measured["align"], measured["align_standard_error"]) == found
     assert measured["uniform"] == hj.measure(x)["uniform"] and hj.measure(x)["align"] is None
-    # Unlabelled points are in no pair.
-    ids = [*np.unique(labels, return_inverse=True)[1], *[-1] * 5]
-    again = hj.measure(np.concatenate([x, x[:5]]), labels=ids, alpha=alpha)
-    assert again["align"] == pytest.approx(found.value, rel=1e-12)
+    # Ignored points are in no pair.
+    for ignored in (-1, 9):
+        ids = [*np.unique(labels, return_inverse=True)[1], *[ignored] * 5]
+        more = np.concatenate([x, x[:5]])
+        again = hj.measure(more, labels=ids, alpha=alpha, ignore_label=ignored)
+        assert again["align"] == pytest.approx(found.value, rel=1e-12)
 
 
-def test_what_is_no_alignment_by_class(rng):
+def test_measure_refuses_other_labels(rng):
     x = sphere(rng, 4, 3)
     for given, match in (
         ({"y": x, "labels": [0, 0, 1, 1]}, "y and labels"),
@@ -149,9 +154,9 @@ def test_class_mates():
         assert list(values) == list(others) and (counts > 0.7 * 600 / len(others)).all()
 
 
-def test_prototype_bias(slices, rng):
+def test_prototype_bias(blocks, rng):
     draws = [tuple(sphere(rng, 80, 3) for _ in range(2)) for _ in range(2)]
     lengths = np.mean([np.linalg.norm(np.float64(x) - y, axis=1) for x, y in draws], axis=0)
-    found = geometry.prototype_bias(draws)
+    found = geometry.mean_prototype_bias(draws)
     np.testing.assert_allclose(found.value, lengths.mean(), rtol=1e-6)
     np.testing.assert_allclose(found.standard_error, lengths.std(ddof=1) / 80**0.5, rtol=1e-6)

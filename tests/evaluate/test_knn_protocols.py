@@ -6,12 +6,12 @@ import tiny_runs
 
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
-from hypersphere_jax.evaluate import online
+from hypersphere_jax.evaluate.callbacks import split_images
 from hypersphere_jax.evaluate.knn import knn_probe
-from hypersphere_jax.evaluate.probe_verb import run_probe
+from hypersphere_jax.evaluate.probe_runs import run_probe
 
 
-def test_named_protocols_are_their_options(rng, tmp_path):
+def test_named_protocols_set_options(rng, tmp_path):
     labels = [rng.integers(0, 3, n) for n in (260, 80)]
     x = [rng.standard_normal((len(y), 5)) + y[:, None] for y in labels]
     arrays = {"train_x": x[0], "train_y": labels[0], "test_x": x[1], "test_y": labels[1]}
@@ -24,15 +24,15 @@ def test_named_protocols_are_their_options(rng, tmp_path):
     assert weighted["predicted"] != knn_probe(**arrays, k=200)["predicted"]
 
 
-def test_all_images_are_both_whole_splits(tmp_path):
+def test_eval_images_all_uses_whole_splits(tmp_path):
     evaluate = C.EvaluateConfig(1, ("knn_weighted",), "all", eval_split="test")
     config = tiny_runs.short(tmp_path, evaluate=evaluate)
     dataset = data.load(config)
-    bank, queries = online._parts(config, dataset)
+    bank, queries = split_images(config, dataset)
     assert (len(bank), len(queries)) == (len(dataset.train), len(dataset.test))
 
 
-def test_too_few_images_for_200_neighbours_are_refused_before_training(tmp_path):
+def test_too_few_images_for_200_neighbours_are_refused(tmp_path):
     from hypersphere_jax.training import train as training
 
     evaluate = C.EvaluateConfig(1, ("knn_weighted",), 300)

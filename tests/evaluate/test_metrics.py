@@ -1,4 +1,4 @@
-"""Metrics of data sets, files and runs: against loops, with errors."""
+"""Alignment and uniformity of data sets, files and runs, compared with NumPy."""
 
 import json
 import shutil
@@ -16,16 +16,15 @@ from hypersphere_jax import theory
 from hypersphere_jax.configs import MetricsConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays, subsets
-from hypersphere_jax.evaluate import metrics, metrics_verb
-from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.evaluate.feature_files import load_features
-from hypersphere_jax.evaluate.metrics_verb import lines, run_metrics
+from hypersphere_jax.evaluate import measure_runs, metrics
+from hypersphere_jax.evaluate.feature_files import Features, load_features
+from hypersphere_jax.evaluate.measure_runs import metrics_rows, run_metrics
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.files import read_json
 
 
 @pytest.mark.parametrize(("n", "chunk", "devices"), [(100, 30, 1), (101, 17, 4)])
-def test_uniformity_is_that_of_all_points(n, chunk, devices, rng):
+def test_uniformity_in_chunks_is_over_all_pairs(n, chunk, devices, rng):
     x = sphere(rng, n, 5)
     for t in (2.0, 60.0):
         found = metrics.uniformity(x, t, devices=jax.devices()[:devices], chunk=chunk)
@@ -44,7 +43,7 @@ def test_uniformity_of_features_far_from_the_origin(rng):
 
 
 @pytest.mark.parametrize("apart", [0, 2])
-def test_standard_error_is_the_spread_of_repeated_samples(apart, rng):
+def test_standard_error_is_the_spread_over_samples(apart, rng):
     """Of two clusters, and of the sphere: there all points have one mean potential."""
     found = []
     for _ in range(600):
@@ -56,7 +55,7 @@ def test_standard_error_is_the_spread_of_repeated_samples(apart, rng):
 
 
 def test_alignment(rng, monkeypatch):
-    monkeypatch.setattr(metrics, "CHUNK", 128)
+    monkeypatch.setattr(metrics, "CHUNK_ROWS", 128)
     x, y = sphere(rng, 300, 4), sphere(rng, 300, 4)
     for alpha in (1.0, 2.0):
         powers = np.linalg.norm(np.float64(x) - y, axis=1) ** alpha
@@ -64,10 +63,10 @@ def test_alignment(rng, monkeypatch):
         np.testing.assert_allclose(metrics.alignment(x, y, alpha), expected, rtol=1e-5)
 
 
-def test_summary_has_what_it_names(rng):
+def test_summary_has_values_errors_and_bounds(rng):
     x, pairs = sphere(rng, 60, 4), (sphere(rng, 300, 4), sphere(rng, 300, 4))
-    found = metrics.summary(x, pairs, alpha=1.0, t=3.0)
     estimates = {"align": metrics.alignment(*pairs, 1.0), "uniform": metrics.uniformity(x, 3.0)}
+    found = metrics.summary(x, estimates["align"], alpha=1.0, t=3.0)
     for name, estimate in estimates.items():
         assert (found[name], found[f"{name}_standard_error"]) == estimate
     rest = {"align_alpha": 1.0, "uniform_t": 3.0, "d": 4, "n": 60}
@@ -94,8 +93,8 @@ def test_features_of_any_length_and_precision_in_files(rng, tmp_path, monkeypatc
     np.testing.assert_allclose(features[10:20], x[10:20], rtol=1e-6)
     for file, options, said in (
         ("long.npy", {}, "norms go from 3 to 3"),
-        ("zero.npy", {"normalize": True}, "rows 7\\)"),
-        ("bad.npy", {}, "NaN or infinity .rows 3"),
+        ("zero.npy", {"normalize": True}, "rows 7;"),
+        ("bad.npy", {}, "NaN or infinity, first rows 3"),
     ):
         with pytest.raises(UserError, match=said):
             run_metrics(MetricsConfig(file, **options))
@@ -138,10 +137,12 @@ def test_all_parts_of_files(files, capsys):
     assert picture.stat().st_size > 10_000
     check_output(out, ".json")  # both may be written anew
     check_output(picture, ".png")
-    assert all(name in shown and f"{value:.2f}"[:-1] in shown for name, value, *_ in lines(found))
+    assert all(
+        name in shown and f"{value:.2f}"[:-1] in shown for name, value, *_ in metrics_rows(found)
+    )
 
 
-def test_parts_that_the_data_allow(files):
+def test_default_parts_depend_on_the_data(files):
     def found(file="x", **options):
         return set(run_metrics(MetricsConfig(str(files / f"{file}.npy"), **options)))
 
@@ -155,7 +156,7 @@ def test_parts_that_the_data_allow(files):
         found(parts=("views",))
 
 
-def test_seed_of_directions_and_of_class_mates(files):
+def test_seed_draws_directions_and_class_mates(files):
     of = {"run": str(files / "x.npy"), "labels": files / "labels.npy"}
     of |= {"devices": 1, "parts": ("projections", "prototype")}
     one, same, other = (run_metrics(MetricsConfig(seed=seed, **of)) for seed in (1, 1, 2))
@@ -164,7 +165,7 @@ def test_seed_of_directions_and_of_class_mates(files):
 
 
 @pytest.mark.slow
-def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_path, monkeypatch):
+def test_run_metrics_of_checkpoints_and_splits(image_run, tmp_path, monkeypatch):
     run, seeds = shutil.copytree(image_run, tmp_path / "run"), []
     whole = run_dir.load_data(run)  # with more images, without labels, to train on
     whole = whole._replace(pretrain=subsets.Concatenated([whole.train, whole.test]))
@@ -179,8 +180,8 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
         rng = np.random.default_rng([encoder.step, len(source), seed])
         return sphere(rng, len(source), 6), sphere(rng, len(source), 6)
 
-    monkeypatch.setattr(metrics_verb, "split_features", split)
-    monkeypatch.setattr(metrics_verb, "pair_features", pairs)
+    monkeypatch.setattr(measure_runs, "split_features", split)
+    monkeypatch.setattr(measure_runs, "pair_features", pairs)
     parts = ["--devices", "1", "--parts", "classes", "prototype", "views"]
     for name, step, n, seed, alpha, t in (
         ("test", 56, 397, 0, 2, 2),
@@ -203,7 +204,7 @@ def test_checkpoint_split_seed_and_options_are_those_asked_for(image_run, tmp_pa
         assert (run / "figures" / f"metrics-{name}-classes+prototype+views.png").is_file()
 
 
-def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):
+def test_prototype_bias_leaves_out_images_without_mates(monkeypatch):
     # An image's one pixel says which it is; rows 4, 7 and 8 have no mate.
     labels = np.array([0, 2, 0, 2, 1, 0, 2, -1, -1])
     images = np.arange(9, dtype=np.uint8).reshape(9, 1, 1, 1)
@@ -215,10 +216,10 @@ def test_prototype_bias_of_a_run_leaves_out_images_without_mates(monkeypatch):
         seen.append(np.stack([numbers, 100 * np.arange(len(source))], axis=1).astype(np.float32))
         return seen[-1], seen[-1] + seed
 
-    monkeypatch.setattr(metrics_verb, "pair_features", encode)
-    views = partial(metrics_verb._views_of, None, source, [], 3)
-    inputs = metrics_verb.MetricsInputs(np.zeros((9, 2)), None, labels, views=views)
-    found = metrics_verb._prototype(MetricsConfig("run", seed=3), inputs, [])
+    monkeypatch.setattr(measure_runs, "pair_features", encode)
+    views = partial(measure_runs._row_views, None, source, [], 3)
+    features = measure_runs.MeasuredFeatures(np.zeros((9, 2)), None, labels, views=views)
+    found = measure_runs.METRIC_PARTS["prototype"](features, MetricsConfig("run", seed=3), [])
     (ours, places), (theirs, their_places) = (x.T for x in seen)
     assert found["prototype_bias_n"] == 6 and list(ours) == [0, 1, 2, 3, 5, 6]
     np.testing.assert_array_equal(places, their_places)  # augmented alike

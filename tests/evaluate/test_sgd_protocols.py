@@ -1,4 +1,4 @@
-"""Linear classifiers by minibatches: each step of each protocol is that of a NumPy loop."""
+"""Linear classifiers by minibatches, compared with a loop in NumPy."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from points import sphere
 
 from hypersphere_jax.evaluate import sgd
-from hypersphere_jax.evaluate.sgd import PROTOCOLS
+from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
 
 CLASSES, N, D = 5, 60, 8
 GRID = [(0.5, 0.0), (2.0, 1e-2), (0.1, 0.1)]
@@ -25,7 +25,7 @@ def problem(rng, n=N):
 
 def short(name, batch_size=16):
     epochs = len(STEPS_DOWN.get(name, range(10)))
-    return PROTOCOLS[name]._replace(epochs=epochs, batch_size=batch_size)
+    return MINIBATCH_PROTOCOLS[name]._replace(epochs=epochs, batch_size=batch_size)
 
 
 def fit(protocol, x, y, rows=range(N), grid=GRID, **options):
@@ -70,8 +70,8 @@ def by_hand(name, protocol, features, y, rows, rate, decay):
     return params
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_steps_are_those_of_a_loop(rng, name):
+@pytest.mark.parametrize("name", MINIBATCH_PROTOCOLS)
+def test_training_matches_a_loop(rng, name):
     """Each cell's own, so that no cell depends on the others; nor on rows that are left out."""
     x, y = problem(rng)
     inside = rng.random(N) < 0.8
@@ -81,12 +81,18 @@ def test_steps_are_those_of_a_loop(rng, name):
     found, report = fit(short(name), x, y, rows, grid)
     expected = [by_hand(name, short(name), lambda _: x, y, rows, *cell) for cell in grid]
     assert_same(found, expected, 2e-3)  # momentum and high rates magnify rounding
-    assert report["finite"] == [True] * 3 and report["optimizer"] == PROTOCOLS[name].optimizer
+    assert (
+        report["finite"] == [True] * 3
+        and report["optimizer"] == MINIBATCH_PROTOCOLS[name].optimizer
+    )
 
 
-def test_protocols_are_those_of_the_papers():
+def test_protocols_have_the_papers_settings():
     # Of eight cells, the first and the last.
-    about = {k: (p.optimizer, p.epochs, p.batch_size, *p.grid[::7]) for k, p in PROTOCOLS.items()}
+    about = {
+        k: (p.optimizer, p.epochs, p.batch_size, *p.grid[::7])
+        for k, p in MINIBATCH_PROTOCOLS.items()
+    }
     assert about == {
         "stl10": ("adam", 100, 128, (1e-3, 0.0), (1e-2, 1e-3)),
         "moco": ("sgd", 100, 256, (30, 0.0), (1, 1e-5)),
@@ -96,16 +102,14 @@ def test_protocols_are_those_of_the_papers():
     }
 
 
-@pytest.mark.slow
-def test_where_features_lie_and_who_computes_change_nothing(rng, monkeypatch, tmp_path):
+def test_devices_chunks_and_types_change_nothing(rng, monkeypatch, tmp_path):
     x, y = problem(rng)
     x, rows = x.astype(np.float16), np.flatnonzero(rng.random(N) < 0.9)
     expected, _ = fit(short("moco"), x.astype(np.float32), y, rows)
-    assert_same(fit(short("moco"), x, y, rows, devices=jax.devices()[:2])[0], expected, 1e-3)
     np.save(tmp_path / "x.npy", x)
-    monkeypatch.setattr(sgd, "RESIDENT_SHARE", 0)
-    monkeypatch.setattr(sgd, "CHUNK_BYTES", 3 * 4 * 16 * D)  # three batches, and the last alone
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert_same(fit(short("moco"), mapped, y, rows, devices=jax.devices()[:3])[0], expected, 1e-3)
+    monkeypatch.setattr(sgd, "CHUNK_BYTES", 3 * 4 * 16 * D)  # three batches, and the last one
     assert_same(fit(short("moco"), mapped, y, rows)[0], expected, 1e-3)
 
 
@@ -116,9 +120,9 @@ def aligned(n, d):
     return raw[begin : begin + 4 * n * d].view(np.float32).reshape(n, d)
 
 
-def test_features_of_each_epoch(rng, monkeypatch):
-    """Also where they come in the same memory each time, which JAX does not copy if aligned."""
-    n = 4000  # for a training that is still going on when the next features come
+def test_features_of_each_epoch(rng):
+    """Also in the same memory each time, which JAX does not copy if it is aligned."""
+    n = 4000  # the training of an epoch is still running when the next features arrive
     x, y = problem(rng, n)
     shifts = 0.2 * rng.normal(size=(10, 1, D)).astype(np.float32)
     rows, grid = np.arange(10, n), [(0.1, 0.0)]  # high rates would blow up a rounding error
@@ -126,8 +130,7 @@ def test_features_of_each_epoch(rng, monkeypatch):
     expected = [by_hand("moco", short("moco"), of_epoch, y, rows, *grid[0])]
     memory = aligned(n, D)
     in_memory = lambda epoch: np.add(x, shifts[epoch], out=memory)  # noqa: E731
-    for share, features in ((0, in_memory), (0.25, in_memory), (0.25, of_epoch)):
-        monkeypatch.setattr(sgd, "RESIDENT_SHARE", share)
+    for features in (in_memory, of_epoch):
         found, _ = fit(short("moco"), x, y, rows, grid, epoch_features=features)
         assert_same(found, expected, 1e-3)
 

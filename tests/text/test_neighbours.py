@@ -11,7 +11,7 @@ from points import sphere
 
 from hypersphere_jax import theory
 from hypersphere_jax.evaluate import metrics
-from hypersphere_jax.evaluate.feature_cache import Features
+from hypersphere_jax.evaluate.feature_files import Features
 from hypersphere_jax.text import neighbours
 from hypersphere_jax.text.neighbours import neighbour_inputs, neighbour_metrics
 

@@ -17,7 +17,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.evaluate import features, knn, linear, online
+from hypersphere_jax.evaluate import callbacks, features, knn, linear
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.setup import set_up
@@ -91,9 +91,9 @@ def test_numbers_and_that_others_stay_as_they_are(evaluated, short_run):
 @pytest.mark.slow
 def test_it_may_begin_when_a_run_goes_on(killed_run, evaluated, tmp_path, monkeypatch):
     """And is of the objective that it is given: vmapped runs differ in theirs."""
-    made, original = [], online.make_evaluation
+    made, original = [], callbacks.evaluation_callback
     keep = lambda *given: made.append(original(*given)) or made[0]  # noqa: E731
-    monkeypatch.setattr(online, "make_evaluation", keep)
+    monkeypatch.setattr(callbacks, "evaluation_callback", keep)
     folder = shutil.copytree(killed_run, tmp_path / "short")
     training.train(short(tmp_path))
     assert values(folder)[0] == {12: values(evaluated)[0][12]}
@@ -119,7 +119,7 @@ def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeyp
     config = tiny_runs.short(tmp_path, evaluate=evaluate, runtime=runtime)
     whole = once("aligned", lambda to: training.train(config.replace(runs_dir=str(to)))) / "short"
     name, calls = "align_uniform", []
-    original = online.EVALUATORS[name]
+    original = callbacks.EVALUATORS[name]
 
     def interrupted(inputs):
         calls.append(inputs)
@@ -135,7 +135,7 @@ def test_interrupted_evaluations_are_repeated(how, step, once, tmp_path, monkeyp
         monkeypatch.context() as patch,
         pytest.raises((KeyboardInterrupt, Killed)),
     ):
-        patch.setitem(online.EVALUATORS, name, interrupted)
+        patch.setitem(callbacks.EVALUATORS, name, interrupted)
         training.train(config)
     folder = tmp_path / "short"
     assert checkpoints.steps(folder / "checkpoints")[-1] == step
@@ -152,7 +152,7 @@ class Killed(BaseException):
 def parts(tmp_path, split, evaluators=("knn",), folds=1, objective=SUPERVISED):
     asked, of = C.EvaluateConfig(1, evaluators, 200, eval_split=split), C.DataConfig(folds=folds)
     made = tiny_runs.short(tmp_path, data=of, objective=objective, evaluate=asked)
-    return *online._parts(made, dataset := data.load(of)), dataset
+    return *callbacks.split_images(made, dataset := data.load(of)), dataset
 
 
 def pixels(source):
@@ -202,12 +202,12 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
 
     seen = []
     monkeypatch.setattr(features, "eval_batches", unreadable)
-    monkeypatch.setitem(online.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
+    monkeypatch.setitem(callbacks.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
     knn = C.EvaluateConfig(1, ("knn",), 200)
     setup = set_up(tiny_runs.short(tmp_path, evaluate=knn))
     apply, params, stats = models.create(setup.config, jax.random.key(0))
-    online.make_evaluation(setup.config, setup.dataset, apply, setup.devices)(params, stats)
-    bank, queries = online._parts(setup.config, setup.dataset)
+    callbacks.evaluation_callback(setup.config, setup.dataset, apply, setup.devices)(params, stats)
+    bank, queries = callbacks.split_images(setup.config, setup.dataset)
     known = np.delete(np.concatenate([bank.labels, queries.labels]), [3, 5])
     assert seen[0].bank == len(bank) - 2 and np.array_equal(seen[0].labels, known)
     assert {len(x) for x in seen[0].features.values()} == {len(known)}
@@ -215,5 +215,5 @@ def test_an_image_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
 
 def test_accuracy_of_a_classifier_is_of_the_second_half_alone():
     logits, labels = np.eye(4)[[0, 1, 2, 3] * 2], np.array([3, 3, 3, 0, 0, 1, 3, 3])
-    inputs = online.EvaluatorInputs({"logits": logits}, [], labels, 4, 4, "output", None)
-    assert online.EVALUATORS["classifier"](inputs) == {"classifier_top1": 75.0}
+    inputs = callbacks.EvaluatorInputs({"logits": logits}, [], labels, 4, 4, "output", None)
+    assert callbacks.EVALUATORS["classifier"](inputs) == {"classifier_top1": 75.0}

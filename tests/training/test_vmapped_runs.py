@@ -17,7 +17,7 @@ from run_states import assert_same_run, at_line, state_of, timeless
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import datasets, subsets
-from hypersphere_jax.evaluate import online
+from hypersphere_jax.evaluate import callbacks
 from hypersphere_jax.training import checkpoints, distributed, run_dir, vmapped
 from hypersphere_jax.training import train as training
 
@@ -55,7 +55,7 @@ def evaluation():
         return {"eval/norm": norm, "eval/alpha": objective.align_alpha}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "make_evaluation", lambda *_: evaluate)
+        patch.setattr(callbacks, "evaluation_callback", lambda *_: evaluate)
         # As if a few had labels: all are trained on.
         train, test, pretrain, recipe = datasets._open(C.DataConfig())
         some = subsets.Subset(train, np.arange(300), "with labels")

@@ -77,9 +77,8 @@ class PairsBetween:
         sums = pair_sums(b, self.exclude)
         if not self.columns_are_replicated:
             sums = reduce_over_devices(pair_sums, b, sums, jax.nn.logsumexp, self.options)
-        if not self.columns_are_anchors:
-            return sums[:1]
-        return sums
+        rows, columns = sums
+        return (rows,) if columns is None else (rows, columns)
 
     def weighted_sums(self, sides: Sides, scale: Scale) -> Sides:
         a, b = sides

@@ -1,4 +1,4 @@
-"""The verb `features`: the files that it writes hold what `hypersphere_jax.load` gives."""
+"""Files of features: what `hypersphere_jax.load` returns, with labels and file names."""
 
 import csv
 from pathlib import Path
@@ -10,7 +10,7 @@ from PIL import Image
 import hypersphere_jax as hj
 from hypersphere_jax import cli, data
 from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig
-from hypersphere_jax.evaluate import features_verb, metrics_verb
+from hypersphere_jax.evaluate import measure_runs, write_features
 from hypersphere_jax.evaluate.feature_files import read_splits
 
 
@@ -21,8 +21,8 @@ def encoder(image_run):
 
 @pytest.fixture
 def one_encoder(encoder, monkeypatch):
-    """Whose programs are compiled once."""
-    monkeypatch.setattr(features_verb.encoder, "load", lambda *of, **options: encoder)
+    """Load the same encoder each time."""
+    monkeypatch.setattr(write_features, "load", lambda *of, **options: encoder)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def files(tmp_path, digits):
 
 def written(image_run, out, **options):
     """What the verb says of a file, and the .csv file beside it."""
-    said, table = features_verb.run_features(FeaturesConfig(str(image_run), out, **options)), []
+    said, table = write_features.run_features(FeaturesConfig(str(image_run), out, **options)), []
     if out.suffix == ".npy":
         with open(out.with_suffix(".csv"), newline="") as stream:
             table = list(csv.DictReader(stream))
@@ -74,7 +74,7 @@ def test_layers_are_pooled_or_flattened(encoder, one_encoder, image_run, digits,
         lengths = np.linalg.norm(expected, axis=1)
         np.testing.assert_allclose(said.norms, [lengths.min(), lengths.max()], rtol=1e-5)
         assert said.shapes == {"": expected.shape}
-        assert [row["label"] for row in table] == ["-1"] * 12 and not said.labelled
+        assert [row["label"] for row in table] == ["-1"] * 12 and not said.is_labelled
 
 
 def test_splits_for_probe_and_metrics(encoder, one_encoder, image_run, digits, tmp_path):
@@ -91,17 +91,17 @@ def test_splits_for_probe_and_metrics(encoder, one_encoder, image_run, digits, t
     np.testing.assert_array_equal(train_x, encoder(images[:12]))
     np.testing.assert_array_equal(test_x, encoder(images[12:22]))
     assert (*train_y, *test_y) == (*labels[:22],)
-    assert said.shapes == {"train": (12, 6), "test": (10, 6)} and said.labelled
+    assert said.shapes == {"train": (12, 6), "test": (10, 6)} and said.is_labelled
     _, table = written(image_run, tmp_path / "both.npy", **options)
     np.testing.assert_array_equal(np.load(tmp_path / "both.npy"), [*train_x, *test_x])
     assert [row["split"] for row in table] == ["train"] * 12 + ["test"] * 10
 
     written(image_run, tmp_path / "one.npz", **options, split="train")
-    _, inputs = metrics_verb._file_inputs(MetricsConfig(str(tmp_path / "one.npz")))
+    _, inputs = measure_runs._open_file(MetricsConfig(str(tmp_path / "one.npz")))
     np.testing.assert_array_equal(inputs.x, train_x)
     np.testing.assert_array_equal(inputs.labels, train_y)
     with pytest.raises(hj.UserError, match="features"):
-        metrics_verb._file_inputs(MetricsConfig(str(tmp_path / "both.npz")))
+        measure_runs._open_file(MetricsConfig(str(tmp_path / "both.npz")))
 
 
 def test_of_files_with_their_names(encoder, image_run, files, tmp_path):
@@ -129,7 +129,7 @@ def test_killed_while_the_table_is_written(one_encoder, image_run, files, tmp_pa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(features_verb.csv, "writer", Killed)
+        patch.setattr(write_features.csv, "writer", Killed)
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         written(image_run, out, images=folder)
     assert not out.exists()
@@ -149,7 +149,7 @@ def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
     assert [row["class"] for row in table] == ["a"] * 9 + ["b"] * 2
     np.testing.assert_array_equal(np.load(out), encoder(left))
     said, (row,) = written(image_run, tmp_path / "one.npy", images=str(files[0]))
-    assert row == {"label": "-1", "file": str(files[0])} and not said.labelled
+    assert row == {"label": "-1", "file": str(files[0])} and not said.is_labelled
 
 
 def test_refused(encoder, image_run, text_run, tmp_path):

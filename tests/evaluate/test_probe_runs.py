@@ -1,4 +1,4 @@
-"""The verb probe: runs and files of features to results, one file each; what is asked arrives."""
+"""Probes of runs and of files of features: results, their files, and their table."""
 
 import csv
 import json
@@ -16,9 +16,9 @@ from hypersphere_jax.configs import ProbeConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.evaluate import features, linear, probe_verb, results_file
-from hypersphere_jax.evaluate.feature_cache import Features
-from hypersphere_jax.evaluate.sgd import PROTOCOLS
+from hypersphere_jax.evaluate import features, probe_runs, results_file
+from hypersphere_jax.evaluate.feature_files import Features
+from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.utils.files import read_json
@@ -49,16 +49,16 @@ def quick(monkeypatch):
         noise = np.random.default_rng(len(source)).normal(size=(len(source), 10))
         x = np.float32(np.eye(10)[source.labels] + 10 / (1 + encoder.step) * noise)
         found = {layer: Features(x, source.labels) for layer in layers}
-        return features.Extraction(found, dict.fromkeys(layers, pool), [], 0.5, None)
+        return features.Extraction(found, dict.fromkeys(layers, pool), [], 0.5)
 
-    monkeypatch.setattr(probe_verb, "split_features", split_features)
+    monkeypatch.setattr(probe_runs, "split_features", split_features)
 
 
 def test_layers_protocols_and_options(run):
     options = {"layers": ("conv2", "output"), "pool": "max", "k": (1, 7), "metric": "euclidean"}
     vote = {"vote": "similarity", "temperature": 0.3}
-    found = probe_verb.run_probe(asked(run, protocols=("knn",), **options, **vote))
-    found += probe_verb.run_probe(asked(run, protocols=("lbfgs",), seed=2))
+    found = probe_runs.run_probe(asked(run, protocols=("knn",), **options, **vote))
+    found += probe_runs.run_probe(asked(run, protocols=("lbfgs",), seed=2))
     ends = ("1-conv2-poolmax", "7-conv2-poolmax", "1-output", "7-output")
     metric = "-metriceuclidean-votesimilarity-temperature0.3"
     names = [*(f"knn{end}{metric}" for end in ends), "lbfgs-output-seed2"]
@@ -84,7 +84,7 @@ def test_every_step_and_several_runs(run, quick, tmp_path):
     shutil.rmtree(copy / "checkpoints" / "28" / "state")
     said, failures = [], []
     config = asked(run.parent, copy, all_steps=True, protocols=("knn",))
-    found = probe_verb.run_probe(config, said.append, failures.append)
+    found = probe_runs.run_probe(config, said.append, failures.append)
     steps = [("images", 0), ("images", 28), ("images", 56), ("copy", 0), ("copy", 56)]
     assert [(r["run"], r["step"]) for r in found] == steps
     top1 = [result["top1"] for result in found]
@@ -105,14 +105,14 @@ def test_sorted_in_one_file_and_a_table(run, quick, tmp_path, capsys):
     assert all(f"{score:.2f}" in shown for score in scores)
     assert failures.splitlines()[-1].startswith("error: no run 'rnu'")
     some = [found[0] | {"top1": 90.0, "top1_interval": [88.0, 93.0]}, *found[1:]]
-    results_file.write(tmp_path / "x.csv", some)
+    results_file.write_results(tmp_path / "x.csv", some)
     first, *_ = csv.DictReader((tmp_path / "x.csv").read_text().splitlines())
     for written in (out, tmp_path / "x.csv"):
         check_output(written, ".csv", ".json")  # may be written anew
     assert [first[f"top1{end}"] for end in ("", "_low", "_high")] == ["90.0", "88.0", "93.0"]
 
 
-def test_what_protocols_are_given(run, quick, monkeypatch):
+def test_protocols_get_the_options(run, quick, monkeypatch):
     given, views = [], Mock(return_value=lambda epoch: Features(np.full((4, 2), epoch), labels))
     labels = np.array([3, -1, 0, 2])
 
@@ -120,13 +120,13 @@ def test_what_protocols_are_given(run, quick, monkeypatch):
         given.append(options | {"rows": (len(train_x), len(test_x))})
         return {"protocol": options["protocol"], "top1": 1.0, "n": len(test_x), "d": 6}
 
-    monkeypatch.setattr(linear, "linear_probe", linear_probe)
-    monkeypatch.setattr(probe_verb, "augmented_features", views)
+    monkeypatch.setattr(probe_runs, "linear_probe", linear_probe)
+    monkeypatch.setattr(probe_runs, "augmented_features", views)
     options = {"layers": ("conv2",), "pool": "mean", "folds": 3, "seed": 1, "l2": (0.1, 0.02)}
     options |= {"protocols": ("lbfgs", "stl10"), "augment": True, "as_printed": True}
-    found = probe_verb.run_probe(asked(run, **options))
+    found = probe_runs.run_probe(asked(run, **options))
     lbfgs, stl10 = given
-    assert lbfgs["grid"] == (0.1, 0.02) and stl10["grid"] == PROTOCOLS["stl10"].grid[:1]
+    assert lbfgs["grid"] == (0.1, 0.02) and stl10["grid"] == MINIBATCH_PROTOCOLS["stl10"].grid[:1]
     for its in given:
         assert its | {"folds": 3, "seed": 1, "num_classes": 10, "rows": (1400, 397)} == its
     assert "epoch_features" not in lbfgs
@@ -134,7 +134,10 @@ def test_what_protocols_are_given(run, quick, monkeypatch):
     encoder, source, *rest = views.call_args.args
     assert encoder.step == 56 and len(source) == 1400 and views.call_count == 1
     assert rest == ["conv2", jax.devices()[:1], 1, "mean"]
-    ends = "lbfgs-conv2-poolmean-folds3-l20.1_0.02", "stl10-conv2-poolmean-folds3-augment-printed"
+    ends = (
+        "lbfgs-conv2-poolmean-folds3-l20.1_0.02",
+        "stl10-conv2-poolmean-folds3-augment-as_printed",
+    )
     assert [kept(run, f"{end}-seed1") for end in ends] == found
 
 
@@ -142,12 +145,12 @@ def test_images_without_labels_are_left_out(run, quick, monkeypatch):
     dataset, (_, test) = run_dir.load_data(run), digits()
     some = Arrays(test.images, np.where(np.arange(397) % 2, test.labels, -1), ("0",) * 10, "here")
     monkeypatch.setattr(run_dir, "load_data", lambda *_: dataset._replace(train=some, test=some))
-    (result,) = probe_verb.run_probe(asked(run, protocols=("knn",), k=(1,)))
+    (result,) = probe_runs.run_probe(asked(run, protocols=("knn",), k=(1,)))
     assert result["n"] == result["n_train"] == 198 and result["top1"] == 100
 
 
 @pytest.mark.slow
-def test_a_run_has_the_classes_that_occur(tmp_path):
+def test_classes_are_the_labels_that_occur(tmp_path):
     """Training, evaluation, classifier and probes are those of labels 0 to 4."""
     found = []
     for name, classes in (("0", np.arange(5)), ("1", np.array([1, 2, 3, 4, 999_999]))):
@@ -168,7 +171,7 @@ def test_a_run_has_the_classes_that_occur(tmp_path):
         training.train(tiny_runs.short(tmp_path, name, **options))
         assert run_dir.read_config(tmp_path / name).num_classes == 5
         last = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
-        results = probe_verb.run_probe(asked(tmp_path / name, k=(5,), l2=(0.1,)))
+        results = probe_runs.run_probe(asked(tmp_path / name, k=(5,), l2=(0.1,)))
         assert all(result["num_classes"] == 5 and result["top5"] is None for result in results)
         same = ("top1", "targets", "predicted", "confusion", "per_class")
         found.append([last["loss"], last["eval/knn_top1"], last["eval/classifier_top1"]])
@@ -183,11 +186,11 @@ def splits(rng):
     return {"train_x": x[0], "train_y": labels[0], "test_x": x[1], "test_y": labels[1]}
 
 
-def test_what_cannot_be_probed(run):
+def test_missing_layers_and_checkpoints_are_refused(run):
     with pytest.raises(UserError, match="did you mean 'output'"):
-        probe_verb.run_probe(asked(run, layers=("ouput",)))
+        probe_runs.run_probe(asked(run, layers=("ouput",)))
     with pytest.raises(UserError, match=r"no checkpoint of step 7 .*0, 28, 56"):
-        probe_verb.run_probe(asked(run, step=7))
+        probe_runs.run_probe(asked(run, step=7))
 
 
 def test_user_supplied_features(splits, tmp_path):
@@ -196,7 +199,7 @@ def test_user_supplied_features(splits, tmp_path):
     folder.mkdir()
     for name, array in splits.items():
         np.save(folder / f"{name}.npy", array.astype(np.float16) if "x" in name else array)
-    found = probe_verb.run_probe(asked(file, folder, k=(1, 9), metric="euclidean"))
+    found = probe_runs.run_probe(asked(file, folder, k=(1, 9), metric="euclidean"))
     assert [result["protocol"] for result in found] == ["lbfgs", "knn", "knn"] * 2
     train_x, train_y, test_x, test_y = splits.values()
     for k, result in ((1, found[1]), (9, found[2])):
@@ -210,7 +213,7 @@ def test_label_ids_may_be_any_numbers(splits, tmp_path):
         arrays = splits | {key: ids[splits[key]] for key in ("train_y", "test_y")}
         arrays |= {key: np.concatenate([arrays[key], row]) for key, row in more.items()}
         np.savez(tmp_path / "f.npz", **arrays)
-        (result,) = probe_verb.run_probe(
+        (result,) = probe_runs.run_probe(
             asked(tmp_path / "f.npz", protocols=("lbfgs",), l2=(1e-1, 1e-2))
         )
         return result

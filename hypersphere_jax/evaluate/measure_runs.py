@@ -1,0 +1,269 @@
+"""Alignment, uniformity and geometry of a run's checkpoint, or of a file of features."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hypersphere_jax import text
+from hypersphere_jax.configs import MetricsConfig, UserError, require
+from hypersphere_jax.configs.base import WRITER, check_output
+from hypersphere_jax.data import Source, subsets
+from hypersphere_jax.evaluate import geometry, metrics, results_file
+from hypersphere_jax.evaluate.checks import check_features
+from hypersphere_jax.evaluate.estimates import UNKNOWN_ESTIMATE, entries, jsonable
+from hypersphere_jax.evaluate.feature_files import load_features
+from hypersphere_jax.evaluate.features import pair_features, split_features
+from hypersphere_jax.evaluate.rows import SelectedRows
+from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.arrays import array_names, open_array
+from hypersphere_jax.utils.files import write_json
+
+DEFAULT_PARTS = ("rank", "classes", "distances", "projections")
+
+
+class MeasuredFeatures(NamedTuple):
+    """Features to measure, and what is known about their rows."""
+
+    x: Any  # [n, d] of unit norm
+    pairs: tuple[Any, Any] | None  # features of both sides of positive pairs
+    labels: np.ndarray | None = None  # [n]
+    labels_name: str = "labels"  # in messages
+    class_names: Sequence[str] = ()
+    # Maps rows to their features under one or several augmentations, which depend only on a row's
+    # position; None if some images cannot be read.
+    views: Callable[[np.ndarray], Sequence[Any]] | None = None
+    # Maps (alpha, t, devices) to other entries than those of alignment and uniformity.
+    summary: Callable[..., dict[str, Any]] | None = None
+
+    def positive_pairs(self) -> tuple[Any, Any]:
+        """Return the pairs, or raise `UserError`."""
+        require(self.pairs is not None, "these features have no positive pairs; pass pairs=")
+        return self.pairs
+
+    def groups(self) -> dict[Any, np.ndarray]:
+        """Return the rows of each class, or raise `UserError`."""
+        require(self.labels is not None, "these features have no labels; pass labels=")
+        return geometry.class_rows(self.labels, len(self.x), self.labels_name)
+
+
+@distributed.isolated()
+def run_metrics(config: MetricsConfig) -> dict[str, Any]:
+    """Return alignment, uniformity and geometry of a checkpoint's output, or of a file.
+
+    The alignment of a checkpoint is over pairs of random views of each image, everything else over
+    the images without augmentation. The result is also written to the file of `metrics_files`.
+
+    Args:
+      config: the run or file, and what to measure.
+
+    Raises:
+      UserError: for features that are not finite or not of unit norm, and for parts whose data are
+        missing.
+    """
+    check_output(config.out, ".json")
+    check_output(config.figure, ".png", flag="figure=")
+    devices = distributed.local_devices(config.devices)
+    if config.of_file:
+        header, features = _open_file(config)
+    else:
+        header, features = _open_run(config, devices)
+    chosen = DEFAULT_PARTS if config.parts is None else config.parts
+    parts: dict[str, Any] = {}
+    for part in [name for name in METRIC_PARTS if name in chosen]:
+        try:
+            parts |= jsonable(METRIC_PARTS[part](features, config, devices))
+        except UserError:  # by default, parts without data are left out
+            if config.parts is not None or (part == "classes" and config.labels is not None):
+                raise
+    if features.summary is not None:
+        summary = features.summary(config.alpha, config.t, devices)
+    else:
+        align = UNKNOWN_ESTIMATE
+        if features.pairs is not None:
+            align = metrics.alignment(*features.pairs, config.alpha)
+        summary = metrics.summary(features.x, align, config.alpha, config.t, devices)
+    result = header | {"protocol": "metrics"} | summary | parts | {"seed": config.seed}
+    out, _ = metrics_files(config)
+    if out is not None and config.of_file:
+        write_json(out, {"written_by": WRITER} | result)
+    elif out is not None:
+        results_file.save_result(out, result)
+    return result
+
+
+def metrics_files(config: MetricsConfig) -> tuple[Path | None, Path | None]:
+    """Return the files of the result and of its figure.
+
+    The names of a run's files contain the options that are not the default.
+    """
+    if config.of_file:
+        return config.out, config.figure
+    changed = results_file.changed_options(config, ("step", "alpha", "t", "seed"))
+    name = f"metrics-{config.split}{changed}"
+    if config.parts is not None:
+        name += "-" + ("+".join(sorted(set(config.parts))) or "only")
+    folder = run_dir.find(config.run, config.runs_dir)
+    return folder / "eval" / f"{name}.json", folder / "figures" / f"{name}.png"
+
+
+def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None, float | None]]:
+    """Return rows of name, value, standard error, and value of uniform features if known."""
+    optimum = result["uniform_optimum"]
+    # The Kolmogorov-Smirnov distance is the mean for a sample of n points.
+    uniform = {
+        "uniform_f": optimum / 2,
+        "uniform_g": optimum / 2,
+        "uniform_views": optimum,
+        "uniform_by_class_mean": optimum,
+        "effective_rank": float(result["d"]),
+        "participation_ratio": float(result["d"]),
+        "pair_distance": None,
+        "sliced_wasserstein": 0.0,
+        "projection_ks_sphere": math.sqrt(math.pi / 2 / result["n"]) * math.log(2),
+        "prototype_bias": None,
+    }
+    return [
+        (name.replace("_", " "), result[name], result.get(f"{name}_standard_error"), value)
+        for name, value in uniform.items()
+        if name in result
+    ]
+
+
+# Features, with the first entries of the result.
+
+
+def _open_run(
+    config: MetricsConfig, devices: list[jax.Device]
+) -> tuple[dict[str, Any], MeasuredFeatures]:
+    folder = run_dir.find(config.run, config.runs_dir)
+    encoder = run_dir.load_encoder(folder, config.step)
+    dataset = run_dir.load_data(folder, config.data_dir)
+    source = dataset.train
+    if config.split == "test":
+        source = run_dir.test_split(dataset)
+    header = {
+        "run": folder.name,
+        "step": encoder.step,
+        "data": encoder.config.data,
+        "split": config.split,
+        "layer": "f, g" if encoder.config.reads_text else "output",
+    }
+    if encoder.config.reads_text:
+        x, pairs, summary = text.neighbour_inputs(encoder, source, devices)
+        return header, MeasuredFeatures(x, pairs, summary=summary)
+    x, labels = split_features(encoder, source, ["output"], devices).features["output"]
+    pairs = pair_features(encoder, source, devices, config.seed)
+    for side in (x, *pairs):
+        check_features(f"{folder.name}, {config.split}", side)
+    features = MeasuredFeatures(
+        x, pairs, labels_name=f"labels of the {config.split} split", class_names=source.class_names
+    )
+    if dataset.class_names:
+        features = features._replace(labels=labels)
+    if len(x) == len(source):
+        views = functools.partial(_row_views, encoder, source, devices, config.seed)
+        features = features._replace(views=views)
+    return header, features
+
+
+def _row_views(
+    encoder: RunEncoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return two views of each of these images, random by position in `rows`."""
+    return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)
+
+
+def _open_file(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]:
+    x = load_features(config.run, config.normalize)
+    labels_file = config.labels
+    if labels_file is None and "labels" in array_names(config.run):
+        labels_file = Path(config.run)
+    features = MeasuredFeatures(x, None, views=lambda rows: (SelectedRows(x, rows),))
+    if labels_file is not None:
+        labels = open_array(labels_file, "labels")
+        features = features._replace(labels=labels, labels_name=str(labels_file))
+    if config.pairs is not None:
+        features = features._replace(pairs=(x, load_features(config.pairs, config.normalize)))
+    header = {
+        "features": config.run,
+        "pairs": config.pairs and str(config.pairs),
+        "labels": labels_file and str(labels_file),
+        "normalized": config.normalize,
+    }
+    return header, features
+
+
+# Parts of the result.
+
+
+def _rank(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    return geometry.effective_rank(features.x)._asdict()
+
+
+def _classes(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    groups = features.groups()
+    estimates = metrics.uniformities(features.x, list(groups.values()), config.t, devices=devices)
+    values = [estimate.value for estimate in estimates]
+    names = list(groups)
+    if features.class_names:
+        names = [features.class_names[label] for label in groups]
+    return {
+        "uniform_by_class_mean": float(np.nanmean(values)),
+        "classes": names,
+        "n_by_class": [len(rows) for rows in groups.values()],
+        "uniform_by_class": values,
+        "uniform_by_class_standard_error": [estimate.standard_error for estimate in estimates],
+    }
+
+
+def _distances(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    mean, counts = geometry.pair_distances(*features.positive_pairs())
+    return entries("pair_distance", mean) | {"pair_distance_counts": counts}
+
+
+def _projections(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    result = geometry.projections(features.x, seed=config.seed)
+    columns = result._asdict()
+    half_width = columns.pop("half_width")
+    return {
+        "sliced_wasserstein": float(result.sliced_wasserstein.mean()),
+        "projection_ks_sphere": float(result.ks_sphere.mean()),
+        "projection_ks_normal": float(result.ks_normal.mean()),
+        "projection_half_width": half_width,
+        "projections": [
+            dict(zip(columns, direction, strict=True))
+            for direction in zip(*columns.values(), strict=True)
+        ],
+    }
+
+
+def _views(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    sides = features.positive_pairs()
+    values = [metrics.uniformity(side, config.t, devices=devices).value for side in sides]
+    return {"uniform_views": (values[0] + values[1]) / 2}
+
+
+def _prototype(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+    """Compare each row with another row of its class under the same augmentation."""
+    mates = geometry.class_mates(features.groups(), len(features.x), config.seed)
+    require(features.views is not None, "parts=prototype needs all images; some are unreadable")
+    rows = np.flatnonzero(mates >= 0)
+    draws = zip(features.views(rows), features.views(mates[rows]), strict=True)
+    bias = geometry.mean_prototype_bias(list(draws))
+    return entries("prototype_bias", bias) | {"prototype_bias_n": len(rows)}
+
+
+METRIC_PARTS = {
+    "rank": _rank,
+    "classes": _classes,
+    "distances": _distances,
+    "projections": _projections,
+    "views": _views,
+    "prototype": _prototype,
+}

@@ -1,0 +1,215 @@
+"""Linear probes and k-NN of runs' checkpoints, or of files of features."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hypersphere_jax import data, text
+from hypersphere_jax.configs import ProbeConfig, UserError, require
+from hypersphere_jax.configs.base import check_output
+from hypersphere_jax.evaluate import feature_files, results_file
+from hypersphere_jax.evaluate.features import augmented_features, split_features
+from hypersphere_jax.evaluate.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluate.linear import linear_probe
+from hypersphere_jax.evaluate.results_file import Result
+from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
+from hypersphere_jax.training import checkpoints, distributed, run_dir
+from hypersphere_jax.training.run_dir import RunEncoder
+
+Log = Callable[[str], None]
+RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
+# Options of each protocol, which are in the name of a result's file if they are not the default.
+PROTOCOL_OPTIONS = {
+    "knn": ("metric", "vote", "temperature", "seed"),
+    "knn_weighted": ("seed",),
+    "quick_thought": ("folds", "seed"),
+    "lbfgs": ("folds", "l2", "standardize", "seed"),
+    **dict.fromkeys(MINIBATCH_PROTOCOLS, ("folds", "augment", "as_printed", "seed")),
+}
+
+
+@distributed.isolated()
+def run_probe(
+    config: ProbeConfig, log: Log = lambda line: None, log_failure: Log | None = None
+) -> list[Result]:
+    """Return linear probes and k-NN of checkpoints' layers, or of files of features.
+
+    Args:
+      config: what to probe, and how.
+      log: called with a line for each encoder about its features.
+      log_failure: called with the error of a run or checkpoint that cannot be probed, before the
+        next one. By default the error is raised.
+
+    Returns:
+      One result for each encoder, layer, protocol and k, as in `eval/` of the runs.
+
+    Raises:
+      UserError: for runs, features or options that do not fit.
+    """
+    check_output(config.out, ".csv", ".json")
+    devices = distributed.local_devices(config.devices)
+    results: list[Result] = []
+    for result in _probe_all(config, devices, log, log_failure):
+        results = results_file.sort_results([*results, result], config.sort)
+        if config.out is not None:  # each time, because a later one may fail
+            results_file.write_results(config.out, results)
+    return results
+
+
+def _probe_all(
+    config: ProbeConfig, devices: list[jax.Device], log: Log, log_failure: Log | None
+) -> Iterator[Result]:
+    for name in config.runs:
+        with _failures_to(log_failure, name):
+            if feature_files.is_feature_path(Path(name)):
+                yield from _probe_file(Path(name), config, devices)
+                continue
+            for folder in run_dir.find_all(name, config.runs_dir):
+                with _failures_to(log_failure, str(folder)):
+                    yield from _probe_run(folder, config, devices, log, log_failure)
+
+
+@contextlib.contextmanager
+def _failures_to(log_failure: Log | None, name: str) -> Iterator[None]:
+    """Log invalid input and unreadable files, or raise them without a logger."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if log_failure is None:
+            raise
+        text = str(error)
+        log_failure(text if name in text else f"{name}: {text}")
+
+
+def _probe_file(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> Iterator[Result]:
+    refused = results_file.changed_options(config, RUN_OPTIONS)
+    require(not refused, f"{path} contains features, and these options are for runs: {refused}")
+    arrays = feature_files.read_splits(path)
+    options = {"devices": devices, "ignore_label": config.ignore_label}
+    for _, _, result in _probe_arrays(arrays, config, options):
+        yield {"features": str(path), "split": "test"} | result
+
+
+def _probe_run(
+    folder: Path, config: ProbeConfig, devices: list[jax.Device], log: Log, log_failure: Log | None
+) -> Iterator[Result]:
+    tasks = _open_tasks(folder, config)
+    steps: list[int | None] = [config.step]
+    if config.all_steps:
+        steps = [*checkpoints.steps(folder / "checkpoints")]
+        require(bool(steps), f"{folder / 'checkpoints'} is empty; `pretrain` saves checkpoints")
+    for step in steps:
+        name = str(folder)
+        if step is not None:
+            name += f", step {step}"
+        with _failures_to(log_failure, name):
+            encoder = run_dir.load_encoder(folder, step)
+            for task, dataset in tasks.items():
+                about = {"task": task, "step": step}
+                about = {name: value for name, value in about.items() if value is not None}
+                suffix = "".join(f"-{name}{value}" for name, value in about.items())
+                for name, options, result in _probe_encoder(encoder, dataset, config, devices, log):
+                    file = folder / "eval" / f"{name}{suffix}{options}.json"
+                    result = about | result
+                    results_file.save_result(file, result)
+                    yield result
+
+
+def _open_tasks(folder: Path, config: ProbeConfig) -> dict[str | None, data.Dataset]:
+    """Return the data to classify: the run's (None), or labelled sentences by name."""
+    if run_dir.read_config(folder).reads_text:
+        return text.probe_tasks(folder, config)
+    require(not config.data, f"data= is for sentence encoders, and {folder} encodes images")
+    dataset = run_dir.load_data(folder, config.data_dir)
+    is_labelled = bool(dataset.class_names)
+    require(is_labelled, f"{dataset.origin} has no labels, which a probe needs; use `metrics`")
+    run_dir.test_split(dataset)
+    return {None: dataset}
+
+
+def _probe_encoder(
+    encoder: RunEncoder, dataset: data.Dataset, config: ProbeConfig, devices: list, log: Log
+) -> Iterator[tuple[str, str, Result]]:
+    """Yield the name of each result's file, the options in it, and the result."""
+    sources = [source for source in (dataset.train, dataset.test) if source is not None]
+    options = (config.layers, devices, config.pool)
+    splits = [split_features(encoder, source, *options) for source in sources]
+    header = {
+        "run": encoder.folder.name,
+        "step": encoder.step,
+        "data": encoder.config.data,
+        "split": {1: "folds", 2: "test"}[len(splits)],
+    }
+    seconds = sum(split.seconds for split in splits)
+    computed = sorted({layer for split in splits for layer in split.computed})
+    source = f"of {', '.join(computed)} computed" if computed else "from the cache"
+    log(f"{header['run']}, step {encoder.step}: features {source} in {seconds:.1f} s")
+    header["seconds_features"] = round(seconds, 3)
+    options = {"num_classes": len(dataset.class_names), "ignore_label": -1, "devices": devices}
+    for layer, layer_pool in splits[0].pools.items():
+        arrays = [array for split in splits for array in split.features[layer]]
+        about = {"layer": layer}
+        pooled = ""
+        if layer_pool != "none":
+            about["pool"] = layer_pool
+            pooled = f"-pool{layer_pool}"
+        views = None
+        if config.augment:
+            draw = (layer, devices, config.seed, config.pool)
+            views = augmented_features(encoder, dataset.train, *draw)
+        for name, protocol, result in _probe_arrays(arrays, config, options, views):
+            changed = results_file.changed_options(config, PROTOCOL_OPTIONS[protocol])
+            yield f"{name}-{layer}{pooled}", changed, header | about | result
+
+
+def _probe_arrays(
+    arrays: Sequence[Any],
+    config: ProbeConfig,
+    options: dict[str, Any],
+    views: Callable | None = None,
+) -> Iterator[tuple[str, str, Result]]:
+    """Yield name, protocol and result of each probe; `views` maps epochs to augmented features."""
+    ks = {"knn": config.k}
+    jobs = [(protocol, k) for protocol in config.protocols for k in ks.get(protocol, ("",))]
+    for protocol, k in jobs:
+        started = time.perf_counter()
+        result = _score(protocol, k, arrays, config, options, views)
+        result["seconds_probe"] = round(time.perf_counter() - started, 3)
+        for option in ("standardize", "augment", "as_printed"):
+            if option in PROTOCOL_OPTIONS[protocol] and getattr(config, option):
+                result[option] = True
+        yield f"{protocol}{k}", protocol, result
+
+
+def _score(
+    protocol: str,
+    k: Any,
+    arrays: Sequence[Any],
+    config: ProbeConfig,
+    options: dict[str, Any],
+    views: Callable | None,
+) -> Result:
+    options = options | {"seed": config.seed}
+    if protocol == "knn":
+        options |= {"metric": config.metric, "vote": config.vote, "temperature": config.temperature}
+        return knn_probe(*arrays, k=k, **options)
+    if protocol in KNN_PROTOCOLS:
+        options |= KNN_PROTOCOLS[protocol]
+        return knn_probe(*arrays, **options)
+    if protocol == "quick_thought":
+        del options["ignore_label"]
+        if config.folds is not None:
+            options["inner_folds"] = config.folds
+        return text.sentence_probe(*arrays, **options)
+    options |= {"protocol": protocol, "folds": config.folds}
+    if protocol == "lbfgs":
+        return linear_probe(*arrays, grid=config.l2, standardize=config.standardize, **options)
+    if config.as_printed:
+        options["grid"] = MINIBATCH_PROTOCOLS[protocol].grid[:1]
+    if views is not None:
+        options["epoch_features"] = lambda epoch: views(epoch).x
+    return linear_probe(*arrays, **options)
