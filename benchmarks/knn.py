@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.probe import features
 from benchmarks.timing import child, device_kind, median, ratio, resident_peak, take_turns
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.evaluate.knn import knn_probe
+from hypersphere_jax.evaluation.knn import knn_probe
 from hypersphere_jax.reporting.tables import print_table
 
 PRODUCT, SCIKIT_LEARN = "product", "scikit-learn"

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.timing import device_kind, median, ratio, resident_peak, take_turns
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.evaluate.linear import linear_probe
+from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.reporting.tables import print_table
 
 

@@ -35,8 +35,8 @@ from hypersphere_jax.configs import (
     RuntimeConfig,
 )
 from hypersphere_jax.configs.base import program
-from hypersphere_jax.evaluate.measure_runs import run_metrics
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.tables import print_table

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from hypersphere_jax.configs import UserError as UserError
     from hypersphere_jax.encoder import Encoder as Encoder
     from hypersphere_jax.encoder import load as load
-    from hypersphere_jax.evaluate.knn import knn_probe as knn_probe
-    from hypersphere_jax.evaluate.linear import linear_probe as linear_probe
-    from hypersphere_jax.evaluate.metrics import measure as measure
+    from hypersphere_jax.evaluation.knn import knn_probe as knn_probe
+    from hypersphere_jax.evaluation.linear import linear_probe as linear_probe
+    from hypersphere_jax.evaluation.metrics import measure as measure
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
@@ -32,9 +32,9 @@ _MODULES = {
     **dict.fromkeys(("Encoder", "load"), "encoder"),
     **dict.fromkeys(("Run", "train"), "run"),
     "Recipe": "augment",
-    "knn_probe": "evaluate.knn",
-    "linear_probe": "evaluate.linear",
-    "measure": "evaluate.metrics",
+    "knn_probe": "evaluation.knn",
+    "linear_probe": "evaluation.linear",
+    "measure": "evaluation.metrics",
 }
 
 

@@ -276,8 +276,8 @@ def finetune(arguments: list[str]) -> None:
 def probe(arguments: list[str]) -> None:
     """Linear probes and k-NN on features of checkpoints or from files."""
     config = parse_evaluation(configs.ProbeConfig, "probe", arguments)
-    from hypersphere_jax.evaluate import results_file
-    from hypersphere_jax.evaluate.probe_runs import run_probe
+    from hypersphere_jax.evaluation import results_file
+    from hypersphere_jax.evaluation.probe_runs import run_probe
     from hypersphere_jax.reporting.tables import print_table
 
     failures: list[str] = []
@@ -292,7 +292,7 @@ def probe(arguments: list[str]) -> None:
 def metrics(arguments: list[str]) -> None:
     """Alignment, uniformity and geometry of the features of a checkpoint, or of a file."""
     config = parse_evaluation(configs.MetricsConfig, "metrics", arguments)
-    from hypersphere_jax.evaluate import measure_runs
+    from hypersphere_jax.evaluation import measure_runs
     from hypersphere_jax.reporting import plots
     from hypersphere_jax.reporting.tables import print_table, with_error
 
@@ -320,7 +320,7 @@ def metrics(arguments: list[str]) -> None:
 def features(arguments: list[str]) -> None:
     """Features of any images, by a run or a saved encoder, into an .npy or .npz file."""
     config = parse_evaluation(configs.FeaturesConfig, "features", arguments)
-    from hypersphere_jax.evaluate.write_features import run_features
+    from hypersphere_jax.evaluation.write_features import run_features
 
     written = run_features(config)
     shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]

@@ -55,6 +55,7 @@ def run_page(page: str) -> None:
 
 
 def main(folder: str, *pages: str) -> None:
+    sys.path.insert(0, str(ROOT))  # the pages run in other folders
     for page in pages:
         print(page, flush=True)
         own = Path(folder) / page

@@ -18,7 +18,7 @@ LOOSER = {"cpu": 1, "gpu": 10, "tpu": 10}
 DEVICES = {
     2: (
         "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[2]",
-        "evaluate/test_metrics.py::test_all_parts_of_files",
+        "evaluation/test_metrics.py::test_all_parts_of_files",
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
         "models/test_dense.py::test_several_encoders_and_sharded_rows",
         "models/test_winograd.py::test_sharded_images",
@@ -40,8 +40,8 @@ DEVICES = {
         "text/test_sentence_training.py::test_step_on_one_and_two_devices",
     ),
     3: (
-        "evaluate/test_logistic.py::test_minima_match_scikit_learn[False-3",
-        "evaluate/test_logistic.py::test_minima_match_scikit_learn[True-3",
+        "evaluation/test_logistic.py::test_minima_match_scikit_learn[False-3",
+        "evaluation/test_logistic.py::test_minima_match_scikit_learn[True-3",
     ),
     4: (
         "losses/test_losses.py::test_half_precision_over_devices_under_vmap",
@@ -85,7 +85,7 @@ ON_CPU = {
         "training/test_train_step.py::test_precision_of_the_products_of_a_step",
     ),
     "features that stay in a memory map": (
-        "evaluate/test_linear_protocols.py::test_scale_type_and_blocks_change_nothing",
+        "evaluation/test_linear_protocols.py::test_scale_type_and_blocks_change_nothing",
     ),
     "made-up devices": ("training/test_deterministic.py::test_deterministic_kernels",),
 }

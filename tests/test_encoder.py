@@ -19,7 +19,7 @@ import hypersphere_jax as hj
 from hypersphere_jax import data
 from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.encoder import named_arrays
-from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.training import run_dir
 
 

@@ -17,14 +17,14 @@ LAYERS = (
     ("configs", "utils"),
     ("losses", "moco", "theory"),
     ("augment", "data", "models"),
-    ("depth", "encoder", "evaluate", "pretrained", "text", "training"),
+    ("depth", "encoder", "evaluation", "pretrained", "text", "training"),
     ("reporting", "run"),
     ("cli", "__main__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Third-party package: where alone it may be imported.
 HOMES = {name: ["data"] for name in ("sklearn", "tensorflow_datasets", "grain")}
-HOMES |= {"scipy": ["data", "depth", "evaluate"], "h5py": ["depth"]}
+HOMES |= {"scipy": ["data", "depth", "evaluation"], "h5py": ["depth"]}
 HOMES |= {"PIL": ["data", "augment"]}
 HOMES |= {"flax": ["models", "text.sentence_gru", "depth.predictor"]}
 HOMES |= {"orbax": ["training.checkpoints"]}
@@ -91,7 +91,7 @@ new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdli
 assert new == {"hypersphere_jax"}, new
 from jax._src import xla_bridge  # nothing is computed, so that processes can still find each other
 assert not xla_bridge.backends_are_initialized()
-import hypersphere_jax.evaluate.probe_runs, hypersphere_jax.training.train
+import hypersphere_jax.evaluation.probe_runs, hypersphere_jax.training.train
 late = {"tensorflow_datasets", "tensorflow", "grain", "h5py", "scipy.io", "sklearn"}
 late |= {"PIL", "matplotlib", "safetensors", "tensorboardX"}  # training on arrays needs none
 late |= {"orbax.checkpoint"}  # the first step comes before

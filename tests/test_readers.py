@@ -16,7 +16,7 @@ from hypersphere_jax.configs import (
     to_dict,
 )
 from hypersphere_jax.data import image_files
-from hypersphere_jax.evaluate import feature_files
+from hypersphere_jax.evaluation import feature_files
 from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.text.labelled import load_labelled

@@ -21,8 +21,8 @@ from benchmarks.gpu.runs import (
     train,
 )
 from hypersphere_jax.configs import MetricsConfig, PretrainConfig, ProbeConfig
-from hypersphere_jax.evaluate.measure_runs import run_metrics
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training.vmapped import train_vmapped
 
 MOCO: dict[str, Any] = {

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.gpu.record import Record
 from hypersphere_jax.configs import PretrainConfig, ProbeConfig, Stopped, require
 from hypersphere_jax.configs.data import DataConfig
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training import train as training
 
 PROTOCOLS = ("knn", "knn_weighted", "lbfgs")

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.gpu.record import Record
 from benchmarks.timing import ROOT
 
-FOLDERS = ("losses", "models", "test_moco.py", "training", "evaluate")
+FOLDERS = ("losses", "models", "test_moco.py", "training", "evaluation")
 OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL)")
 NAME = re.compile(r"(tests/\S+::.+?)(?:\s+(?:PASSED|FAILED|ERROR|SKIPPED|\[)|$)")
 

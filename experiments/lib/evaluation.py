@@ -15,9 +15,9 @@ from hypersphere_jax.configs import MetricsConfig, ProbeConfig
 from hypersphere_jax.data.subsets import uniform
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.protocol import run_depth
-from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.evaluate.measure_runs import run_metrics
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.metrics import read_metrics
 

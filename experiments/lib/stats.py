@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.lib.records import Rows, column, correct, group_by
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate.estimates import students_t
+from hypersphere_jax.evaluation.estimates import students_t
 
 ALPHA = 0.05
 PAPER_PROBE = "linear"

@@ -15,8 +15,8 @@ from hypersphere_jax.data.source import Source, UnreadableImage
 from hypersphere_jax.depth import fitting
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.fitting import DepthData, depth_errors, resize_depth
-from hypersphere_jax.evaluate import results_file
-from hypersphere_jax.evaluate.features import split_features
+from hypersphere_jax.evaluation import results_file
+from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.terminal import track

@@ -17,8 +17,8 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.configs.base import WRITER
-from hypersphere_jax.evaluate import estimates
-from hypersphere_jax.evaluate.results_file import PREDICTIONS
+from hypersphere_jax.evaluation import estimates
+from hypersphere_jax.evaluation.results_file import PREDICTIONS
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.page import Section, Table, write_page
 from hypersphere_jax.reporting.results import (

@@ -15,7 +15,7 @@ from hypersphere_jax.configs import PretrainConfig, UserError
 from hypersphere_jax.data import Dataset, Source
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, read
 from hypersphere_jax.data.subsets import Concatenated, Subset
-from hypersphere_jax.evaluate.features import Extractor, concatenate_layers
+from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
 from hypersphere_jax.reporting import plots
 from hypersphere_jax.reporting.plots.images import Tile
 from hypersphere_jax.training import distributed, run_dir

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate import metrics
-from hypersphere_jax.evaluate.checks import check_features, check_unit_norm
-from hypersphere_jax.evaluate.estimates import Estimate, entries, jsonable
-from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.rows import SelectedRows
+from hypersphere_jax.evaluation import metrics
+from hypersphere_jax.evaluation.checks import check_features, check_unit_norm
+from hypersphere_jax.evaluation.estimates import Estimate, entries, jsonable
+from hypersphere_jax.evaluation.features import split_features
+from hypersphere_jax.evaluation.rows import SelectedRows
 from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training.run_dir import RunEncoder

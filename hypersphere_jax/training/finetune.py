@@ -25,9 +25,9 @@ from hypersphere_jax.configs import (
     section,
 )
 from hypersphere_jax.data import Dataset, Source, subsets
-from hypersphere_jax.evaluate import results_file
-from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.scores import classification_scores
+from hypersphere_jax.evaluation import results_file
+from hypersphere_jax.evaluation.features import split_features
+from hypersphere_jax.evaluation.scores import classification_scores
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training import train as training
 

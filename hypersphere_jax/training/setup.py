@@ -161,7 +161,7 @@ def make_evaluation(setup: RunSetup, apply: Callable) -> Callable[..., dict[str,
     """Return the evaluation during training; None if the config asks for none."""
     if setup.config.eval_every_epochs is None:
         return None
-    from hypersphere_jax.evaluate import callbacks  # other runs need not import it
+    from hypersphere_jax.evaluation import callbacks  # other runs need not import it
 
     # Each process evaluates by itself, since it would only wait for the first.
     devices = distributed.local(setup.devices)

@@ -21,9 +21,9 @@ from hypersphere_jax.data.custom import Items
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, stream
 from hypersphere_jax.data.source import Arrays, UnreadableImage
 from hypersphere_jax.encoder import load
-from hypersphere_jax.evaluate.features import split_features
-from hypersphere_jax.evaluate.measure_runs import run_metrics
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.features import split_features
+from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.reporting import datasets
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training

@@ -16,7 +16,7 @@ from hypersphere_jax.depth import fitting, protocol
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.fitting import DepthData, depth_errors, fit, resize_depth
 from hypersphere_jax.depth.predictor import create_predictor
-from hypersphere_jax.evaluate.feature_files import Features
+from hypersphere_jax.evaluation.feature_files import Features
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.resolve import resolve
 from hypersphere_jax.utils.files import read_json

@@ -10,8 +10,8 @@ from oracles import quick_thought_align_oracle, uniformity
 from points import sphere
 
 from hypersphere_jax import theory
-from hypersphere_jax.evaluate import metrics
-from hypersphere_jax.evaluate.feature_files import Features
+from hypersphere_jax.evaluation import metrics
+from hypersphere_jax.evaluation.feature_files import Features
 from hypersphere_jax.text import neighbours
 from hypersphere_jax.text.neighbours import neighbour_inputs, neighbour_metrics
 

@@ -10,9 +10,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix
 
-from hypersphere_jax.evaluate import logistic
-from hypersphere_jax.evaluate.knn import knn_probe
-from hypersphere_jax.evaluate.selection import validation_folds
+from hypersphere_jax.evaluation import logistic
+from hypersphere_jax.evaluation.knn import knn_probe
+from hypersphere_jax.evaluation.selection import validation_folds
 from hypersphere_jax.text.quick_thought_probe import STRENGTHS, sentence_probe
 
 N, D, FOLDS, INNER = 121, 6, 4, 2  # with two inner folds the number of fitted rows matters

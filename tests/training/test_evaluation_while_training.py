@@ -17,7 +17,7 @@ from hypersphere_jax import augment, data, models
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import arrays, subsets
 from hypersphere_jax.data.source import Arrays
-from hypersphere_jax.evaluate import callbacks, features, knn, linear
+from hypersphere_jax.evaluation import callbacks, features, knn, linear
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.setup import set_up

@@ -17,7 +17,7 @@ from run_states import assert_same_run, at_line, state_of, timeless
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import datasets, subsets
-from hypersphere_jax.evaluate import callbacks
+from hypersphere_jax.evaluation import callbacks
 from hypersphere_jax.training import checkpoints, distributed, run_dir, vmapped
 from hypersphere_jax.training import train as training
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hypersphere_jax.evaluate.geometry import sphere_marginal
+from hypersphere_jax.evaluation.geometry import sphere_marginal
 from hypersphere_jax.reporting.plots.style import COLORS, DPI, UNIFORM_LABEL, save_figure
 from hypersphere_jax.utils.terminal import printable
 

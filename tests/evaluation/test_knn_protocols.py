@@ -6,9 +6,9 @@ import tiny_runs
 
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
-from hypersphere_jax.evaluate.callbacks import split_images
-from hypersphere_jax.evaluate.knn import knn_probe
-from hypersphere_jax.evaluate.probe_runs import run_probe
+from hypersphere_jax.evaluation.callbacks import split_images
+from hypersphere_jax.evaluation.knn import knn_probe
+from hypersphere_jax.evaluation.probe_runs import run_probe
 
 
 def test_named_protocols_set_options(rng, tmp_path):

@@ -16,7 +16,7 @@ from hypersphere_jax.data.inputs import (
     is_array,
     joint_classes,
 )
-from hypersphere_jax.evaluate.rows import SelectedRows, as_float32, row_blocks
+from hypersphere_jax.evaluation.rows import SelectedRows, as_float32, row_blocks
 
 CHECKED_ENTRIES = 2**22  # numbers in a block of rows
 UNIT_NORM_TOLERANCE = 0.01  # half precisions round norms by a few thousandths

@@ -10,7 +10,7 @@ from points import sphere
 from scipy import stats
 
 import hypersphere_jax as hj
-from hypersphere_jax.evaluate import geometry, metrics
+from hypersphere_jax.evaluation import geometry, metrics
 
 
 @pytest.fixture(params=[2**23, 60], ids=["one block", "many blocks"])

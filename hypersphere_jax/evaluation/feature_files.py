@@ -10,13 +10,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate.checks import (
+from hypersphere_jax.evaluation.checks import (
     CHECKED_ENTRIES,
     check_features,
     check_matrix,
     check_unit_norm,
 )
-from hypersphere_jax.evaluate.rows import row_blocks
+from hypersphere_jax.evaluation.rows import row_blocks
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.arrays import array_names, open_array
 

@@ -11,15 +11,15 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluate.rows import (
+from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
+from hypersphere_jax.evaluation.rows import (
     SelectedRows,
     as_float32,
     row_blocks,
     row_shardings,
 )
-from hypersphere_jax.evaluate.scores import classification_scores
-from hypersphere_jax.evaluate.selection import validation_folds
+from hypersphere_jax.evaluation.scores import classification_scores
+from hypersphere_jax.evaluation.selection import validation_folds
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 

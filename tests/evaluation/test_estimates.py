@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hypersphere_jax.evaluate import estimates
+from hypersphere_jax.evaluation import estimates
 
 
 def test_newcombe_has_the_published_numbers():

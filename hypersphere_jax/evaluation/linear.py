@@ -9,18 +9,18 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
-from hypersphere_jax.evaluate import logistic
-from hypersphere_jax.evaluate.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluate.rows import SelectedRows, as_float32
-from hypersphere_jax.evaluate.scores import Classifier, classification_scores, top_classes
-from hypersphere_jax.evaluate.selection import (
+from hypersphere_jax.evaluation import logistic
+from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
+from hypersphere_jax.evaluation.rows import SelectedRows, as_float32
+from hypersphere_jax.evaluation.scores import Classifier, classification_scores, top_classes
+from hypersphere_jax.evaluation.selection import (
     best_cell,
     grid_rows,
     held_out_part,
     penalties,
     validation_folds,
 )
-from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_grid
+from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_grid
 from hypersphere_jax.training import distributed
 
 L2S = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)

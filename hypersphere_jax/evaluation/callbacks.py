@@ -11,9 +11,9 @@ import numpy as np
 from hypersphere_jax import models
 from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
-from hypersphere_jax.evaluate.features import Extractor, concatenate_layers
-from hypersphere_jax.evaluate.knn import KNN_PROTOCOLS, knn_probe
-from hypersphere_jax.evaluate.linear import linear_probe
+from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
+from hypersphere_jax.evaluation.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.losses import align_loss, uniform_loss
 from hypersphere_jax.training.objectives import uses_labels
 

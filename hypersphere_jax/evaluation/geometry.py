@@ -14,8 +14,8 @@ from scipy.spatial.distance import cdist
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_labels
-from hypersphere_jax.evaluate.estimates import Estimate, mean_estimate
-from hypersphere_jax.evaluate.rows import row_blocks
+from hypersphere_jax.evaluation.estimates import Estimate, mean_estimate
+from hypersphere_jax.evaluation.rows import row_blocks
 
 FLOAT64_ENTRIES = 2**23  # numbers in a block: 64 MB
 QUANTILES = 2**16  # quantiles whose mean squared difference is the Wasserstein distance

@@ -22,9 +22,9 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluate import lbfgs
-from hypersphere_jax.evaluate.rows import as_float32, row_blocks, row_shardings
-from hypersphere_jax.evaluate.scores import Classifier, linear_logits
+from hypersphere_jax.evaluation import lbfgs
+from hypersphere_jax.evaluation.rows import as_float32, row_blocks, row_shardings
+from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 
 TOLERANCE = 1e-6  # norm of the gradient

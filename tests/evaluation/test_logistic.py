@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from overlapping import scikit_learn, splits
 
-from hypersphere_jax.evaluate import logistic
+from hypersphere_jax.evaluation import logistic
 
 CLASSES, N, D = 6, 300, 16
 

@@ -11,12 +11,12 @@ import jax
 from hypersphere_jax import data, text
 from hypersphere_jax.configs import ProbeConfig, UserError, require
 from hypersphere_jax.configs.base import check_output
-from hypersphere_jax.evaluate import feature_files, results_file
-from hypersphere_jax.evaluate.features import augmented_features, split_features
-from hypersphere_jax.evaluate.knn import KNN_PROTOCOLS, knn_probe
-from hypersphere_jax.evaluate.linear import linear_probe
-from hypersphere_jax.evaluate.results_file import Result
-from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
+from hypersphere_jax.evaluation import feature_files, results_file
+from hypersphere_jax.evaluation.features import augmented_features, split_features
+from hypersphere_jax.evaluation.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluation.linear import linear_probe
+from hypersphere_jax.evaluation.results_file import Result
+from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 

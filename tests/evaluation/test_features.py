@@ -13,15 +13,15 @@ from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.evaluate import features
-from hypersphere_jax.evaluate.feature_files import (
+from hypersphere_jax.evaluation import features
+from hypersphere_jax.evaluation.feature_files import (
     Features,
     collect_features,
     read_cached,
     write_cached,
 )
-from hypersphere_jax.evaluate.features import augmented_features, pair_features
-from hypersphere_jax.evaluate.features import split_features as split
+from hypersphere_jax.evaluation.features import augmented_features, pair_features
+from hypersphere_jax.evaluation.features import split_features as split
 from hypersphere_jax.training import run_dir
 
 MODEL = ModelConfig(dim=6, width=0.25, image_size=8, in_channels=1)

@@ -9,8 +9,8 @@ from overlapping import Watched, splits
 from points import sphere
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.evaluate import knn
-from hypersphere_jax.evaluate.knn import knn_probe, nearest, ranked_classes
+from hypersphere_jax.evaluation import knn
+from hypersphere_jax.evaluation.knn import knn_probe, nearest, ranked_classes
 
 METRICS = ("cosine", "euclidean")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data import subsets
-from hypersphere_jax.evaluate.estimates import jsonable
+from hypersphere_jax.evaluation.estimates import jsonable
 
 
 def held_out_part(y: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -13,12 +13,12 @@ from hypersphere_jax import text
 from hypersphere_jax.configs import MetricsConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.data import Source, subsets
-from hypersphere_jax.evaluate import geometry, metrics, results_file
-from hypersphere_jax.evaluate.checks import check_features
-from hypersphere_jax.evaluate.estimates import UNKNOWN_ESTIMATE, entries, jsonable
-from hypersphere_jax.evaluate.feature_files import load_features
-from hypersphere_jax.evaluate.features import pair_features, split_features
-from hypersphere_jax.evaluate.rows import SelectedRows
+from hypersphere_jax.evaluation import geometry, metrics, results_file
+from hypersphere_jax.evaluation.checks import check_features
+from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, entries, jsonable
+from hypersphere_jax.evaluation.feature_files import load_features
+from hypersphere_jax.evaluation.features import pair_features, split_features
+from hypersphere_jax.evaluation.rows import SelectedRows
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.arrays import array_names, open_array

@@ -23,7 +23,7 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
-from hypersphere_jax.evaluate.feature_files import (
+from hypersphere_jax.evaluation.feature_files import (
     Features,
     collect_features,
     read_cached,

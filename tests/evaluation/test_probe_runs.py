@@ -16,9 +16,9 @@ from hypersphere_jax.configs import ProbeConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays
 from hypersphere_jax.data.arrays import digits
-from hypersphere_jax.evaluate import features, probe_runs, results_file
-from hypersphere_jax.evaluate.feature_files import Features
-from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
+from hypersphere_jax.evaluation import features, probe_runs, results_file
+from hypersphere_jax.evaluation.feature_files import Features
+from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training import train as training
 from hypersphere_jax.utils.files import read_json

@@ -11,16 +11,16 @@ import numpy as np
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
-from hypersphere_jax.evaluate import geometry
-from hypersphere_jax.evaluate.checks import check_matrix, check_unit_norm
-from hypersphere_jax.evaluate.estimates import (
+from hypersphere_jax.evaluation import geometry
+from hypersphere_jax.evaluation.checks import check_matrix, check_unit_norm
+from hypersphere_jax.evaluation.estimates import (
     UNKNOWN_ESTIMATE,
     Estimate,
     entries,
     jsonable,
     mean_estimate,
 )
-from hypersphere_jax.evaluate.rows import SelectedRows, row_blocks
+from hypersphere_jax.evaluation.rows import SelectedRows, row_blocks
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
 from hypersphere_jax.losses._pairwise.points import Points, make_points
 from hypersphere_jax.losses._pairwise.sums import pair_logsumexp

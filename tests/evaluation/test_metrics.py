@@ -16,9 +16,9 @@ from hypersphere_jax import theory
 from hypersphere_jax.configs import MetricsConfig, UserError
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Arrays, subsets
-from hypersphere_jax.evaluate import measure_runs, metrics
-from hypersphere_jax.evaluate.feature_files import Features, load_features
-from hypersphere_jax.evaluate.measure_runs import metrics_rows, run_metrics
+from hypersphere_jax.evaluation import measure_runs, metrics
+from hypersphere_jax.evaluation.feature_files import Features, load_features
+from hypersphere_jax.evaluation.measure_runs import metrics_rows, run_metrics
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.files import read_json
 

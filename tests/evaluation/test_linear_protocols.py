@@ -10,10 +10,10 @@ from sklearn import metrics
 from sklearn.preprocessing import StandardScaler
 
 from hypersphere_jax.configs import UserError
-from hypersphere_jax.evaluate import checks, linear, logistic, scores
-from hypersphere_jax.evaluate.scores import Classifier
-from hypersphere_jax.evaluate.selection import best_cell, held_out_part, validation_folds
-from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
+from hypersphere_jax.evaluation import checks, linear, logistic, scores
+from hypersphere_jax.evaluation.scores import Classifier
+from hypersphere_jax.evaluation.selection import best_cell, held_out_part, validation_folds
+from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
 
 CLASSES, N, D = 6, 300, 16
 L2S = (1e-3, 1e-1, 1e-4, 1e-2)

@@ -10,8 +10,8 @@ from PIL import Image
 import hypersphere_jax as hj
 from hypersphere_jax import cli, data
 from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig
-from hypersphere_jax.evaluate import measure_runs, write_features
-from hypersphere_jax.evaluate.feature_files import read_splits
+from hypersphere_jax.evaluation import measure_runs, write_features
+from hypersphere_jax.evaluation.feature_files import read_splits
 
 
 @pytest.fixture(scope="module")

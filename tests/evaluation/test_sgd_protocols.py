@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from points import sphere
 
-from hypersphere_jax.evaluate import sgd
-from hypersphere_jax.evaluate.sgd import MINIBATCH_PROTOCOLS
+from hypersphere_jax.evaluation import sgd
+from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
 
 CLASSES, N, D = 5, 60, 8
 GRID = [(0.5, 0.0), (2.0, 1e-2), (0.1, 0.1)]
