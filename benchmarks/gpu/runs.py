@@ -23,7 +23,7 @@ PROTOCOLS = ("knn", "knn_weighted", "lbfgs")
 SCORES = ("knn5", "knn200", "linear")
 # The last layer before the head, which is evaluated.
 LAYERS = {"resnet18": "backbone", "small_alexnet": "fc7", "small_cnn": "backbone"}
-EVALUATION_S = 90  # of a run: features, two k-NN protocols and logistic regression
+EVALUATION_S = 60  # of a run: features, two k-NN protocols and logistic regression
 # SimCLR with the options of lightly's CIFAR-10 benchmark. The learning rate is per 256 pairs.
 SIMCLR: dict[str, Any] = {
     "recipe": "simclr_cifar_torchvision",
