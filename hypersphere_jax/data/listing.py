@@ -115,7 +115,8 @@ def open_place(path: Path) -> Folder | Archive:
     """Open a folder or a zip file; UserError for any other file."""
     if path.is_dir():
         return Folder(path)
-    if path.suffix.lower() != ".zip" and not zipfile.is_zipfile(path):
+    is_zip = path.is_file() and zipfile.is_zipfile(path)  # reading a pipe would wait for ever
+    if path.suffix.lower() != ".zip" and not is_zip:
         raise UserError(f"{path} is neither a folder nor a zip file of images")
     return Archive(path)
 
