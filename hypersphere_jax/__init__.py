@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hypersphere_jax.run import Run as Run
     from hypersphere_jax.run import train as train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Modules of the public names, except losses.
 _MODULES = {
