@@ -44,6 +44,20 @@ def test_parity_rows_are_recorded():
     assert max(abs(losses[0][epoch] - losses[1][epoch]) for epoch in losses[0]) < 0.03
 
 
+def test_cpu_parity_rows_are_recorded():
+    rows = recorded("gpu/parity-cpu.json")["rows"]
+    for title, name in (
+        ("5-NN, three seeds, %", "knn5"),
+        ("200 weighted neighbours, three seeds, %", "knn200"),
+        ("logistic regression, three seeds, %", "linear"),
+    ):
+        printed = []
+        for framework in ("hypersphere_jax", "PyTorch"):
+            scores = [row[name] for row in rows if name in row and row["framework"] == framework]
+            printed.append(f"{np.mean(scores):.2f} ± {np.std(scores, ddof=1):.2f}")
+        assert cells(title) == printed
+
+
 def test_loss_rows_are_recorded():
     row_pattern = r"^\| (\w+) \| ([\d,]+) \| (\d+) \| (\w+) \| `(\w+)` \| (.*) \|$"
     printed = re.findall(row_pattern, PAGE, re.MULTILINE)
