@@ -23,7 +23,7 @@ from experiments.lib.labels import labels_of
 from experiments.lib.processes import run_processes
 from experiments.lib.records import Rows, read_predictions, write_predictions
 from hypersphere_jax import data
-from hypersphere_jax.configs import Diverged, PretrainConfig
+from hypersphere_jax.configs import DataConfig, Diverged, PretrainConfig
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.training.train import train
 from hypersphere_jax.training.vmapped import train_vmapped
@@ -171,6 +171,7 @@ def sweep(runs: Sequence[Run], options: SweepOptions) -> None:
     if options.retry:
         for run in runs:
             run.failure_file.unlink(missing_ok=True)
+    check_data([run for run in runs if is_selected(run, options.only) and read_rows(run) is None])
     sources = {run.config.init_from for run in runs}
     waves = [
         [run for run in runs if str(run.folder) in sources],
@@ -189,6 +190,14 @@ def sweep(runs: Sequence[Run], options: SweepOptions) -> None:
             seconds_left = (time.monotonic() - began) / number * (len(to_do) - number)
             status = f"{number} of {len(to_do)}: {run.config.name}: {_summary(run)}"
             print(f"{status}; about {seconds_left / 60:.0f} min left", file=sys.stderr)
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """Open the images of all runs, so that missing data end a sweep before its first run."""
+    configs = [run.config for run in runs if not run.config.reads_text]
+    for name, folder in dict.fromkeys((config.data, config.data_dir) for config in configs):
+        if name not in data.EMBEDDED:
+            data.load_raw_splits(DataConfig(data=name, data_dir=folder))
 
 
 def is_selected(run: Run, patterns: Sequence[str]) -> bool:

@@ -172,3 +172,10 @@ def test_results_survive_a_round_trip(tmp_path, rng):
 def test_evaluation_defaults_have_a_stable_key(tmp_path):
     (run,) = made("a")
     assert run.key == Run(run.config, {}, Evaluation()).key
+
+
+def test_missing_images_end_a_sweep_before_training(tmp_path, trained):
+    runs = made("a") + made("b", data=str(tmp_path / "nowhere"))
+    with pytest.raises(C.UserError, match="nowhere"):
+        run_all(lambda rows: runs, SweepOptions(tmp_path))
+    assert trained["names"] == []
