@@ -6,7 +6,6 @@ Options are parsed by tyro from the config classes in `configs/`.
 import argparse
 import contextlib
 import importlib
-import logging
 import os
 import platform
 import shlex
@@ -29,6 +28,7 @@ from hypersphere_jax.configs.base import (
 )
 from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file
 from hypersphere_jax.utils import memory, xla
+from hypersphere_jax.utils.terminal import log_to_stderr, silence_orbax
 
 ROOT = Path(__file__).parent.parent  # the repository, if this is a clone
 CONFIG_HELP = (
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         else:
             hint = did_you_mean(name, COMMANDS) or f"; commands are {', '.join(COMMANDS)}"
             require(name in COMMANDS, f"unknown command {name!r}{hint}")
-            with _log_to_stderr():
+            with log_to_stderr():
                 COMMANDS[name](arguments[1:])
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
@@ -89,53 +89,6 @@ def overview() -> str:
 def summary(command: str) -> str:
     """Return the first line about a command."""
     return (COMMANDS[command].__doc__ or "").splitlines()[0]
-
-
-def silence_orbax() -> None:
-    """Silence what Orbax logs about failed reads and saves, which raise errors as well."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    show = sys.unraisablehook
-
-    # After a failure Orbax's threads report to an event loop that it closed.
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            show(unraisable)
-
-    sys.unraisablehook = hook
-
-
-class _Once(logging.Filter):
-    """Drop repeated messages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        is_new = message not in self._seen
-        self._seen.add(message)
-        return is_new
-
-
-@contextlib.contextmanager
-def _log_to_stderr() -> Any:
-    """Print the package's log messages to stderr while a command runs."""
-    logger = logging.getLogger("hypersphere_jax")
-    before = (logger.level, logger.propagate)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Once())
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
 
 
 # Parsing.

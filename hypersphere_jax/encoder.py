@@ -17,12 +17,13 @@ import numpy as np
 from hypersphere_jax import __version__, augment, models, pretrained
 from hypersphere_jax.configs import PretrainConfig, UserError, from_dict, require, to_dict
 from hypersphere_jax.data.channels import as_channels, same_channels
-from hypersphere_jax.data.decode import decode, reason
-from hypersphere_jax.data.inputs import as_image, as_images, is_array
+from hypersphere_jax.data.inputs import as_images, is_array, read_image
+from hypersphere_jax.models.functional import named_arrays, named_leaves
 from hypersphere_jax.models.torch_names import shortened
+from hypersphere_jax.models.weight_files import read_safetensors, to_safetensors
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.utils import xla
-from hypersphere_jax.utils.files import atomic_write, open_file, parse_json
+from hypersphere_jax.utils.files import atomic_write, parse_json
 
 WEIGHTS = "weights.safetensors"
 CARD = "README.md"
@@ -127,12 +128,12 @@ def _from_weights(
 
 
 def _load_saved(file: Path, custom: dict[str, Any]) -> "Encoder":
-    saved, metadata = pretrained.read_safetensors(file)
+    saved, metadata = read_safetensors(file)
     text = metadata.get(RECORD, "").encode()
     record = parse_json(text, f"{file}: config", ("config", "step"), "save the encoder again")
     config = _with_custom(from_dict(PretrainConfig, record["config"]), custom)
     apply, params, stats = models.abstract(config)
-    expected = _named({"params": params, "stats": stats})
+    expected = named_leaves({"params": params, "stats": stats})
     missing = sorted(expected.keys() - saved.keys())
     unexpected = sorted(saved.keys() - expected.keys())
     require(
@@ -282,7 +283,7 @@ class Encoder:
         record = {"version": __version__, "step": self.step, "origin": self.origin}
         record_text = json.dumps(record | {"config": to_dict(self.config)}, indent=2)
         arrays = named_arrays(self.params, self.stats)
-        weights = pretrained.to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
+        weights = to_safetensors(arrays, "hypersphere_jax", **{RECORD: record_text})
         with contextlib.ExitStack() as stack:
             # The stack replaces the files in the opposite order, after all were written.
             stack.enter_context(atomic_write(folder / WEIGHTS)).write(weights)
@@ -299,8 +300,8 @@ class Encoder:
                 "images.transpose(1, 2, 0)[None], or grey images as images[..., None]",
             )
             return images if shape[:1] == (0,) else as_images(images, "images")
-        is_path = isinstance(images, str | os.PathLike)
-        require(not is_path, f"{images} is one path: pass a list of paths")
+        message = f"{images} is one path: pass a list of paths"
+        require(not isinstance(images, str | os.PathLike), message)
         is_list = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
         what = f"images must be an array or a list, not a {type(images).__name__}"
         require(is_list and not isinstance(images, Mapping), what)
@@ -321,7 +322,7 @@ class Encoder:
         """Return images as one uint8 array, and whether they were cropped for that."""
         if isinstance(part, np.ndarray):
             return self._recoloured(part), False
-        images = [self._recoloured(_image(image)) for image in part]
+        images = [self._recoloured(read_image(image)) for image in part]
         if len({image.shape for image in images}) == 1:
             return np.stack(images), False
         size: Any = self.config.image_size  # known for a trained encoder
@@ -369,7 +370,6 @@ class Encoder:
     def _card(self) -> str:
         """Return the text of README.md."""
         config = self.config
-        size = config.image_size
         custom = [name for name in ("network", "preprocess") if getattr(config, name) is not None]
         arguments = "".join(f", {name}={name}" for name in custom)
         layers = "\n".join(f"| `{name}` | {list(shape)} |" for name, shape in self.layers.items())
@@ -385,7 +385,7 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 
 | | |
 | --- | --- |
-| network | {config.label}, {size} x {size} pixels, {config.in_channels} channel(s) |
+| network | {config.label}, {config.image_size} pixels, {config.in_channels} channel(s) |
 | weights | {self.origin or f"{config.data}, step {self.step}, seed {config.seed}"} |
 | images | recipe `{config.recipe}` |
 
@@ -398,25 +398,3 @@ z = encoder(images)  # float32 [n, {self.layers["output"][-1]}], unit norm
 def _restored(config: PretrainConfig, params: Any, stats: Any, step: int, origin: str) -> Encoder:
     apply, _, _ = models.abstract(config)
     return Encoder(config, params, stats, step, apply, origin)
-
-
-def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
-    """Return parameters and statistics by path, such as "params/conv1/layer/kernel"."""
-    leaves = _named({"params": params, "stats": stats})
-    return {name: np.array(leaf, order="C") for name, leaf in leaves.items()}
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def _image(image: Any) -> np.ndarray:
-    try:
-        if isinstance(image, str | Path):
-            with open_file(image) as stream:
-                return decode(stream.read())
-        return as_image(image)
-    except Exception as error:  # a damaged file may raise nearly any type
-        what = str(image) if isinstance(image, str | Path) else "an image"
-        raise UserError(f"{what}: {reason(error)}") from error

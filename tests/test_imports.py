@@ -32,7 +32,7 @@ HOMES |= {"tyro": ["configs", "cli", "text.prepare", "depth.config"]}
 HOMES |= {"matplotlib": ["reporting"]}
 HOMES |= {"jinja2": ["reporting"]}
 HOMES |= {"tensorboardX": ["training.metrics"]}
-HOMES |= {"safetensors": ["pretrained"], "torch": ["pretrained"]}
+HOMES |= {name: ["models.weight_files"] for name in ("safetensors", "torch")}
 HOMES |= {"equinox": ["models.custom"], "yaml": ["configs"], "wandb": ["training.metrics"]}
 # The same of names of JAX's.
 ONLY = {"jax.pmap": ["training.distributed"], "jax.distributed": ["training.distributed"]}

@@ -8,14 +8,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from hypersphere_jax import data, encoder
+from hypersphere_jax import data
 from hypersphere_jax.configs import (
     DataConfig,
     PretrainConfig,
     UserError,
     to_dict,
 )
-from hypersphere_jax.data import image_files
+from hypersphere_jax.data import image_files, inputs
 from hypersphere_jax.evaluation import feature_files
 from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.text.corpus import Corpus
@@ -274,7 +274,7 @@ def test_pipes_are_no_files(tmp_path):
         lambda: load_text(DataConfig(str(tmp_path / "a.txt"))),
         lambda: load_text(DataConfig(str(tmp_path / "texts"))),
         lambda: image_files.read_classes(tmp_path / "a.txt"),
-        lambda: encoder._image(tmp_path / "a.npy"),
+        lambda: inputs.read_image(tmp_path / "a.npy"),
     ]
     for read in reads:
         assert str(tmp_path) in line_of(read)

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hypersphere_jax.configs import UserError, require
-from hypersphere_jax.data.decode import pixels
+from hypersphere_jax.data.decode import decode, pixels, reason
+from hypersphere_jax.utils.files import open_file
 
 ARRAY_PACKAGES = ("jax", "jaxlib", "torch", "torchvision")
 
@@ -189,3 +191,15 @@ def _check_range(array: np.ndarray, maximum: int) -> None:
     high = array.max()
     if not (low >= 0 and high <= maximum):  # also true for NaN
         raise ValueError(f"has values from {low:g} to {high:g}, not 0 to {maximum}")
+
+
+def read_image(image: Any) -> np.ndarray:
+    """Return an image of any supported form, or in a file, as uint8 `[h, w, c]`."""
+    try:
+        if isinstance(image, str | Path):
+            with open_file(image) as stream:
+                return decode(stream.read())
+        return as_image(image)
+    except Exception as error:  # a damaged file may raise nearly any type
+        what = str(image) if isinstance(image, str | Path) else "an image"
+        raise UserError(f"{what}: {reason(error)}") from error

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from hypersphere_jax.models.norm import BatchNorm
@@ -65,3 +66,15 @@ def call(
     module.set_attributes(BatchNorm, raise_if_not_found=False, **batch_norm)
     outputs = module(*inputs)
     return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+
+def named_arrays(params: Any, stats: Any) -> dict[str, np.ndarray]:
+    """Return parameters and statistics by path, such as "params/conv1/layer/kernel"."""
+    leaves = named_leaves({"params": params, "stats": stats})
+    return {name: np.array(leaf, order="C") for name, leaf in leaves.items()}
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of nested dicts by path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

@@ -1,11 +1,12 @@
-"""Terminal output: printable text and progress bars."""
+"""Terminal output: printable text, progress bars, and log messages."""
 
 import contextlib
 import functools
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:  # rich is imported when a bar is shown
     from rich import console, progress
@@ -117,3 +118,50 @@ def stderr_console() -> "console.Console":
     from rich import console
 
     return console.Console(stderr=True)
+
+
+def silence_orbax() -> None:
+    """Silence what Orbax logs about failed reads and saves, which raise errors as well."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    show = sys.unraisablehook
+
+    # After a failure Orbax's threads report to an event loop that it closed.
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            show(unraisable)
+
+    sys.unraisablehook = hook
+
+
+class _Once(logging.Filter):
+    """Drop repeated messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
+
+
+@contextlib.contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Print the package's log messages to stderr while a command runs."""
+    logger = logging.getLogger("hypersphere_jax")
+    before = (logger.level, logger.propagate)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Once())
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
