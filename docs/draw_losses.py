@@ -1,6 +1,6 @@
 """Draw the effect of each loss on points in the plane: docs/losses/images/*.png.
 
-`python -m docs.draw_losses` draws all pictures, `python -m docs.draw_losses NAME ...` the named ones.
+`python -m docs.draw_losses` draws all pictures, `python -m docs.draw_losses NAME ...` some.
 
 The points are free parameters, without a network. Each step descends the gradient and projects the
 points back onto the circle, unless the panel is for a prior in the plane.

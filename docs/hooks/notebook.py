@@ -36,7 +36,7 @@ def cells_of(source: str) -> list[tuple[bool, str]]:
 
 
 def run(cells: list[tuple[bool, str]], name: str) -> list[tuple[str, list[bytes]]]:
-    """Run the code cells; return the output of each, with its last value, and its figures as SVG."""
+    """Run the code cells; return the output of each with its last value, and its SVG figures."""
     matplotlib.use("Agg")
     names = {"__name__": "__main__"}
     outputs = []
