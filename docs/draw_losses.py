@@ -1,9 +1,9 @@
-"""Draws what each loss does to points in the plane: docs/losses/images/*.png.
+"""Draw the effect of each loss on points in the plane: docs/losses/images/*.png.
 
-`python -m docs.draw_losses` draws all of them, `python -m docs.draw_losses NAME ...` the named.
+`python -m docs.draw_losses` draws all pictures, `python -m docs.draw_losses NAME ...` some.
 
-The points are free: no network makes them. Each step goes down the loss's gradient and puts the
-points back on the circle, where they belong on it.
+The points are free parameters, without a network. Each step descends the gradient and projects the
+points back onto the circle, unless the panel is for a prior in the plane.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ QUEUE = np.linspace(-75, 105, 16)  # degrees
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """A loss with its settings, as one panel shows where it leads."""
+    """One panel: a loss with its settings, and the options of the descent."""
 
     title: str
     loss: Callable[[jax.Array, jax.Array], jax.Array]  # (points [2, n, 2], key)
@@ -46,7 +46,7 @@ class Descent:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """One file: the start, with the first descent's directions, and where the descents end."""
+    """One file: the start with the directions of the first descent, and the results."""
 
     losses: tuple[str, ...]
     descents: tuple[Descent, Descent]
@@ -62,7 +62,7 @@ def on_circle(degrees):
 
 
 def start_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Points `[2, n, 2]` and a number for the colour of each, `[n]`."""
+    """Return points `[2, n, 2]` and their colour indices `[n]`."""
     random = np.random.default_rng(SEED)
     if kind == "sentences":
         turns = np.linspace(20, 200, SENTENCES) + random.normal(0, 9, (2, SENTENCES))
@@ -73,13 +73,13 @@ def start_of(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_queue(loss):
-    """The loss of queries and keys; keys take no gradient and follow with MoCo's momentum."""
+    """Return a loss of queries and keys; keys have no gradient and follow with momentum."""
     queue = jnp.asarray(on_circle(QUEUE))
     return lambda z, key: loss(z[0], lax.stop_gradient(z[1]), queue)
 
 
 def descend(start: np.ndarray, descent: Descent, momentum: bool) -> tuple[np.ndarray, float, float]:
-    """Where the points come to rest, and the loss before and after."""
+    """Return the final points, and the loss before and after the descent."""
     n = start.shape[1]
     keys = jax.random.split(jax.random.key(SEED), descent.steps)
 
@@ -92,7 +92,7 @@ def descend(start: np.ndarray, descent: Descent, momentum: bool) -> tuple[np.nda
     @jax.jit
     def run(z):
         end, _ = lax.scan(step, z, keys)
-        # What draws samples is averaged over draws.
+        # Losses that draw samples are averaged over keys.
         value = jax.vmap(descent.loss, (None, 0))
         return end, value(z, keys[:64]).mean(), value(end, keys[:64]).mean()
 
@@ -101,7 +101,7 @@ def descend(start: np.ndarray, descent: Descent, momentum: bool) -> tuple[np.nda
 
 
 def directions(start: np.ndarray, descent: Descent) -> np.ndarray:
-    """The descent's first direction along the circle, the longest of length 0.45."""
+    """Return the first direction of the descent along the circle; the longest has length 0.45."""
     keys = jax.random.split(jax.random.key(SEED), 256)
     down = -np.asarray(
         jax.vmap(jax.grad(descent.loss), (None, 0))(jnp.asarray(start), keys).mean(0)
@@ -151,7 +151,7 @@ def draw(picture: Picture) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """In 64 colours, at half the size."""
+    """Save with 64 colours, which halves the file size."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Ten minutes
 #
-# Train an encoder of handwritten digits, look at its features, use it, and train with a loss of
-# your own. All of it runs on two cores in one to three minutes, without network.
-# [Download it as a notebook](tutorial.ipynb).
+# Train an encoder of handwritten digits, plot and probe its features, and train with a custom loss.
+# It takes one to three minutes on two cores and needs no network.
+# [Download this page as a notebook](tutorial.ipynb).
 
 # %%
 import matplotlib.pyplot as plt
@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 import hypersphere_jax as hj
 
 digits = load_digits()
-images, labels = (digits.images * 15).astype(np.uint8), digits.target
+images = (digits.images * 15).astype(np.uint8)
+labels = digits.target
 train_x, train_y = images[:1400], labels[:1400]
 test_x, test_y = images[1400:], labels[1400:]
 print(images.shape, images.dtype)
@@ -21,17 +22,18 @@ print(images.shape, images.dtype)
 # %% [markdown]
 # ## Train
 #
-# An encoder maps an image to a point of the unit sphere in `dim` dimensions. The default loss has
-# two parts: *alignment*, the mean distance of two random views of an image,
+# An encoder maps an image to a point on the unit sphere in `dim` dimensions. The default loss is
+# the sum of two terms. *Alignment* is the mean squared distance between two random views of an
+# image,
 #
 # $$L_{align} = \frac{1}{n} \sum_i \|x_i - y_i\|_2^2,$$
 #
-# and *uniformity*, which is least where the points cover the sphere evenly:
+# and *uniformity* is minimal where the points cover the sphere evenly:
 #
 # $$L_{uniform} = \log \frac{1}{n (n - 1)} \sum_{i \ne j} e^{-2 \|x_i - x_j\|_2^2}.$$
 #
-# In two dimensions the sphere is a circle, and can be looked at. No labels are needed; both terms
-# are evaluated after every fourth epoch.
+# In two dimensions the sphere is a circle, which is easy to plot. Training uses no labels. Both
+# terms are evaluated every four epochs.
 
 # %%
 config = hj.PretrainConfig(
@@ -46,19 +48,20 @@ run = hj.train(config, images=train_x)
 print(run)
 
 # %% [markdown]
-# The run is a folder with its config, log and checkpoints. The same call continues it where it was
-# interrupted; now that it is done, it would return at once.
+# A run is a folder with its config, log and checkpoints. The same call resumes an interrupted run
+# and returns a finished one at once.
 #
-# ## Look at the circle
+# ## Plot the circle
 #
-# Step 0 is the random initialization. Training spreads the images over the circle and brings those
-# of one digit together, without having seen a label.
+# Step 0 is the random initialization. Training spreads the images over the circle and brings
+# images of the same digit together, without labels.
 
 
 # %%
 def show(axes, encoder, title):
     z = encoder(test_x)  # [n, 2], unit norm
-    radius = 1 + 0.25 * np.random.default_rng(0).random(len(z))  # so that points do not hide others
+    # Random radii reduce the overlap of points.
+    radius = 1 + 0.25 * np.random.default_rng(0).random(len(z))
     points = axes.scatter(*(z.T * radius), c=test_y, cmap="tab10", s=8)
     axes.set_title(title)
     axes.set_aspect("equal")
@@ -74,7 +77,7 @@ _ = figure.colorbar(points, ax=(left, right), label="digit", ticks=range(10))
 # %% [markdown]
 # ## Alignment and uniformity
 #
-# Each evaluation is a point of this plane. Both are better where they are lower.
+# Each evaluation is a point in the plane of alignment and uniformity. Lower is better for both.
 
 # %%
 evaluated = [line for line in run.metrics if "eval/align" in line]
@@ -87,8 +90,8 @@ for line, x, y in zip(evaluated, uniform, align, strict=True):
 _ = axes.set(xlabel="uniformity", ylabel="alignment")
 
 # %% [markdown]
-# `measure` gives both for any features of unit norm. Here the positive of an image is the image,
-# moved by one pixel.
+# `measure` computes both for any features of unit norm. Here the positive of an image is the same
+# image, shifted by one pixel.
 
 # %%
 z = run.encoder(test_x)
@@ -99,15 +102,17 @@ for name in ("align", "uniform", "uniform_optimum", "effective_rank"):
 # %% [markdown]
 # ## Probe
 #
-# What are the features worth? A linear classifier and the nearest neighbours say it, on test images
-# that neither has seen. Two dimensions are few, so here is an encoder with 32:
+# A linear classifier and nearest neighbours measure how useful the features are. They are fitted
+# on training images and scored on test images. Two dimensions are few for this, so the next
+# encoder has 32.
 
 # %%
 config = hj.PretrainConfig(name="digits", dim=32, width=0.5, epochs=12)
 run = hj.train(config, images=train_x)
 encoder = run.encoder
 split = encoder(train_x), train_y, encoder(test_x), test_y
-linear, nearest = hj.linear_probe(*split), hj.knn_probe(*split, k=5)
+linear = hj.linear_probe(*split)
+nearest = hj.knn_probe(*split, k=5)
 low, high = linear["top1_interval"]
 print(f"linear: {linear['top1']:.1f}% (95% interval: {low:.1f} to {high:.1f})")
 print(f"5-NN: {nearest['top1']:.1f}%")
@@ -115,8 +120,8 @@ print(f"5-NN: {nearest['top1']:.1f}%")
 # %% [markdown]
 # ## Use the encoder
 #
-# It takes uint8 images of any size and number, or a list of images or of paths, and runs on all
-# devices. `layer` names another layer than the output.
+# An encoder accepts uint8 images of any size and number, or a list of images or paths, and uses
+# all devices. `layer` selects another layer than the output.
 
 # %%
 h = encoder(test_x, layer="backbone")
@@ -125,7 +130,7 @@ print(list(encoder.layers))
 print(h.shape, test_y[similarities.argsort()[-8:]])
 
 # %% [markdown]
-# `save` writes one folder with the weights (safetensors), the config and a card.
+# `save` writes one folder with the weights (safetensors), the config and a model card.
 
 # %%
 encoder.save("encoder")
@@ -133,10 +138,10 @@ again = hj.load("encoder")
 np.array_equal(again(test_x), encoder(test_x))
 
 # %% [markdown]
-# ## Bring your own loss
+# ## Use a custom loss
 #
-# A loss is a function of the features of both views. This one is SimCLR's with a low temperature,
-# and more alignment. Networks, data and views of your own go in the same way: see
+# A loss is a function of the features of both views. This one is SimCLR's loss at a low
+# temperature plus some alignment. Networks, data and augmentations are passed in the same way: see
 # [Bring your own](how-to/bring-your-own.md).
 
 
@@ -145,13 +150,13 @@ def loss(x, y):
     return hj.nt_xent_loss(x, y, tau=0.2) + 0.1 * hj.align_loss(x, y)
 
 
-own = hj.train(config.replace(name="own"), images=train_x, loss=loss)
-split = own.encoder(train_x), train_y, own.encoder(test_x), test_y
+custom = hj.train(config.replace(name="custom"), images=train_x, loss=loss)
+split = custom.encoder(train_x), train_y, custom.encoder(test_x), test_y
 print(f"5-NN: {hj.knn_probe(*split, k=5)['top1']:.1f}%")
 
 # %% [markdown]
-# ## Where to go from here
+# ## Next steps
 #
-# - [Your own images](how-to/own-images.md), [many devices](how-to/many-devices.md)
+# - [Train on custom images](how-to/own-images.md), [many devices](how-to/many-devices.md)
 # - [Which loss to choose](losses.md)
 # - [The papers' tables and figures](results.md), with small encoders

@@ -1,6 +1,6 @@
-"""Formulas as MathML, made when the site is built, so that a page needs no script for them.
+"""Convert formulas to MathML when the site is built, so that pages need no script.
 
-They are written as `$…$` and `$$…$$` in pages, as `.. math::` and :math:`…` in docstrings.
+Pages write `$…$` and `$$…$$`, docstrings write `.. math::` and :math:`…`.
 """
 
 import html
@@ -11,7 +11,7 @@ from markdown import Extension, Markdown
 from markdown.preprocessors import Preprocessor
 from mkdocs.exceptions import PluginError
 
-# What latex2mathml lacks, in what it has.
+# Commands that latex2mathml does not support, with a replacement.
 ALIASES = {r"\tfrac": r"\frac", r"\dfrac": r"\frac"}
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
@@ -19,7 +19,7 @@ DIRECTIVE = re.compile(r"^( *)\.\. math::(.*)$")
 
 
 class Docstrings(Preprocessor):
-    """What docstrings have and Markdown has not: `.. math::` as `$$`, doctests as code."""
+    """Convert docstring syntax to Markdown: `.. math::` to `$$`, doctests to code blocks."""
 
     def run(self, lines: list[str]) -> list[str]:
         done: list[str] = []
@@ -54,13 +54,13 @@ class Formulas(Extension):
 
 
 def mathml(latex: str, display: str) -> str:
-    """MathML of a formula; an error for a command that has none, which would be shown as text."""
+    """Return the MathML of a formula; raise PluginError for an unsupported command."""
     latex = html.unescape(latex).strip()
     for name, other in ALIASES.items():
         latex = latex.replace(name, other)
     try:
         result = convert(latex, display=display)
-    except Exception as error:  # of many types
+    except Exception as error:  # latex2mathml raises many types
         raise PluginError(f"formula {latex!r}: {type(error).__name__} {error}") from error
     unknown = re.findall(r"<m[io]>(\\\w+)</m[io]>", result)
     if unknown:

@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md as cards, each with its item's title and a link to it."""
+"""Fill the gallery: a card with picture, title and link for each item of docs/results.md."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,14 @@ PICTURE = re.compile(r"^!\[.*\]\((.*)\)$", re.MULTILINE)
 
 
 def cards(results: str) -> str:
-    slug, items = slugify(case="lower"), []
+    slug = slugify(case="lower")
+    items = []
     for section in re.split(r"\n###? ", results)[1:]:
-        title, found = section.partition("\n")[0], PICTURE.search(section)
-        if found:
+        title = section.partition("\n")[0]
+        picture = PICTURE.search(section)
+        if picture:
             alt = re.sub(r"[\[\]]", "", title)
-            link = f"[![{alt}]({found[1]})](results.md#{slug(title, '-')})"
+            link = f"[![{alt}]({picture[1]})](results.md#{slug(title, '-')})"
             items.append(f"-   {link}\n\n    {title}\n")
     return "\n".join(['<div class="grid cards" markdown>\n', *items, "</div>"])
 

@@ -1,6 +1,6 @@
-"""Links that a site has no page for, to files outside docs/ and to folders, become their paths.
+"""Replace links that the site has no page for: files outside docs/ and folders become their paths.
 
-A notebook is linked by its file, and becomes its page.
+A link to a notebook's source becomes a link to its page.
 """
 
 import posixpath

@@ -1,7 +1,7 @@
-"""Notebooks in the percent format (`# %%`) as pages, with the same notebook as .ipynb.
+"""Convert notebooks in the percent format (`# %%`) to pages and to .ipynb files.
 
-`RUN_NOTEBOOKS=1 mkdocs build` also runs them: the page then shows what each cell prints, its last
-value and its figures, and a cell that fails ends the build.
+`RUN_NOTEBOOKS=1 mkdocs build` also runs them: pages then show the output, the last value and the
+figures of each cell. A failing cell stops the build.
 """
 
 import ast
@@ -21,11 +21,11 @@ from mkdocs.structure.files import File
 
 NOTEBOOKS = ("tutorial.py",)
 RUN = os.environ.get("RUN_NOTEBOOKS") == "1"
-_outputs: dict[str, list] = {}  # of notebooks as they were run, for `mkdocs serve`
+_outputs: dict[str, list] = {}  # outputs by notebook source, a cache for `mkdocs serve`
 
 
 def cells_of(source: str) -> list[tuple[bool, str]]:
-    """Cells of a notebook: whether each is text, and its content."""
+    """Return the cells of a notebook as (is text, content)."""
     cells = []
     for part in re.split(r"^# %%", source, flags=re.MULTILINE)[1:]:
         kind, _, body = part.partition("\n")
@@ -36,9 +36,11 @@ def cells_of(source: str) -> list[tuple[bool, str]]:
 
 
 def run(cells: list[tuple[bool, str]], name: str) -> list[tuple[str, list[bytes]]]:
-    """What each cell of code prints, its last value included, and its figures as SVG."""
+    """Run the code cells; return the output of each with its last value, and its SVG figures."""
     matplotlib.use("Agg")
-    names, outputs, here = {"__name__": "__main__"}, [], os.getcwd()
+    names = {"__name__": "__main__"}
+    outputs = []
+    previous = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
@@ -46,14 +48,15 @@ def run(cells: list[tuple[bool, str]], name: str) -> list[tuple[str, list[bytes]
                 if not is_text:
                     outputs.append(run_cell(body, names, f"{name}, cell {number}"))
         finally:
-            os.chdir(here)
+            os.chdir(previous)
     return outputs
 
 
 def run_cell(body: str, names: dict, where: str) -> tuple[str, list[bytes]]:
     statements = ast.parse(body).body
     last = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
-    printed, figures = io.StringIO(), []
+    printed = io.StringIO()
+    figures = []
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(ast.Module(statements, []), where, "exec"), names)
@@ -83,7 +86,7 @@ def as_ipynb(cells: list[tuple[bool, str]]) -> str:
 
 
 def on_config(config):
-    # The package need not be installed.
+    # mkdocstrings imports the package from the checkout if it is not installed.
     sys.path.insert(0, str(Path(config.config_file_path).parent))
     return config
 
@@ -91,10 +94,13 @@ def on_config(config):
 def on_files(files, config):
     for name in NOTEBOOKS:
         source = (Path(config.docs_dir) / name).read_text()
-        cells, stem = cells_of(source), name.removesuffix(".py")
+        cells = cells_of(source)
+        stem = name.removesuffix(".py")
         if source not in _outputs:
             _outputs[source] = run(cells, name) if RUN else [("", [])] * len(cells)
-        outputs, page, pictures = iter(_outputs[source]), [], 0
+        outputs = iter(_outputs[source])
+        page = []
+        pictures = 0
         for is_text, body in cells:
             if is_text:
                 page.append(body)
