@@ -1,7 +1,7 @@
 """Losses in three forms: the library's, dense in JAX, and dense in PyTorch.
 
-The dense forms are those of textbooks: they compute all n x n entries at once. One function serves
-both libraries; `JAX` has JAX's functions under PyTorch's names.
+The dense forms compute all n x n entries at once, as textbooks do. One function serves both
+libraries; `JAX` has JAX's functions under PyTorch's names.
 """
 
 import dataclasses

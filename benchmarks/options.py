@@ -31,7 +31,7 @@ class LossesOptions(TimingOptions):
     losses: tuple[Loss, ...] = get_args(Loss)
     """Losses to measure."""
     sizes: tuple[int, ...] = (1024, 2048, 4096, 8192)
-    """Numbers of points n: pairs, or queries and as many negatives."""
+    """Numbers of points n: pairs, or queries and negatives."""
     dim: int = 128
     """Dimension of the points."""
     dense_limit: int = 8192

@@ -36,7 +36,7 @@ Images were decoded before.
 
 
 def run(options: StartOptions) -> list[dict[str, Any]]:
-    """Start runs in processes of their own, with an empty cache and with the cache they fill."""
+    """Start each run in a new process, with an empty cache and then with the filled cache."""
     commands: dict[str, Sequence[str]] = dict(DIGITS)
     if options.data_dir is not None:
         folder = os.path.abspath(os.path.expanduser(options.data_dir))

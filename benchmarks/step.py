@@ -19,7 +19,7 @@ from hypersphere_jax.utils import xla
 
 OURS, XLA, TORCH = "hypersphere_jax", "hypersphere_jax with lax.conv", "PyTorch"
 NOTE = """
-relative: time relative to hypersphere_jax without augmentation. lax.conv: XLA's operations in place
+relative: time relative to hypersphere_jax without augmentation. lax.conv: XLA's operations instead
 of the kernels in models/cpu/. in flight: a step with others queued, as in training. host: until the
 call of a step returns. % of peak: share of the speed of a matrix product.
 """.strip()

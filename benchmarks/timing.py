@@ -96,7 +96,7 @@ class Stepper:
 
     def __init__(self, step: Callable, state: Any, arguments: Any):
         devices = distributed.local_devices(1)
-        memory.keep_freed(devices[0].platform)  # as in a run
+        memory.keep_freed(devices[0].platform)
         self._step = distributed.pmap(step, devices, donate=(0,))
         self._state = distributed.replicate(state, devices)
         self._arguments = distributed.replicate(arguments, devices)
