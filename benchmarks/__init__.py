@@ -1,18 +1,16 @@
-"""Speed and memory, measured in one run against another form of the same computation."""
+"""Benchmarks: speed and memory next to the alternatives, measured in turns in the same run."""
 
-# Part of `bench`, a function of `options.py`: what it measures.
-PARTS = {
-    "start": "What one waits for before the first step of a run.",
-    "step": "The align+uniform step of a network, beside its roofline.",
-    "layers": "Where the time of a step goes, layer by layer, each beside its limit.",
-    "loop": "What the training loop takes beside its steps.",
-    "text": "The contrastive step of both sentence encoders, with Adam.",
-    "vmapped": "Steps of several encoders in one program.",
-    "convolution": "Convolutions, value and gradients.",
-    "augment": "A recipe against the same one in Pillow and NumPy.",
-    "data": "The share of a step that is data, with each pipeline.",
-    "losses": "The losses from small n to large: time and peak memory.",
-    "knn": "k-NN: time, and peak memory.",
-    "scaling": "What up to 256 devices send each other, and hold.",
-    "probe": "The linear probe against scikit-learn's.",
-}
+import importlib
+import os
+from typing import Any
+
+from benchmarks.options import PARTS
+
+
+def run(options: Any) -> list[dict[str, Any]]:
+    """Run the benchmark of these options, print its table and return the rows."""
+    # PyTorch runs on the same accelerator, and its idle threads must not spin on the CPU's cores.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    (name,) = [name for name, cls in PARTS.items() if type(options) is cls]
+    return importlib.import_module(f"benchmarks.{name}").run(options)

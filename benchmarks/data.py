@@ -1,98 +1,121 @@
-"""What data cost a training step: resident images, and streamed ones."""
+"""Data pipelines: their share of a training step, next to PyTorch's DataLoader."""
 
+import functools
+import importlib.util
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.timing import device_kind, median, take_turns
-from hypersphere_jax import data, models
-from hypersphere_jax.configs import (
-    DataConfig,
-    PretrainConfig,
-)
-from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.reporting.tables import print_table
-from hypersphere_jax.training import distributed, resolve
+from benchmarks.options import DataOptions
+from benchmarks.timing import compared, show, take_turns
+from hypersphere_jax.configs import DataConfig, PretrainConfig
+from hypersphere_jax.configs.base import section
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import device_batches
-from hypersphere_jax.training.optimizers import make_optimizer
-from hypersphere_jax.training.step import init_state, make_step_of, scalars_of
+from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
+from hypersphere_jax.training.step import make_step_of, scalars_of
 
-WARM_UP = 3  # steps that compile, and fill what is read ahead
+WARM_UP = 3  # steps that fill the queues
+NOTE = """
+relative: time of a step relative to the first row. wait: until the next batch arrives. Images are
+augmented in the step, on the device.
+""".strip()
 
 
-def pipelines(
-    config: DataConfig,
-    image_size: int | None,
-    batch_size: int,
-    steps: int,
-    workers: tuple[int, ...],
-) -> None:
-    """The share of a SmallAlexNet step (one device) that is data, with each pipeline."""
-    whole = PretrainConfig(
-        **vars(config),
-        model="small_alexnet",
-        dim=128,
-        image_size=image_size,
-        batch_size=batch_size,
+def run(options: DataOptions) -> list[dict[str, Any]]:
+    """Time steps with resident images, streamed images, and PyTorch's DataLoader."""
+    config = PretrainConfig(
+        **vars(section(options, DataConfig)),
+        model=options.model,
+        image_size=options.image_size,
+        batch_size=options.batch_size,
+        devices=1,
     )
-    dataset = data.load(config)
-    whole = resolve.resolve(whole, dataset)
-    sampler = Sampler(len(dataset.pretrain), batch_size, 0)
-    devices = distributed.local_devices(1)
-    runtimes = {f"streaming, {w} workers": {"pipeline": "streaming", "workers": w} for w in workers}
-    if dataset.pretrain.image_shape is not None:
-        runtimes = {"resident": {"pipeline": "resident"}} | runtimes
-    run = _step(whole, dataset, devices)
-    rows = []
-    for name, runtime in runtimes.items():
-        fed = whole.replace(**runtime)
-        resident, taken = name == "resident", range(WARM_UP + steps)
-        batches = device_batches(fed, dataset, sampler, taken, devices, resident)
-        seconds, waits = _loop(run, batches)
-        gather = _gather(fed, dataset, sampler, devices) if resident else 0.0
-        share = 100 * (waits + gather) / seconds
-        rows.append([name, 1e3 * seconds, 1e3 * waits, 1e3 * gather, share, batch_size / seconds])
-    columns = ["images", "step ms", "wait ms", "gather ms", "data %", "pairs/s"]
-    title = f"SmallAlexNet, {batch_size} pairs of {image_size} pixels, {config.data}"
-    print_table(columns, rows, title=f"{title}, {device_kind()}")
+    setup = set_up(config)
+    source = setup.dataset.pretrain
+    pipelines: dict[str, Callable[[], Iterable]] = {}
+    if source.image_shape is not None:
+        pipelines["resident"] = functools.partial(read, setup, 0, True, options.steps)
+    for workers in options.workers:
+        streamed = functools.partial(read, setup, workers, False, options.steps)
+        pipelines[f"streamed, {workers} workers"] = streamed
+        if source.image_shape is not None and importlib.util.find_spec("torch") is not None:
+            loaded = functools.partial(load_with_torch, source, options, workers)
+            pipelines[f"DataLoader, {workers} workers"] = loaded
+    train_step = make_train_step(setup)
+    waits: dict[str, list[float]] = {name: [] for name in pipelines}
+    forms = {
+        name: functools.partial(loop, train_step, pipeline, waits[name])
+        for name, pipeline in pipelines.items()
+    }
+    times = take_turns(forms, options.rounds, measure=lambda form: form())
+    rows = compared(times, next(iter(pipelines)))
+    for row in rows:
+        row["wait ms"] = 1e3 * float(np.median(waits[row["form"]][1:]))
+        row["wait %"] = 100 * row["wait ms"] / row["ms"]
+        row["pairs/s"] = 1e3 * options.batch_size / row["ms"]
+    title = f"{options.data}, {options.model}, {options.batch_size} pairs"
+    show(f"{title} of {options.image_size} pixels", rows, NOTE)
+    return rows
 
 
-def _step(config: PretrainConfig, dataset: data.Dataset, devices: list) -> Callable:
-    """A step on a batch, from the first state each time."""
-    apply, params, stats = models.create(config, jax.random.key(0))
-    optimizer = make_optimizer(config, lambda step: 0.03)
-    cropped = dataset.pretrain.image_shape is None
-    step = make_step_of(config, apply, 1000, axis_name=distributed.AXIS, cropped=cropped)
-    mapped = distributed.pmap(step, devices)
-    state = distributed.replicate(init_state(params, stats, optimizer), devices)
-    fixed = distributed.replicate((jax.random.key(0), scalars_of(config)), devices)
+def make_train_step(setup: RunSetup) -> Callable[[tuple], Any]:
+    """Return a function that takes a step on a batch, always from the first state, and waits."""
+    apply, state, key = initial_state(setup)
+    cropped = setup.dataset.pretrain.image_shape is None
+    step = make_step_of(setup.config, apply, 1000, axis_name=distributed.AXIS, cropped=cropped)
+    mapped = distributed.pmap(step, setup.devices)
+    state = distributed.replicate(state, setup.devices)
+    fixed = distributed.replicate((key, scalars_of(setup.config)), setup.devices)
     return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))
 
 
-def _loop(run: Callable, batches: Iterator) -> tuple[float, float]:
-    """Mean seconds of a step, and of these the seconds of waiting for its batch."""
-    seconds, waits = [], []
-    while True:
-        began = time.perf_counter()
-        batch: Any = next(batches, None)
-        waits.append(time.perf_counter() - began)
-        if batch is None:
-            break
-        run(batch)
-        seconds.append(time.perf_counter() - began)
-    return float(np.mean(seconds[WARM_UP:])), float(np.mean(waits[WARM_UP:-1]))
+def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Iterator[tuple]:
+    """Return the batches of a run."""
+    config = setup.config.replace(workers=workers)
+    numbers = range(WARM_UP + steps)
+    return device_batches(config, setup.dataset, setup.sampler, numbers, setup.devices, resident)
 
 
-def _gather(
-    config: PretrainConfig, dataset: data.Dataset, sampler: Sampler, devices: list
-) -> float:
-    """Median seconds of gathering a batch of resident images."""
-    images, labels, indices = next(
-        device_batches(config, dataset, sampler, range(1), devices, resident=True)
+def load_with_torch(source: Any, options: DataOptions, workers: int) -> Iterator[tuple]:
+    """Yield the same batches, read by PyTorch's DataLoader."""
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        source,
+        options.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+        collate_fn=stack_images,
     )
-    gather = jax.jit(lambda images, labels, indices: (images[0][indices[0]], labels[0][indices[0]]))
-    form = lambda: jax.block_until_ready(gather(images, labels, indices))  # noqa: E731
-    return median(take_turns({"gather": form}, 20)["gather"])
+    rest = (np.zeros(options.batch_size, np.int32), np.arange(options.batch_size, dtype=np.int32))
+    devices = distributed.local_devices(1)
+    for _, images in zip(range(WARM_UP + options.steps), loader, strict=False):
+        yield distributed.replicate((images, *rest), devices)
+
+
+def stack_images(samples: list[dict]) -> np.ndarray:
+    """Return the images of a batch as one array."""
+    return np.stack([sample["image"] for sample in samples])
+
+
+def loop(train_step: Callable, pipeline: Callable[[], Iterable], waits: list[float]) -> float:
+    """Return the mean seconds of a step after the warm-up, and append its mean wait to `waits`."""
+    batches = iter(pipeline())
+    for _ in range(WARM_UP):
+        train_step(next(batches))
+    waited = 0.0
+    steps = 0
+    started = ready = time.perf_counter()
+    for batch in batches:
+        waited += time.perf_counter() - ready
+        train_step(batch)
+        steps += 1
+        ready = time.perf_counter()
+    waits.append(waited / steps)
+    return (ready - started) / steps

@@ -1,109 +1,82 @@
-"""The linear probe: seconds of its parts, against scikit-learn at the same L2."""
+"""Linear probe: time of its parts, and one fit next to scikit-learn's at the same penalty."""
 
-import tempfile
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import device_kind, median, ratio, resident_peak, take_turns
-from hypersphere_jax.configs import UserError
+from benchmarks.options import ProbeOptions
+from benchmarks.timing import median, ratio, show, take_turns
 from hypersphere_jax.evaluation.linear import linear_probe
-from hypersphere_jax.reporting.tables import print_table
+
+CLASSES = 10
+OURS, SKLEARN = "hypersphere_jax", "scikit-learn"
 
 
-def probe(
-    n: int,
-    n_test: int,
-    dim: int,
-    classes: int,
-    l2: tuple[float, ...],
-    folds: int | None,
-    signal: float,
-    sklearn_rows: int,
-    rounds: int,
-) -> None:
-    """Time the "lbfgs" probe on features with class means and noise of a decaying spectrum."""
-    if min(n, n_test, dim, rounds) < 1 or classes < 2 or sklearn_rows > n:
-        raise UserError(
-            "--n, --n-test, --dim and --rounds must be at least 1, --classes at least 2, "
-            "--sklearn-rows at most --n"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        # From files, as the verb `probe` has them: mapped pages count as memory of this process.
-        arrays = features(n, n_test, dim, classes, signal)
-        for number in range(len(arrays)):
-            np.save(Path(folder, f"{number}.npy"), arrays[number])
-            arrays[number] = np.load(Path(folder, f"{number}.npy"), mmap_mode="r")
-        base = resident_peak()
-        _report(arrays, base, classes, l2, folds, sklearn_rows, rounds)
-
-
-def _report(arrays, base: float, classes: int, l2, folds, sklearn_rows: int, rounds: int) -> None:
+def run(options: ProbeOptions) -> list[dict[str, Any]]:
+    """Choose a penalty on held-out rows, then time fits at this penalty."""
+    arrays = random_features(options.n, options.n_test, options.dim)
+    processor = time.process_time()
+    result = linear_probe(*arrays, num_classes=CLASSES, grid=list(options.l2), folds=options.folds)
+    processor = time.process_time() - processor
+    seconds = result["seconds"]
+    title = f"{options.n:,} x {options.dim:,} features, {len(options.l2)} penalties"
+    parts = seconds | {"all": sum(seconds.values()), "processor": processor}
+    show(f"{title}: seconds", [parts])
+    print(f"chosen: l2 = {result['chosen']['l2']:g}; test accuracy {result['top1']:.2f}%")
     train_x, train_y, test_x, test_y = arrays
-    (n, dim), used = train_x.shape, time.process_time()
-    result = linear_probe(*arrays, num_classes=classes, grid=l2, folds=folds)
-    peak, used = resident_peak(), time.process_time() - used
-    seconds = result["seconds"] | {"all": sum(result["seconds"].values()), "processor": used}
-    title = f"{n:,} x {dim:,} features, {classes} classes, {len(l2)} values of L2, {device_kind()}"
-    print_table(list(seconds), [list(seconds.values())], title=f"{title}: seconds")
-    print_table(
-        ["l2", "valid top-1"], [[f"{cell['l2']:g}", cell["valid_top1"]] for cell in result["grid"]]
-    )
-    low, high = result["top1_interval"]
-    print(
-        f"chosen: {result['chosen']['l2']:g}; test top-1 {result['top1']:.2f}% ({low:.2f} to "
-        f"{high:.2f}); {result['steps']} steps of the last fit, gradient "
-        f"{result['gradient_norm']:.2g}; peak {peak / 1e3:.2f} GB, features that are mapped from "
-        f"files included, and {base / 1e3:.2f} GB while they were made"
-    )
-    if sklearn_rows:
-        some = train_x[:sklearn_rows], train_y[:sklearn_rows], test_x, test_y
-        _compare(*some, classes, result["chosen"]["l2"], rounds)
+    rows = slice(options.compare)
+    return compare(train_x[rows], train_y[rows], test_x, test_y, result["chosen"]["l2"], options)
 
 
-def features(n: int, n_test: int, dim: int, classes: int, signal: float):
-    """Training and test features and labels; the i-th dimension's variance falls as 1 / i."""
-    rng = np.random.default_rng(0)
-    deviations = np.arange(1, dim + 1, dtype=np.float32) ** -0.5
-    means = rng.standard_normal((classes, dim), dtype=np.float32)
-    means *= signal * deviations * min(1.0, (64 / dim) ** 0.5)
-    sides = []
-    for rows in (n, n_test):
-        y = rng.integers(classes, size=rows)
-        x = rng.standard_normal((rows, dim), dtype=np.float32)
-        x *= deviations
-        for begin in range(0, rows, 4096):
-            x[begin : begin + 4096] += means[y[begin : begin + 4096]]
-        sides += [x, y]
-    return sides
-
-
-def _compare(train_x, train_y, test_x, test_y, classes: int, l2: float, rounds: int) -> None:
+def compare(
+    train_x: Any, train_y: Any, test_x: Any, test_y: Any, l2: float, options: ProbeOptions
+) -> list[dict[str, Any]]:
+    """Fit and score with both libraries at the same minimum."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     scores = {}
 
-    def ours() -> dict[str, Any]:
-        arrays = train_x, train_y, test_x, test_y
-        result = linear_probe(*arrays, num_classes=classes, grid=[l2])
-        scores["ours"] = result["top1"]
-        return result
+    def ours() -> float:
+        result = linear_probe(train_x, train_y, test_x, test_y, num_classes=CLASSES, grid=[l2])
+        scores[OURS] = result["top1"]
+        return result["C"]
 
-    model = LogisticRegression(C=ours()["C"], max_iter=1000)
+    model = LogisticRegression(C=ours(), max_iter=1000)
 
-    def scikit_learn():
+    def scikit_learn() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            scores["scikit-learn"] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
+            scores[SKLEARN] = 100 * model.fit(train_x, train_y).score(test_x, test_y)
 
-    times = take_turns({"ours": ours, "scikit-learn": scikit_learn}, rounds)
-    rows = [[form, median(seconds), scores[form]] for form, seconds in times.items()]
-    title = f"fit and test at L2 = {l2:g} on {len(train_x):,} rows"
-    print()
-    print_table(["form", "s", "test top-1"], rows, title=title)
-    slower = ratio(times, "scikit-learn", "ours")
-    print(f"scikit-learn takes {slower:.2f} times our time, {model.n_iter_.max()} steps")
+    times = take_turns({OURS: ours, SKLEARN: scikit_learn}, options.rounds)
+    rows = [
+        {
+            "form": form,
+            "s": median(times[form]),
+            "relative": ratio(times, form, OURS),
+            "test accuracy": scores[form],
+        }
+        for form in times
+    ]
+    show(f"fit and test at l2 = {l2:g} on {len(train_x):,} rows", rows)
+    return rows
+
+
+def random_features(n: int, n_test: int, dim: int) -> list[np.ndarray]:
+    """Return train and test features and labels: class means, and noise of decaying variance."""
+    rng = np.random.default_rng(0)
+    deviations = np.arange(1, dim + 1, dtype=np.float32) ** -0.5
+    means = rng.standard_normal((CLASSES, dim), dtype=np.float32)
+    means *= 0.4 * deviations * min(1.0, (64 / dim) ** 0.5)
+    arrays = []
+    for rows in (n, n_test):
+        y = rng.integers(CLASSES, size=rows)
+        x = rng.standard_normal((rows, dim), dtype=np.float32)
+        x *= deviations
+        for start in range(0, rows, 4096):  # without a second array of this size
+            x[start : start + 4096] += means[y[start : start + 4096]]
+        arrays += [x, y]
+    return arrays

@@ -1,8 +1,4 @@
-"""What a device can do at most, as measured, and the time that this allows a program: its roofline.
-
-A program takes at least its arithmetic at the speed of a matrix product of its type, and its
-traffic at the speed of a copy.
-"""
+"""Measured peaks of a device, and the least time that they allow a program (its roofline)."""
 
 from typing import Any, NamedTuple
 from unittest import mock
@@ -14,8 +10,8 @@ from jax.lax import DotAlgorithmPreset, Precision
 from benchmarks.timing import pace
 from hypersphere_jax.models import ops
 
-# Products by name: type of the numbers, precision, and whether NVIDIA's GPUs alone have them. The
-# last two are those of the losses there, see `losses/_pairwise/block_sweep.py`.
+# Matrix products by name: type, precision, and whether only NVIDIA's GPUs have them. The last two
+# are the products of the losses on GPUs (`losses/_pairwise/block_sweep.py`).
 PRODUCTS: dict[str, tuple[Any, Any, bool]] = {
     "bfloat16": (jnp.bfloat16, None, False),
     "tf32": (jnp.float32, DotAlgorithmPreset.TF32_TF32_F32, True),
@@ -26,69 +22,59 @@ PRODUCTS: dict[str, tuple[Any, Any, bool]] = {
 
 
 class Peaks(NamedTuple):
-    """Of one device: FLOP a second of each product that it has, and bytes a second of a copy."""
+    """Peaks of one device: FLOP/s of each product that it has, and bytes/s of a copy."""
 
     flops_s: dict[str, float]
     bytes_s: float
 
     def of(self, *products: str) -> float:
-        """The speed of the first of these products that the device has."""
+        """Return the speed of the first of these products that the device has."""
         return next(self.flops_s[name] for name in products if name in self.flops_s)
 
     def of_dtype(self, dtype: str) -> float:
-        """That of a network's products: float32 ones are TF32 by default where there is that."""
+        """Return the speed of a network's products; float32 is TF32 where the device has it."""
         return self.of("tf32", "float32") if dtype == "float32" else self.of(dtype)
 
     def of_precision(self, precision: str) -> float:
-        """That of a loss's products."""
+        """Return the speed of a loss's products."""
         parts = {"highest": ("bfloat16 x6",), "high": ("bfloat16 x3", "bfloat16 x6")}
         return self.of(*parts[precision], "float32")
 
-    def seconds(self, flops: float, nbytes: float, flops_s: float) -> float:
-        """The least time for so much arithmetic and traffic."""
-        return max(flops / flops_s, nbytes / self.bytes_s)
-
 
 def sizes() -> tuple[int, int]:
-    """Side of the product, and MB of the copied array, that show a device's peaks."""
+    """Return the side of the product, and MB of the copied array, that reach the peaks."""
     return (1024, 64) if jax.default_backend() == "cpu" else (8192, 1000)
 
 
 def measure(side: int, megabytes: int, products: tuple[str, ...] = tuple(PRODUCTS)) -> Peaks:
-    """The peaks of the first device: products of matrices of this side, a copy of so many MB."""
+    """Return the peaks of the first device."""
     flops_s = {}
     for name in products:
-        dtype, precision, of_gpu = PRODUCTS[name]
-        if not of_gpu or jax.default_backend() == "gpu":
+        dtype, precision, needs_gpu = PRODUCTS[name]
+        if not needs_gpu or jax.default_backend() == "gpu":
             a, b = jax.random.normal(jax.random.key(0), (2, side, side), dtype)
             multiply = jax.jit(lambda a, b, p=precision: jnp.matmul(a, b, precision=p))
             flops_s[name] = 2 * side**3 / pace(lambda m=multiply, a=a, b=b: m(a, b)).in_flight
-    return Peaks(flops_s, _copied(megabytes))
+    return Peaks(flops_s, _copy_bytes_s(megabytes))
 
 
-def _copied(megabytes: int) -> float:
-    """Bytes a second, read and written; in place, as new memory comes slowly on CPU."""
+def _copy_bytes_s(megabytes: int) -> float:
+    """Return the bytes/s read and written by a copy in place."""
     x = jnp.zeros(megabytes * 250_000, jnp.float32)
-    copy = jax.jit(lambda x: x + 1, donate_argnums=0)
+    increment = jax.jit(lambda x: x + 1, donate_argnums=0)
 
-    def begin() -> jax.Array:
+    def start() -> jax.Array:
         nonlocal x
-        x = copy(x)
+        x = increment(x)
         return x
 
-    return 2 * x.nbytes / pace(begin).in_flight
+    return 2 * x.nbytes / pace(start).in_flight
 
 
 def plain_convolutions() -> Any:
-    """While a program is traced: convolutions as on accelerators.
+    """Return a context in which traced programs use XLA's operations instead of our CPU kernels.
 
-    Of loops over blocks of images, which those of CPUs are, XLA counts the FLOP of one block.
+    XLA counts their FLOP in full. The CPU kernels loop over blocks of images, of which XLA counts
+    one.
     """
     return mock.patch.object(ops, "on_cpu", return_value=False)
-
-
-def moved(compiled: Any) -> float:
-    """Bytes that a program moves, by XLA's count."""
-    after = compiled.cost_analysis()
-    after = after[0] if isinstance(after, list) else after
-    return after["bytes accessed"]

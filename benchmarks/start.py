@@ -1,4 +1,4 @@
-"""From the command to the first step of a run: what one waits for before training begins."""
+"""Start of a run: from the command to the first step, with and without cached programs."""
 
 import os
 import re
@@ -7,99 +7,83 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import device_kind, median
-from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, require
-from hypersphere_jax.reporting.tables import print_table
+from benchmarks.options import StartOptions
+from benchmarks.timing import ROOT, show
+from hypersphere_jax.configs import UserError
 
-ROOT = Path(__file__).parent.parent
 DIGITS = {"digits, small_cnn": ()}
 CIFAR10 = {
-    "cifar10, small_cnn": ("--data", "cifar10"),  # as without options
-    **{
-        f"cifar10, {model}": ("--data", "cifar10", "--model", model, "--batch-size", "64")
-        for model in ("small_alexnet", "resnet18")
-    },
+    "cifar10, small_cnn": ("--data", "cifar10"),
+    "cifar10, small_alexnet": (
+        *("--data", "cifar10", "--model", "small_alexnet", "--batch-size", "64"),
+    ),
+    "cifar10, resnet18": ("--data", "cifar10", "--model", "resnet18", "--batch-size", "64"),
 }
-# Lines of `pretrain` on stderr, of a run with this name.
 NAME = "start"
-STAGES = {"opened": rf"{NAME}: ", "built": rf"{NAME}: compiling", "first step": "step 1 of"}
-COLUMNS = ["run", "programs", *STAGES, "processor"]
+# Lines that `pretrain` prints on stderr.
+STAGES = {"opened": f"{NAME}: ", "built": f"{NAME}: compiling", "first step": "step 1 of"}
 NOTE = """
-All in seconds from the start of the command, medians of the rounds.
-Images are decoded before. opened: imports, and the data. built: the network
-and the images on the device. processor: its time.
+seconds from the start of the command, medians of the rounds. opened: imports and data. built:
+network and images on the device. relative: first step relative to the run with cached programs.
+Images were decoded before.
 """.strip()
 
 
-def start(data_dir: str | None, rounds: int) -> None:
-    """Times the start of runs, each in a process of its own, with empty and full caches."""
-    require(rounds >= 1, "--rounds must be at least 1")
-    runs: dict[str, tuple[str, ...]] = dict(DIGITS)
-    if data_dir is not None:
-        where = os.path.abspath(os.path.expanduser(data_dir))
-        data.load(DataConfig("cifar10", where))  # else an error would come after the digits
-        runs |= {name: (*of, "--data-dir", where) for name, of in CIFAR10.items()}
-    rows: list[list] = []
-    for name, options in runs.items():
+def run(options: StartOptions) -> list[dict[str, Any]]:
+    """Start each run in a new process, with an empty cache and then with the filled cache."""
+    commands: dict[str, Sequence[str]] = dict(DIGITS)
+    if options.data_dir is not None:
+        folder = os.path.abspath(os.path.expanduser(options.data_dir))
+        commands |= {name: (*flags, "--data-dir", folder) for name, flags in CIFAR10.items()}
+    rows = []
+    for name, flags in commands.items():
+        starts: dict[str, list[list[float]]] = {"compiled": [], "cached": []}
         with tempfile.TemporaryDirectory() as folder:
-            if options:
-                first_step(options, Path(folder))  # which decodes
-            found: dict[str, list[list[float]]] = {"compiled": [], "from the cache": []}
-            for _ in range(rounds):
+            if flags:
+                first_step(flags, Path(folder))  # decodes the images
+            for _ in range(options.rounds):
                 shutil.rmtree(Path(folder, "cache", "compiled"), ignore_errors=True)
-                for kept in found.values():
-                    kept.append(first_step(options, Path(folder)))
-        rows += [[name, programs, *_medians(starts)] for programs, starts in found.items()]
-    print_table(COLUMNS, rows, title=f"From the command to the first step, {device_kind()}")
-    print(NOTE)
+                for seconds in starts.values():
+                    seconds.append(first_step(flags, Path(folder)))
+        medians = {programs: np.median(seconds, axis=0) for programs, seconds in starts.items()}
+        for programs, values in medians.items():
+            times = dict(zip(STAGES, map(float, values), strict=True))
+            relative = values[-1] / medians["cached"][-1]
+            rows.append({"run": name, "programs": programs, **times, "relative": relative})
+    show("From the command to the first step", rows, NOTE)
+    return rows
 
 
-def _medians(starts: list[list[float]]) -> list[str]:
-    return [f"{median(np.array(of)):.1f}" for of in zip(*starts, strict=True)]
-
-
-def first_step(options: tuple[str, ...], folder: Path) -> list[float]:
-    """Begins a run, and ends it after its first step.
-
-    Returns:
-      Seconds until each stage, and where the system tells it the processor's until the last.
+def first_step(flags: Sequence[str], folder: Path) -> list[float]:
+    """Start a run, kill it after its first step, and return the seconds until each stage.
 
     Raises:
-      UserError: when it ends before.
+      UserError: If the run ends before its first step.
     """
-    places = ("--name", NAME, "--runs-dir", str(folder / "runs"), "--cache-dir")
-    command = (sys.executable, "-m", "hypersphere_jax", "pretrain", *options, *places)
+    command = [sys.executable, "-m", "hypersphere_jax", "pretrain", *flags, "--devices", "1"]
+    command += ["--name", NAME, "--runs-dir", f"{folder}/runs", "--cache-dir", f"{folder}/cache"]
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    began, line, times = time.monotonic(), "", []
+    started = time.monotonic()
     process = subprocess.Popen(
-        (*command, str(folder / "cache"), "--devices", "1"),
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
+    times: list[float] = []
+    line = ""
+    patterns = list(STAGES.values())
     with process:
-        for line in process.stderr or ():
-            if re.search([*STAGES.values()][len(times)], line):
-                times.append(time.monotonic() - began)
-            if len(times) == len(STAGES):
-                times += _processor_seconds(process.pid)
+        for line in map(bytes.decode, process.stderr):
+            if re.search(patterns[len(times)], line):
+                times.append(time.monotonic() - started)
+            if len(times) == len(patterns):
                 process.kill()
                 break
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    require(len(times) >= len(STAGES), f"a run ended before its first step: {line.strip()}")
+    if len(times) < len(patterns):
+        raise UserError(f"pretrain {' '.join(flags)}: ended before its first step: {line.strip()}")
     return times
-
-
-def _processor_seconds(pid: int) -> list[float]:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")]

@@ -1,4 +1,4 @@
-"""The step of a network in PyTorch, as its users write it: what ours is timed beside."""
+"""Align + uniform training step of a network in plain PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ from hypersphere_jax.configs import ModelConfig
 
 
 def torch_step(config: ModelConfig, images: np.ndarray, batch_size: int) -> Callable | None:
-    """A step of align + uniform on both views of a batch, in float32; None without a counterpart.
+    """Return a float32 step on both views of a batch, which waits for its result.
 
-    Networks are the small AlexNet, the digits' network, and ResNet-18 and -34 with the stem for
-    small images.
+    The networks are SmallAlexNet, SmallCNN, and ResNet-18 and -34 with the stem for small images.
+    Return None for other networks, or if PyTorch is not installed.
     """
     small = config.model in ("resnet18", "resnet34") and config.image_size < 64
     if config.dtype != "float32" or not (small or config.model in ("small_alexnet", "small_cnn")):

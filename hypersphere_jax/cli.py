@@ -346,10 +346,10 @@ def bench(arguments: list[str]) -> None:
     """Speed of losses, steps, probes and the data pipeline, next to alternatives."""
     need_repository("bench")
     import benchmarks
-    from benchmarks import options
 
-    parts = {name: getattr(options, name) for name in benchmarks.PARTS}
-    _run_part("bench", parts, arguments)
+    for cls in benchmarks.PARTS.values():
+        join_help_lines(cls)
+    benchmarks.run(_run_part("bench", benchmarks.PARTS, arguments))
 
 
 def import_torch(arguments: list[str]) -> None:
@@ -390,9 +390,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def _run_part(command: str, parts: dict[str, Callable], arguments: list[str]) -> None:
-    """Run a part of a command, such as `data list`."""
-    tyro.extras.subcommand_cli_from_dict(
+def _run_part(command: str, parts: dict[str, Any], arguments: list[str]) -> Any:
+    """Call a part of a command, such as `data list`, and return its result."""
+    return tyro.extras.subcommand_cli_from_dict(
         parts,
         prog=f"{program()} {command}",
         args=arguments,

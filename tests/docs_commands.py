@@ -32,7 +32,7 @@ data inspect images
 data show images
 data prepare-text books --out corpus
 report run own
-bench losses --losses uniform --sizes 128 --dim 16 --rounds 1 --no-memory
+bench losses --losses uniform --sizes 128 --dim 16 --rounds 1
 reproduce wang-isola/figure7 --scale laptop --dry-run
 """
 

@@ -17,7 +17,6 @@ LOOSER = {"cpu": 1, "gpu": 10, "tpu": 10}
 # Tests that need more devices than one, by how many: `--devices 1` shows which do.
 DEVICES = {
     2: (
-        "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[2]",
         "evaluation/test_metrics.py::test_all_parts_of_files",
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
         "models/test_dense.py::test_several_encoders_and_sharded_rows",
@@ -49,7 +48,6 @@ DEVICES = {
         "losses/test_masks.py::test_other_forms[pmap",
         "losses/test_masks.py::test_other_forms[ring",
         "losses/test_masks.py::test_over_a_mesh",
-        "losses/test_masks.py::test_what_devices_send",
         "losses/test_mesh.py::test_on_a_mesh_as_under_pmap",
         "losses/test_mesh.py::test_other_places_of_arrays",
         "losses/test_reductions.py::test_devices_change_nothing",
@@ -68,8 +66,6 @@ DEVICES = {
         "training/test_train_step.py::test_runs_on_1_2_and_4",
     ),
     8: (
-        "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[8]",
-        "benchmarks/test_scaling.py::test_uniform_loss_sends_its_points_once[8]",
         "losses/test_sliced_wasserstein.py::test_devices_change_nothing[pmap-8",
         "test_moco.py::test_every_device_has_the_queue_of_one",
         "training/test_train_step.py::test_the_config_says_over_what",

@@ -1,8 +1,7 @@
 """Batch normalization as one function with a derivative of its own.
 
 Automatic differentiation of mean and variance takes six passes over the activations, the rule below
-two. On an H100 the passes of batch norm are most of the time of a ResNet's step; `python run.py
-bench layers` times a layer with its batch norm and `bench step` a whole step.
+two. On an H100 the passes of batch norm are most of the time of a ResNet's step.
 """
 
 import functools

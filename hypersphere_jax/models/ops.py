@@ -1,7 +1,7 @@
 """Convolution, matrix product and maximum pool of the encoders: one place chooses the kernel.
 
-GPUs and TPUs take XLA's own operations. CPUs take the kernels of `cpu/`, which `python run.py bench
-convolution` and `python run.py bench layers` compare with XLA's.
+GPUs and TPUs use XLA's operations. CPUs use the kernels of `cpu/`; `python run.py bench step`
+compares both.
 """
 
 import functools

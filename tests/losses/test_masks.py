@@ -15,7 +15,6 @@ from loss_cases import CASES, D, inputs
 from points import sphere
 
 import hypersphere_jax as hj
-from benchmarks.collectives import traffic
 from hypersphere_jax.losses._pairwise.precision import on_cpu
 
 N = 12
@@ -213,22 +212,6 @@ def test_memory_is_linear_in_n(name):
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
     bound = 4 if on_cpu() else 6  # biases are columns on accelerators
     assert 2 * n <= largest <= bound * n
-
-
-@pytest.mark.slow
-def test_what_devices_send_for_the_supervised_loss():
-    """The formula of docs/scaling.md, and few all-reduces of one number."""
-    devices = 4
-    n = 32
-    d = 64
-    shapes = jax.ShapeDtypeStruct((devices, n, d), "f4"), jax.ShapeDtypeStruct((devices, n), "i4")
-    loss = jax.value_and_grad(functools.partial(hj.supervised_contrastive_loss, axis_name="data"))
-    mapped = jax.pmap(loss, "data", devices=jax.devices()[:devices])
-    found = traffic(mapped.lower(*shapes).compile().as_text(), devices)
-    assert set(found) == {"all-gather", "all-reduce"}
-    assert found["all-gather"].received == 4 * (devices - 1) * n * (d + 2)
-    more = found["all-reduce"].received - 4 * 2 * (devices - 1) * n * (2 * d + 2)
-    assert 0 < more < 4 * 10
 
 
 @pytest.mark.slow
