@@ -1,3 +1,6 @@
+import itertools
+import time
+
 import pytest
 from data_cases import encoded, picture, write
 from PIL import Image
@@ -8,7 +11,7 @@ train/ant/1.webp test/cat/a.png test/dog/a.png test/ant/a.bmp"
 
 @pytest.fixture
 def tree(rng):
-    """Files of two splits and three classes in no order, one class with an inner folder."""
+    """Return files of two splits and three classes in no order, one class with an inner folder."""
     kinds = Image.registered_extensions()
     return {n: encoded(picture(rng), kinds[n[n.index(".") :].lower()]) for n in NAMES.split()}
 
@@ -16,3 +19,9 @@ def tree(rng):
 @pytest.fixture
 def folder(tmp_path, tree):
     return write(tmp_path / "set", tree)
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """Let ten seconds pass between two looks at the clock; fast work is not cached."""
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 10).__next__)

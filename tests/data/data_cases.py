@@ -1,4 +1,4 @@
-"""Image files, folders and zip files of them, and why something is refused."""
+"""Image files, folders and zip files of them; tensors."""
 
 import io
 import zipfile
@@ -13,7 +13,7 @@ equal = np.testing.assert_array_equal
 
 
 def why(action, *arguments, error=UserError):
-    """The text of the error that `action(*arguments)` ends with."""
+    """Return the text of the error that `action(*arguments)` raises."""
     with pytest.raises(error) as caught:
         action(*arguments)
     return str(caught.value)
@@ -42,15 +42,15 @@ def write(root, files):
 
 
 def zipped(path, files, method=zipfile.ZIP_STORED, encoding=None):
-    """A zip file; with an encoding its names are in that one, and no flag declares it."""
+    """Write a zip file; with an encoding, its names are in that one, and no flag declares it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in files.items():
             member = zipfile.ZipInfo(name)
-            member.compress_type = method
             if encoding is not None:
                 member = WithoutFlag(name)
                 member.encoding = encoding
+            member.compress_type = method
             archive.writestr(member, data)
     return path
 
@@ -60,3 +60,40 @@ class WithoutFlag(zipfile.ZipInfo):
 
     def _encodeFilenameFlags(self):
         return self.filename.encode(self.encoding), self.flag_bits
+
+
+class Tensor:
+    """A PyTorch tensor: not a NumPy array while it needs a gradient or is bfloat16."""
+
+    __module__ = "torch"
+
+    def __init__(self, array, is_detached=False):
+        self.array = array
+        self.shape = array.shape
+        self.is_detached = is_detached
+
+    def detach(self):
+        return Tensor(self.array, is_detached=True)
+
+    def cpu(self):
+        return self
+
+    def float(self):
+        return Tensor(self.array.astype(np.float32), is_detached=True)
+
+    def is_floating_point(self):
+        return self.array.dtype.kind in "fV"
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def __array__(self, dtype=None, copy=None):
+        if not self.is_detached or self.array.dtype.kind == "V":
+            raise TypeError("unsupported")
+        return np.asarray(self.array)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, i):
+        return Tensor(self.array[i], self.is_detached)

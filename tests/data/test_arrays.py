@@ -1,79 +1,106 @@
-"""Arrays: the digits and NumPy's files; and random bits against their definition."""
+"""Sources of arrays: the embedded digits, NumPy's files, random bits."""
 
 import pickle
 
 import numpy as np
-from data_cases import equal, images, why
+import pytest
+from data_cases import equal, images
 from sklearn.datasets import load_digits
 
-from hypersphere_jax.configs import DataConfig
+from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data import Arrays, load
 from hypersphere_jax.data.subsets import Concatenated
 from hypersphere_jax.data.synthetic import RandomBits, with_bits
 
-
-def arrays():
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
-    labels = {"train_labels": np.array([0, 1, 2, 0]), "test_labels": np.array([1, 2], np.uint8)}
-    return {"train_images": pixels[:4], "test_images": pixels[4:], **labels}
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
+SPLITS = {
+    "train_images": PIXELS[:4],
+    "train_labels": np.array([0, 1, 2, 0]),
+    "test_images": PIXELS[4:],
+    "test_labels": np.array([1, 2], np.uint8),
+}
 
 
 def test_digits_are_scikit_learns_in_a_fixed_split():
-    bunch, digits = load_digits(), load(DataConfig())
-    grey = np.floor(bunch.images * 255 / 16 + 0.5).astype(np.uint8)
-    known = {image.tobytes(): label for image, label in zip(grey, bunch.target, strict=True)}
-    assert digits.pretrain is digits.train and digits.recipe == "digits"
-    assert digits.class_names == tuple("0123456789")
+    bunch = load_digits()
+    digits = load(DataConfig())
+    gray = np.floor(bunch.images * 255 / 16 + 0.5).astype(np.uint8)
+    labels = {image.tobytes(): label for image, label in zip(gray, bunch.target, strict=True)}
+    assert digits.pretrain is digits.train
+    assert digits.recipe == "digits"
     for split, n in ((digits.train, 1400), (digits.test, 397)):
-        assert split.images.shape == (n, 8, 8, 1) and split.images.dtype == np.uint8
-        assert [known[image.tobytes()] for image in images(split)] == split.labels.tolist()
-    seen = [image.tobytes() for image in [*images(digits.train), *images(digits.test)]]
-    assert set(seen) == set(known)
+        assert split.images.shape == (n, 8, 8, 1)
+        assert [labels[image.tobytes()] for image in images(split)] == split.labels.tolist()
+    seen = {image.tobytes() for image in [*images(digits.train), *images(digits.test)]}
+    assert seen == set(labels)
     # Recorded results depend on the split.
     assert int(digits.test.labels.sum()) == 1815
     assert digits.test.labels[:8].tolist() == [0, 4, 2, 7, 7, 9, 1, 9]
 
 
-def test_npz_and_npy_files(tmp_path):
-    file, folder, whole = tmp_path / "mine.npz", tmp_path / "mine", arrays()
-    np.savez(file, **whole)
-    folder.mkdir()
-    for name, array in whole.items():
-        np.save(folder / f"{name}.npy", array)
-    for place in (file, folder):
-        found = load(DataConfig(str(place)))
-        for part, source in (("train", found.train), ("test", found.test)):
-            equal(images(source), whole[f"{part}_images"])
-            equal(source.labels, whole[f"{part}_labels"])
-            assert source[1]["label"] == source.labels[1] and source.labels.dtype == np.int32
-            assert source.image_shape == (5, 5, 3) and source.origin == str(place)
-        assert found.class_names == ("0", "1", "2") and found.pretrain is found.train
-    assert load(DataConfig(str(file))).digest() == found.digest()
-    # Classes that occur in either split are numbered for both splits and all folds.
-    labels = {"train_labels": whole["train_labels"] * 0 + 5, "test_labels": np.array([-1, 999_999])}
-    labels["train_labels"][0] = 1
-    np.savez(tmp_path / "gaps.npz", **whole | labels)
-    gaps = load(DataConfig(str(tmp_path / "gaps.npz")))
-    assert gaps.class_names == gaps.test.class_names == ("1", "5", "999999")
-    assert gaps.train.labels.tolist() == [0, *[1] * (len(gaps.train) - 1)]
-    assert gaps.test.labels.tolist() == [-1, 2]
-    part = load(DataConfig(str(tmp_path / "gaps.npz"), folds=2))
-    assert part.class_names == gaps.class_names
-    alone = load(DataConfig(str(folder / "test_images.npy")))
-    assert alone.test is None and alone.train.labels.tolist() == [-1, -1]
-    for array in (np.uint8(3), np.zeros((2, 0, 3, 1), np.uint8)):
-        np.save(tmp_path / "a.npy", array)
-        assert str(array.shape) in why(load, DataConfig(str(tmp_path / "a.npy")))
-    for name, array, message in (
-        ("train_images", np.full((4, 5, 5, 3), 2.0), "values from 2 to 2"),
-        ("test_labels", np.array([0, -2]), "label -2"),
-    ):
-        np.savez(file, **whole | {name: array})
-        assert message in why(load, DataConfig(str(file)))
+@pytest.fixture(params=["npz", "folder"])
+def file(request, tmp_path):
+    """Return an .npz file or a folder of .npy files with both splits."""
+    path = tmp_path / "mine"
+    if request.param == "npz":
+        np.savez(path, **SPLITS)
+        return path.with_suffix(".npz")
+    path.mkdir()
+    for name, array in SPLITS.items():
+        np.save(path / f"{name}.npy", array)
+    return path
 
 
-def test_fingerprint_of_arrays():
-    blank, labels = np.zeros((3, 2, 2, 1), np.uint8), np.array([0, 1, -1])
+def test_npz_file_and_npy_folder(file):
+    found = load(DataConfig(str(file)))
+    for name, source in (("train", found.train), ("test", found.test)):
+        equal(images(source), SPLITS[f"{name}_images"])
+        equal(source.labels, SPLITS[f"{name}_labels"])
+        assert source[1]["label"] == source.labels[1]
+        assert source.image_shape == (5, 5, 3)
+    assert found.class_names == ("0", "1", "2")
+    assert found.pretrain is found.train
+
+
+def test_npy_file_of_images_has_no_labels_and_no_test_split(tmp_path):
+    np.save(tmp_path / "a.npy", PIXELS)
+    found = load(DataConfig(str(tmp_path / "a.npy")))
+    assert found.test is None
+    equal(images(found.train), PIXELS)
+    assert found.train.labels.tolist() == [-1] * 6
+
+
+@pytest.mark.parametrize("folds", [1, 2])
+def test_classes_of_both_splits_are_numbered_together(folds, tmp_path):
+    file = tmp_path / "gaps.npz"
+    labels = {"train_labels": np.array([5, 1, 5, 5]), "test_labels": np.array([-1, 999_999])}
+    np.savez(file, **SPLITS | labels)
+    found = load(DataConfig(str(file), folds=folds))
+    assert found.class_names == found.test.class_names == ("1", "5", "999999")
+    if folds == 1:
+        assert found.train.labels.tolist() == [1, 0, 1, 1]
+        assert found.test.labels.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("train_images", np.full((4, 5, 5, 3), 2.0)),
+        ("train_images", np.zeros((4, 6, 5, 3), np.uint8)),
+        ("train_images", np.zeros((4, 0, 5, 3), np.uint8)),
+        ("test_labels", np.array([0, -2])),
+        ("test_labels", np.array([0])),
+    ],
+)
+def test_invalid_arrays_are_refused(name, array, tmp_path):
+    np.savez(tmp_path / "mine.npz", **SPLITS | {name: array})
+    with pytest.raises(UserError, match=r"mine\.npz"):
+        load(DataConfig(str(tmp_path / "mine.npz")))
+
+
+def test_fingerprint_depends_on_images_shape_and_labels():
+    blank = np.zeros((3, 2, 2, 1), np.uint8)
+    labels = np.array([0, 1, -1])
     other = blank.copy()
     other[2, 1, 1] = 1
     variants = [(blank, labels), (other, labels), (blank, labels + 1), (blank[:2], labels[:2])]
@@ -83,46 +110,48 @@ def test_fingerprint_of_arrays():
     assert same.digest == Arrays(blank, labels, (), "here").digest
 
 
-def bits_by_definition(seed, stream, i, n):
-    """Philox4x64-10 (Salmon et al. 2011); numpy counts before it draws: image 0 has counter 1."""
-    c, k, low = [i + 1, 0, 0, 0], [seed, stream], 2**64 - 1
+def philox_bits(seed, stream, i, n):
+    """Philox4x64-10 (Salmon et al. 2011); NumPy counts before it draws: image 0 has counter 1."""
+    c = [i + 1, 0, 0, 0]
+    k = [seed, stream]
+    low = 2**64 - 1
     for _ in range(10):
-        a, b = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
+        a = 0xD2E7470EE14C6C93 * c[0]
+        b = 0xCA5A826395121157 * c[2]
         c = [(b >> 64) ^ c[1] ^ k[0], b & low, (a >> 64) ^ c[3] ^ k[1], a & low]
         k = [(k[0] + 0x9E3779B97F4A7C15) & low, (k[1] + 0xBB67AE8584CAA73B) & low]
-    return np.array([c[place // 64] >> (place % 64) & 1 for place in range(n)])
+    return np.array([c[position // 64] >> (position % 64) & 1 for position in range(n)])
 
 
-def pictures(n, shape=(4, 5, 3)):
-    images = np.random.default_rng(0).integers(0, 256, (n, *shape), dtype=np.uint8)
-    return Arrays(images, np.arange(n) % 3, ("a", "b", "c"), "made here")
+@pytest.mark.parametrize(("k", "part"), [(1, 0), (9, 0), (256, 0), (9, 1)])
+def test_bits_are_a_function_of_seed_index_and_part(k, part):
+    """At every pixel, alone and as further channels of images."""
+    source = Arrays(PIXELS[:5], [0, 1, 2, 0, 1], ("a", "b", "c"), "made here")
+    alone = RandomBits(5, k, 3, seed=7, part=part)
+    beside = with_bits(source, k, seed=7, part=part)
+    assert beside.labels.tolist() == source.labels.tolist()
+    for bits, stream, channels in ((alone, 0, 0), (beside, 1, 3)):
+        again = pickle.loads(pickle.dumps(bits))
+        assert again.digest == bits.digest
+        for i in (4, 0, 2, 1, 3):
+            image = again[i]["image"]
+            assert image.shape == bits.image_shape
+            expected = philox_bits(7, stream + 2 * part, i, k)
+            assert (image[..., channels:] == 255 * expected).all()
+    equal([image[..., :3] for image in images(beside)], images(source))
 
 
-def test_bits_are_philox_bits_at_every_pixel():
-    """A function of the seed, the index, and a stream for each split, with and without images."""
-    source = pictures(5)
-    for k, part in ((1, 0), (9, 0), (256, 0), (9, 1)):
-        alone = RandomBits(5, k, 3, seed=7, part=part)
-        beside = with_bits(source, k, seed=7, part=part)
-        assert alone.image_shape == (3, 3, k) and beside.image_shape == (4, 5, 3 + k)
-        assert beside.class_names == source.class_names
-        assert alone.labels.tolist() == [-1] * 5 and beside.labels.tolist() == [0, 1, 2, 0, 1]
-        for bits, stream, before in ((alone, 0, 0), (beside, 1, 3)):
-            again = pickle.loads(pickle.dumps(bits))
-            assert again.digest == bits.digest and len(bits) == 5
-            for i in (4, 0, 2, 1, 3):
-                expected = bits_by_definition(7, stream + 2 * part, i, k)
-                image, label = again[i]["image"], again[i]["label"]
-                assert image.dtype == np.uint8 and image.shape == bits.image_shape
-                assert (image[..., before:] == 255 * expected).all() and label == bits.labels[i]
-                equal(beside[i]["image"][..., :3], source[i]["image"])
-
-
-def test_sizes_may_differ_and_options_change_the_fingerprint():
-    wide = with_bits(Concatenated([pictures(1), pictures(1, (6, 2, 3))]), 2)
-    assert wide.image_shape is None and [sample["image"].shape[0] for sample in wide] == [4, 6]
+def test_fingerprint_of_bits_depends_on_each_option():
     alone = [(9, 5, 2, 4), (8, 5, 2, 4), (9, 4, 2, 4), (9, 5, 3, 4), (9, 5, 2, 5), (9, 5, 2, 4, 1)]
     sources = [RandomBits(*options) for options in alone]
-    sources += [with_bits(pictures(9), *options) for options in ((5, 4), (4, 4), (5, 5))]
-    sources += [with_bits(pictures(9), 5, 4, 1), with_bits(pictures(8), 5, 4), pictures(9)]
+    source = Arrays(PIXELS, None, (), "made here")
+    options = [(5, 4), (4, 4), (5, 5), (5, 4, 1)]
+    sources += [source, *(with_bits(source, *option) for option in options)]
     assert len({source.digest for source in sources}) == len(sources)
+
+
+def test_bits_beside_images_of_different_sizes():
+    parts = [Arrays(image[None], None, (), "made here") for image in (PIXELS[0], PIXELS[1, :4])]
+    wide = with_bits(Concatenated(parts), 2)
+    assert wide.image_shape is None
+    assert [image.shape for image in images(wide)] == [(5, 5, 5), (4, 5, 5)]

@@ -1,15 +1,17 @@
 """Batches: the same images from memory and from a stream, for any number of workers."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
-from data_cases import equal, why
+from data_cases import equal
 
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data.pipeline import BadImages, TwoCrops, in_memory, stream
 from hypersphere_jax.data.sampling import Sampler
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.utils import caches
+from hypersphere_jax.data.threads import thread_pool
 
 N = 60
 ORDER = Sampler(N, 8, seed=1)
@@ -18,10 +20,14 @@ ORDER = Sampler(N, 8, seed=1)
 class Numbered:
     """Images that contain their index; some cannot be read, and sizes may differ."""
 
-    class_names, origin, labels = ("a", "b"), "numbers", np.arange(N, dtype=np.int32) % 2
+    class_names = ("a", "b")
+    origin = "numbers"
+    labels = np.arange(N, dtype=np.int32) % 2
 
     def __init__(self, bad=(), sizes=(4,), digest="0123456789abcdef"):
-        self.bad, self.sizes, self.digest = frozenset(bad), sizes, digest
+        self.bad = frozenset(bad)
+        self.sizes = sizes
+        self.digest = digest
         self.image_shape = (sizes[0], sizes[0], 3) if len(sizes) == 1 else None
 
     def __len__(self):
@@ -34,12 +40,13 @@ class Numbered:
         return {"image": np.full((side, side, 3), i, np.uint8), "label": int(self.labels[i])}
 
 
-def shrink(rng, image):
-    """A crop with a function of the random numbers as its content."""
+def crop(rng, image):
+    """Return a crop whose content is a function of the random numbers."""
     return image[:2, :2] + rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
 
 
 def batches(source, on_bad="skip", steps=range(3, 20), order=ORDER, **options):
+    """Return the batches of the steps, and why images cannot be read."""
     bad = BadImages(source, on_bad)
     return list(stream(source, order, steps, bad, **options)), bad.reasons
 
@@ -48,57 +55,54 @@ def joined(found):
     return [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
 
 
-def same(a, b):
-    for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
-        equal(x, y)
-        assert x.dtype == y.dtype
-
-
-def test_epoch_contains_each_image_once_in_random_order():
-    for n in (20, 23):  # the last incomplete batch is dropped
-        sampler = Sampler(n, batch_size=5, seed=3)
-        orders = np.array([sampler(step) for step in range(120)]).reshape(30, 20)
-        assert sampler.steps_per_epoch == 4 and orders.dtype == np.int32
-        assert all(len(set(order)) == 20 for order in orders.tolist())
-        assert len({tuple(order) for order in orders.tolist()}) == 30
-        assert set(orders.ravel()) == set(range(n))
+@pytest.mark.parametrize("n", [20, 23])  # the last incomplete batch is dropped
+def test_each_epoch_has_the_images_once_in_another_order(n):
+    sampler = Sampler(n, batch_size=5, seed=3)
+    orders = np.array([sampler(step) for step in range(120)]).reshape(30, 20)
+    assert sampler.steps_per_epoch == 4
+    assert all(len(set(order)) == 20 for order in orders.tolist())
+    assert len({tuple(order) for order in orders.tolist()}) == 30
+    assert set(orders.ravel()) == set(range(n))
     for step in (11, 2, 4, 3, 15, 0):  # in any order of calls
         equal(sampler(step), orders.reshape(-1, 5)[step])
     # Runs that a later version resumes depend on this order.
-    equal(orders[1], np.random.default_rng([3, 1]).permutation(23)[:20])
-    assert len({tuple(Sampler(23, 5, seed)(0)) for seed in range(20)}) == 20
+    equal(orders[1], np.random.default_rng([3, 1]).permutation(n)[:20])
+    assert len({tuple(Sampler(n, 5, seed)(0)) for seed in range(20)}) == 20
 
 
-@pytest.mark.slow
-def test_batches_do_not_depend_on_hosts_workers_and_interruptions():
-    """With unreadable images and crops on the host."""
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_batches_do_not_depend_on_hosts_workers_and_interruptions(workers):
+    """With unreadable images, and crops on the host."""
     source = Numbered(bad=(3, 50, 51), sizes=(4, 6, 9))
-    options = {"prepare": TwoCrops(shrink, seed=5)}
-    whole, missing = batches(source, **options)
-    assert whole[0].images.shape == (8, 2, 2, 2, 3) and set(missing) == {3, 50, 51}
-    same(whole[9:], batches(source, steps=range(12, 20), **options)[0])
-    hosts = (batches(source, rows=rows, **options)[0] for rows in (slice(3), slice(3, None)))
-    same(whole, [joined(parts) for parts in zip(*hosts, strict=True)])
-    processes, missing_there = batches(source, workers=2, **options)
-    same(whole, processes)
-    assert missing == missing_there
+    options = {"prepare": TwoCrops(crop, seed=5), "workers": workers}
+    whole, missing = batches(source, prepare=options["prepare"])
+    assert whole[0].images.shape == (8, 2, 2, 2, 3)
+    resumed, _ = batches(source, steps=range(12, 20), **options)
+    for found, expected in zip(joined(resumed), joined(whole[9:]), strict=True):
+        equal(found, expected)
+    hosts = [batches(source, rows=rows, **options) for rows in (slice(3), slice(3, None))]
+    for batch, *shares in zip(whole, *(found for found, _ in hosts), strict=True):
+        for found, expected in zip(joined(shares), batch, strict=True):
+            equal(found, expected)
+    assert set(missing) == {3, 50, 51}
+    assert missing == hosts[0][1] | hosts[1][1]
 
 
 def test_crops_depend_on_seed_step_position_and_view():
     image = np.arange(243, dtype=np.uint8).reshape(9, 9, 3)
     places = list(itertools.product(range(3), repeat=3))
-    crops = [TwoCrops(shrink, seed)(image, step, position) for seed, step, position in places]
-    assert len({view.tobytes() for crop in crops for view in crop}) == 2 * 27
-    equal(crops, [TwoCrops(shrink, seed)(image, *place) for seed, *place in places])
+    crops = [TwoCrops(crop, seed)(image, step, position) for seed, step, position in places]
+    assert len({view.tobytes() for views in crops for view in views}) == 2 * 27
+    equal(crops, [TwoCrops(crop, seed)(image, *place) for seed, *place in places])
 
 
 def test_unreadable_images_are_replaced_by_the_next_and_logged(caplog):
-    """Images in memory and in a stream are equal."""
-    source, steps = Numbered(bad=(50, 51, 59)), range(14)
-    found, missing = batches(source, steps=steps)
+    """In memory as in a stream."""
+    source = Numbered(bad=(50, 51, 59))
+    found, missing = batches(source, steps=range(14))
     assert missing == {i: f"image {i} is cut short" for i in (50, 51, 59)}
     assert caplog.text.count("cut short") == 3
-    order = np.concatenate([ORDER(step) for step in steps])
+    order = np.concatenate([ORDER(step) for step in range(14)])
     expected = np.where((order == 50) | (order == 51), 52, np.where(order == 59, 0, order))
     images, labels, indices = joined(found)
     equal(indices, expected)
@@ -106,16 +110,21 @@ def test_unreadable_images_are_replaced_by_the_next_and_logged(caplog):
     equal(labels, expected % 2)
     bad = BadImages(source, "skip")
     arrays = in_memory(source, bad)
-    assert bad.reasons == missing and arrays.class_names == ("a", "b")
-    same([[arrays.images[order], arrays.labels[order]]], [[images, labels]])
+    assert bad.reasons == missing
+    equal(arrays.images[order], images)
+    equal(arrays.labels[order], labels)
 
 
-def test_unreadable_image_is_marked_without_replacement():
-    source, ends = Numbered(bad=(2, *range(25, 30)), sizes=(4, 5)), [0, 25, 30, N]
-    order = lambda step: np.arange(ends[step], ends[step + 1])  # noqa: E731  one has bad ones only
-    options = {"prepare": lambda image, *_: image[:2, :2], "replace": False}
-    found, _ = batches(source, steps=range(3), order=order, **options)
-    assert [batch.images.shape for batch in found] == [(n, 2, 2, 3) for n in (25, 5, 30)]
+def test_unreadable_images_are_marked_without_replacement():
+    source = Numbered(bad=(2, *range(25, 30)), sizes=(4, 5))
+    ends = [0, 25, 30, N]  # the second batch has unreadable images only
+    found, _ = batches(
+        source,
+        steps=range(3),
+        order=lambda step: np.arange(ends[step], ends[step + 1]),
+        prepare=lambda image, *_: image[:2, :2],
+        replace=False,
+    )
     images, labels, indices = joined(found)
     lost = np.isin(range(N), list(source.bad))
     equal(indices, np.where(lost, -1, range(N)))
@@ -124,34 +133,46 @@ def test_unreadable_image_is_marked_without_replacement():
 
 
 def test_unreadable_images_are_errors_or_at_most_a_tenth():
-    one, source, varied = Numbered(bad=(50,)), Numbered(), Numbered(sizes=(4, 5))
-    for said in (why(in_memory, one, BadImages(one, "error")), why(batches, one, "error")):
-        assert "image 50 is cut short; " in said and "bad_images=skip" in said
-    assert len(in_memory(Numbered(bad=range(6)), BadImages(source, "skip"))) == N
-    assert "7 of the 60" in why(in_memory, Numbered(bad=range(10, 17)), BadImages(source, "skip"))
-    assert "pipeline=streaming" in why(in_memory, varied, BadImages(varied, "error"))
+    one = Numbered(bad=(50,))
+    for read in (batches, lambda source, on_bad: in_memory(source, BadImages(source, on_bad))):
+        with pytest.raises(UserError, match="image 50 is cut short"):
+            read(one, "error")
+        read(Numbered(bad=range(6)), "skip")
+        with pytest.raises(UserError, match="numbers"):
+            read(Numbered(bad=range(10, 17)), "skip")
 
 
-def test_decoded_images_are_cached(tmp_path, monkeypatch):
-    every, source, unreadable = list(range(N)), Numbered(), range(N)
+def test_images_of_different_sizes_do_not_fit_into_memory():
+    source = Numbered(sizes=(4, 5))
+    with pytest.raises(UserError, match="numbers"):
+        in_memory(source, BadImages(source, "error"))
 
-    def images(source, on_bad="error"):
-        found = in_memory(source, BadImages(source, on_bad), tmp_path / "cache")
-        equal(found.labels, found.images[:, 0, 0, 0] % 2)
-        return found.images[:, 0, 0, 0].tolist()
 
-    monkeypatch.setattr(caches, "SLOW_SECONDS", -1)
-    assert images(source) == images(Numbered(unreadable)) == every
-    assert "cut short" in why(images, Numbered(unreadable, digest="another"))
-    monkeypatch.setattr(caches, "SLOW_SECONDS", 100)
+def test_decoded_images_are_cached(tmp_path, slow_clock):
+    def decoded(source, on_bad="error"):
+        images = in_memory(source, BadImages(source, on_bad), tmp_path / "cache").images
+        return images[:, 0, 0, 0].tolist()
+
+    every = list(range(N))
+    assert decoded(Numbered()) == decoded(Numbered(bad=every)) == every
+    with pytest.raises(UserError, match="cut short"):
+        decoded(Numbered(every, digest="another"))
     (file,) = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole.replace(bytes([7] * 48), bytes([9] * 48))):
-        file.unlink()
-        file.write_bytes(damaged)
-        assert images(source) == every and file.read_bytes() == whole  # written again
-    np.save(file, np.zeros((N, 2, 2, 3), np.uint8))
-    assert images(source) == every
+    file.unlink()  # it is mapped
+    file.write_bytes(whole.replace(bytes([7] * 48), bytes([9] * 48)))
+    assert decoded(Numbered()) == every
+    assert file.read_bytes() == whole  # written again
     # Images are not cached while one is unreadable.
-    assert images(Numbered((3,), digest="third"), "skip")[3] == 4
-    assert images(Numbered(digest="third")) == every
+    assert decoded(Numbered((3,), digest="third"), "skip")[3] == 4
+    assert decoded(Numbered(digest="third")) == every
+
+
+def test_waiting_tasks_are_dropped_after_an_error():
+    release = threading.Event()
+    with pytest.raises(KeyboardInterrupt), thread_pool(1) as pool:
+        pool.submit(release.wait, 600)
+        waiting = pool.submit(print)
+        waiting.add_done_callback(lambda _: release.set())
+        raise KeyboardInterrupt
+    assert waiting.cancelled()

@@ -1,0 +1,294 @@
+"""Property tests: readers of files of any content, and invariances of the losses."""
+
+import functools
+import gzip
+import io
+import itertools
+import json
+import zipfile
+
+import h5py
+import hypothesis
+import jax
+import numpy as np
+import oracles
+import pytest
+import yaml
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+from safetensors.numpy import save
+
+import hypersphere_jax as hj
+from hypersphere_jax import configs as C
+from hypersphere_jax import pretrained
+from hypersphere_jax.configs.flags import with_file
+from hypersphere_jax.data import load
+from hypersphere_jax.data.image_files import read_classes
+from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.text.labelled import load_labelled
+from hypersphere_jax.text.text_files import read_sentences
+from hypersphere_jax.training import run_dir
+from hypersphere_jax.utils.arrays import array_names, open_array
+from hypersphere_jax.utils.files import read_json
+
+settings = hypothesis.settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+numbers = itertools.count()  # of the files that are written, since zip files are cached by name
+
+# Sound files.
+
+FLOATS = np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3)
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 3), np.uint8)
+SENTENCES = "The ship saw the sea. The king left the hall.\n\nA storm came!\n" * 3
+
+
+def saved(write, *arguments, **options):
+    """Return what `write(stream, ...)` writes."""
+    stream = io.BytesIO()
+    write(stream, *arguments, **options)
+    return stream.getvalue()
+
+
+def image(kind):
+    return saved(Image.fromarray(PIXELS).save, kind)
+
+
+def zip_file(method):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for number in range(12):
+            archive.writestr(f"{'ab'[number % 2]}/{number}.png", image("PNG"))
+    return stream.getvalue()
+
+
+def mat_file():
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file["images"] = np.zeros((6, 3, 8, 10), np.uint8)
+        file["depths"] = np.zeros((6, 8, 10), np.float32)
+        scenes = [file.create_dataset(name, data=[ord(name)], dtype="u2").ref for name in "abcdef"]
+        file.create_dataset("scenes", data=[scenes], dtype=h5py.ref_dtype)
+    return stream.getvalue()
+
+
+def torch_file():
+    torch = pytest.importorskip("torch")
+    return saved(lambda stream: torch.save({"state_dict": {"a": torch.ones(3)}}, stream))
+
+
+# Readers.
+
+
+def read_images(path):
+    """Read all images of a file or folder; those of a zip file are the sound ones."""
+    dataset = load(C.DataConfig(str(path), bad_images="skip"))
+    for split in filter(None, dataset[:2]):
+        for index in range(len(split)):
+            try:
+                found = split[index]["image"]
+            except UnreadableImage:
+                continue
+            assert found.dtype == np.uint8
+            if path.suffix == ".zip":
+                np.testing.assert_array_equal(found, PIXELS)
+
+
+def read_folder(file):
+    read_images(file.parent)
+
+
+def read_npz(file):
+    """Read arrays, which have checksums in an archive."""
+    for name in array_names(file):
+        np.testing.assert_array_equal(open_array(file, name), FLOATS)
+
+
+def read_text(file):
+    assert all(map(str.strip, read_sentences(file, "auto")))
+
+
+def with_options(file):
+    with_file(C.PretrainConfig, str(file), None)
+
+
+OPTIONS = C.to_dict(C.PretrainConfig(decay_at=(0.5, 1), devices=1))
+RECORD = {"config": OPTIONS, "data_digest": "d"}
+RECORD |= {"sessions": [{"device": {"count": 1}, "command": "pretrain", "from_step": 0}]}
+READERS = {
+    "a.npy": (lambda: saved(np.save, FLOATS), open_array),
+    "a.npz": (lambda: saved(np.savez, a=FLOATS, b=FLOATS), read_npz),
+    "packed.npz": (lambda: saved(np.savez_compressed, a=FLOATS), read_npz),
+    "a.mat": (mat_file, read_images),
+    "stored.zip": (lambda: zip_file(zipfile.ZIP_STORED), read_images),
+    "packed.zip": (lambda: zip_file(zipfile.ZIP_DEFLATED), read_images),
+    "a.jpg": (lambda: image("JPEG"), read_folder),
+    "a.png": (lambda: image("PNG"), read_folder),
+    "a.tif": (lambda: image("TIFF"), read_folder),
+    "a.gif": (lambda: image("GIF"), read_folder),
+    "a.webp": (lambda: image("WEBP"), read_folder),
+    "classes.csv": (lambda: b"n01,one # a dog\nn02,two\n", read_classes),
+    "options.yaml": (lambda: yaml.safe_dump(OPTIONS).encode(), with_options),
+    "result.json": (lambda: json.dumps({"top1": 5.0}).encode(), read_json),
+    "config.json": (
+        lambda: json.dumps(RECORD).encode(),
+        lambda file: run_dir.read_config(file.parent),
+    ),
+    "a.safetensors": (lambda: save({"a": FLOATS}), pretrained.read_state),
+    "a.pth": (torch_file, pretrained.read_state),
+    "a.txt": (lambda: SENTENCES.encode(), read_text),
+    "a.txt.gz": (lambda: gzip.compress(SENTENCES.encode(), mtime=0), read_text),
+    "a.tsv": (lambda: b"label\tsentence\n1\ta ship\n2\ta king\n", load_labelled),
+}
+
+
+@st.composite
+def damaged(draw, content):
+    """Replace, remove or insert some bytes in up to three places, then perhaps cut the end."""
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, len(content)))
+        stop = draw(st.integers(start, min(start + 40, len(content))))
+        content = content[:start] + draw(st.binary(max_size=8)) + content[stop:]
+    if draw(st.booleans()):
+        content = content[: draw(st.integers(0, len(content)))]
+    return content
+
+
+def read_or_refuse(name, content, read, folder):
+    """Read a file, or see that the error is one line with its name; return whether it is read."""
+    file = folder / str(next(numbers)) / name
+    file.parent.mkdir()
+    file.write_bytes(content)
+    try:
+        read(file)
+    except C.UserError as error:
+        assert str(file.parent) in str(error)
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_files_of_any_content_are_read_or_refused(name, tmp_path):
+    make, read = READERS[name]
+    whole = make()
+    if read is load_labelled:
+        read = lambda file: load_labelled(str(file), None, ())  # noqa: E731
+    assert read_or_refuse(name, whole, read, tmp_path)
+
+    @settings
+    @hypothesis.given(content=st.binary(max_size=100) | damaged(whole))
+    def check(content):
+        read_or_refuse(name, content, read, tmp_path)
+
+    check()
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars)
+options = st.dictionaries(
+    st.sampled_from(sorted(OPTIONS)) | st.text(max_size=5), values, min_size=1, max_size=3
+)
+
+
+@settings
+@hypothesis.given(options=options)
+def test_any_options_give_a_valid_config_or_are_refused(options, tmp_path):
+    record = json.dumps(RECORD | {"config": OPTIONS | options}).encode()
+    for name, content, read in (
+        ("config.json", record, lambda file: run_dir.read_config(file.parent)),
+        ("options.json", json.dumps(options).encode(), with_options),
+        ("options.yaml", yaml.safe_dump(options).encode(), with_options),
+    ):
+        read_or_refuse(name, content, read, tmp_path)
+    try:
+        config = C.from_dict(C.PretrainConfig, options)
+    except C.UserError:
+        return
+    assert C.from_dict(C.PretrainConfig, json.loads(json.dumps(C.to_dict(config)))) == config
+
+
+# Losses of unit features, some of which may coincide.
+
+N = 12
+D = 5
+# Losses of one or two arrays of points, in any order.
+ONE_VIEW = {"uniform": {}, "logsumexp": {"tau": 0.5}}
+TWO_VIEWS = {
+    "align": {},
+    "contrastive": {},
+    "dcl": {},
+    "nt_xent": {},
+    "decoupled_nt_xent": {},
+    "balanced_contrastive": {"alpha": 4.0, "lam": 2.0},
+    "generalized_nt_xent": {"alpha": 2.0, "lam": 2.0},
+}
+NUMBERS = ONE_VIEW | TWO_VIEWS
+
+
+def unit(x):
+    """Return rows of unit norm; short rows become the first axis."""
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return np.where(norms > 0.1, x / np.maximum(norms, 0.1), np.eye(1, D, dtype=x.dtype))
+
+
+points = arrays(np.float32, (N, D), elements=st.floats(-1, 1, width=32)).map(unit)
+close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+
+
+@functools.cache
+def value_and_gradients(name, **options):
+    """Return `features, mask -> loss, gradients`, compiled; without a mask it is None."""
+    loss = functools.partial(getattr(hj, f"{name}_loss"), **NUMBERS[name], **options)
+
+    def call(features, mask):
+        return loss(*features) if mask is None else loss(*features, mask=mask)
+
+    return jax.jit(jax.value_and_grad(call))
+
+
+def features_of(name, x, y):
+    return [x] if name in ONE_VIEW else [x, y]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@settings
+@hypothesis.given(x=points, y=points, seed=st.integers(0, 2**32 - 1))
+def test_losses_ignore_rotations_and_the_order_of_pairs(name, x, y, seed):
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(N)
+    rotation = np.float32(np.linalg.qr(rng.standard_normal((D, D)))[0])
+    loss = value_and_gradients(name)
+    features = features_of(name, x, y)
+    expected, gradients = loss(features, None)
+    found, moved = loss([z[order] @ rotation for z in features], None)
+    close(found, expected)
+    for gradient, moved_gradient in zip(gradients, moved, strict=True):
+        close(moved_gradient, gradient[order] @ rotation)
+
+
+@pytest.mark.parametrize("name", ["align", "uniform", "contrastive", "nt_xent"])
+@settings
+@hypothesis.given(x=points, y=points, hidden=st.sets(st.integers(0, N - 1), max_size=N - 2))
+def test_masked_rows_are_as_if_absent(name, x, y, hidden):
+    """Even rows of NaN, whose gradients are zero."""
+    mask = ~np.isin(np.arange(N), list(hidden))
+    features = features_of(name, x, y)
+    given = [np.where(mask[:, None], z, np.float32(np.nan)) for z in features]
+    found, gradients = value_and_gradients(name)(given, mask)
+    close(found, getattr(oracles, f"{name}_oracle")(*(z[mask] for z in features)))
+    for gradient in gradients:
+        assert np.isfinite(gradient).all() and not gradient[~mask].any()
+
+
+@pytest.mark.parametrize("name", ["uniform", "contrastive"])
+@settings
+@hypothesis.given(x=points, y=points, block_size=st.sampled_from([1, 5]))
+def test_blocks_change_nothing(name, x, y, block_size):
+    features = features_of(name, x, y)
+    found = value_and_gradients(name, block_size=block_size)(features, None)
+    jax.tree.map(close, found, value_and_gradients(name)(features, None))
