@@ -1,0 +1,454 @@
+"""Faults: deliberate errors in the package, each of which a test must catch.
+
+    python tests/faults.py [WORD ...]
+
+A fault changes the syntax tree of one function, so it survives formatting, renamed variables
+elsewhere, and functions that move to another module. The runner tries the faults whose description
+or target contains one of the words (all of them by default). Each runs in a process of its own,
+which imports the faulty module in place of the real one and runs the named tests until one fails.
+The tests of a fault must pass without it. The exit status is 1 if a fault was missed.
+
+A new feature adds one or two faults.
+"""
+
+import argparse
+import ast
+import importlib.machinery
+import importlib.util
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "hypersphere_jax"
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["jax", "flax.nnx", "orbax.checkpoint", "optax", "grain", "matplotlib", "sklearn", "pytest"]
+)
+
+Edit = Callable[[ast.AST], ast.AST]  # maps each node of a function to itself or to a new node
+
+
+class Fault(NamedTuple):
+    """An error in a function of the package.
+
+    Attributes:
+      what: the error.
+      target: end of the function's dotted name, such as `moco.queue_push` or `Class.method`.
+      edit: change of the function's nodes.
+    """
+
+    what: str
+    target: str
+    edit: Edit
+
+
+# Edits.
+
+
+def argument_of(function: str, index: int = 0) -> Edit:
+    """Replace calls of a function by one of their arguments."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        return node.args[index] if _calls(node, function) else node
+
+    return edit
+
+
+def argument(function: str, index: int, value: str) -> Edit:
+    """Replace a positional argument of calls of a function."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if _calls(node, function) and len(node.args) > index:
+            node.args[index] = _expression(value)
+        return node
+
+    return edit
+
+
+def keyword(function: str, name: str, value: str) -> Edit:
+    """Replace a keyword argument of calls of a function."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if _calls(node, function):
+            for item in node.keywords:
+                if item.arg == name:
+                    item.value = _expression(value)
+        return node
+
+    return edit
+
+
+def without(function: str, name: str) -> Edit:
+    """Drop a keyword argument of calls of a function."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if _calls(node, function):
+            node.keywords = [item for item in node.keywords if item.arg != name]
+        return node
+
+    return edit
+
+
+def assigned(variable: str, value: str) -> Edit:
+    """Assign another value to a variable."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_name(targets[0], variable):
+            node.value = _expression(value)
+        return node
+
+    return edit
+
+
+def returns(value: str) -> Edit:
+    """Return another value."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Return):
+            node.value = _expression(value)
+        return node
+
+    return edit
+
+
+def renamed(old: str, new: str) -> Edit:
+    """Read another variable, or another attribute."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if _is_name(node, old) and isinstance(node.ctx, ast.Load):
+            node.id = new
+        if isinstance(node, ast.Attribute) and node.attr == old:
+            node.attr = new
+        return node
+
+    return edit
+
+
+def constant(old: Any, new: Any) -> Edit:
+    """Replace a number or a string."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Constant) and (type(node.value), node.value) == (type(old), old):
+            node.value = new
+        return node
+
+    return edit
+
+
+def operator(old: type, new: type) -> Edit:
+    """Replace an operator of `ast`, such as `ast.Add`."""
+
+    def edit(node: ast.AST) -> ast.AST:
+        return new() if isinstance(node, old) else node
+
+    return edit
+
+
+def _calls(node: ast.AST, function: str) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return function in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
+
+
+def _is_name(node: ast.AST | None, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+# Faults, by the files and folders of tests that must catch them. The first ones are the quickest.
+
+FAULTS = {
+    "tests/losses/test_losses.py tests/losses": [
+        # Formulas.
+        Fault("another power of the distance", "distance_power", constant(2, 1)),
+        Fault("NaN at zero distance", "distance_power", operator(ast.Eq, ast.Lt)),
+        Fault("n^2 pairs", "uniform_loss", argument("log_count", 0, "n * n")),
+        Fault("pairs of queries count twice", "uniform_queue_loss", argument("log", 0, "1")),
+        Fault("rows only", "contrastive_loss", without("PairsBetween", "columns_are_anchors")),
+        Fault("positive counts twice", "contrastive_loss", without("PairsBetween", "exclude")),
+        Fault("positive repels", "dcl_loss", without("PairsBetween", "exclude")),
+        Fault("positive is no class", "info_nce_loss", without("mean_row_logsumexp", "positives")),
+        Fault("temperature counts twice", "_nt_xent", argument_of("sqrt")),
+        Fault("views in two halves", "nt_xent._views", keyword("stack", "axis", "0")),
+        Fault("lam times tau", "_decoupled_terms", operator(ast.Div, ast.Mult)),
+        Fault("positive repels", "balanced_contrastive_loss", renamed("VIEWS", "SELF")),
+        Fault("half a neighbour at the ends", "_neighbors", constant(1.0, 0.5)),
+        Fault("neighbour of the wrong device", "_neighbors", renamed("behind", "ahead")),
+        Fault(
+            "same samples on all devices",
+            "prior_matching_loss",
+            assigned("positions", "jnp.arange(n)"),
+        ),
+        Fault("negative numbers sorted backwards", "_sort_keys", assigned("keys", "values")),
+        Fault("half the slope", "_distance_and_gradient", constant(2, 1)),
+        Fault(
+            "point is its own positive",
+            "_supervised_contrastive",
+            assigned("positives", "class_sums(unmasked)"),
+        ),
+        Fault("classes of one device", "_supervised_contrastive", argument_of("global_sum")),
+        Fault("zeros become NaN", "l2_normalize", argument_of("clip")),
+        # Sums over pairs.
+        Fault(
+            "other devices' points in another order", "_gather_others", operator(ast.USub, ast.UAdd)
+        ),
+        Fault("ring is one step short", "_reduce_along_ring", argument("fori_loop", 0, "1")),
+        Fault("sum of one device", "global_logsumexp", argument_of("psum")),
+        Fault("no shift of large logits", "points.within_range", returns("jnp.isfinite(highest)")),
+        Fault("half the gradient", "PairsWithin", constant(2, 1)),
+        Fault("gradient of the scale doubled", "_scale_gradient", constant(2, 1)),
+        Fault(
+            "no gradient of options",
+            "validation.check_positive",
+            returns("jax.lax.stop_gradient(jnp.reshape(array, ()).astype(dtype))"),
+        ),
+        Fault("rounding to half precision", "validate_features", returns("arrays")),
+        Fault(
+            "all points on all devices", "sharding._compiled", argument("PartitionSpec", 0, "None")
+        ),
+        # Masks and weights.
+        Fault("masked rows stay NaN", "apply_mask", assigned("arrays", "arrays")),
+        Fault("masked points are negatives", "make_points", argument_of("where", 1)),
+        Fault("padding forms pairs", "block_sweep.split_blocks", without("pad", "constant_values")),
+        Fault("weights of one device", "normalize_weights", argument_of("global_sum")),
+        Fault("gradient without weights", "_softmax_shift", returns("shift")),
+    ],
+    "tests/test_moco.py": [
+        Fault("queue fills from its start", "queue_push", assigned("ptr", "jnp.int32(0)")),
+        Fault(
+            "first keys of a large batch", "queue_push", argument("set", 0, "new[: n - dropped]")
+        ),
+        Fault("gradient through the queue", "queue_push", argument_of("stop_gradient")),
+        Fault("keys of one device", "queue_push", argument_of("all_gather")),
+        Fault("queue is not on the sphere", "queue_init", argument_of("l2_normalize")),
+        Fault("average without the target", "ema_update", renamed("old", "new")),
+        Fault("average in half precision", "ema_update", assigned("wide", "old.dtype")),
+        Fault("schedule continues after the run", "momentum_schedule", argument_of("minimum")),
+        Fault("keys in another order", "moco.shuffle", argument_of("argsort")),
+        Fault("samples stay in their group", "moco.permutation", assigned("least_step", "0")),
+    ],
+    "tests/training/test_train_step.py tests/training": [
+        Fault("gradient of one device", "update_state", argument_of("pmean")),
+        Fault("positions within a device", "step._positions", assigned("device", "0")),
+        Fault("second view is the first", "make_step", assigned("second", "first")),
+        Fault("labels of other images", "make_step", argument("objective", 2, "labels[positions]")),
+        Fault("same views in each step", "make_step", argument_of("fold_in")),
+        Fault(
+            "uniformity of one view", "objectives._align_uniform", argument("uniform_loss", 0, "x")
+        ),
+        Fault("batch norm of one device", "normalize.statistics", argument_of("pmean")),
+        Fault("one group of batch norm", "BatchNorm._by_groups", operator(ast.Eq, ast.GtE)),
+    ],
+    "tests/training/test_optimizers.py tests/training": [
+        Fault("weight decay of biases", "make_optimizer", assigned("decayed", "None")),
+        Fault("decays are late", "optimizers._decay", operator(ast.Sub, ast.Add)),
+    ],
+    "tests/training/test_moco_step.py tests/training": [
+        Fault("keys among their negatives", "make_moco_step", argument("objective", 2, "keys")),
+        Fault("key of the query's view", "_momentum_keys", argument("one_view", 4, "0")),
+        Fault("keys stay shuffled", "_momentum_keys", argument_of("undo")),
+        Fault("momentum encoder stays", "make_moco_step", argument_of("ema_update")),
+        Fault("queue stays", "make_moco_step", argument_of("queue_push")),
+    ],
+    "tests/training": [
+        Fault("oldest checkpoint", "checkpoints.newest", argument_of("reversed")),
+        Fault("checksums ignored", "checkpoints._read", assigned("changed", "[]")),
+        Fault("first batches again", "open_batches", argument("range", 0, "0")),
+        Fault(
+            "optimizer starts anew",
+            "RunRecord.restore",
+            argument("from_first_process", 0, "state._replace(opt_state=initial.opt_state)"),
+        ),
+        Fault(
+            "queue starts anew",
+            "RunRecord.restore",
+            argument("from_first_process", 0, "state._replace(momentum=initial.momentum)"),
+        ),
+        Fault(
+            "one order for all epochs", "Sampler._order", argument("default_rng", 0, "self._seed")
+        ),
+        Fault("repeated steps stay logged", "MetricLogger", operator(ast.LtE, ast.NotEq)),
+        Fault("files written in place", "files.atomic_write", assigned("partial", "path")),
+        Fault("labels of training", "callbacks.split_images", assigned("is_supervised", "False")),
+    ],
+    "tests/evaluation": [
+        Fault("penalty by fitted rows", "cross_validate", argument("fit_logistic", 1, "part >= 0")),
+        Fault("rate by fitted rows", "_fit_minibatches", assigned("fitted", "np.arange(len(y))")),
+        Fault("first cell", "selection.best_cell", renamed("max", "min")),
+        Fault("no test split", "_probe_encoder", assigned("sources", "[dataset.train] * 2")),
+        Fault("neighbours of the own fold", "knn._searches", operator(ast.NotEq, ast.GtE)),
+        Fault("padding rows are neighbours", "knn._prepare", argument_of("where", 1)),
+        Fault("unreadable images count", "features._on_host", operator(ast.GtE, ast.NotEq)),
+    ],
+    "tests/data": [
+        Fault("folds share images", "subsets.fold", operator(ast.NotEq, ast.GtE)),
+    ],
+    "tests/test_finetune.py": [
+        Fault("rate by fitted images", "finetune.held_out", renamed("setdiff1d", "intersect1d")),
+        Fault(
+            "rate by the test split",
+            "finetune._choose_rate",
+            argument("score", 1, "run_dir.test_split(dataset)"),
+        ),
+    ],
+    "tests/text/test_sentence_gru.py tests/text": [
+        Fault(
+            "state of the last sentence", "_final_states", assigned("keep", "jnp.ones((t, 2, r))")
+        ),
+    ],
+    "tests/depth": [
+        Fault("unknown depths count", "fitting._compiled", operator(ast.Gt, ast.GtE)),
+    ],
+}
+
+
+# Faulty modules.
+
+
+class Definition(NamedTuple):
+    """A function or class of the package."""
+
+    module: str
+    path: Path
+    names: list[str]  # from the top of the module to the definition
+
+
+def find(target: str) -> Definition:
+    """Return the definition whose dotted name ends with the target.
+
+    Raises:
+      LookupError: unless there is exactly one.
+    """
+    found = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        text = path.read_text()
+        if re.search(rf"(def|class) {target.split('.')[-1]}\b", text):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for names in _definitions(ast.parse(text), []):
+                if f".{module}.{'.'.join(names)}".endswith(f".{target}"):
+                    found.append(Definition(module.removesuffix(".__init__"), path, names))
+    if len(found) != 1:
+        raise LookupError(f"{target}: {len(found)} definitions in {PACKAGE}")
+    return found[0]
+
+
+def _definitions(node: ast.AST, names: list[str]) -> Iterator[list[str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            yield [*names, child.name]
+            yield from _definitions(child, [*names, child.name])
+
+
+class _Editor(ast.NodeTransformer):
+    def __init__(self, edit: Edit):
+        self.edit = edit
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        return self.edit(super().generic_visit(node))
+
+
+def faulty_tree(fault: Fault, definition: Definition) -> ast.Module:
+    """Return the syntax tree of the fault's module, with the fault."""
+    tree = ast.parse(definition.path.read_text())
+    node: Any = tree
+    for name in definition.names:
+        node = next(child for child in ast.walk(node) if getattr(child, "name", None) == name)
+    _Editor(fault.edit).visit(node)
+    return ast.fix_missing_locations(tree)
+
+
+class _FaultyLoader(importlib.machinery.SourceFileLoader):
+    """Imports the module of a fault."""
+
+    def __init__(self, fault: Fault):
+        self.fault = fault
+        self.definition = find(fault.target)
+        super().__init__(self.definition.module, str(self.definition.path))
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(faulty_tree(self.fault, self.definition), self.path, "exec")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.definition.module:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+
+# Running the tests.
+
+
+def run_tests(tests: str, fault: tuple[str, int] | None = None) -> tuple[int, str]:
+    """Run tests in a new process, until one fails, with the fault at this place of `FAULTS`.
+
+    Returns:
+      The exit status of pytest, and its line about the first failure.
+    """
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = PROCESSES.Process(target=_run_pytest, args=(tests, fault, output.name))
+        process.start()
+        process.join()
+        lines = output.read().splitlines()
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return process.exitcode, "".join(failures[:1])
+
+
+def _run_pytest(tests: str, fault: tuple[str, int] | None, output: str) -> None:
+    if fault is not None:
+        group, number = fault
+        sys.meta_path.insert(0, _FaultyLoader(FAULTS[group][number]))
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = True
+    file = os.open(output, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.exit(pytest.main(["-x", "-q", *tests.split()]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="parts of descriptions and targets")
+    parser.add_argument("--tests", help="files and folders to run instead")
+    options = parser.parse_args()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in conftest.py
+    missed = 0
+    for group, faults in FAULTS.items():
+        tests = options.tests or group
+        chosen = [
+            number
+            for number, fault in enumerate(faults)
+            if not options.words
+            or any(word in f"{fault.what} {fault.target}" for word in options.words)
+        ]
+        if chosen and run_tests(tests)[0] != 0:
+            sys.exit(f"{tests} fail without a fault")
+        for number in chosen:
+            status, failure = run_tests(tests, (group, number))
+            if status not in (0, 1):
+                sys.exit(f"{faults[number].what}: pytest ends with status {status}")
+            missed += status == 0
+            result = "caught" if status else "MISSED"
+            print(
+                result,
+                f"{faults[number].target}: {faults[number].what}",
+                failure,
+                sep="  ",
+                flush=True,
+            )
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
