@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from hypersphere_jax.training.setup import RunSetup, initial_state, set_up
 from hypersphere_jax.training.step import make_step_of, scalars_of
 
 WARM_UP = 3  # steps that fill the queues
+EXTRA = 4  # batches read ahead, so that no pipeline ends before the last step
 NOTE = """
 relative: time of a step relative to the first row. wait: until the next batch arrives. Images are
 augmented in the step, on the device.
@@ -36,19 +37,19 @@ def run(options: DataOptions) -> list[dict[str, Any]]:
     )
     setup = set_up(config)
     source = setup.dataset.pretrain
-    pipelines: dict[str, Callable[[], Iterable]] = {}
+    pipelines: dict[str, Callable[[], Generator]] = {}
     if source.image_shape is not None:
         pipelines["resident"] = functools.partial(read, setup, 0, True, options.steps)
     for workers in options.workers:
         streamed = functools.partial(read, setup, workers, False, options.steps)
         pipelines[f"streamed, {workers} workers"] = streamed
         if source.image_shape is not None and importlib.util.find_spec("torch") is not None:
-            loaded = functools.partial(load_with_torch, source, options, workers)
+            loaded = functools.partial(load_with_torch, source, options.batch_size, workers)
             pipelines[f"DataLoader, {workers} workers"] = loaded
     train_step = make_train_step(setup)
     waits: dict[str, list[float]] = {name: [] for name in pipelines}
     forms = {
-        name: functools.partial(loop, train_step, pipeline, waits[name])
+        name: functools.partial(loop, train_step, options.steps, pipeline, waits[name])
         for name, pipeline in pipelines.items()
     }
     times = take_turns(forms, options.rounds, measure=lambda form: form())
@@ -73,30 +74,31 @@ def make_train_step(setup: RunSetup) -> Callable[[tuple], Any]:
     return lambda batch: jax.block_until_ready(mapped(state, *batch, *fixed))
 
 
-def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Iterator[tuple]:
+def read(setup: RunSetup, workers: int, resident: bool, steps: int) -> Generator[tuple]:
     """Return the batches of a run."""
     config = setup.config.replace(workers=workers)
-    numbers = range(WARM_UP + steps)
+    numbers = range(WARM_UP + steps + EXTRA)
     return device_batches(config, setup.dataset, setup.sampler, numbers, setup.devices, resident)
 
 
-def load_with_torch(source: Any, options: DataOptions, workers: int) -> Iterator[tuple]:
+def load_with_torch(source: Any, batch_size: int, workers: int) -> Generator[tuple]:
     """Yield the same batches, read by PyTorch's DataLoader."""
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
         source,
-        options.batch_size,
+        batch_size,
         shuffle=True,
         drop_last=True,
         num_workers=workers,
         multiprocessing_context="spawn" if workers else None,
         collate_fn=stack_images,
     )
-    rest = (np.zeros(options.batch_size, np.int32), np.arange(options.batch_size, dtype=np.int32))
+    rest = (np.zeros(batch_size, np.int32), np.arange(batch_size, dtype=np.int32))
     devices = distributed.local_devices(1)
-    for _, images in zip(range(WARM_UP + options.steps), loader, strict=False):
-        yield distributed.replicate((images, *rest), devices)
+    while True:
+        for images in loader:
+            yield distributed.replicate((images, *rest), devices)
 
 
 def stack_images(samples: list[dict]) -> np.ndarray:
@@ -104,18 +106,21 @@ def stack_images(samples: list[dict]) -> np.ndarray:
     return np.stack([sample["image"] for sample in samples])
 
 
-def loop(train_step: Callable, pipeline: Callable[[], Iterable], waits: list[float]) -> float:
+def loop(
+    train_step: Callable, steps: int, pipeline: Callable[[], Generator], waits: list[float]
+) -> float:
     """Return the mean seconds of a step after the warm-up, and append its mean wait to `waits`."""
-    batches = iter(pipeline())
+    batches = pipeline()
     for _ in range(WARM_UP):
         train_step(next(batches))
     waited = 0.0
-    steps = 0
-    started = ready = time.perf_counter()
-    for batch in batches:
-        waited += time.perf_counter() - ready
+    started = time.perf_counter()
+    for _ in range(steps):
+        before = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - before
         train_step(batch)
-        steps += 1
-        ready = time.perf_counter()
+    seconds = time.perf_counter() - started
+    batches.close()
     waits.append(waited / steps)
-    return (ready - started) / steps
+    return seconds / steps

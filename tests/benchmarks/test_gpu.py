@@ -34,7 +34,8 @@ def read_rows(folder, name):
 def test_toy_checks_measure_and_write(name, tmp_path):
     if name == "parity":
         pytest.importorskip("torch")
-    done = python("-m", "benchmarks.gpu", name, "--toy", "--out", str(tmp_path))
+    command = ["-m", "benchmarks.gpu", name, "--toy", "--minutes", "60"]
+    done = python(*command, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path, name)
     assert not any("failure" in row for row in rows)
