@@ -33,6 +33,7 @@ from hypersphere_jax.training.run_dir import read_config
 from hypersphere_jax.utils.arrays import array_names, open_array
 from hypersphere_jax.utils.files import read_json
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of NumPy and Pillow on damage
 settings = hypothesis.settings(
     derandomize=True,
     deadline=None,
