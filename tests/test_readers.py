@@ -116,6 +116,25 @@ def test_arrays_of_an_archive(save, tmp_path):
             open_array(file, name)
 
 
+class Evil:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("save", [np.save, np.savez])
+def test_pickles_in_arrays_are_not_executed(save, tmp_path):
+    with open(tmp_path / "a", "wb") as stream:
+        save(stream, np.array([Evil(tmp_path / "ran")]))
+    with pytest.raises(C.UserError):
+        open_array(tmp_path / "a")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_pipes_are_refused(tmp_path):
     """Reading would wait for a pipe that nobody writes to."""
     names = ("a.npy", "a.npz", "a.mat", "a.zip", "photos/train/cat/1.png", "zips/train.zip")

