@@ -21,7 +21,7 @@ DEVICES = {
         "models/test_custom.py::test_statistics_over_devices_are_the_global_batchs",
         "models/test_dense.py::test_several_encoders_and_sharded_rows",
         "models/test_winograd.py::test_sharded_images",
-        "configs/test_config_files.py::test_the_record_of_a_run",
+        "configs/test_configs.py::test_the_record_of_a_run",
         "test_cli.py::test_from_training_to_report",
         "test_run.py::test_devices_change_nothing",
         "training/test_checkpoint.py::test_folder_with_another_run",

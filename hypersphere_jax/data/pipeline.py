@@ -175,7 +175,8 @@ class _LoadBatch:
     def _blank(self, index: int) -> dict[str, Any]:
         """Return a black image with the shape of the next readable one."""
         sample, _ = read(self.source, index)
-        image = sample.get("image", np.zeros((64, 64, 3), np.uint8))
+        shape = self.source.image_shape or (64, 64, 3)
+        image = sample.get("image", np.zeros(shape, np.uint8))
         return {"image": np.zeros_like(image), "label": -1, "index": -1}
 
 

@@ -63,23 +63,22 @@ class WithoutFlag(zipfile.ZipInfo):
 
 
 class Tensor:
-    """A PyTorch tensor: not a NumPy array while it needs a gradient or is bfloat16."""
+    """A PyTorch tensor, which NumPy cannot read if it is bfloat16."""
 
     __module__ = "torch"
 
-    def __init__(self, array, is_detached=False):
+    def __init__(self, array):
         self.array = array
         self.shape = array.shape
-        self.is_detached = is_detached
 
     def detach(self):
-        return Tensor(self.array, is_detached=True)
+        return self
 
     def cpu(self):
         return self
 
     def float(self):
-        return Tensor(self.array.astype(np.float32), is_detached=True)
+        return Tensor(self.array.astype(np.float32))
 
     def is_floating_point(self):
         return self.array.dtype.kind in "fV"
@@ -88,7 +87,7 @@ class Tensor:
         return self.array.itemsize
 
     def __array__(self, dtype=None, copy=None):
-        if not self.is_detached or self.array.dtype.kind == "V":
+        if self.array.dtype.kind == "V":
             raise TypeError("unsupported")
         return np.asarray(self.array)
 
@@ -96,4 +95,4 @@ class Tensor:
         return len(self.array)
 
     def __getitem__(self, i):
-        return Tensor(self.array[i], self.is_detached)
+        return Tensor(self.array[i])

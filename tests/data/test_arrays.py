@@ -9,7 +9,6 @@ from sklearn.datasets import load_digits
 
 from hypersphere_jax.configs import DataConfig, UserError
 from hypersphere_jax.data import Arrays, load
-from hypersphere_jax.data.subsets import Concatenated
 from hypersphere_jax.data.synthetic import RandomBits, with_bits
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
@@ -60,14 +59,6 @@ def test_npz_file_and_npy_folder(file):
         assert source.image_shape == (5, 5, 3)
     assert found.class_names == ("0", "1", "2")
     assert found.pretrain is found.train
-
-
-def test_npy_file_of_images_has_no_labels_and_no_test_split(tmp_path):
-    np.save(tmp_path / "a.npy", PIXELS)
-    found = load(DataConfig(str(tmp_path / "a.npy")))
-    assert found.test is None
-    equal(images(found.train), PIXELS)
-    assert found.train.labels.tolist() == [-1] * 6
 
 
 @pytest.mark.parametrize("folds", [1, 2])
@@ -139,19 +130,3 @@ def test_bits_are_a_function_of_seed_index_and_part(k, part):
             expected = philox_bits(7, stream + 2 * part, i, k)
             assert (image[..., channels:] == 255 * expected).all()
     equal([image[..., :3] for image in images(beside)], images(source))
-
-
-def test_fingerprint_of_bits_depends_on_each_option():
-    alone = [(9, 5, 2, 4), (8, 5, 2, 4), (9, 4, 2, 4), (9, 5, 3, 4), (9, 5, 2, 5), (9, 5, 2, 4, 1)]
-    sources = [RandomBits(*options) for options in alone]
-    source = Arrays(PIXELS, None, (), "made here")
-    options = [(5, 4), (4, 4), (5, 5), (5, 4, 1)]
-    sources += [source, *(with_bits(source, *option) for option in options)]
-    assert len({source.digest for source in sources}) == len(sources)
-
-
-def test_bits_beside_images_of_different_sizes():
-    parts = [Arrays(image[None], None, (), "made here") for image in (PIXELS[0], PIXELS[1, :4])]
-    wide = with_bits(Concatenated(parts), 2)
-    assert wide.image_shape is None
-    assert [image.shape for image in images(wide)] == [(5, 5, 5), (4, 5, 5)]

@@ -7,10 +7,9 @@ from PIL import Image
 
 from hypersphere_jax import augment, data
 from hypersphere_jax.augment import color
-from hypersphere_jax.configs import DataConfig, InspectConfig, PretrainConfig, UserError
+from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
 from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
-from hypersphere_jax.reporting import datasets
 from hypersphere_jax.training.resolve import resolve
 
 
@@ -55,10 +54,10 @@ def test_arrays_with_this_number_of_channels_stay_as_they_are():
 
 
 def test_other_numbers_of_channels_are_refused():
-    with pytest.raises(UserError, match="channels=1"):
+    with pytest.raises(UserError, match="channels"):
         data.load(DataConfig("random_bits", bits=2, channels=1))
     items = Items([np.zeros((2, 2, 4), np.uint8)], np.zeros(1, int), 4, "mine")
-    with pytest.raises(UserError, match="channels=1"):
+    with pytest.raises(UserError, match="channels"):
         with_channels(items, 1)[0]
 
 
@@ -81,13 +80,3 @@ def test_color_operations_of_gray_images(rng):
     np.testing.assert_allclose(color.adjust_contrast(image, 0.6), contrasted[..., :1], atol=1e-6)
     equal(color.adjust_saturation(image, 0.3), image)
     equal(color.adjust_hue(image, 0.3), image)
-
-
-def test_inspect_suggests_one_channel_for_gray_images(mixed, capsys):
-    hint = "--channels 1"
-    datasets.inspect(InspectConfig(str(mixed)))
-    assert hint not in capsys.readouterr().out
-    for file in mixed.glob("*/*.png"):
-        Image.open(file).convert("L").save(file)
-    datasets.inspect(InspectConfig(str(mixed)))
-    assert hint in capsys.readouterr().out

@@ -39,17 +39,6 @@ class Large(Dataset):
         return list.__getitem__(self, i) if i < list.__len__(self) else (self.big, i % 3)
 
 
-def test_arrays():
-    source = as_source(np.stack([COLOR] * 3), [2, -1, 0])
-    assert isinstance(source, Arrays)
-    assert source.labels.tolist() == [1, -1, 0]
-    assert source.class_names == ("0", "2")
-    assert as_source(source) is source
-    gray = as_source(np.stack([COLOR[..., 0]] * 3))
-    assert gray.image_shape == (4, 4, 1)
-    assert gray.labels.tolist() == [-1] * 3
-
-
 def test_items_are_images_pairs_or_dicts():
     colors = [COLOR, COLOR + 1, COLOR + 2]
     pairs = [*zip(colors, (1, 0, 2), strict=True)]

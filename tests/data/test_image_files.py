@@ -14,7 +14,7 @@ from PIL import Image
 
 from hypersphere_jax.configs import UserError
 from hypersphere_jax.data.decode import decode, image_size
-from hypersphere_jax.data.image_files import open_image_files, read_classes
+from hypersphere_jax.data.image_files import open_image_files
 from hypersphere_jax.data.source import UnreadableImage
 from hypersphere_jax.utils import caches
 
@@ -53,17 +53,13 @@ def test_order_and_labels_follow_torchvisions_image_folder(place, tree):
         labels = [CLASSES.index(name[:3]) for name in names]
         assert source.labels.tolist() == [sample["label"] for sample in source] == labels
         assert source.image_shape == (9, 12, 3)
-    for part in open_image_files(place, ("dog", "ant")):
-        assert part.class_names == ("ant", "dog")
-        assert part.labels.tolist() == [0, 1]
-
-
-def test_sources_can_be_pickled_and_read_by_threads(place):
-    train = train_split(place)
     copy = pickle.loads(pickle.dumps(train))
     assert copy.digest == train.digest
     with ThreadPoolExecutor(8) as pool:
         equal(images(pool.map(copy.__getitem__, range(6))), images(train))
+    for part in open_image_files(place, ("dog", "ant")):
+        assert part.class_names == ("ant", "dog")
+        assert part.labels.tolist() == [0, 1]
 
 
 def test_image_shape_is_cached_only_if_all_images_are_readable(folder, tmp_path, slow_clock):
@@ -100,21 +96,12 @@ def test_classes_without_images_are_refused_or_skipped(folder):
     assert train_split(folder, "skip").labels.tolist() == [0, 2, 2, 2, 2, 3]
 
 
-def test_file_of_classes(tmp_path):
-    path = tmp_path / "classes.txt"
-    path.write_bytes(b'\xef\xbb\xbf# a comment\r\nn02\r\n\r\n n01 # a dog\r\n"n03",three,3\n')
-    assert read_classes(path) == ("n02", "n01", "n03")
-    path.write_bytes(b"# none")
-    with pytest.raises(UserError, match=r"classes\.txt"):
-        read_classes(path)
-
-
-@pytest.mark.parametrize(("loop", "target"), [("up", ".."), ("z/again", "../../cat")])
-def test_broken_links_are_unreadable_and_loops_end(folder, loop, target):
+def test_broken_links_are_unreadable_and_loops_end(folder):
     cat = folder / "train" / "cat"
     (cat / "gone.png").symlink_to("nowhere.png")
     (cat / "self.png").symlink_to("self.png")
-    (cat / loop).symlink_to(target)
+    (cat / "up").symlink_to("..")
+    (cat / "z/again").symlink_to("../../cat")
     with pytest.raises(UserError, match=r"gone\.png.*self\.png"):
         train_split(folder)
     source = train_split(folder, "skip")
@@ -173,12 +160,6 @@ def test_pixels_are_pillows_in_rgb(form, rng):
     assert image_size(io.BytesIO(data)) == (9, 12)
 
 
-def test_inverted_cmyk_of_adobe(rng):
-    image = picture(rng, 16, 16)
-    data = encoded(image.convert("CMYK"), "JPEG", quality=100, subsampling=0)
-    assert np.abs(decode(data).astype(int) - np.asarray(image)).max() < 30
-
-
 def test_alpha_further_frames_and_orientation_are_dropped(rng):
     first = picture(rng)
     second = picture(rng)
@@ -211,9 +192,3 @@ def test_damaged_images_are_unreadable(kind, folder, rng):
     write(folder, {"train/ant/1.webp": encoded(picture(rng, 24, 31), kind)[:-60]})
     with pytest.raises(UnreadableImage, match=r"ant/1\.webp"):
         train_split(folder)[0]
-
-
-def test_empty_files_are_refused(folder):
-    write(folder, {"train/ant/1.webp": b""})
-    with pytest.raises(UserError, match=r"ant/1\.webp"):
-        train_split(folder)

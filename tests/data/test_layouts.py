@@ -74,18 +74,6 @@ def test_splits_with_and_without_classes(train, test, start, tmp_path):
             assert classes_by_file(root) == expected
 
 
-@pytest.mark.parametrize("start", ["", "{}/", "mine/{}/"])
-def test_zip_file_per_split(start, tmp_path):
-    for split, inside in (("train", "cat/1.jpg dog/1.jpg"), ("val", "cat/2.jpg")):
-        tree = {start.format(split) + file: b"x" for file in inside.split()}
-        zipped(tmp_path / f"{split}.ZIP", tree)
-    expected = [{"cat/1.jpg": "cat", "dog/1.jpg": "dog"}, {"cat/2.jpg": "cat"}]
-    assert classes_by_file(tmp_path) == expected
-    # Zip files next to folders of classes are ignored.
-    write(tmp_path, files("bee/1.jpg ant/1.jpg"))
-    assert classes_by_file(tmp_path) == [{"ant/1.jpg": "ant", "bee/1.jpg": "bee"}]
-
-
 @pytest.mark.parametrize(("image", "split"), [("c.png", "val"), ("a/c.png", "test")])
 def test_the_test_split_is_the_first_with_classes(image, split, tmp_path):
     """ImageNet's `test` has no labels, so `val` is used."""
@@ -129,24 +117,10 @@ def test_one_name_in_two_normalizations_is_one_class(tmp_path):
         assert test.labels.tolist() == [1]
 
 
-def test_names_in_the_zip_standards_own_encoding(tmp_path):
-    old = zipped(tmp_path / "old.zip", {"é/1.png": b"x", "ü/2.png": b"x"}, encoding="cp437")
-    assert open_image_files(old)[0].class_names == ("é", "ü")
-
-
-def test_ignored_files_are_counted_in_a_warning(tmp_path, caplog):
-    write(tmp_path, files(f"cat/1.jpg dog/1.jpg {JUNK}"))
-    assert len(open_image_files(tmp_path)[0]) == 2
-    assert not caplog.text
-    write(tmp_path, files("cat/2.HEIC cat/3.heic"))
-    assert len(open_image_files(tmp_path)[0]) == 2
-    assert "2 .heic" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("names", "named"),
     [
-        ("a.mp4 b.MP4 c.heic x/d.txt", "2 .mp4"),
+        ("a.mp4 b.MP4 c.heic x/d.txt", r"\.mp4"),
         ("test/a/1.jpg", "test"),
         ("train/1.jpg bus/1.jpg", "bus"),  # a class or a split
         ("", "set"),
@@ -159,16 +133,10 @@ def test_unknown_layouts_are_refused(names, named, tmp_path):
         open_image_files(root)
 
 
-@pytest.fixture
-def pets(tmp_path, rng):
-    """Return a tree of 20 images of each of two classes, as a folder and as a zip file."""
+def test_a_tenth_of_each_class_is_held_out(tmp_path, rng):
+    """The same images of a folder and of a zip file, by seed and fold."""
     tree = {f"{animal}/{i}.png": encoded(picture(rng)) for animal in "ab" for i in range(20)}
-    return tree, *both_forms(tmp_path, tree)
-
-
-def test_a_tenth_of_each_class_is_held_out(pets):
-    """The same images of a folder and of a zip file."""
-    tree, folder, archive = pets
+    folder, archive = both_forms(tmp_path, tree)
     split = load(DataConfig(str(folder)))
     assert split.pretrain is split.train
     assert sorted([*split.train.indices, *split.test.indices]) == list(range(40))
@@ -177,16 +145,12 @@ def test_a_tenth_of_each_class_is_held_out(pets):
         equal(part.indices, other.indices)
     name = split.test[0]["file"].removeprefix(f"{folder}/")
     equal(split.test[0]["image"], decode(tree[name]))
-
-
-def test_options_of_the_held_out_part(pets, tmp_path):
-    _, folder, _ = pets
     options = [{}, {"subset_seed": 1}, {"folds": 5}, {"folds": 10, "fold": 1}]
     splits = [load(DataConfig(str(folder), **each)) for each in options]
     assert [len(split.test) for split in splits] == [4, 4, 8, 4]
     assert len({split.digest() for split in splits}) == 4
-    assert load(DataConfig(str(folder), folds=10)).digest() == splits[0].digest()
-    # Data with a training split, or of one image, have no other test split.
-    for name in ("train/1.png", "1.png"):
-        root = write(tmp_path / name.replace("/", "-"), {name: b"x"})
-        assert load(DataConfig(str(root))).test is None
+
+
+def test_data_with_a_training_split_have_no_other_test_split(tmp_path):
+    root = write(tmp_path, {"train/1.png": b"x"})
+    assert load(DataConfig(str(root))).test is None

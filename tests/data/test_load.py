@@ -1,7 +1,5 @@
 """Loading a config's data, parts of data sets without leakage, and the command `data`."""
 
-import json
-
 import data_cases as files
 import numpy as np
 import pytest
@@ -10,11 +8,10 @@ from PIL import Image
 from tfds_cases import example, noise, write
 
 from hypersphere_jax import data
-from hypersphere_jax.configs import DataConfig, InspectConfig, UserError
+from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.data import load, subsets
 from hypersphere_jax.data.describe import describe
 from hypersphere_jax.data.pipeline import BadImages
-from hypersphere_jax.reporting import datasets
 
 DIGITS = load(DataConfig())
 TAIL = subsets.long_tailed(DIGITS.train, 3)
@@ -91,16 +88,6 @@ def test_a_folder_may_replace_a_data_set_by_name(folder, tmp_path, monkeypatch):
     assert data.located(config) == {"data": str(folder), "data_dir": None, "classes": some}
 
 
-@pytest.mark.parametrize(
-    ("name", "named"), [("cifar", "cifar10"), ("CIFAR10", "cifar10"), ("my-fotos", "my-fotos")]
-)
-def test_unknown_names_are_refused(name, named, tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    with pytest.raises(UserError, match=named) as caught:
-        load(DataConfig(data=name))
-    assert str(tmp_path) in str(caught.value)
-
-
 @pytest.fixture
 def animals(tmp_path, rng):
     """Return a folder of 10 cats and 3 dogs in two sizes, and a few of these for testing."""
@@ -132,14 +119,3 @@ def test_description_of_a_sample_counts_all_labels():
     found = describe(source, BadImages(source, "error"), 14)
     assert (found["class_counts"], found["unlabeled"]) == ({"a": 467, "b": 466}, 467)
     assert (found["read"], found["n"], found["mean"]) == (14, 1400, [1])
-
-
-def test_inspect_refuses_or_counts_unreadable_images(tmp_path, animals):
-    cut = animals / "train/cat/4.png"
-    cut.write_bytes(cut.read_bytes()[:60])
-    with pytest.raises(UserError, match=r"cat/4\.png"):
-        datasets.inspect(InspectConfig(data=str(animals)))
-    datasets.inspect(InspectConfig(str(animals), bad_images="skip"), out=tmp_path / "a.json")
-    found = json.loads((tmp_path / "a.json").read_text())
-    assert (found["train"]["n"], found["train"]["read"], found["train"]["unreadable"]) == (13, 12, 1)
-    assert found["test"]["class_counts"] == {"cat": 2, "dog": 2}

@@ -1,6 +1,5 @@
 """Batches: the same images from memory and from a stream, for any number of workers."""
 
-import itertools
 import threading
 
 import numpy as np
@@ -88,14 +87,6 @@ def test_batches_do_not_depend_on_hosts_workers_and_interruptions(workers):
     assert missing == hosts[0][1] | hosts[1][1]
 
 
-def test_crops_depend_on_seed_step_position_and_view():
-    image = np.arange(243, dtype=np.uint8).reshape(9, 9, 3)
-    places = list(itertools.product(range(3), repeat=3))
-    crops = [TwoCrops(crop, seed)(image, step, position) for seed, step, position in places]
-    assert len({view.tobytes() for views in crops for view in views}) == 2 * 27
-    equal(crops, [TwoCrops(crop, seed)(image, *place) for seed, *place in places])
-
-
 def test_unreadable_images_are_replaced_by_the_next_and_logged(caplog):
     """In memory as in a stream."""
     source = Numbered(bad=(50, 51, 59))
@@ -140,12 +131,6 @@ def test_unreadable_images_are_errors_or_at_most_a_tenth():
         read(Numbered(bad=range(6)), "skip")
         with pytest.raises(UserError, match="numbers"):
             read(Numbered(bad=range(10, 17)), "skip")
-
-
-def test_images_of_different_sizes_do_not_fit_into_memory():
-    source = Numbered(sizes=(4, 5))
-    with pytest.raises(UserError, match="numbers"):
-        in_memory(source, BadImages(source, "error"))
 
 
 def test_decoded_images_are_cached(tmp_path, slow_clock):

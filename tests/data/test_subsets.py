@@ -122,10 +122,6 @@ def test_folds_are_disjoint_and_stratified(folds):
     assert again == held_out[1] != other
 
 
-def test_folds_of_unlabeled_images():
-    assert [len(part) for part in subsets.fold(UNLABELED, 5, 2, 0)] == [8, 2]
-
-
 def test_fraction():
     assert counts(subsets.fraction(UNEVEN, 0.1, 0)) == [4, 1, 2, 1]
     assert_consistent(subsets.fraction(UNEVEN, 0.1, 0), UNEVEN)
