@@ -50,20 +50,11 @@ def test_split_is_by_scene(mat):
     assert not train & test and train | test == set(range(10))
 
 
-def test_digest_changes_with_a_pixel(mat):
-    images, depths = scenes(20)
-    images[11, 5, 5, 0] ^= 1
-    other = write_mat(mat.with_name("other.mat"), images, depths)
-    assert nyu.MatSource(mat).digest != nyu.MatSource(other).digest
-
-
 @pytest.mark.parametrize(
     "declared",
     [
         {"images": ((4, 3, 0, 5), "u1"), "depths": ((4, 0, 5), "f4")},
         {"images": ((4, 3, 6, 5), "f4")},
-        {"images": ((4, 1, 6, 5), "u1")},
-        {"depths": ((4, 6, 5), "S3")},
         {"depths": None},
         {"scenes": ((3, 1), "f4")},
         None,

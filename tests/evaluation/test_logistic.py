@@ -55,16 +55,6 @@ def test_minima_match_scikit_learn(rng, standardize, devices, fits):
         assert accuracies[index] == pytest.approx(100 * np.mean(predicted == y[~fitted]))
 
 
-def test_scaling_centres_features(rng):
-    x = (1e6 + rng.normal(size=(500, 3)) * [1, 10, 0]).astype(np.float32)
-    found = np.asarray(logistic.fit_scaling(x, standardize=True).apply(x))
-    np.testing.assert_allclose(found.mean(axis=0), 0, atol=0.02)
-    np.testing.assert_allclose(found.std(axis=0), [3**-0.5, 3**-0.5, 0], rtol=0.02)
-    scale = logistic.fit_scaling(x, standardize=False).scale
-    assert scale == pytest.approx(x.astype(float).var(axis=0).sum() ** 0.5, rel=1e-2)
-    assert logistic.fit_scaling(np.ones((4, 2)), standardize=False).scale == 1
-
-
 def test_features_of_very_unequal_variance_converge(rng):
     sizes = np.logspace(0, -4, D)
     x = (rng.normal(size=(N, D)) * sizes).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from hypersphere_jax import cli
-from hypersphere_jax.configs import ProbeConfig, UserError
+from hypersphere_jax.configs import ProbeConfig
 from hypersphere_jax.evaluation.knn import knn_probe
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
@@ -89,14 +89,6 @@ def test_augmented_and_printed_settings_of_a_minibatch_protocol(run):
     rate, decay = MINIBATCH_PROTOCOLS[name].grid[0]
     assert plain["chosen"] == views["chosen"] == {"learning_rate": rate, "weight_decay": decay}
     assert views["predicted"] != plain["predicted"] and min(views["top1"], plain["top1"]) > 60
-
-
-@pytest.mark.parametrize(
-    ("options", "named"), [({"layers": ("ouput",)}, "'output'"), ({"step": 7}, "step 7")]
-)
-def test_missing_layers_and_checkpoints_are_refused(run, options, named):
-    with pytest.raises(UserError, match=named):
-        probe(run, **options)
 
 
 @pytest.fixture

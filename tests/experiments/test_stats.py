@@ -41,18 +41,6 @@ def test_paired_seeds_use_the_variance_of_each_seeds_difference():
     assert found.p == pytest.approx(expected.pvalue)
 
 
-@pytest.mark.parametrize(("k", "spread"), [(4, 0.4), (3, 2.0)])
-def test_intervals_cover_the_truth(rng, k, spread):
-    covered, trials = 0, 400
-    for _ in range(trials):
-        images = rng.normal(size=150)
-        abilities = 1.2 + spread * rng.normal(size=(2, k, 1))
-        sides = rng.random((2, k, 150)) < scipy.special.expit(abilities + images)
-        found = difference(*sides)
-        covered += found.low <= 0 <= found.high
-    assert 0.94 <= covered / trials <= 0.995
-
-
 def comparison(logistic, p, knn, q, **options):
     estimates = {
         "logistic": Estimate(logistic, logistic - 1, logistic + 1, p),

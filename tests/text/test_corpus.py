@@ -3,7 +3,6 @@
 import collections
 import gzip
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -41,16 +40,6 @@ def test_corpus_contains_the_sentences_of_the_files(library, prepare, tmp_path):
         assert corpus.lengths.tolist() == [len(words) + 1 for words in shown]
         counted = {"documents": len(parts), "sentences": len(sentences)}
         assert corpus.statistics().items() >= counted.items()
-
-
-def test_digest_changes_with_text_and_options(library, prepare, tmp_path):
-    shutil.copytree(library[0], tmp_path / "copy")
-    (tmp_path / "copy/e.txt").write_text("Another sentence .")
-    digests = {part.digest for part in prepare(tmp_path / "copy", tmp_path / "other")}
-    for number, options in enumerate(({}, {"max_tokens": 8}, {"vocabulary": 9}, {"held_out": 0.2})):
-        digests |= {part.digest for part in prepare(library[0], tmp_path / str(number), **options)}
-    assert len(digests) == 10
-    assert prepare(library[0], tmp_path / "same")[0].digest in digests
 
 
 def test_words_of_the_held_out_part_are_unknown(prepare, tmp_path):

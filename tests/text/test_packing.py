@@ -23,8 +23,3 @@ def test_packed_sentences_can_be_read_back(rng, devices, width):
     assert [found[i] for i in range(40)] == [sentence.tolist() for sentence in sentences]
     words = sum((part.words != packing.PADDING).sum() for part in parts)
     assert words == sum(map(len, sentences))
-
-
-@pytest.mark.parametrize(("lengths", "rows"), [([3, 5, 5, 3, 8], 3), ([8] * 7, 7), ([1] * 16, 2)])
-def test_best_fit_fills_rows(lengths, rows):
-    assert packing.best_fit(lengths, 8)[2] == rows

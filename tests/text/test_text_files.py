@@ -6,7 +6,6 @@ import pytest
 
 from hypersphere_jax.configs import UserError
 from hypersphere_jax.text.text_files import read_lines, read_sentences, text_files
-from hypersphere_jax.text.tokenizer import tokenize
 
 HEADER = ["The Project Gutenberg EBook of Emma", "", "Title: Emma"]
 LICENCE = ["Updated editions will replace this one.", "*** START: FULL LICENSE ***", "Sue us not."]
@@ -79,12 +78,3 @@ def test_damaged_and_missing_files_are_refused(tmp_path, library):
     for name in ("missing", "thesis.pdf"):
         with pytest.raises(UserError, match=name):
             text_files(tmp_path / name)
-
-
-def test_files_of_a_folder_are_sorted_and_visible(library):
-    root, documents = library
-    names = [file.relative_to(root).as_posix() for file in text_files(root)]
-    assert names == [*documents, "empty.txt"]
-    for name, expected in documents.items():
-        found = [tokenize(sentence) for sentence in read_sentences(root / name, "sentences")]
-        assert found == expected

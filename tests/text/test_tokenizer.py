@@ -46,13 +46,3 @@ def test_tokens_are_those_of_the_penn_treebank_and_stay(case):
     sentence, _, tokens = case.partition("=>")
     assert tokenize(sentence) == tokens.split()
     assert tokenize(tokens) == tokens.split()
-
-
-@pytest.mark.parametrize(
-    "unit", [".", "'", '"', "-", "_", "a", "1,", "A. ", "n't ", "(.", "\u0301"]
-)
-def test_long_runs_of_a_character_are_read(unit):
-    n = 10_000
-    paragraph = f"A {unit * (n // len(unit))}. B"
-    tokens = [token for part in split_sentences(paragraph) for token in tokenize(part)]
-    assert 2 <= len(tokens) <= n + 3
