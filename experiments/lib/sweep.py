@@ -227,7 +227,7 @@ def carry_out(run: Run, command: str = "") -> None:
     """Train and evaluate a run, and write its rows or the reason of its failure."""
     xla.keep_compiled(run.config.cache_dir)
     source = run.config.init_from
-    if source is not None and not (Path(source) / "checkpoints").is_dir():
+    if source is not None and _has_failed(Path(source)):
         _fail(run, f"{source}, the run it starts from, failed")
         return
     began = time.monotonic()
@@ -250,6 +250,13 @@ def carry_out(run: Run, command: str = "") -> None:
     write_predictions(run.rows_file.with_suffix(".npz"), rows)
     plain = [{name: row[name] for name in row if name != "predictions"} for row in rows]
     write_json(run.rows_file, {"rows": [row | seconds for row in plain]})
+
+
+def _has_failed(folder: Path) -> bool:
+    """Return whether the newest result in a run's folder is a failure, or the run is missing."""
+    results = sorted((folder / "sweep").glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
+    is_failure = bool(results) and results[-1].name.endswith(".failed.json")
+    return is_failure or not (folder / "checkpoints").is_dir()
 
 
 def _fail(run: Run, reason: str) -> None:

@@ -6,7 +6,7 @@ from scipy.io import savemat
 
 
 def scenes(n, height=36, width=48, seed=0):
-    """Images uint8 `[n, h, w, 3]` of a slope behind a box, the darker the farther; their depths."""
+    """Return images `[n, h, w, 3]` of a slope behind a box, darker where farther, and depths."""
     rng = np.random.default_rng(seed)
     rows = np.linspace(0, 1, height)[:, None].repeat(width, axis=1)
     near, far = rng.uniform(1, 3, (n, 1, 1)), rng.uniform(4, 8, (n, 1, 1))
@@ -20,7 +20,7 @@ def scenes(n, height=36, width=48, seed=0):
 
 
 def write_mat(path, images, depths, names=None):
-    """Writes what MATLAB would: its arrays [h, w, 3, n] and [h, w, n], in reversed order."""
+    """Write the arrays [h, w, 3, n] and [h, w, n] like MATLAB, which reverses the axes."""
     with h5py.File(path, "w") as file:
         file["images"] = np.ascontiguousarray(np.moveaxis(images, (1, 2, 3), (3, 2, 1)))
         file["depths"] = np.ascontiguousarray(np.swapaxes(depths, 1, 2))

@@ -1,41 +1,37 @@
 """Depth maps from frozen features: the predictor, its training, errors, and the choice of a run."""
 
 import contextlib
-from unittest.mock import Mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from depth_cases import scenes, write_mat
+from depth_cases import scenes, write_mat, write_splits
 
-from hypersphere_jax import augment, data, models
-from hypersphere_jax import cli as command_line
+from hypersphere_jax import augment, cli, data, models
 from hypersphere_jax import configs as C
-from hypersphere_jax.depth import fitting, protocol
 from hypersphere_jax.depth.config import DepthConfig
 from hypersphere_jax.depth.fitting import DepthData, depth_errors, fit, resize_depth
 from hypersphere_jax.depth.predictor import create_predictor
-from hypersphere_jax.evaluation.feature_files import Features
+from hypersphere_jax.depth.protocol import run_depth
 from hypersphere_jax.training import checkpoints, run_dir
 from hypersphere_jax.training.resolve import resolve
 from hypersphere_jax.utils.files import read_json
 
 
-def test_blocks_are_those_of_table_6(rng):
-    """PyTorch's ConvTranspose2d(3, stride=2, padding=1, output_padding=1), norm, ReLU, by loops."""
+def transposed_convolution(x, kernel):
+    """Loop over PyTorch's ConvTranspose2d(3, stride=2, padding=1, output_padding=1)."""
+    found = np.zeros((len(x), 2 * x.shape[1], 2 * x.shape[2], kernel.shape[3]))
+    for i, j, a, b in np.ndindex(*x.shape[1:3], 3, 3):
+        row, column = 2 * i - 1 + a, 2 * j - 1 + b
+        if row in range(found.shape[1]) and column in range(found.shape[2]):
+            found[:, row, column] += x[:, i, j] @ kernel[a, b]
+    return found
 
-    def doubled(x, kernel):
-        found = np.zeros((len(x), 2 * x.shape[1], 2 * x.shape[2], kernel.shape[3]))
-        for i, j, a, b in np.ndindex(*x.shape[1:3], 3, 3):
-            row, column = 2 * i - 1 + a, 2 * j - 1 + b
-            if row in range(found.shape[1]) and column in range(found.shape[2]):
-                found[:, row, column] += x[:, i, j] @ kernel[a, b]
-        return found
 
+def test_predictor_matches_a_loop(rng):
     apply, params, stats = create_predictor((4, 4, 6), 8, jax.random.key(1), mean=2.5)
     x = rng.standard_normal((3, 4, 4, 6)).astype(np.float32)
-    hidden = doubled(np.float64(x), np.float64(params["block1"]["kernel"]))
+    hidden = transposed_convolution(np.float64(x), np.float64(params["block1"]["kernel"]))
     hidden = (hidden - hidden.mean((0, 1, 2))) / np.sqrt(hidden.var((0, 1, 2)) + 1e-5)
     hidden = np.pad(np.maximum(hidden, 0), ((0, 0), (1, 1), (1, 1), (0, 0)))
     kernel = np.float64(params["depth"]["kernel"])[..., 0]
@@ -43,12 +39,6 @@ def test_blocks_are_those_of_table_6(rng):
     found, new = jax.jit(apply, static_argnums=3)(params, stats, x, True)
     np.testing.assert_allclose(found, 2.5 + sum(shifts), atol=1e-4)
     assert np.abs(new["block1"]["norm"]["mean"]).max() > 0
-    x = jnp.zeros((2, 7, 7, 192))  # conv5 of the small AlexNet
-    apply, params, stats = create_predictor(x.shape[1:], 64, jax.random.key(0))
-    kernels = [params[name]["kernel"].shape[2:] for name in sorted(params)]
-    assert kernels == [(192, 96), (96, 48), (48, 24), (24, 1)]
-    maps, _ = jax.eval_shape(lambda *args: apply(*args, False), params, stats, x)
-    assert maps.shape == (2, 64, 64)
 
 
 def test_fit_ignores_unknown_depths_and_other_rows(rng):
@@ -64,29 +54,33 @@ def test_fit_ignores_unknown_depths_and_other_rows(rng):
     predict = fit(split, rows, (3, 3, 6), config)
     found = depth_errors(predict, split, rows, split.mean_depth(rows))
     assert found["mse"] < 0.2 * found["mse_constant"]
-    # Unknown depths were no targets: there the prediction is like its surroundings.
+    # At unknown depths the prediction is like its surroundings.
     predicted = predict(split.x)
     assert np.mean((predicted - full)[4:][holes[4:]] ** 2) < 0.4 * found["mse_constant"]
-    np.testing.assert_allclose(predict(split.x[:3]), predicted[:3], rtol=1e-4)  # each by itself
 
 
-def test_errors_by_hand(rng, monkeypatch):
-    monkeypatch.setattr(fitting, "CHUNK", 2)
-    true = rng.uniform(0.5, 9, (7, 5, 5)).astype(np.float32)
+def errors_of_pixel(true, predicted):
+    positive = max(predicted, 0.01)
+    ratio = max(positive / true, true / positive)
+    return {
+        "mse": (predicted - true) ** 2,
+        "mse_constant": (2.5 - true) ** 2,
+        "abs_rel": abs(predicted - true) / true,
+        "log10": abs(np.log10(positive) - np.log10(true)),
+        **{f"delta{power}": 100 * (ratio < 1.25**power) for power in (1, 2, 3)},
+    }
+
+
+def test_errors_match_a_loop_over_known_pixels(rng):
+    true = rng.uniform(0.5, 9, (300, 3, 3)).astype(np.float32)
     true[rng.random(true.shape) < 0.3] = 0
     guess = (true * rng.uniform(0.5, 2, true.shape) + 0.1).astype(np.float32)
-    guess[0, 0] = -1  # below zero: far off in every ratio
-    split, rows = DepthData(np.arange(7)[:, None], true), np.array([0, 2, 3, 6, 5])
-
-    def of_pixel(t, p):
-        floor = max(p, 0.01)
-        found = {"mse": (p - t) ** 2, "mse_constant": (2.5 - t) ** 2, "abs_rel": abs(p - t) / t}
-        ratio = max(floor / t, t / floor)
-        found |= {f"delta{power}": 100 * (ratio < 1.25**power) for power in (1, 2, 3)}
-        return found | {"log10": abs(np.log10(floor) - np.log10(t))}
-
+    guess[0, 0] = -1
+    split = DepthData(np.arange(300)[:, None], true)
+    rows = np.delete(np.arange(300)[::-1], 7)
     known = true[rows] > 0
-    pixels = [of_pixel(*pair) for pair in zip(true[rows][known], guess[rows][known], strict=True)]
+    pairs = zip(true[rows][known], guess[rows][known], strict=True)
+    pixels = [errors_of_pixel(*pair) for pair in pairs]
     found = depth_errors(lambda x: guess[x[:, 0]], split, rows, 2.5)
     for name in pixels[0]:
         assert found[name] == pytest.approx(np.mean([pixel[name] for pixel in pixels])), name
@@ -94,97 +88,55 @@ def test_errors_by_hand(rng, monkeypatch):
     assert split.mean_depth(rows) == pytest.approx(true[rows][known].mean())
 
 
-def test_depth_maps_are_resized_like_their_images():
-    """A red channel that is the depth remains so, and unknown depths do not bleed."""
+@pytest.mark.parametrize("size", [50, 16])
+def test_depth_maps_are_resized_like_their_images(size):
     ramp = np.mgrid[:30, :40].sum(0) * 3 + 20
     image = np.repeat(ramp[..., None], 3, axis=2).astype(np.uint8)
-    for size in (50, 16):
-        crop = augment.host_crops("nyu_depth", size)[1]
-        found = resize_depth(ramp.astype(np.float16), crop)
-        assert found.shape == (size, size) and np.abs(found - crop(image)[..., 0]).max() <= 1
+    crop = augment.host_crops("nyu_depth", size)[1]
+    found = resize_depth(ramp.astype(np.float16), crop)
+    assert found.shape == (size, size) and np.abs(found - crop(image)[..., 0]).max() <= 1
+
+
+def test_unknown_depths_do_not_bleed():
     holes = np.full((32, 32), 2.5, np.float32)
-    holes[:8], holes[16, 16:20], holes[24:26, 0] = 0, -1, 0
-    holes[20, 20], holes[25, 3], holes[28, 28] = np.nan, np.inf, -5
-    found = resize_depth(holes, crop)
+    holes[:8], holes[16, 16:20], holes[20, 20], holes[25, 3] = 0, -1, np.nan, np.inf
+    found = resize_depth(holes, augment.host_crops("nyu_depth", 16)[1])
     assert np.all(found[:3] == 0) and found.max() < 2.501
     np.testing.assert_allclose(found[5:], 2.5, rtol=1e-6)
-    # A pixel is known if at least half of it is.
-    quarters = np.full((32, 32), 2.0)
-    quarters[16:18, 16], quarters[16, 17], quarters[20:22, 20] = 0, 0, 0
-    found = resize_depth(quarters, lambda x: x.reshape(16, 2, 16, 2, 1).mean((1, 3)))
-    assert found[8, 8] == 0 and found[10, 10] == 2.0
 
 
-@pytest.fixture(scope="module")
-def top(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    mat = write_mat(folder / "nyu.mat", *scenes(60), [f"scene_{n // 3}" for n in range(60)])
-    config = C.PretrainConfig(
-        runs_dir=str(folder),
-        data="nyu_depth_v2",
-        data_dir=str(mat),
-        dim=4,
-        width=0.1,
-        image_size=16,
-    )
+def test_runs_are_chosen_on_training_images_and_one_is_tested(tmp_path, capsys):
+    """Other test images change the error of the test, and not the cross-validation."""
+    images, depths = scenes(60)
+    (tmp_path / "other").mkdir()
+    files = [tmp_path / "nyu.mat", tmp_path / "other" / "nyu.mat"]
+    for file, factor in zip(files, (1, 2), strict=True):
+        write_mat(file, images, np.concatenate([depths[:40], factor * depths[40:]]))
+        write_splits(file.parent, range(40), range(40, 60))
+    config = C.PretrainConfig(runs_dir=str(tmp_path), data="nyu_depth_v2", data_dir=str(files[0]))
+    config = config.replace(dim=4, width=0.1, image_size=16)
     dataset = data.load(config)
-    for seed, name in enumerate(("first", "second")):
-        run = resolve(config.replace(name=name), dataset)
+    folders = [tmp_path / name for name in ("first", "second")]
+    for seed, folder in enumerate(folders):
+        run = resolve(config.replace(name=folder.name), dataset)
         run_dir.add_session(run, jax.devices()[:1], dataset.digest(), "", dataset, {})
         _, params, stats = models.create(run, jax.random.key(seed))
-        with contextlib.closing(checkpoints.Checkpointer(folder / name / "checkpoints")) as steps:
+        with contextlib.closing(checkpoints.Checkpointer(folder / "checkpoints")) as steps:
             steps.save(0, {"params": params, "stats": stats})
-    return folder
-
-
-@pytest.mark.slow
-def test_command(top, capsys):
-    name, options = "depth-conv2-epochs40", "--layer conv2 --rows 3 --devices 1 --epochs 40"
-    assert command_line.main(["depth", str(top / "first"), *options.split()]) == 0
-    result = read_json(top / "first" / "eval" / f"{name}.json")
-    about = {"protocol": "depth", "layer": "conv2", "split": "test", "size": 16, "epochs": 40}
-    assert result | about | {"n": len(run_dir.load_data(top / "first").test)} == result
-    assert result["mse"] < result["mse_constant"]  # random features contain some depth
-    assert f"{result['rmse']:.2f}"[:-1] in capsys.readouterr().out
-    assert (top / "first" / "figures" / f"{name}.png").is_file()
-
-
-def test_the_best_run_by_cross_validation_is_tested(top, monkeypatch):
-    fitted = []
-    seen = []
-    errors = Mock(wraps=depth_errors)
-
-    def split_features(encoder, source, layers, devices):
-        # Mean depths of the images, with less noise for the second run.
-        seen.append((encoder.folder.name, len(source)))
-        noise = {"first": 2.0, "second": 0.1}[encoder.folder.name]
-        means = np.array([source[i]["depth"].mean() for i in range(len(source))])
-        x = means + noise * np.random.default_rng(0).normal(size=len(means))
-        return Mock(features={layers[0]: Features(np.float32(x)[:, None], None)})
-
-    def fit_line(split, rows, shape, config):
-        fitted.append(rows)
-        assert shape == (8, 8, 6) and config.epochs == 8
-        line = np.polyfit(split.x[rows, 0], split.depths[rows].mean((1, 2)), 1)
-        return lambda x: np.broadcast_to(np.polyval(line, x)[..., None], (len(x), 16, 16))
-
-    monkeypatch.setattr(protocol, "split_features", split_features)
-    monkeypatch.setattr(protocol, "depth_errors", errors)
-    monkeypatch.setattr(fitting, "fit", fit_line)
-    names = tuple(str(top / name) for name in ("first", "second"))
-    options = {"layer": "conv2", "folds": 3, "epochs": 8, "seed": 5, "rows": 2, "devices": 1}
-    second, first = protocol.run_depth(DepthConfig(names, **options)).results
-    n, tested = map(len, run_dir.load_data(top / "second")[:2])
-    assert (second["run"], first["run"]) == ("second", "first")
-    assert second["n_train"] == n == 60 - second["n"] and "mse" not in first
-    # The folds of each run, then all rows of the best run.
-    scored = [call.args[2] for call in errors.call_args_list]
-    for trained, held_out in zip(fitted[:6], scored[:6], strict=True):
-        assert sorted([*trained, *held_out]) == list(range(n))
-    assert sorted(np.concatenate(scored[:3])) == sorted(fitted[6]) == list(range(n))
-    assert len(fitted) == len(scored) == 7
-    for result in (second, first):
-        file = top / result["run"] / "eval" / "depth-conv2-folds3-epochs8-seed5.json"
-        assert read_json(file) == result
-    # Test images are read for the tested run only.
-    assert seen == [("first", n), ("second", n), ("second", n), ("second", tested)]
+    arguments = ["--layer", "conv2", "--folds", "3", "--epochs", "4", "--devices", "1"]
+    assert cli.main(["depth", *map(str, folders), *arguments]) == 0
+    found = {}
+    for folder in folders:
+        result = read_json(folder / "eval" / "depth-conv2-folds3-epochs4.json")
+        assert len(result["cv_mse_folds"]) == 3
+        found[result["cv_mse"]] = result
+    tested, other = (found[error] for error in sorted(found))
+    assert tested["n"] == 20 and tested["n_train"] == 40 and "mse" not in other
+    assert (tmp_path / tested["run"] / "figures" / "depth-conv2-folds3-epochs4.png").is_file()
+    assert f"{tested['rmse']:.2f}"[:-1] in capsys.readouterr().out
+    options = {"layer": "conv2", "folds": 3, "epochs": 4, "devices": 1}
+    again, _ = run_depth(
+        DepthConfig(tuple(map(str, folders)), data=str(files[1]), **options)
+    ).results
+    assert again["run"] == tested["run"] and again["mse"] > tested["mse"]
+    assert again["cv_mse"] == pytest.approx(tested["cv_mse"])

@@ -1,37 +1,27 @@
-"""Features of classes that overlap, for probes that must choose; and scikit-learn on them."""
+"""Features of overlapping classes, and the logistic regression of scikit-learn."""
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 
 def splits(rng, d=16, num_classes=6, spread=1.5, sizes=(300, 200), unit=True):
-    """Features and labels of a training and a test split, float32 and of unit norm if so asked."""
-    centres, found = rng.normal(size=(num_classes, d)), []
+    """Return float32 features and labels of a training and a test split."""
+    centres = rng.normal(size=(num_classes, d))
+    arrays = []
     for n in sizes:
         labels = rng.integers(num_classes, size=n)
         x = centres[labels] + spread * rng.normal(size=(n, d))
-        x = x / np.linalg.norm(x, axis=1, keepdims=True) if unit else x
-        found += [x.astype(np.float32), labels]
-    return found
+        if unit:
+            x /= np.linalg.norm(x, axis=1, keepdims=True)
+        arrays += [x.astype(np.float32), labels]
+    return arrays
 
 
-def scikit_learn(x, y, c):
-    """The minimum of the sum of the losses and half the squared norm / c, by Newton's method."""
+def fit_scikit_learn(x, y, c):
+    """Return the minimum of the sum of the losses + |W|^2 / (2 c), by Newton's method."""
     return LogisticRegression(C=c, solver="newton-cholesky", tol=1e-9).fit(np.float64(x), y)
 
 
-class Watched:
-    """Features that know how many rows were read at a time."""
-
-    def __init__(self, x):
-        self.x = x
-        self.shape = x.shape
-        self.dtype = x.dtype
-        self.reads = []
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, rows):
-        self.reads.append(len(np.atleast_2d(self.x[rows])))
-        return self.x[rows]
+def insert_rows(arrays, label):
+    """Return features and labels with one more row of this label in each."""
+    return [np.insert(a, 7, a[0] if a.ndim > 1 else label, axis=0) for a in arrays]

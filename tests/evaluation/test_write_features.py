@@ -1,7 +1,6 @@
-"""Files of features: what `hypersphere_jax.load` returns, with labels and file names."""
+"""Files of features equal what `hypersphere_jax.load` returns."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,20 +8,16 @@ from PIL import Image
 
 import hypersphere_jax as hj
 from hypersphere_jax import cli, data
-from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig
-from hypersphere_jax.evaluation import measure_runs, write_features
+from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig, ProbeConfig
 from hypersphere_jax.evaluation.feature_files import read_splits
+from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.probe_runs import run_probe
+from hypersphere_jax.evaluation.write_features import run_features
 
 
 @pytest.fixture(scope="module")
 def encoder(image_run):
     return hj.load(image_run)
-
-
-@pytest.fixture
-def one_encoder(encoder, monkeypatch):
-    """Load the same encoder each time."""
-    monkeypatch.setattr(write_features, "load", lambda *of, **options: encoder)
 
 
 @pytest.fixture(scope="module")
@@ -32,82 +27,57 @@ def digits():
 
 @pytest.fixture
 def files(tmp_path, digits):
-    """A folder of 12 images without splits: of class a the first ten, of class b the others."""
-    names = [f"{'ab'[i // 10]}/{i:02}.png" for i in range(12)]
-    paths = [tmp_path / "images" / name for name in names]
+    """Write 12 images without splits: the first ten of class a, the others of class b."""
+    paths = [tmp_path / "images" / "ab"[i // 10] / f"{i:02}.png" for i in range(12)]
     for image, path in zip(digits.test.images, paths, strict=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[..., 0]).save(path)
     return paths
 
 
-def written(image_run, out, **options):
-    """What the verb says of a file, and the .csv file beside it."""
-    said, table = write_features.run_features(FeaturesConfig(str(image_run), out, **options)), []
-    if out.suffix == ".npy":
-        with open(out.with_suffix(".csv"), newline="") as stream:
-            table = list(csv.DictReader(stream))
-    return said, table
+def write(run, out, **options):
+    return run_features(FeaturesConfig(str(run), out, **options))
 
 
-def test_of_the_runs_own_images(encoder, image_run, digits, tmp_path, capsys):
+def read_table(out):
+    with open(out.with_suffix(".csv"), newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_features_of_the_runs_own_images(encoder, image_run, digits, tmp_path, capsys):
     out = tmp_path / "z.npy"
     assert cli.main(["features", str(image_run), "--split", "test", "--out", str(out)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert "[397, 6]" in said[0] and str(out) in said[1] and str(out.with_suffix(".csv")) in said[1]
-    x = np.load(out)
-    assert x.dtype == np.float32
-    np.testing.assert_array_equal(x, encoder(digits.test.images))
-    with open(out.with_suffix(".csv"), newline="") as stream:
-        table = list(csv.DictReader(stream))
+    said = capsys.readouterr().out
+    assert "[397, 6]" in said and str(out) in said and str(out.with_suffix(".csv")) in said
+    np.testing.assert_array_equal(np.load(out), encoder(digits.test.images))
+    table = read_table(out)
     assert [int(row["label"]) for row in table] == digits.test.labels.tolist()
     assert list(table[0]) == ["label", "class"]
 
 
-def test_layers_are_pooled_or_flattened(encoder, one_encoder, image_run, digits, tmp_path):
-    np.save(tmp_path / "images.npy", digits.test.images[:12])
-    maps = encoder(digits.test.images[:12], layer="conv2")
-    for pool, expected in (("none", maps.reshape(12, -1)), ("mean", maps.mean(axis=(1, 2)))):
-        options = {"images": str(tmp_path / "images.npy"), "layer": "conv2", "pool": pool}
-        said, table = written(image_run, tmp_path / f"{pool}.npy", **options)
-        np.testing.assert_allclose(np.load(tmp_path / f"{pool}.npy"), expected, rtol=1e-6)
-        lengths = np.linalg.norm(expected, axis=1)
-        np.testing.assert_allclose(said.norms, [lengths.min(), lengths.max()], rtol=1e-5)
-        assert said.shapes == {"": expected.shape}
-        assert [row["label"] for row in table] == ["-1"] * 12 and not said.is_labelled
-
-
-def test_splits_for_probe_and_metrics(encoder, one_encoder, image_run, digits, tmp_path):
-    images, labels, parts = digits.test.images, digits.test.labels, (slice(12), slice(12, 22))
-    arrays = {
-        f"{split}_{what}": array[rows]
-        for split, rows in zip(("train", "test"), parts, strict=True)
-        for what, array in (("images", images), ("labels", labels))
-    }
+def test_both_splits_for_probe_and_one_for_metrics(encoder, image_run, digits, tmp_path):
+    images, labels = digits.test.images, digits.test.labels
+    arrays = {"train_images": images[:30], "train_labels": labels[:30]}
+    arrays |= {"test_images": images[30:50], "test_labels": labels[30:50]}
     np.savez(tmp_path / "images.npz", **arrays)
     options = {"images": str(tmp_path / "images.npz")}
-    said, _ = written(image_run, tmp_path / "both.npz", **options)
-    train_x, train_y, test_x, test_y = read_splits(tmp_path / "both.npz")
-    np.testing.assert_array_equal(train_x, encoder(images[:12]))
-    np.testing.assert_array_equal(test_x, encoder(images[12:22]))
-    assert (*train_y, *test_y) == (*labels[:22],)
-    assert said.shapes == {"train": (12, 6), "test": (10, 6)} and said.is_labelled
-    _, table = written(image_run, tmp_path / "both.npy", **options)
-    np.testing.assert_array_equal(np.load(tmp_path / "both.npy"), [*train_x, *test_x])
-    assert [row["split"] for row in table] == ["train"] * 12 + ["test"] * 10
-
-    written(image_run, tmp_path / "one.npz", **options, split="train")
-    _, inputs = measure_runs._open_file(MetricsConfig(str(tmp_path / "one.npz")))
-    np.testing.assert_array_equal(inputs.x, train_x)
-    np.testing.assert_array_equal(inputs.labels, train_y)
+    both, one = tmp_path / "both.npz", tmp_path / "one.npz"
+    assert write(image_run, both, **options).shapes == {"train": (30, 6), "test": (20, 6)}
+    train_x, train_y, test_x, test_y = read_splits(both)
+    np.testing.assert_array_equal(train_x, encoder(images[:30]))
+    np.testing.assert_array_equal(test_x, encoder(images[30:50]))
+    assert [*train_y, *test_y] == labels[:50].tolist()
+    assert run_probe(ProbeConfig((str(both),), protocols=("knn",)))[0]["n"] == 20
+    write(image_run, one, **options, split="train")
+    found = run_metrics(MetricsConfig(str(one), devices=1, parts=("classes",)))
+    assert found["n"] == 30 and sum(found["n_by_class"]) == 30
     with pytest.raises(hj.UserError, match="features"):
-        measure_runs._open_file(MetricsConfig(str(tmp_path / "both.npz")))
+        run_metrics(MetricsConfig(str(both)))
 
 
-def test_of_files_with_their_names(encoder, image_run, files, tmp_path):
-    """All of them in their order, also without splits; unreadable ones are told, or left out."""
-    images, out = str(tmp_path / "images"), tmp_path / "z.npz"
-    written(encoder.save(tmp_path / "saved"), out, images=images)
+def test_features_of_files_with_their_names(encoder, files, tmp_path):
+    out = tmp_path / "z.npz"
+    write(encoder.save(tmp_path / "saved"), out, images=str(tmp_path / "images"))
     with np.load(out) as found:
         np.testing.assert_array_equal(found["features"], encoder(files))
         assert found["files"].tolist() == list(map(str, files))
@@ -115,56 +85,22 @@ def test_of_files_with_their_names(encoder, image_run, files, tmp_path):
         assert found["names"].tolist() == ["a", "b"]
 
 
-def test_killed_while_the_table_is_written(one_encoder, image_run, files, tmp_path, monkeypatch):
-    """The same command then works."""
-    out, folder = tmp_path / "z.npy", str(files[0].parents[1])
-
-    class Killed:
-        def __init__(self, stream):
-            self.stream = stream
-
-        def writerows(self, rows):
-            self.stream.write("label,")
-            self.stream.flush()
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(write_features.csv, "writer", Killed)
-        patch.setattr(Path, "unlink", lambda *_, **__: None)
-        written(image_run, out, images=folder)
-    assert not out.exists()
-    table = written(image_run, out, images=folder)[1]
-    assert [row["file"] for row in table] == [str(file) for file in files]
-
-
-def test_unreadable_images(encoder, one_encoder, image_run, files, tmp_path):
+def test_unreadable_images_are_refused_or_left_out(encoder, image_run, files, tmp_path):
     files[1].write_bytes(files[0].read_bytes()[:60])
     images, out = str(tmp_path / "images"), tmp_path / "z.npy"
-    with pytest.raises(hj.UserError, match=r"a/01\.png.*bad_images=skip"):
-        written(image_run, out, images=images)
+    with pytest.raises(hj.UserError, match=r"a/01\.png"):
+        write(image_run, out, images=images)
     assert not out.exists()
-    said, table = written(image_run, out, images=images, bad_images="skip")
-    left = [files[0], *files[2:]]
-    assert said.shapes == {"": (11, 6)} and [row["file"] for row in table] == list(map(str, left))
-    assert [row["class"] for row in table] == ["a"] * 9 + ["b"] * 2
-    np.testing.assert_array_equal(np.load(out), encoder(left))
-    said, (row,) = written(image_run, tmp_path / "one.npy", images=str(files[0]))
-    assert row == {"label": "-1", "file": str(files[0])} and not said.is_labelled
+    assert write(image_run, out, images=images, bad_images="skip").shapes == {"": (11, 6)}
+    readable = [files[0], *files[2:]]
+    assert [row["file"] for row in read_table(out)] == list(map(str, readable))
+    np.testing.assert_array_equal(np.load(out), encoder(readable))
 
 
-def test_refused(encoder, image_run, text_run, tmp_path):
-    for run, options, said in (
-        (text_run, {}, "of sentences, not of images"),
-        (image_run, {"layer": "fc7"}, "layer=fc7"),
-        (image_run, {"images": str(tmp_path / "nowhere.zip")}, "no file or folder"),
-        (image_run, {"images": str(tmp_path / "notes.txt")}, "is text"),
-        ("nowhere", {}, "no run 'nowhere'"),
-    ):
-        with pytest.raises(hj.UserError, match=said):
-            written(run, tmp_path / "z.npy", **options)
-    (tmp_path / "z.csv").write_text("mine")
-    with pytest.raises(hj.UserError, match=r"z\.csv"):
-        written(image_run, tmp_path / "z.npy")
-    assert (tmp_path / "z.csv").read_text() == "mine"
-    with pytest.raises(hj.UserError, match=r"must be a file that ends in \.npy or \.npz"):
-        written(image_run, tmp_path / "z.csv")
+def test_files_of_users_are_not_replaced(image_run, tmp_path):
+    table = tmp_path / "z.csv"
+    table.write_text("mine")
+    for out in (tmp_path / "z.npy", table):
+        with pytest.raises(hj.UserError, match="csv"):
+            write(image_run, out)
+    assert table.read_text() == "mine"

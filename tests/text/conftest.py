@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from hypersphere_jax.text.corpus import open_corpus
+from hypersphere_jax.text.prepare import PrepareTextConfig, prepare_text
 from hypersphere_jax.text.tokenizer import tokenize
 
 
@@ -15,9 +17,20 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
+@pytest.fixture
+def prepare():
+    """Return a function that prepares a corpus and opens its training and held-out splits."""
+
+    def prepare_and_open(source, out, **options):
+        prepare_text(PrepareTextConfig(str(source), str(out), **options))
+        return open_corpus(out)
+
+    return prepare_and_open
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """A folder of files of all kinds (read only), and the tokens of the sentences in each file."""
+    """Return a folder of files of all kinds (read only), and the tokens of their sentences."""
     root = tmp_path_factory.mktemp("library")
     (root / "a").mkdir()
     rng = random.Random(0)
