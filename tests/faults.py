@@ -187,11 +187,9 @@ FAULTS = {
         Fault("classes of one device", "_supervised_contrastive", argument_of("global_sum")),
         Fault("zeros become NaN", "l2_normalize", argument_of("clip")),
         # Sums over pairs.
-        Fault(
-            "other devices' points in another order", "_gather_others", operator(ast.USub, ast.UAdd)
-        ),
+        Fault("devices in another order", "_gather_others", operator(ast.USub, ast.UAdd)),
         Fault("ring is one step short", "_reduce_along_ring", argument("fori_loop", 0, "1")),
-        Fault("no shift of large logits", "points.within_range", returns("jnp.isfinite(highest)")),
+        Fault("large logits overflow", "points.within_range", returns("jnp.isfinite(highest)")),
         Fault("half the gradient", "PairsWithin", constant(2, 1)),
         Fault("gradient of the scale doubled", "_scale_gradient", constant(2, 1)),
         Fault(
@@ -205,9 +203,7 @@ FAULTS = {
             returns("jax.lax.stop_gradient(jnp.reshape(array, ()).astype(dtype))"),
         ),
         Fault("rounding to half precision", "validate_features", returns("arrays")),
-        Fault(
-            "all points on all devices", "sharding._compiled", argument("PartitionSpec", 0, "None")
-        ),
+        Fault("no sharding", "sharding._compiled", argument("PartitionSpec", 0, "None")),
         # Masks and weights.
         Fault("masked rows stay NaN", "apply_mask", assigned("arrays", "arrays")),
         Fault("masked points are negatives", "make_points", argument_of("where", 1)),
@@ -217,9 +213,7 @@ FAULTS = {
     ],
     "tests/test_moco.py": [
         Fault("queue fills from its start", "queue_push", assigned("ptr", "jnp.int32(0)")),
-        Fault(
-            "first keys of a large batch", "queue_push", argument("set", 0, "new[: n - dropped]")
-        ),
+        Fault("first keys stay", "queue_push", argument("set", 0, "new[: n - dropped]")),
         Fault("gradient through the queue", "queue_push", argument_of("stop_gradient")),
         Fault("keys of one device", "queue_push", argument_of("all_gather")),
         Fault("queue is not on the sphere", "queue_init", argument_of("l2_normalize")),
@@ -236,7 +230,7 @@ FAULTS = {
         Fault("labels of other images", "make_step", argument("objective", 2, "labels[positions]")),
         Fault("same views in each step", "make_step", argument_of("fold_in")),
         Fault(
-            "uniformity of one view", "objectives._align_uniform", argument("uniform_loss", 0, "x")
+            "uniformity of a view", "objectives._align_uniform", argument("uniform_loss", 0, "x")
         ),
         Fault("batch norm of one device", "normalize.statistics", argument_of("pmean")),
         Fault("one group of batch norm", "BatchNorm._by_groups", operator(ast.Eq, ast.GtE)),
@@ -273,9 +267,7 @@ FAULTS = {
         Fault("labels of training", "callbacks.split_images", assigned("is_supervised", "False")),
     ],
     "tests/data": [
-        Fault(
-            "one order for all epochs", "Sampler._order", argument("default_rng", 0, "self._seed")
-        ),
+        Fault("epochs are the same", "Sampler._order", argument("default_rng", 0, "self._seed")),
         Fault("folds share images", "subsets.fold", operator(ast.NotEq, ast.GtE)),
     ],
     "tests/evaluation/test_logistic.py tests/evaluation": [
@@ -303,9 +295,7 @@ FAULTS = {
         Fault("penalty by test fold", "sentence_probe", argument("_inner_top1", 2, "outer >= 0")),
     ],
     "tests/text/test_sentence_gru.py tests/text": [
-        Fault(
-            "state of the last sentence", "_final_states", assigned("keep", "jnp.ones((t, 2, r))")
-        ),
+        Fault("state is kept", "_final_states", assigned("keep", "jnp.ones((t, 2, r))")),
     ],
     "tests/depth": [
         Fault("unknown depths count", "fitting._compiled", operator(ast.Gt, ast.GtE)),
