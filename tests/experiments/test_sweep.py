@@ -100,8 +100,8 @@ def test_results_survive_a_round_trip(tmp_path, rng):
             np.testing.assert_array_equal(values, after["predictions"][name])
 
 
-def test_missing_images_end_a_sweep_before_training(tmp_path, trained):
-    runs = made("a") + made("b", data=str(tmp_path / "nowhere"))
-    with pytest.raises(C.UserError, match="nowhere"):
+def test_missing_images_end_a_sweep_before_training(tmp_path):
+    runs = [make_run("a"), make_run("b", data=str(tmp_path / "nowhere"))]
+    with pytest.raises(UserError, match="nowhere"):
         run_all(lambda rows: runs, SweepOptions(tmp_path))
-    assert trained["names"] == []
+    assert not modified(tmp_path)
