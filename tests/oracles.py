@@ -236,3 +236,12 @@ def numeric_slopes(oracle, arrays, directions, eps=1e-6):
         numeric_slope(oracle, arrays, [*zeros[:k], d, *zeros[k + 1 :]], eps)
         for k, d in enumerate(directions)
     ]
+
+
+def numeric_bend(oracle, arrays, directions, eps=1e-4):
+    """The second derivative of oracle(*arrays) along one direction of all arrays."""
+    ends = [
+        oracle(*(np.float64(a) + step * v for a, v in zip(arrays, directions, strict=True)))
+        for step in (eps, 0.0, -eps)
+    ]
+    return (ends[0] - 2 * ends[1] + ends[2]) / eps**2

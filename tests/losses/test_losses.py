@@ -1,139 +1,193 @@
-"""Every loss once: value and gradients against float64 loops, invariances, and over devices."""
+"""Every loss against its float64 oracle, with invariances, extreme inputs and types."""
 
 import functools
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from loss_cases import CASES, ONE_FORM, D, M, N, gradients, inputs, value
+from loss_cases import (
+    CASES,
+    D,
+    M,
+    N,
+    assert_slopes,
+    each_loss,
+    gradients,
+    inputs,
+    program,
+    scaled,
+    value,
+)
+from points import sphere
 
 import hypersphere_jax as hj
 
-each_loss = pytest.mark.parametrize("name", CASES)
+# Losses that draw random numbers.
+KEY = jax.random.key(0)
+RANDOM = {
+    "prior_matching": lambda z: hj.prior_matching_loss(KEY, z, "normal"),
+    "generalized_contrastive": lambda z: hj.generalized_contrastive_loss(KEY, z, z[::-1]),
+}
 
 
-@each_loss
-def test_value_and_gradients_are_those_of_the_oracle(name, rng):
-    """Gradients of each array and each option; also for features that are not unit."""
-    _, oracle, shapes, tried = CASES[name]
-    for numbers in tried:
+@each_loss()
+def test_value_and_gradients_match_oracle(name, rng):
+    for numbers in CASES[name].numbers:
+        oracle = functools.partial(CASES[name].oracle, **numbers)
         for length in (1.0, 1.7):
-            drawn = zip(shapes, inputs(rng, shapes), strict=True)
-            arrays = [a if s == "D" else length * a for s, a in drawn]
-            exact = functools.partial(oracle, **numbers)
-            found, (slopes, by_number) = gradients(name, arrays, **numbers)
-            np.testing.assert_allclose(found, exact(*arrays), rtol=2e-5, atol=1e-5)
+            arrays = scaled(CASES[name].shapes, inputs(rng, CASES[name].shapes), length)
+            found, (slopes, number_slopes) = gradients(name, arrays, **numbers)
             assert found.dtype == jnp.float32 and found.shape == ()
-            for _ in range(2):
-                towards = [rng.standard_normal(a.shape) for a in arrays]
-                expected = oracles.numeric_slopes(exact, arrays, towards)
-                along = [np.vdot(*pair) for pair in zip(slopes, towards, strict=True)]
-                np.testing.assert_allclose(along, expected, rtol=3e-4, atol=3e-5)
-            for option, slope in by_number.items():
-                number = numbers[option]
-                up, down = (exact(*arrays, **{option: number * k}) for k in (1 + 1e-5, 1 - 1e-5))
-                expected = (up - down) / (2e-5 * number)
-                np.testing.assert_allclose(slope, expected, rtol=3e-4, atol=3e-5)
+            np.testing.assert_allclose(found, oracle(*arrays), rtol=2e-5, atol=1e-5)
+            assert_slopes(slopes, oracle, arrays, rng)
+            for option, slope in number_slopes.items():
+                step = 1e-5 * numbers[option]
+                up = oracle(*arrays, **{option: numbers[option] + step})
+                down = oracle(*arrays, **{option: numbers[option] - step})
+                np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=3e-4, atol=3e-5)
 
 
 def test_defaults_are_those_of_the_oracles():
     compared = 0
-    for name, (loss, oracle, *_) in CASES.items():
-        found, expected = (inspect.signature(f.func).parameters for f in (loss, oracle))
-        for option, parameter in expected.items():
+    for name, case in CASES.items():
+        found = inspect.signature(case.loss.func).parameters
+        for option, parameter in inspect.signature(case.oracle.func).parameters.items():
             if parameter.default is not inspect.Parameter.empty:
                 assert found[option].default == parameter.default, (name, option)
                 compared += 1
     assert compared > 25
     options = inspect.signature(hj.generalized_contrastive_loss).parameters
-    found = [options[name].default for name in ("prior", "lam", "scaling")]
-    assert found == ["hypersphere", 5, "per_dimension"]  # as in the paper's tables
+    defaults = [options[name].default for name in ("prior", "lam", "scaling")]
+    assert defaults == ["hypersphere", 5, "per_dimension"]  # as in the paper's tables
 
 
-@each_loss
+@each_loss()
 def test_invariant_to_rotation_and_order(name, rng):
-    _, _, shapes, (numbers, *_) = CASES[name]
+    shapes = CASES[name].shapes
     arrays = inputs(rng, shapes)
-    turn = np.linalg.qr(rng.standard_normal((D, D)))[0].astype(np.float32)
-    # Sentences have an order; reversed, neighbours remain neighbours.
-    order = np.arange(N)[::-1] if "quick_thought" in name else rng.permutation(N)
-    places = {"n": order, "m": np.arange(M)[::-1]}
-    sides = zip(shapes, arrays, strict=True)
-    moved = [turn.T @ a if s == "D" else (a @ turn)[places[s]] for s, a in sides]
-    one, other = (value(name, *a, **numbers) for a in (arrays, moved))
-    np.testing.assert_allclose(one, other, rtol=2e-5)
+    rotation = np.linalg.qr(rng.standard_normal((D, D)))[0].astype(np.float32)
+    order = rng.permutation(N)
+    if name == "supervised" or name.startswith("quick_thought"):
+        order = np.arange(N)[::-1]  # keeps classes and neighbors
+    moved = []
+    for letter, array in zip(shapes, arrays, strict=True):
+        if letter == "D":
+            moved.append(rotation.T @ array)
+        else:
+            moved.append((array @ rotation)[order if letter == "n" else slice(None, None, -1)])
+    numbers = CASES[name].numbers[0]
+    np.testing.assert_allclose(
+        value(name, *moved, **numbers), value(name, *arrays, **numbers), 2e-5
+    )
 
 
-@each_loss
+@each_loss()
 def test_coincident_and_antipodal_points_have_finite_gradients(name):
     same = np.eye(D)[:1].repeat(N, 0)
     opposite = same * np.where(np.arange(N) < N // 2, 1, -1)[:, None]
     for x, y in ((same, same), (opposite, opposite), (opposite, -opposite), (same, -same)):
-        sides = {"n": iter((x, y)), "m": iter([x[:M]]), "D": iter([np.eye(D)])}
-        arrays = [next(sides[letter]) for letter in CASES[name].shapes]
+        batch = iter((x, y))
+        others = {"m": x[:M], "D": np.eye(D)}
+        arrays = [next(batch) if s == "n" else others[s] for s in CASES[name].shapes]
         for numbers in CASES[name].numbers:
             found = gradients(name, arrays, **numbers)
-            assert all(np.isfinite(a).all() for a in jax.tree.leaves(found)), numbers
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)), numbers
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*ONE_FORM, "in tables"])
-def test_half_precision_over_devices_under_vmap(name, rng):
-    """Each device has a share of several batches, and the global loss."""
-    loss, oracle, shapes, (numbers, *_) = CASES[name]
-    options = numbers | {"axis_name": "data"}
-    # These losses use collectives besides the reductions.
-    differentiated = name in ("align", "dcl", "queue (22)", "quick_thought_align")
-    dtype = jnp.float16 if name in ("uniform", "dcl") else jnp.bfloat16
-    batches = [[jnp.asarray(a, dtype) for a in inputs(rng, shapes)] for _ in range(2)]
-
-    def value(arrays):
-        return loss(*arrays, **options)
-
-    def step(*arrays):
-        if differentiated:
-            return jax.value_and_grad(value)(arrays)
-        return value(arrays), ()
-
-    axes = tuple(1 if letter == "n" else None for letter in shapes)
-    mapped = jax.pmap(jax.vmap(step), "data", in_axes=axes, devices=jax.devices()[:4])
-    stacked = [jnp.stack(arrays) for arrays in zip(*batches, strict=True)]
-    shares = [a.reshape(2, 4, -1, D) if axis else a for a, axis in zip(stacked, axes, strict=True)]
-    values, slopes = mapped(*shares)
-    assert values.dtype == jnp.float32 and all(s.dtype == dtype for s in slopes)
-    for batch, arrays in enumerate(batches):
-        wide = [np.asarray(a, np.float32) for a in arrays]
-        np.testing.assert_allclose(values[:, batch], oracle(*wide, **numbers), rtol=1e-5)
-        _, (expected, _) = gradients(name, wide, **numbers)
-        for letter, found, slope in zip(shapes, slopes, expected, strict=differentiated):
-            found = np.asarray(found[:, batch], np.float32) / 4
-            found = found.reshape(N, D) if letter == "n" else found.sum(0)
-            np.testing.assert_allclose(found, slope, rtol=0.03, atol=3e-3 * np.abs(slope).max())
+@each_loss([name for name in CASES if name != "align"])
+def test_long_features_have_finite_losses_and_gradients(name, rng):
+    """Logits differ by thousands, and no exponential of their differences overflows."""
+    shapes = CASES[name].shapes
+    for length in (1e3, 1e5, 1e7):
+        arrays = scaled(shapes, inputs(rng, shapes), length)
+        for numbers in CASES[name].numbers:
+            found, slopes = gradients(name, arrays, **numbers)
+            np.testing.assert_allclose(found, CASES[name].oracle(*arrays, **numbers), rtol=1e-4)
+            assert all(np.isfinite(slope).all() for slope in jax.tree.leaves(slopes))
 
 
-@pytest.mark.parametrize("name", ["uniform", "dcl", "balanced", "logsumexp"])
-def test_one_pair_a_device_is_enough(name, rng):
-    loss, oracle, shapes, (numbers, *_) = CASES[name]
-    arrays = inputs(rng, shapes, n=4)
-    mapped = jax.pmap(functools.partial(loss, **numbers, axis_name="data"), "data")
-    found = mapped(*(array[:, None] for array in arrays))
-    np.testing.assert_allclose(found, [oracle(*arrays, **numbers)] * 4, rtol=1e-5)
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("name", [*CASES, *RANDOM])
+def test_nonfinite_features_give_nonfinite_losses(name, broken, rng):
+    shapes = "n"
+    loss = RANDOM.get(name)
+    if name in CASES:
+        shapes = CASES[name].shapes
+        loss = functools.partial(value, name, **CASES[name].numbers[0])
+    good = inputs(rng, shapes)
+    # One array at a time, and all of them, whose differences are inf - inf.
+    for changed in [*([i] for i in range(len(good))), range(len(good))]:
+        arrays = [np.copy(array) for array in good]
+        for i in changed:
+            arrays[i][3] = broken
+        assert not np.isfinite(loss(*arrays)), changed
 
 
-def test_logged_terms_add_up_to_the_loss(rng):
+@pytest.mark.parametrize(("name", "copies"), [("contrastive", 1), ("nt_xent dot", 2)])
+def test_losses_near_zero_are_precise(name, copies, rng):
+    """Aligned pairs at low temperature: the loss is log(1 + tiny), and so are its gradients."""
+    z = sphere(rng, N, D)
+
+    def oracle(z):
+        """The loss from differences of logits, which are not near zero, in float64."""
+        gaps = (z @ z.T - np.sum(z**2, 1)[:, None]) / 0.02
+        np.fill_diagonal(gaps, -np.inf)
+        return np.log1p(copies * np.exp(gaps).sum(1)).mean()
+
+    found, (slopes, _) = gradients(name, [z, z], tau=0.02)
+    np.testing.assert_allclose(found, oracle(np.float64(z)), rtol=2e-5)
+    assert_slopes([slopes[0] + slopes[1]], oracle, [z], rng, rtol=1e-3, atol=0)
+
+
+@each_loss(["uniform", "info_nce"], slow=["align", "nt_xent", "sliced_wasserstein"])
+def test_float64_stays_float64(name, rng):
+    oracle = functools.partial(CASES[name].oracle, **CASES[name].numbers[0])
+    with jax.enable_x64(True):
+        arrays = [np.float64(array) for array in inputs(rng, CASES[name].shapes)]
+        arrays[0] += 1e-9 * rng.standard_normal(arrays[0].shape)  # not representable in float32
+        numbers = {key: float(number) for key, number in CASES[name].numbers[0].items()}
+        found, (slopes, _) = program(name)(arrays, numbers)
+        assert {leaf.dtype for leaf in (found, *slopes)} == {np.dtype(np.float64)}
+        np.testing.assert_allclose(found, oracle(*arrays), rtol=1e-12, atol=1e-12)
+        assert_slopes(slopes, oracle, arrays, rng, rtol=1e-7, atol=1e-8)
+        narrow = [np.float32(array) for array in arrays]
+        assert jax.eval_shape(lambda: CASES[name].loss(*narrow, **numbers)).dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["align", "uniform", "nt_xent"])
+def test_half_precision_is_computed_in_float32(name, rng):
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in inputs(rng, CASES[name].shapes)]
+    numbers = CASES[name].numbers[0]
+    found, (slopes, _) = program(name)(arrays, jax.tree.map(np.float32, numbers))
+    expected, (wide, _) = gradients(name, arrays, **numbers)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for slope, exact in zip(slopes, wide, strict=True):
+        assert slope.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float32(slope), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["balanced", "generalized", "decoupled", "decoupled, tables"])
+def test_terms_add_up_to_the_loss(name, rng):
     z1, z2 = inputs(rng, "nn")
-    alike = -np.mean(np.sum(z1 * z2, axis=1))
-    square = np.mean((z1 - z2) ** 2) / 2
-    for loss, number, alignment, options in (
-        (hj.balanced_contrastive_loss, 4.0, alike, {}),
-        (hj.generalized_nt_xent_loss, 4.0, alike, {}),
-        (hj.decoupled_nt_xent_loss, 0.3, alike, {"scaling": "per_sample"}),
-        (hj.decoupled_nt_xent_loss, 0.3, square, {"scaling": "per_dimension"}),
-    ):
-        with_terms = jax.jit(functools.partial(loss, **options, with_terms=True))
-        total, *terms = with_terms(z1, z2, number, 3.0)
-        np.testing.assert_allclose(terms[0], alignment, rtol=1e-5)
-        np.testing.assert_allclose(total, terms[0] + 3.0 * terms[1], rtol=1e-5)
+    alignment = -np.mean(np.sum(z1 * z2, axis=1))
+    if name == "decoupled, tables":
+        alignment = np.mean((z1 - z2) ** 2) / 2
+    total, *terms = CASES[name].loss(z1, z2, 0.7, 3.0, with_terms=True)
+    np.testing.assert_allclose(terms[0], alignment, rtol=1e-5)
+    np.testing.assert_allclose(total, terms[0] + 3.0 * terms[1], rtol=1e-5)
+
+
+def test_repeated_calls_do_not_compile_again(rng, caplog):
+    """Outside `jit`, for other features and numbers, in value and gradient."""
+    (x,) = inputs(rng, "n")
+    step = jax.value_and_grad(hj.uniform_loss)
+    hj.uniform_loss(x)
+    step(x, 1.0)
+    with jax.log_compiles():
+        hj.uniform_loss(1.5 * x, 3.0)
+        step(1.5 * x, 3.0)
+    assert not caplog.records

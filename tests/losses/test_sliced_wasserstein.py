@@ -1,120 +1,67 @@
-"""The sliced Wasserstein losses: over devices, in blocks, second derivatives."""
+"""Sliced Wasserstein distance: closed forms, second derivatives, and the losses with a prior."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from points import sphere
 
-from hypersphere_jax import (
-    generalized_contrastive_loss,
-    prior_matching_loss,
-    sliced_wasserstein_loss,
-)
-from hypersphere_jax.losses import _projections
-from hypersphere_jax.losses._pairwise import sharding
-from hypersphere_jax.losses._pairwise.collectives import global_mean
+import hypersphere_jax as hj
 
-KEY = jax.random.key(3)
+KEY = jax.random.key(0)
+PRIORS = ("hypersphere", "hypercube", "normal")
 
 
-@pytest.fixture(scope="module")
-def arrays():
-    """A linear encoder, 16 points and samples of five dimensions, and seven directions."""
-    rng = np.random.default_rng(1)
-    shapes = {"weights": (5, 5), "points": (16, 5), "samples": (16, 5), "directions": (5, 7)}
-    return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+def test_distance_of_a_shift(rng):
+    """A shift by c along one of four directions costs c^2 / 4, and nothing across it."""
+    h = sphere(rng, 64, 4)
+    directions = np.eye(4, dtype=np.float32)
+    shifted = h + np.float32([0, 0, 0, 3])
+    assert hj.sliced_wasserstein_loss(h, h[::-1], directions) == 0
+    np.testing.assert_allclose(hj.sliced_wasserstein_loss(shifted, h, directions), 9 / 4, rtol=1e-5)
+    assert hj.sliced_wasserstein_loss(shifted, h, directions[:, [0, 1, 2, 0]]) == 0
 
 
-def step(weights, points, samples, directions, axis_name=None):
-    """Value and gradient of the replicated weights, with given samples and with drawn ones."""
-
-    def sliced(w):
-        return sliced_wasserstein_loss(points @ w, samples, directions, axis_name=axis_name)
-
-    def prior_matching(w):
-        return prior_matching_loss(KEY, points @ w, "normal", axis_name=axis_name)
-
-    def generalized(w):
-        return generalized_contrastive_loss(KEY, points @ w, samples, axis_name=axis_name)
-
-    results = []
-    for loss in (sliced, prior_matching, generalized):
-        value, gradient = jax.value_and_grad(loss)(weights)
-        results.append((value, global_mean(gradient, axis_name)))
-    return results
-
-
-@pytest.fixture(scope="module")
-def alone(arrays):
-    return jax.jit(step)(**arrays)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mapping", "devices"), [("pmap", 8), ("shard_map", 4)])
-def test_devices_change_nothing(mapping, devices, arrays, alone):
-    """Neither 5 nor 7 directions are a multiple of 2; the samples belong to the whole batch."""
-    local = jax.devices()[:devices]
-    if mapping == "pmap":
-        spread = functools.partial(step, axis_name="data")
-        mapped = jax.pmap(spread, "data", in_axes=(None, 0, 0, None), devices=local)
-        weights, *sides, directions = arrays.values()
-        found = mapped(weights, *(side.reshape(devices, -1, 5) for side in sides), directions)
-        assert all((np.ptp(a, axis=0) == 0).all() for a in jax.tree.leaves(found))
-        found = jax.tree.map(lambda a: a[0], found)
-    else:
-        axes = ("a", "b")
-        whole = PartitionSpec()
-        split = PartitionSpec(axes)
-        mapped = jax.shard_map(
-            functools.partial(step, axis_name=axes),
-            mesh=Mesh(np.array(local).reshape(2, -1), axes),
-            in_specs=(whole, split, split, whole),
-            out_specs=whole,
-        )
-        found = jax.jit(mapped)(*arrays.values())
-    for one, other in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_directions_in_blocks(arrays, alone, monkeypatch):
-    """Three at a time, and a smaller last batch."""
-    monkeypatch.setattr(_projections, "SORTED_TOGETHER", 3 * 16)
-    sharding._compiled.cache_clear()  # Losses may be traced with the usual size.
-    found = jax.jit(functools.partial(step, axis_name=None))(**arrays)
-    for x, y in zip(*map(jax.tree.leaves, (found, alone)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
-def test_only_the_sphere_prior_ignores_lengths(arrays):
-    """And another key draws other directions and samples."""
-    _, z1, z2, _ = arrays.values()
-    for prior in ("hypersphere", "normal"):
-        loss = jax.jit(functools.partial(generalized_contrastive_loss, prior=prior))
-        value = loss(KEY, z1, z2)
-        assert np.allclose(value, loss(KEY, 3 * z1, z2), rtol=1e-5) == (prior == "hypersphere")
-        assert abs(value - loss(jax.random.key(4), z1, z2)) > 1e-4
-
-
-def test_second_derivatives(arrays):
-    """Nearby the orders stay the same: the distance is a sum of squares of linear functions."""
-    _, points, samples, directions = arrays.values()
-    towards = tuple(np.random.default_rng(4).standard_normal((2, 16, 5)).astype(np.float32))
-
-    @functools.partial(jax.grad, argnums=(0, 1))
-    def gradient(points, samples):
-        return sliced_wasserstein_loss(points, samples, directions)
-
-    @jax.jit
-    def second_derivative(sides, towards):
-        return jax.jvp(gradient, sides, towards)[1]
-
-    bends = second_derivative((points, samples), towards)
-    bend = sum(np.vdot(b, v) for b, v in zip(bends, towards, strict=True))
-    moved = [
-        np.take_along_axis(v @ directions, np.argsort(side @ directions, axis=0), axis=0)
-        for side, v in zip((points, samples), towards, strict=True)
-    ]
+def test_second_derivatives(rng):
+    """While orders stay the same the distance is a sum of squares of linear functions."""
+    sides = tuple(np.float32(rng.standard_normal((2, 16, 5))))
+    towards = tuple(np.float32(rng.standard_normal((2, 16, 5))))
+    directions = np.float32(rng.standard_normal((5, 7)))
+    loss = functools.partial(hj.sliced_wasserstein_loss, directions=directions)
+    slope = jax.grad(loss, argnums=(0, 1))
+    bends = jax.jit(lambda sides, towards: jax.jvp(slope, sides, towards)[1])(sides, towards)
+    moved = []
+    for side, direction in zip(sides, towards, strict=True):
+        order = np.argsort(side @ directions, axis=0)
+        moved.append(np.take_along_axis(direction @ directions, order, axis=0))
+    bend = sum(np.vdot(*pair) for pair in zip(bends, towards, strict=True))
     np.testing.assert_allclose(bend, 2 * np.mean((moved[0] - moved[1]) ** 2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_samples_of_the_prior_have_the_smallest_loss(prior, rng):
+    samples = {
+        "hypersphere": sphere(rng, 2048, 4),
+        "hypercube": np.float32(rng.uniform(-1, 1, (2048, 4))),
+        "normal": np.float32(rng.standard_normal((2048, 4))),
+    }
+    losses = {name: hj.prior_matching_loss(KEY, z, prior) for name, z in samples.items()}
+    own = losses.pop(prior)
+    if prior == "hypersphere":  # to which all features are normalized
+        assert own < 0.1 * hj.prior_matching_loss(KEY, sphere(rng, 64, 4), prior)
+    else:
+        assert all(loss > 4 * own for loss in losses.values())
+
+
+def test_terms_of_the_generalized_contrastive_loss(rng):
+    z1, z2 = np.float32(rng.standard_normal((2, 6, 4)))
+    loss = functools.partial(hj.generalized_contrastive_loss, KEY, z1, z2, "normal")
+    total, alignment, distance = loss(2.0, with_terms=True)
+    np.testing.assert_allclose(alignment, np.mean((z1 - z2) ** 2) / 2, rtol=1e-6)
+    matching = hj.prior_matching_loss(KEY, np.concatenate([z1, z2]), "normal")
+    np.testing.assert_allclose(distance, matching, rtol=1e-5)
+    np.testing.assert_allclose(total, alignment + 2 * distance, rtol=1e-5)
+    # d times the alignment at d lam is d times the loss.
+    per_sample = loss(8.0, scaling="per_sample")
+    np.testing.assert_allclose(per_sample, 4 * total, rtol=1e-5)

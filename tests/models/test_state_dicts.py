@@ -19,21 +19,25 @@ def prefixed(prefix, state):
     return {f"{prefix}{name}": array for name, array in state.items()}
 
 
-@pytest.mark.parametrize("config", [RESNET, ALEXNET])
-def test_prefixes_are_detected(config, rng):
-    query = random_state(config, rng)
-    key = random_state(config, rng)
-    for prefix in ("", "module.", "backbone."):
-        assert_same(select_encoder(prefixed(prefix, query)), (query, []))
-    moco = prefixed("module.encoder_q.", query) | prefixed("module.encoder_k.", key)
-    ignored = [*sorted(prefixed("module.encoder_k.", key)), "queue"]
-    assert_same(select_encoder(moco | {"queue": np.ones(3)}), (query, ignored))
+@pytest.mark.parametrize("prefix", ["", "module.", "backbone."])
+@pytest.mark.parametrize("config", [RESNET, ALEXNET], ids=["resnet", "alexnet"])
+def test_prefix_is_detected(config, prefix, rng):
+    state = random_state(config, rng)
+    assert_same(select_encoder(prefixed(prefix, state)), (state, []))
+
+
+def test_one_of_two_encoders_is_selected(rng):
+    query = random_state(RESNET, rng)
+    key = random_state(RESNET, rng)
+    key_entries = prefixed("module.encoder_k.", key)
+    moco = prefixed("module.encoder_q.", query) | key_entries | {"queue": np.ones(3)}
+    assert_same(select_encoder(moco), (query, [*sorted(key_entries), "queue"]))
     assert_same(select_encoder(moco, "module.encoder_k")[0], key)
-    student_and_teacher = prefixed("student.", query) | prefixed("teacher.", key)
-    assert_same(select_encoder(student_and_teacher, "teacher.")[0], key)
+    distillation = prefixed("student.", query) | prefixed("teacher.", key)
+    assert_same(select_encoder(distillation, "teacher.")[0], key)
     for prefix in (None, "tutor"):
-        with pytest.raises(UserError, match=r"'student\.', 'teacher\.'"):
-            select_encoder(student_and_teacher, prefix)
+        with pytest.raises(UserError, match="student"):
+            select_encoder(distillation, prefix)
 
 
 @pytest.mark.parametrize("prefix", ["", "resnet.", "model.resnet."])
@@ -45,8 +49,7 @@ def test_hugging_face_names(prefix, rng):
 @pytest.mark.parametrize("first", [2, 3, 4])
 def test_positions_in_a_sequential(first, rng):
     state = random_state(HEADLESS, rng)
-    modules = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
-    positions = dict(zip(modules, (0, 1, *range(first, first + 4)), strict=True))
+    positions = {"conv1": 0, "bn1": 1} | {f"layer{k + 1}": first + k for k in range(4)}
     renamed = {}
     for name, array in state.items():
         module, _, rest = name.partition(".")
@@ -59,19 +62,13 @@ def test_linear_modules_beside_the_network_are_ignored(rng):
     heads = {"prototypes.weight": np.ones((3, 3)), "projection.1.running_mean": np.ones(3)}
     heads["projection.0.weight"] = np.ones((3, 3))
     assert_same(select_encoder(state | heads), (state, sorted(heads)))
-    other = {"conv2.weight": np.ones((3, 3, 3, 3)), "norm.weight": np.ones(3)}
-    assert_same(select_encoder(state | other), (state | other, []))
-
-
-def test_other_networks_are_refused():
-    with pytest.raises(UserError, match="cls_token"):
-        select_encoder({"cls_token": np.ones(3)})
+    convolution = {"conv2.weight": np.ones((3, 3, 3, 3))}
+    assert_same(select_encoder(state | convolution), (state | convolution, []))
 
 
 @pytest.mark.parametrize(
     ("config", "size", "recipe"),
     [
-        (ModelConfig("resnet18", dim=1000, image_size=224, in_channels=3), 224, "moco"),
         (ModelConfig("resnet50", dim=1000, image_size=224, in_channels=3), 224, "moco"),
         (replace(RESNET, model="resnet34", head="simclr3", head_hidden=7), 32, "cifar10"),
         (ModelConfig("small_alexnet", dim=128, image_size=64, in_channels=3), 64, "stl10"),
