@@ -1,7 +1,9 @@
 """Requirements, extras, the wheel, and importing without extras."""
 
 import re
+import shutil
 import tomllib
+import zipfile
 from importlib import metadata
 
 import processes
@@ -47,6 +49,25 @@ def test_extras_contain_the_modules_that_the_package_imports(extra):
 def test_versions_agree():
     assert PROJECT["version"] == hypersphere_jax.__version__
     assert f'version: "{PROJECT["version"]}"' in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.slow
+def test_wheel_contains_every_file_of_the_package(tmp_path):
+    source = tmp_path / "source"
+    package = shutil.copytree(
+        ROOT / "hypersphere_jax",
+        source / "hypersphere_jax",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path))
+    done = processes.python("-m", "pip", "wheel", *options, str(source))
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = {str(path.relative_to(source)) for path in package.rglob("*.*")}
+    assert names >= files and any(name.endswith("LICENSE") for name in names)
 
 
 WITHOUT_EXTRAS = """
