@@ -1,16 +1,11 @@
-"""What all tests share: the devices, compiled programs, and finished runs to read.
+"""Shared by all tests: devices, the compilation cache, and finished runs.
 
-These are eight virtual CPU devices, or with `--platform gpu` or `tpu` the accelerators that are
-there; `platforms.py` has what is different then.
-
-Compiling is what tests cost, running is not. XLA's level 0 compiles three times as fast, and what
-one test compiled, the other worker and the next run of the suite load. The level changes rounding
-alone. What a user's program must give to the bit, or is a matter of speed, is seen in a process of
-its own, with XLA as it is by default (`processes.environment()`).
+Tests see eight virtual CPU devices, or the accelerators with `--platform gpu`. Compiling is what
+they cost: XLA compiles at its level 0, which changes rounding only, and keeps programs for the next
+run. `processes.environment()` is for tests that need XLA as a user has it.
 """
 
 import fcntl
-import functools
 import gc
 import os
 import resource
@@ -34,46 +29,34 @@ from hypersphere_jax.models.resnet import ResNet18, ResNet50
 from hypersphere_jax.training import train as training
 from hypersphere_jax.utils import xla
 
-gc.set_threshold(1_000_000, 50, 50)  # as the command does: tracing makes objects that stay
+gc.set_threshold(1_000_000, 50, 50)  # tracing makes many objects that stay
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 
 
 def pytest_addoption(parser):
     parser.addoption("--platform", choices=("cpu", "gpu", "tpu"), default="cpu", help="of JAX")
-    about = "that tests see: 8 on CPU, else those that are there; fewer show here what runs there"
-    parser.addoption("--devices", type=int, default=8, help=about)
+    parser.addoption("--devices", type=int, default=8, help="number of virtual CPU devices")
 
 
 def pytest_configure(config):
-    """Compiled programs are kept for the next run (`--cache-clear` drops them), nothing else is."""
     # Processes in the background, or under nohup, start with these two ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    platform = config.getoption("platform")
-    platforms.begin(platform, config.getoption("devices"))
-    if platform != "cpu":
-        np.testing.assert_allclose = functools.partial(platforms.allclose, platform)
+    platforms.begin(config.getoption("platform"), config.getoption("devices"))
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("compiled")))
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process above them
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit this home
         home = tempfile.TemporaryDirectory(prefix="home-of-tests-")
         config.add_cleanup(home.cleanup)
         os.environ["HOME"] = home.name
 
 
-def pytest_collection_modifyitems(config, items):
-    """Tests that need more devices, or another kind of them, are left out, with the reason."""
-    for item in items:
-        if reason := platforms.reason_to_leave_out(item.nodeid, config.getoption("platform")):
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
 def pytest_ignore_collect(collection_path):
-    """Doctests are the package's: of what is here, files of tests alone are collected."""
+    """Ignore the doctests of helpers; only test files are collected here."""
     return (collection_path.match("*.py") and not collection_path.match("test_*")) or None
 
 
-workers_seconds = []  # of processors: wall time says little on a machine that does other things
+worker_seconds = []
 
 
 def processor_seconds():
@@ -88,26 +71,25 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    workers_seconds.append(getattr(node, "workeroutput", {}).get("processor_seconds", 0))
+    worker_seconds.append(getattr(node, "workeroutput", {}).get("processor_seconds", 0))
 
 
 def pytest_terminal_summary(terminalreporter):
-    # Workers that have ended are children too, and may be counted already.
-    seconds = resource.getrusage(resource.RUSAGE_SELF)[:2]
-    total = sum(seconds) + sum(workers_seconds) if workers_seconds else processor_seconds()
+    total = processor_seconds()
+    if worker_seconds:  # workers that have ended may be among the children
+        total = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + sum(worker_seconds)
     terminalreporter.write_line(f"processor time of all tests: {total / 60:.1f} minutes")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_programs():
-    """Compiled programs of a thousand tests are more than Linux has memory maps for a process."""
+def free_compiled_programs():
+    """Limit the memory maps of a process, of which compiled programs take many."""
     yield
     xla.free_compiled(0.3)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_late_callbacks():
-    """Of Orbax's failed reads, as on the command line: pytest has its own hook for such errors."""
+def silent_orbax():
     cli.silence_orbax()
 
 
@@ -118,21 +100,22 @@ def rng():
 
 @pytest.fixture
 def short_resnets(monkeypatch):
-    """Stages of one block: most of a network's compiling is its depth."""
+    """ResNets with stages of one block, which compile sooner."""
     for name, network in (("resnet18", ResNet18), ("resnet50", ResNet50)):
-        made = type("Short", (network,), {"depths": (1, 1, 1, 1)})
-        monkeypatch.setitem(models.MODELS, name, made)
+        short = type("Short", (network,), {"depths": (1, 1, 1, 1)})
+        monkeypatch.setitem(models.MODELS, name, short)
 
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory):
-    """`once(name, make)`: the folder, to read only, that `make(folder)` fills for all workers."""
+    """Return `once(name, make)`: a folder that `make(folder)` fills once for all workers."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
 
     def made(name, make):
-        folder, done = shared / f"once-{name}", shared / f"once-{name}.done"
+        folder = shared / f"once-{name}"
+        done = shared / f"once-{name}.done"
         with open(shared / f"once-{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
@@ -147,13 +130,13 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def image_run(once) -> Path:
-    """A finished run of digits: 56 steps on one device, good enough to probe (read only)."""
+    """A finished run of digits (read only): 56 steps on one device, good enough to probe."""
     return once("images", lambda folder: training.train(tiny_runs.images(folder))) / "images"
 
 
 @pytest.fixture(scope="session")
 def short_run(once) -> Path:
-    """The finished run `tiny_runs.short`: 12 steps on two devices (read only)."""
+    """The finished run `tiny_runs.short` (read only): 12 steps on two devices."""
     return once("short", lambda folder: training.train(tiny_runs.short(folder))) / "short"
 
 
@@ -170,17 +153,17 @@ def killed_run(once) -> Path:
 
 @pytest.fixture(scope="session")
 def queue_run(once) -> Path:
-    """A finished run with MoCo's queue: 10 steps on two devices (read only)."""
+    """A finished run with MoCo's queue (read only): 10 steps on two devices."""
     return once("queue", lambda folder: training.train(tiny_runs.queue(folder))) / "queue"
 
 
 @pytest.fixture(scope="session")
 def texts(once) -> Path:
-    """`books/` to train on, and `labelled/topics.{pos,neg}` (read only)."""
+    """The folders `books/` and `labelled/` of sentences (read only)."""
     return once("texts", tiny_runs.write_texts)
 
 
 @pytest.fixture(scope="session")
 def text_run(once, texts) -> Path:
-    """A finished run of sentence encoders: 10 steps on two devices (read only)."""
+    """A finished run of sentence encoders (read only): 10 steps on two devices."""
     return once("text", lambda folder: training.train(tiny_runs.text(folder, texts))) / "text"

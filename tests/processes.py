@@ -1,4 +1,4 @@
-"""Processes that a test starts: the environment of a user, and the command line in it."""
+"""Processes with the environment of a user."""
 
 import os
 import subprocess
@@ -12,28 +12,28 @@ ROOT = Path(__file__).parent.parent
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Environment of a user's process: XLA's default level, the user's own XLA flags."""
-    kept = dict(os.environ)
-    flags = kept.pop("XLA_FLAGS", "").split()
-    if flags := [flag for flag in flags if flag not in platforms.ADDED]:
-        kept["XLA_FLAGS"] = " ".join(flags)
-    if jax.default_backend() == "cpu":  # as the suite's `--platform`
-        kept["JAX_PLATFORMS"] = "cpu"
-    return kept | {
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.03",
-        **more,
-    }
+    """Return the environment without the tests' XLA flags, with their compilation cache."""
+    variables = dict(os.environ)
+    variables.pop("PYTHONPATH", None)  # tests must pass without one
+    flags = variables.pop("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if flag not in platforms.ADDED]
+    if flags:
+        variables["XLA_FLAGS"] = " ".join(flags)
+    if jax.default_backend() == "cpu":
+        variables["JAX_PLATFORMS"] = "cpu"
+    variables["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+    variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.03"
+    return variables | more
 
 
 def python(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """Python with these arguments in the project's folder; never a time-out."""
+    """Run Python in the project's folder and return its output as text."""
     options = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True} | options
     return subprocess.run([sys.executable, *arguments], **options)
 
 
-def begun(*arguments, **more):
-    """A process of a user's, whose output is read while it goes on."""
+def begun(*arguments: str, **more: str) -> subprocess.Popen:
+    """Start Python in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
