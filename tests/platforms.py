@@ -24,19 +24,6 @@ DEVICES = {
         "models/test_winograd.py::test_sharded_images",
         "configs/test_config_files.py::test_the_record_of_a_run",
         "test_cli.py::test_from_training_to_report",
-        "test_run.py::test_devices_change_nothing",
-        "training/test_checkpoint.py::test_folder_with_another_run",
-        "training/test_feed.py::test_images_in_order",
-        "training/test_feed.py::test_resident_and_streamed_images_are_the_samplers",
-        "training/test_feed.py::test_the_host_crops_images_of_many_sizes",
-        "training/test_loop.py::test_checkpoints_come_by_time",
-        "training/test_loop.py::test_finite_is_asked_of_each_run",
-        "training/test_loop.py::test_folder_of_a_run",
-        "training/test_loop.py::test_mistakes_leave_no_folder",
-        "training/test_loop.py::test_no_number_that_is_not_finite_goes_unnoticed",
-        "training/test_feed.py::test_moved_data",
-        "training/test_moco_step.py::test_key_and_query_share_no_group[2",
-        "training/test_objectives.py::test_devices_have_the_loss_of_one",
         "text/test_sentence_training.py::test_step_on_one_and_two_devices",
     ),
     3: (
@@ -56,38 +43,25 @@ DEVICES = {
         "losses/test_sliced_wasserstein.py::test_devices_change_nothing[shard_map-4",
         "test_examples.py",
         "test_moco.py::test_any_number_of_devices_shuffles_as_one",
-        "training/test_checkpoint.py::test_without_synchronized_batch_norm",
-        "training/test_feed.py::test_each_process_reads_its_rows",
-        "training/test_feed.py::test_what_the_step_is_told",
         "text/test_text_runs.py::test_each_sentence_of_a_batch_is_on_one_device",
-        "training/test_loop.py::test_several_steps_in_one_program[4]",
-        "training/test_moco_step.py::test_devices_change_nothing",
-        "training/test_moco_step.py::test_key_and_query_share_no_group[4",
-        "training/test_moco_step.py::test_images_that_stream_and_averaged_statistics",
-        "training/test_train_step.py::test_devices",
-        "training/test_train_step.py::test_runs_on_1_2_and_4",
     ),
     8: (
         "benchmarks/test_scaling.py::test_contrastive_loss_sends_what_its_formula_says[8]",
         "benchmarks/test_scaling.py::test_uniform_loss_sends_its_points_once[8]",
         "losses/test_sliced_wasserstein.py::test_devices_change_nothing[pmap-8",
         "test_moco.py::test_every_device_has_the_queue_of_one",
-        "training/test_train_step.py::test_the_config_says_over_what",
     ),
 }
 # Tests of what is on CPU alone, by what that is.
 ON_CPU = {
-    "the kind of device in a record": ("training/test_loop.py::test_folder_of_a_run",),
     "operations as they are counted on CPU": ("test_stored_costs_are_those_of_the_programs",),
     "products of float32 at each precision": (
         "losses/test_precision.py::test_precision_is_one_of_three",
         "losses/test_precision.py::test_products_of_parts",
-        "training/test_train_step.py::test_precision_of_the_products_of_a_step",
     ),
     "features that stay in a memory map": (
         "evaluation/test_linear_protocols.py::test_scale_type_and_blocks_change_nothing",
     ),
-    "made-up devices": ("training/test_deterministic.py::test_deterministic_kernels",),
 }
 
 
