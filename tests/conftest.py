@@ -21,7 +21,6 @@ import jax
 import numpy as np
 import platforms
 import pytest
-import run_states
 import tiny_runs
 
 from hypersphere_jax import cli, models
@@ -138,17 +137,6 @@ def image_run(once) -> Path:
 def short_run(once) -> Path:
     """The finished run `tiny_runs.short` (read only): 12 steps on two devices."""
     return once("short", lambda folder: training.train(tiny_runs.short(folder))) / "short"
-
-
-@pytest.fixture(scope="session")
-def killed_run(once) -> Path:
-    """The same run, killed right after its checkpoint of step 9 (read only)."""
-
-    def make(folder):
-        with run_states.killed_after_checkpoint(9):
-            training.train(tiny_runs.short(folder))
-
-    return once("killed", make) / "short"
 
 
 @pytest.fixture(scope="session")

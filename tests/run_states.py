@@ -1,6 +1,8 @@
-"""What runs are compared by (states, metrics but for the time), and interruptions."""
+"""Comparing runs by their states and metrics, and runs as a kill or a full disk leaves them."""
 
 import contextlib
+import resource
+import shutil
 
 import jax
 import numpy as np
@@ -9,37 +11,60 @@ import pytest
 from hypersphere_jax import models
 from hypersphere_jax.moco import queue_init
 from hypersphere_jax.training import checkpoints, run_dir
-from hypersphere_jax.training.metrics import MetricLogger, read_metrics
+from hypersphere_jax.training.metrics import read_metrics
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule
 from hypersphere_jax.training.step import Momentum, init_state
 
 
 def state_of(folder, step=None):
-    """The whole state of a run, its structure taken from a state made anew."""
-    made = run_dir.read_config(folder)
-    _, params, stats = models.abstract(made)
-    optimizer = make_optimizer(made, make_schedule(made, 100))
+    """Return the whole state of a run, restored into a newly made structure."""
+    config = run_dir.read_config(folder)
+    _, params, stats = models.abstract(config)
+    optimizer = make_optimizer(config, make_schedule(config, 100))
 
-    def anew(params, stats):
-        state, size = init_state(params, stats, optimizer), made.queue_size
-        queue = queue_init(jax.random.key(0), size or 1, made.dim)
-        return state._replace(momentum=Momentum(params, stats, queue)) if size else state
+    def make_state(params, stats):
+        state = init_state(params, stats, optimizer)
+        if not config.queue_size:
+            return state
+        queue = queue_init(jax.random.key(0), config.queue_size, config.dim)
+        return state._replace(momentum=Momentum(params, stats, queue))
 
-    like = jax.eval_shape(anew, params, stats)._asdict().items()
-    like = {name: part for name, part in like if part is not None}
+    parts = jax.eval_shape(make_state, params, stats)._asdict().items()
+    like = {name: part for name, part in parts if part is not None}
     return checkpoints.restore(folder / "checkpoints", like, step)[1]
 
 
 def timeless(folder):
-    """The records of `metrics.jsonl` without what time they took."""
+    """Return the records of metrics.jsonl without throughput."""
     dropped = ("images_per_s", "sentences_per_s", "data_wait")
     return [{k: v for k, v in r.items() if k not in dropped} for r in read_metrics(folder)]
 
 
 def assert_same_run(folder, other):
-    """To the bit."""
+    """Compare two runs bit by bit."""
     jax.tree.map(np.testing.assert_array_equal, state_of(folder), state_of(other))
     assert timeless(folder) == timeless(other)
+
+
+def killed(run, step, to):
+    """Return a copy of a run in the folder `to`, killed before the checkpoint after `step`."""
+    folder = shutil.copytree(run, to / run.name)
+    for later in checkpoints.steps(folder / "checkpoints"):
+        if later > step:
+            shutil.rmtree(folder / "checkpoints" / str(later))
+    return folder
+
+
+@contextlib.contextmanager
+def full_disk(size, error=OSError):
+    """Make writing a file of more bytes fail, with this error for the caller."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(error):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager
@@ -55,16 +80,3 @@ def killed_after_checkpoint(step):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(checkpoints.Checkpointer, "save", save)
         yield
-
-
-def at_line(patch, step, happens):
-    """Something happens, once, after a line of metrics of this step is written."""
-    original, ahead = MetricLogger.log, [happens]
-
-    def log(self, values):
-        record = original(self, values)
-        if values.get("step") == step and ahead:
-            ahead.pop()()
-        return record
-
-    patch.setattr(MetricLogger, "log", log)

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
@@ -16,6 +17,11 @@ def parse_pretrain(*arguments) -> C.PretrainConfig:
 def two() -> int:
     """Devices; one where there are no two."""
     return min(2, jax.device_count())
+
+
+def needs_devices(count: int) -> pytest.MarkDecorator:
+    """Skip a test where there are fewer devices."""
+    return pytest.mark.skipif(jax.device_count() < count, reason=f"needs {count} devices")
 
 
 def flat(changes):

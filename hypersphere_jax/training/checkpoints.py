@@ -145,9 +145,11 @@ class Checkpointer:
             try:
                 self.wait()
             finally:
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
+                writer = self._writer
+                self._writer = None
+                if writer is not None:
+                    with _save_errors(self.folder):  # it may write, too
+                        writer.close()
 
 
 def steps(folder: Path) -> list[int]:

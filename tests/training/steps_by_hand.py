@@ -1,4 +1,4 @@
-"""What steps are followed by hand with: images, batches, the views that a step draws, slopes."""
+"""What steps are followed by hand with: images, batches, the views of a step, and gradients."""
 
 import functools
 
@@ -8,37 +8,40 @@ import numpy as np
 import optax
 import oracles
 
-# 40 images of two pixels of three channels; the optimizer multiplies by the rate last.
+# 40 images of two pixels with three channels.
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 1, 2, 3), dtype=np.uint8)
-LABELS, KEY = np.arange(40, dtype=np.int32) % 2, jax.random.key(3)
+LABELS = np.arange(40, dtype=np.int32) % 2
+KEY = jax.random.key(3)
 RATE, BETA = 0.5, 0.9
 OPTIMIZER = optax.sgd(RATE, BETA)
 
 
 def noisy(key, image):
-    """A view that is a function of its key."""
+    """Return a view that depends on its key."""
     return image.astype(jnp.float32) / 255 + jax.random.normal(key, image.shape)
 
 
 def rows(step):
-    """The batch of a step: 8 images."""
+    """Return the batch of a step, 8 images."""
     return np.random.default_rng([7, step]).permutation(40)[:8].astype(np.int32)
 
 
 @functools.cache
 def views_of(step):
-    """Both views `[2, 8, 6]`, by the rule of keys: seed, step, place in the batch, view."""
-    drawn, key = np.zeros((2, 8, 6), np.float32), jax.random.fold_in(KEY, step)
-    for place, image in enumerate(IMAGES[rows(step)]):
+    """Return both views `[2, 8, 6]`; keys derive from seed, step, position in the batch, view."""
+    views = np.zeros((2, 8, 6), np.float32)
+    key = jax.random.fold_in(KEY, step)
+    for position, image in enumerate(IMAGES[rows(step)]):
         for view in (0, 1):
-            own = jax.random.fold_in(jax.random.fold_in(key, place), view)
-            drawn[view, place] = np.ravel(noisy(own, image))
-    return drawn
+            view_key = jax.random.fold_in(jax.random.fold_in(key, position), view)
+            views[view, position] = np.ravel(noisy(view_key, image))
+    return views
 
 
 def on_one_device(step, state, count):
-    """The start; then state and metrics of each step."""
-    step, path = jax.jit(step), [(state, None)]
+    """Return the initial state; then state and metrics of each step."""
+    step = jax.jit(step)
+    path = [(state, None)]
     for number in range(count):
         path.append(step(path[-1][0], IMAGES, LABELS, rows(number), KEY))
     return path
@@ -49,7 +52,7 @@ def unit(z):
 
 
 def slope(loss, at):
-    """The gradient by difference quotients in float64."""
+    """Return the gradient by difference quotients in float64."""
     basis = np.eye(at.size).reshape(-1, *at.shape)
     return np.array([oracles.numeric_slope(loss, [at], [e]) for e in basis]).reshape(at.shape)
 
