@@ -301,8 +301,6 @@ FAULTS = {
         Fault("unknown depths count", "fitting._compiled", operator(ast.Gt, ast.GtE)),
     ],
 }
-
-
 CASES = [(fault, paths) for paths, group in FAULTS.items() for fault in group]
 
 
