@@ -151,21 +151,3 @@ def test_copies_are_identical(copied, image_run, tmp_path, rng):
         assert (again.config.name, again.step) == (original.config.name, original.step)
         assert again.layers == original.layers
         np.testing.assert_array_equal(again(images), expected)
-
-
-def test_features_can_be_probed_and_measured(encoder):
-    train, test = data.load(DataConfig())[:2]
-    x = encoder(train.images)
-    xt = encoder(test.images)
-    split = (x, train.labels, xt, test.labels)
-    assert hj.linear_probe(*split)["top1"] > 75
-    assert hj.knn_probe(*split, k=5)["top1"] > 75
-    result = hj.measure(xt, xt)
-    assert result["align"] == 0 and result["uniform_optimum"] < result["uniform"] < 0
-    np.testing.assert_allclose(result["uniform"], hj.uniform_loss(xt), rtol=1e-5)
-    values = np.linalg.svd(xt, compute_uv=False)
-    shares = values / values.sum()
-    rank = np.exp(-(shares * np.log(shares)).sum())
-    np.testing.assert_allclose(result["effective_rank"], rank, rtol=1e-4)
-    with pytest.raises(hj.UserError, match="norm"):
-        hj.measure(2 * xt)

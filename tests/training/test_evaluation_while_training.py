@@ -70,6 +70,7 @@ def expected_scores(folder, step):
     }
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_checkpoint(evaluated):
     found, others = scores(evaluated)
     assert list(found) == [6, 12] and list(others) == [5, 6, 10, 12]
@@ -78,6 +79,7 @@ def test_scores_are_those_of_the_checkpoint(evaluated):
     assert found[6]["align"] != found[12]["align"]
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_the_run(evaluated, short_run):
     jax.tree.map(np.testing.assert_array_equal, state_of(evaluated), state_of(short_run))
     _, others = scores(evaluated)
@@ -85,6 +87,7 @@ def test_evaluation_does_not_change_the_run(evaluated, short_run):
     assert all(others[step] == plain[step] for step in (6, 10, 12))
 
 
+@pytest.mark.slow
 def test_interrupted_evaluation_is_repeated(evaluated, tmp_path):
     """The state is saved before the evaluation, and the log has a line without scores."""
     folder = killed(evaluated, 6, tmp_path)

@@ -186,8 +186,8 @@ def parse(folder, *flags):
     return tiny_runs.parse_pretrain(*flags, *named)
 
 
-def test_name_alone_takes_the_options_of_the_run(short_run, queue_run, text_run):
-    for folder in (short_run, queue_run, text_run):
+def test_name_alone_takes_the_options_of_the_run(short_run, queue_run):
+    for folder in (short_run, queue_run):
         config = parse(folder)
         recorded = run_dir.read_config(folder)
         assert C.to_dict(config) == C.to_dict(recorded)
