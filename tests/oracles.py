@@ -141,7 +141,7 @@ def decoupled_nt_xent_oracle(z1, z2, tau=1.0, lam=0.1, scaling="per_sample", sel
 
 
 def lightly_dcl_oracle(z1, z2, tau):
-    """lightly (1.5.21 or newer), `DCLLoss`, from its tensors: both views of the others in one log-sum-exp."""
+    """`DCLLoss` of lightly 1.5.21 and newer: both views of the other images in one log-sum-exp."""
     z1, z2 = np.float64(z1), np.float64(z2)
     losses, off = [], ~np.eye(len(z1), dtype=bool)
     for one, other in ((z1, z2), (z2, z1)):
