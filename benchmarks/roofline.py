@@ -1,5 +1,6 @@
 """Measured peaks of a device, and the least time that they allow a program (its roofline)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -9,6 +10,7 @@ from jax.lax import DotAlgorithmPreset, Precision
 
 from benchmarks.timing import pace
 from hypersphere_jax.models import ops
+from hypersphere_jax.training import distributed
 
 # Matrix products by name: type, precision, and whether only NVIDIA's GPUs have them. The last two
 # are the products of the losses on GPUs (`losses/_pairwise/block_sweep.py`).
@@ -78,3 +80,15 @@ def plain_convolutions() -> Any:
     one.
     """
     return mock.patch.object(ops, "on_cpu", return_value=False)
+
+
+def step_flops(step: Callable, state: Any, arguments: tuple) -> float:
+    """Return the FLOP of a training step on one device, by XLA's count.
+
+    XLA has no count for GPUs, so the default backend's program is lowered for a CPU.
+    """
+    shapes = jax.eval_shape(lambda *arrays: arrays, state, *arguments)
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shapes)
+    with plain_convolutions():
+        lowered = distributed.pmap(step, jax.devices("cpu")[:1]).lower(*stacked)
+    return lowered.cost_analysis()["flops"]

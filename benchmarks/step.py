@@ -1,6 +1,7 @@
 """Align + uniform training step of a network, next to PyTorch's and to XLA's CPU kernels."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,6 +67,11 @@ def _wait(stepper: Stepper) -> None:
 
 def make_stepper(config: ModelConfig, images: np.ndarray, recipe: str) -> Stepper:
     """Return the training step on the first half of the images."""
+    return Stepper(*make_parts(config, images, recipe))
+
+
+def make_parts(config: ModelConfig, images: np.ndarray, recipe: str) -> tuple[Callable, Any, tuple]:
+    """Return the function of a training step, its state, and its further arguments."""
     apply, params, stats = models.create(config, jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(), make_schedule(OptimizerConfig(), 1000))
     transform = augment.make_augment(recipe, config.image_size)
@@ -74,14 +80,13 @@ def make_stepper(config: ModelConfig, images: np.ndarray, recipe: str) -> Steppe
     labels = np.zeros(len(images), np.int32)
     indices = np.arange(len(images) // 2, dtype=np.int32)
     batch = (images, labels, indices, jax.random.key(0))
-    return Stepper(step, init_state(params, stats, optimizer), batch)
+    return step, init_state(params, stats, optimizer), batch
 
 
 def measure(config: ModelConfig, images: np.ndarray, stepper: Stepper) -> dict[str, float]:
     """Return the pace of a step, and its share of the device's peak."""
     peaks = roofline.measure(*roofline.sizes(), products=("bfloat16", "tf32", "float32"))
-    with roofline.plain_convolutions():
-        flops = make_stepper(config, images, "none").lower().cost_analysis()["flops"]
+    flops = roofline.step_flops(*make_parts(config, images, "none"))
     peak = peaks.of_dtype(config.dtype)
     seconds = pace(stepper)
     return {

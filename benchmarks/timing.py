@@ -105,10 +105,6 @@ class Stepper:
         self._state, metrics = self._step(self._state, *self._arguments)
         return metrics
 
-    def lower(self) -> Any:
-        """Return the program before it is compiled."""
-        return self._step.lower(self._state, *self._arguments)
-
 
 class Pace(NamedTuple):
     """Seconds per call: with other calls in flight, and until a call returns to the host."""

@@ -67,6 +67,16 @@ def test_quickstart_uses_the_best_recorded_rates():
         assert accuracy[name][f"{rate:g}"] == max(accuracy[name].values())
 
 
+def recorded_accuracies(name, layer):
+    """Return the accuracies of the runs of a file, and of their random initialization."""
+    text = (RESULTS / "chen-figureB2-laptop" / f"{name}.csv").read_text()
+    return {
+        (row["run"], row.get("step") == "0"): float(row[f"{layer}_logistic"])
+        for row in csv.DictReader(text.splitlines())
+        if row[f"{layer}_logistic"]
+    }
+
+
 def test_repetitions_differ_as_the_page_says():
     """Two versions of the code trained the same configs."""
     text = " ".join((DOCS / "results.md").read_text().split())
@@ -74,14 +84,7 @@ def test_repetitions_differ_as_the_page_says():
         ("backbone", "differ by {:.2f} points on average ({:.2f} at most) before the head"),
         ("output", "by {:.2f} ({:.2f} at most) on the output"),
     ):
-        before, again = (
-            {
-                (row["run"], row["step"] == "0"): float(row[f"{layer}_logistic"])
-                for row in csv.DictReader((RESULTS / f"chen-figureB2-laptop/{name}.csv").open())
-                if row[f"{layer}_logistic"]
-            }
-            for name in ("before", "again")
-        )
+        before, again = (recorded_accuracies(name, layer) for name in ("before", "again"))
         differences = [abs(before[run] - again[run]) for run in before.keys() & again.keys()]
         assert printed.format(np.mean(differences), max(differences)) in text
 

@@ -75,7 +75,7 @@ def resnet50(
 def measure(config: PretrainConfig, peaks: roofline.Peaks) -> dict[str, Any]:
     """Return time, images/s and share of the peak of a step, augmentation included."""
     parts = make_step(config)
-    flops = step_flops(*parts)
+    flops = roofline.step_flops(*parts)
     step = Stepper(*parts)
     started = time.perf_counter()
     jax.block_until_ready(step())
@@ -103,12 +103,3 @@ def make_step(config: PretrainConfig) -> tuple[Callable, Any, tuple]:
     step = make_step_of(setup.config, apply, setup.total_steps, axis_name=distributed.AXIS)
     fixed = images, source.labels, setup.sampler(0), key, scalars_of(setup.config)
     return step, state, fixed
-
-
-def step_flops(step: Callable, state: Any, fixed: tuple) -> float:
-    """Return the FLOP of a step by XLA's count for CPUs, since it has none for GPUs."""
-    devices = jax.devices("cpu")[:1]
-    arguments = distributed.replicate((state, *fixed), devices)
-    with roofline.plain_convolutions():
-        lowered = distributed.pmap(step, devices).lower(*arguments)
-    return lowered.cost_analysis()["flops"]

@@ -168,10 +168,10 @@ def sweep(runs: Sequence[Run], options: SweepOptions) -> None:
       UserError: for missing data or an invalid config.
       Stopped: on a signal, after the states of the current runs are saved.
     """
+    check_data([run for run in runs if is_selected(run, options.only) and is_open(run, options)])
     if options.retry:
         for run in runs:
             run.failure_file.unlink(missing_ok=True)
-    check_data([run for run in runs if is_selected(run, options.only) and read_rows(run) is None])
     sources = {run.config.init_from for run in runs}
     waves = [
         [run for run in runs if str(run.folder) in sources],
@@ -192,8 +192,13 @@ def sweep(runs: Sequence[Run], options: SweepOptions) -> None:
             print(f"{status}; about {seconds_left / 60:.0f} min left", file=sys.stderr)
 
 
+def is_open(run: Run, options: SweepOptions) -> bool:
+    """Return whether a run is unfinished, or failed and is tried again."""
+    return read_rows(run) is None or (options.retry and not run.rows_file.exists())
+
+
 def check_data(runs: Sequence[Run]) -> None:
-    """Open the images of all runs, so that missing data end a sweep before its first run."""
+    """Open the images of runs, so that missing images end a sweep before its first run."""
     configs = [run.config for run in runs if not run.config.reads_text]
     for name, folder in dict.fromkeys((config.data, config.data_dir) for config in configs):
         if name not in data.EMBEDDED:
@@ -231,6 +236,7 @@ def carry_out(run: Run, command: str = "") -> None:
         _fail(run, f"{source}, the run it starts from, failed")
         return
     began = time.monotonic()
+    trained = None
     try:
         folder = train(run.config, command)
         trained = time.monotonic()
@@ -241,7 +247,7 @@ def carry_out(run: Run, command: str = "") -> None:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not memory.is_used_up(error):
             raise
-        _fail(run, memory.described(error)[:200])
+        _fail(run, memory.described(error)[:200], is_trained=trained is not None)
         return
     seconds = {
         "seconds_training": round(trained - began, 1),
@@ -253,14 +259,18 @@ def carry_out(run: Run, command: str = "") -> None:
 
 
 def _has_failed(folder: Path) -> bool:
-    """Return whether the newest result in a run's folder is a failure, or the run is missing."""
+    """Return whether the training of a run failed by its newest result, or the run is missing."""
+    if not (folder / "checkpoints").is_dir():
+        return True
     results = sorted((folder / "sweep").glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
-    is_failure = bool(results) and results[-1].name.endswith(".failed.json")
-    return is_failure or not (folder / "checkpoints").is_dir()
+    if not results or not results[-1].name.endswith(".failed.json"):
+        return False
+    failure = read_kept(results[-1], ("reason",))
+    return failure is not None and not failure.get("trained", False)
 
 
-def _fail(run: Run, reason: str) -> None:
-    write_json(run.failure_file, {"reason": reason})
+def _fail(run: Run, reason: str, is_trained: bool = False) -> None:
+    write_json(run.failure_file, {"reason": reason, "trained": is_trained})
 
 
 def _train_vmapped(runs: Sequence[Run], command: str) -> None:

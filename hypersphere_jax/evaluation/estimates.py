@@ -53,34 +53,6 @@ class Difference(NamedTuple):
     high: float
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share, from 0 to 1, of n samples."""
-    middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half = Z / (1 + Z**2 / n) * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def newcombe(top1: float, n: int, other: float, other_n: int) -> Difference:
-    """Return the difference of two accuracies, in percent, on independent sets of samples.
-
-    The interval is Newcombe's hybrid score interval (1998, method 10). It is too wide for two
-    encoders on the same samples, whose accuracies vary together; see `paired`.
-
-    Args:
-      top1: accuracy in percent on n samples.
-      n: number of samples.
-      other: accuracy in percent to subtract.
-      other_n: number of its samples.
-    """
-    a = top1 / 100
-    b = other / 100
-    a_low, a_high = wilson(a, n)
-    b_low, b_high = wilson(b, other_n)
-    low = a - b - math.hypot(a - a_low, b_high - b)
-    high = a - b + math.hypot(a_high - a, b - b_low)
-    return Difference(100 * (a - b), 100 * low, 100 * high)
-
-
 def paired(correct: np.ndarray, other_correct: np.ndarray) -> Difference:
     """Return the difference of two accuracies, in percent, on the same samples.
 

@@ -35,11 +35,13 @@ class Features(NamedTuple):
 
 def collect_features(
     batches: Iterable[tuple[tuple[dict[str, np.ndarray]], np.ndarray]],
+    folder: Path | None = None,
 ) -> dict[str, Features]:
     """Return all batches as features on disk, in temporary files without names.
 
     Args:
       batches: layers float32 `[b, d]` of a single view by name, and labels int32 `[b]`.
+      folder: existing folder of the temporary files. Defaults to the system's.
     """
     labels = []
     widths: dict[str, int] = {}
@@ -49,7 +51,7 @@ def collect_features(
             labels.append(batch_labels)
             for layer, x in layers.items():
                 if layer not in files:
-                    files[layer] = stack.enter_context(tempfile.TemporaryFile())
+                    files[layer] = stack.enter_context(tempfile.TemporaryFile(dir=folder))
                     widths[layer] = x.shape[1]
                 files[layer].write(np.ascontiguousarray(x).data)
         y = np.concatenate(labels)

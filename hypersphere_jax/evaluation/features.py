@@ -1,8 +1,10 @@
 """Features of data sets: layers of an encoder for evaluation images, random views, or pairs."""
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -88,7 +90,7 @@ class Extractor:
         self._views = views
         self._seed = seed
         self._size = min(PER_DEVICE, -(-len(source) // len(devices))) * len(devices)
-        self.indices: list[np.ndarray] = []  # of the images that were read, by batch
+        self.indices: list[np.ndarray] = []  # images of each batch of the last `read`
         self._is_cropped = source.image_shape is None
         side = None if config.reads_text else config.image_size
         compile_layers = _compile_layers
@@ -100,6 +102,7 @@ class Extractor:
 
     def read(self, epoch: int = 0) -> Iterator[Batch]:
         """Yield the batches of images."""
+        self.indices = []
         crop = None
         if self._is_cropped:
             recipe = _recipe(section(self._config, DataConfig), self._views)
@@ -214,7 +217,11 @@ def split_features(
         missing_pools = {layer: pools[layer] for layer in missing}
         extractor = Extractor(encoder.apply, encoder.config, source, devices, missing_pools)
         batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
-        for layer, found in collect_features(batches).items():
+        folder = encoder.folder / "features"
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+        for layer, found in collect_features(batches, folder if is_writable else None).items():
             features[layer] = found
             write_cached(files[layer], found)
     return Extraction(features, pools, missing, time.perf_counter() - started)

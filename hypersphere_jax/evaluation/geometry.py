@@ -66,8 +66,8 @@ def effective_rank(x: Any) -> Rank:
     if n > d:
         covariance = np.zeros((d, d))
         for _, block in _float64_blocks(x):
-            block -= centre
-            covariance += block.T @ block / n
+            centred = block - centre
+            covariance += centred.T @ centred / n
         moments = covariance + np.outer(centre, centre)
     else:
         points = np.asarray(x[:], np.float64)

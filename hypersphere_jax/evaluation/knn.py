@@ -213,7 +213,10 @@ def nearest(
     if is_cosine:
         sample = np.asarray(_unit(jnp.asarray(sample)))
     origin = np.median(sample, axis=0)
-    prepare = partial(_prepare, origin=origin, is_cosine=is_cosine)
+    # A power of two, which is exact, keeps the squares of tiny features above zero.
+    exponent = np.clip(np.frexp(np.abs(sample - origin).max())[1], -100, 100)
+    scale = 1.0 if is_cosine else 2.0**-exponent
+    prepare = partial(_prepare, origin=origin, scale=np.float32(scale), is_cosine=is_cosine)
     neighbours = Neighbours(np.empty((n, k), np.int64), np.empty((n, k)))
     size = (
         QUERY_TILE
@@ -223,7 +226,7 @@ def nearest(
     for rows in row_blocks(n, 1, size):
         positions, nearness = _search_bank(bank, as_float32(queries[rows]), k, prepare, devices)
         neighbours.positions[rows] = positions
-        neighbours.similarity[rows] = nearness + is_cosine
+        neighbours.similarity[rows] = nearness / scale**2 + is_cosine
     is_finite = bool(np.isfinite(neighbours.similarity).all())
     require(is_finite, f"{metric} neighbours: squared features overflow float32; rescale them")
     return neighbours
@@ -261,8 +264,8 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="is_cosine")
-def _prepare(x, count, origin, is_cosine: bool) -> tuple[jax.Array, jax.Array]:
-    """Return rows `[n, d]` around the origin, and half of their squared norms `[n]`.
+def _prepare(x, count, origin, scale, is_cosine: bool) -> tuple[jax.Array, jax.Array]:
+    """Return scaled rows `[n, d]` around the origin, and half of their squared norms `[n]`.
 
     The squared norm is infinite from row `count` on. For the cosine, rows of zeros count as
     orthogonal to all others.
@@ -270,7 +273,7 @@ def _prepare(x, count, origin, is_cosine: bool) -> tuple[jax.Array, jax.Array]:
     is_zero = is_cosine & (jnp.abs(x).max(axis=1) == 0)
     if is_cosine:
         x = _unit(x)
-    x = x - origin[None]
+    x = (x - origin[None]) * scale
     halves = jnp.sum(x**2, axis=1) / 2 + jnp.where(is_zero, 0.5, 0)
     return x, jnp.where(jnp.arange(len(x)) < count, halves, jnp.inf)
 

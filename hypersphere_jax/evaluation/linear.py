@@ -93,6 +93,7 @@ def linear_probe(
       UserError: for features, labels or options that do not fit, and training that diverged.
     """
     clock = Clock()
+    require(test_x is not None, "test_x and test_y: linear_probe needs a test split")
     splits = check_splits(train_x, train_y, test_x, test_y, num_classes, ignore_label)
     # From here on labels are positions among the classes of the training split.
     classes, y = np.unique(splits.train_y, return_inverse=True)
@@ -106,7 +107,8 @@ def linear_probe(
         fitted = _fit_lbfgs(*choice, standardize=standardize, **options)
     else:
         require(not standardize, f"standardize: {protocol} takes features as they are; omit it")
-        options |= {"seed": seed, "epoch_features": _kept_rows(epoch_features, splits)}
+        features = _kept_rows(epoch_features, splits, len(train_x))
+        options |= {"seed": seed, "epoch_features": features}
         fitted = _fit_minibatches(MINIBATCH_PROTOCOLS[protocol], *choice, **options)
     classifier, prepare, valid_top1, report = fitted
     ranked = classes[top_classes(classifier, splits.test_x, min(len(classes), 5), prepare)]
@@ -169,11 +171,18 @@ def _held_out(
     return np.zeros(len(y), np.int32), 0
 
 
-def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits) -> Callable | None:
-    """Return a function of epochs to the features of training rows that are not ignored."""
-    if epoch_features is None or splits.train_rows is None:
+def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits, n: int) -> Callable | None:
+    """Return a function of epochs to the features of those of n rows that are not ignored."""
+    rows = splits.train_rows
+    if epoch_features is None or rows is None:
         return epoch_features
-    return lambda epoch: SelectedRows(as_numpy(epoch_features(epoch)), splits.train_rows)
+
+    def kept(epoch: int) -> SelectedRows:
+        x = as_numpy(epoch_features(epoch))
+        require(len(x) == n, f"epoch {epoch} features: {len(x)} rows, expected {n}")
+        return SelectedRows(x, rows)
+
+    return kept
 
 
 def _fit_lbfgs(

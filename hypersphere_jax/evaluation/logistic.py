@@ -41,6 +41,7 @@ ACCELERATOR_ENTRIES = 2**26
 SMALL = 2**30  # multiplications of an evaluation that takes less time than a compilation
 COLUMN_MULTIPLE = 16  # products have a multiple of 16 columns, which is faster on CPUs
 LBFGS_MEMORY_SHARE = 0.8  # share of a device's memory for its features
+WEIGHTS_AT_ONCE = 2**24  # weights of all fits at once, of which L-BFGS keeps about 25 copies
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -131,7 +132,7 @@ def place(
       num_classes: number of classes.
       standardize: divide each dimension by its standard deviation and by sqrt(d), instead of all
         dimensions by the root mean square norm of the centred features.
-      fits: largest number of penalties at once.
+      fits: number of penalties to fit at once, fewer if they exceed `WEIGHTS_AT_ONCE`.
       devices: local devices, which share the rows. Defaults to JAX's first.
 
     Raises:
@@ -146,6 +147,7 @@ def place(
         f"protocol lbfgs needs {needed / 1e9:.3g} GB on each of {len(devices)} device(s) of "
         f"{memory / 1e9:.3g} GB; use more devices, or a minibatch protocol",
     )
+    fits = max(1, min(fits, WEIGHTS_AT_ONCE // (num_classes * d)))
     scaling = fit_scaling(x, standardize)
     shardings = row_shardings(devices)
     size = _block_size(n, max(d, fits * num_classes), devices)
@@ -198,6 +200,19 @@ def fit_logistic(
       excess: a fit ends when the norm of its gradient is at most its `limit`, or its objective is
         at most about `excess` above the minimum (half of the Newton decrement).
     """
+    groups = [l2s[first : first + problem.fits] for first in range(0, len(l2s), problem.fits)]
+    fits = [_fit_group(problem, rows, group, start, excess) for group in groups]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
+
+
+def _fit_group(
+    problem: Problem,
+    rows: np.ndarray,
+    l2s: Sequence[float],
+    start: Classifier | None,
+    excess: float,
+) -> LogisticFit:
+    """Fit at most `problem.fits` penalties at once; see `fit_logistic`."""
     l2s = np.asarray(l2s, np.float32)
     padded = l2s
     if problem.is_small:

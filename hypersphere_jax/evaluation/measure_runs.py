@@ -189,7 +189,10 @@ def _open_file(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]
         labels = open_array(labels_file, "labels")
         features = features._replace(labels=labels, labels_name=str(labels_file))
     if config.pairs is not None:
-        features = features._replace(pairs=(x, load_features(config.pairs, config.normalize)))
+        y = load_features(config.pairs, config.normalize)
+        message = f"{config.pairs} has shape {y.shape}, and {config.run} {x.shape}"
+        require(x.shape == y.shape, message)
+        features = features._replace(pairs=(x, y))
     header = {
         "features": config.run,
         "pairs": config.pairs and str(config.pairs),

@@ -149,7 +149,7 @@ def uniformity(
     sums = np.full((2, len(chunks), size), -np.inf)
     pairs = list(itertools.combinations_with_replacement(range(len(chunks)), 2))
     pending: list[tuple] = []  # one pair of chunks on each device
-    for number, pair in enumerate(track(pairs, "uniformity")):
+    for number, pair in enumerate(track(pairs, "uniformity") if len(pairs) > 1 else pairs):
         if len(pending) == len(devices):
             _add_sums(sums, *pending.pop(0))
         sides = [_load_chunk(x, chunks[index], size, centre) for index in dict.fromkeys(pair)]

@@ -81,8 +81,8 @@ def _failures_to(log_failure: Log | None, name: str) -> Iterator[None]:
     except (UserError, OSError) as error:
         if log_failure is None:
             raise
-        text = str(error)
-        log_failure(text if name in text else f"{name}: {text}")
+        message = str(error)
+        log_failure(message if name in message else f"{name}: {message}")
 
 
 def _probe_file(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> Iterator[Result]:
@@ -97,6 +97,10 @@ def _probe_file(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> I
 def _probe_run(
     folder: Path, config: ProbeConfig, devices: list[jax.Device], log: Log, log_failure: Log | None
 ) -> Iterator[Result]:
+    require(
+        config.ignore_label is None,
+        "ignore_label= is for files of features; unlabelled images of a run are always left out",
+    )
     tasks = _open_tasks(folder, config)
     steps: list[int | None] = [config.step]
     if config.all_steps:

@@ -37,9 +37,13 @@ def validation_folds(y: np.ndarray, folds: int, seed: int, name: str = "folds") 
 
 def penalties(name: str, values: Sequence[float]) -> list[float]:
     """Return strengths of a penalty, largest first, because the first of equal cells is chosen."""
-    is_valid = len(values) > 0 and all(0 < value < math.inf for value in values)
+    try:
+        strengths = {float(value) for value in values}
+    except (TypeError, ValueError):
+        strengths = set()
+    is_valid = len(strengths) > 0 and all(0 < strength < math.inf for strength in strengths)
     require(is_valid, f"{name} {values} must be one or more positive numbers")
-    return sorted({float(value) for value in values}, reverse=True)
+    return sorted(strengths, reverse=True)
 
 
 def best_cell(valid_top1: Sequence[Sequence[float]] | np.ndarray) -> int:

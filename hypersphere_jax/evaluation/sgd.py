@@ -146,9 +146,16 @@ def fit_grid(
     leaves = jax.tree.map(np.asarray, state[0])
     classifiers = [Classifier(*pair) for pair in zip(*leaves, strict=True)]
     finite = [bool(np.isfinite(c.weights).all() and np.isfinite(c.bias).all()) for c in classifiers]
-    settings = protocol._asdict()
-    del settings["grid"]
-    return classifiers, settings | {"finite": finite}
+    return classifiers, _used_settings(protocol) | {"finite": finite}
+
+
+def _used_settings(protocol: MinibatchProtocol) -> dict[str, Any]:
+    """Return the settings that the protocol's optimizer and schedule use."""
+    unused = {"grid"}
+    unused |= {"momentum", "nesterov"} if protocol.optimizer == "adam" else {"adam_betas"}
+    if protocol.schedule == "cosine":
+        unused |= {"decay_at", "decay_factor"}
+    return {name: value for name, value in protocol._asdict().items() if name not in unused}
 
 
 def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
@@ -158,11 +165,13 @@ def check_grid(grid: Sequence[Any]) -> list[tuple[float, float]]:
       UserError: unless there is a pair, learning rates are positive, and weight decays are not
         negative.
     """
-    message = f"grid {grid} must be pairs (learning rate > 0, weight decay >= 0)"
-    require(len(grid) > 0 and all(np.shape(pair) == (2,) for pair in grid), message)
-    pairs = [(float(rate), float(decay)) for rate, decay in grid]
+    try:
+        pairs = [(float(rate), float(decay)) for rate, decay in grid]
+    except (TypeError, ValueError):
+        pairs = []
     is_valid = all(0 < rate < math.inf and 0 <= decay < math.inf for rate, decay in pairs)
-    require(is_valid, message)
+    message = f"grid {grid} must be pairs (learning rate > 0, weight decay >= 0)"
+    require(len(pairs) > 0 and is_valid, message)
     return pairs
 
 
@@ -171,7 +180,7 @@ def _resident(x: Any, devices: Sequence[jax.Device]) -> Any:
     limit = FEATURES_SHARE * distributed.device_memory(devices)
     if devices[0].platform == "cpu" or 4 * math.prod(x.shape) > limit:
         return x
-    return jax.device_put(as_float32(x), devices[0])
+    return jax.device_put(as_float32(x[:]), devices[0])
 
 
 def _chunks(

@@ -141,7 +141,8 @@ def _extract(
         pools[config.layer] = config.pool
     extractor = Extractor(encoder.apply, trained, source, devices, pools)
     batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
-    x, labels = collect_features(batches)[config.layer]
+    folder = config.out.resolve().parent
+    x, labels = collect_features(batches, folder)[config.layer]
     files = [_file_of(source, int(index)) for index in np.concatenate(extractor.indices)]
     return _Split(x, labels, [file for file in files if file], source.class_names)
 
@@ -161,9 +162,9 @@ def _blocks(x: np.ndarray) -> list[slice]:
 
 def _arrays(splits: dict[str, _Split]) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file."""
-    arrays = {}
+    first, *_ = splits.values()
+    arrays = {"names": np.array(first.class_names, np.str_)}
     for name, split in splits.items():
-        arrays["names"] = np.array(split.class_names, np.str_)
         keys = (f"{name}_x", f"{name}_y", f"{name}_files")
         if not name:
             keys = ("features", "labels", "files")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hypersphere_jax.configs import DataConfig, UserError, require
 from hypersphere_jax.configs.base import refuse
-from hypersphere_jax.data import Dataset
+from hypersphere_jax.data import NAMED, Dataset
+from hypersphere_jax.data.image_files import EXTENSIONS
 from hypersphere_jax.text.corpus import RECORD, Corpus, open_corpus
 from hypersphere_jax.text.prepare import PrepareTextConfig, prepare_text
 from hypersphere_jax.text.text_files import is_text_name, text_files, visible_files
@@ -24,16 +25,20 @@ CACHE = "~/.cache/hypersphere_jax/text"
 MAX_LISTED = 10_000  # files of a folder that are listed to tell text from images
 FORMAT = 2  # changes with the tokenizer and with the files of a corpus
 # Options of `DataConfig` that apply to images only.
-IMAGE_OPTIONS = ("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits")
-IMAGE_OPTIONS += ("bad_images", "recipe", "source", "augment", "preprocess")
+IMAGE_OPTIONS = (
+    *("channels", "classes", "subset", "subset_size", "fraction", "folds", "bits"),
+    *("bad_images", "recipe", "source", "augment", "preprocess"),
+)
 
 
 def find_text(config: DataConfig) -> Path | None:
     """Return the path of the text that a config names, or None if it names images."""
     if config.data == BOOKS:
         return text_path(config)
-    is_path = config.source is None and is_text(Path(config.data).expanduser())
-    return text_path(config) if is_path else None
+    if config.source is not None or config.data in NAMED:
+        return None
+    path = text_path(config)
+    return path if is_text(path) else None
 
 
 def text_path(config: DataConfig) -> Path:
@@ -46,12 +51,17 @@ def text_path(config: DataConfig) -> Path:
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a path is a text file, a corpus, or a folder that mostly contains text."""
+    """Return whether a path is a text file, a corpus, or a folder that mostly contains text.
+
+    A folder of images with a few text files for each is not text.
+    """
     if path.is_file():
         return is_text_name(path.name)
-    files = itertools.islice(visible_files(path), MAX_LISTED)
-    names = [file.name for file in files]
-    return (path / RECORD).is_file() or 2 * sum(map(is_text_name, names)) > len(names)
+    files = list(itertools.islice(visible_files(path), MAX_LISTED))
+    texts = sum(is_text_name(file.name) for file in files)
+    images = sum(file.suffix[1:].lower() in EXTENSIONS for file in files)
+    is_mostly_text = 2 * texts > len(files) and 10 * images < texts
+    return is_mostly_text or (path / RECORD).is_file()
 
 
 def load_text(config: DataConfig) -> Dataset:

@@ -7,16 +7,6 @@ from scipy import stats
 from hypersphere_jax.evaluation import estimates
 
 
-def test_newcombe_has_the_published_numbers():
-    """Newcombe (1998), Table II, method 10: 56/70 less 48/80, and 5/56 less 0/29."""
-    assert estimates.newcombe(80.0, 70, 60.0, 80) == pytest.approx((20, 5.24, 33.39), abs=0.005)
-    assert estimates.newcombe(60.0, 80, 80.0, 70) == pytest.approx((-20, -33.39, -5.24), abs=0.005)
-    low_counts = estimates.newcombe(100 * 5 / 56, 56, 0.0, 29)
-    assert low_counts == pytest.approx((8.93, -3.81, 19.26), abs=0.005)
-    wilson = stats.binomtest(9, 10).proportion_ci(method="wilson")
-    assert estimates.wilson(0.9, 10) == pytest.approx((wilson.low, wilson.high))
-
-
 def correct_pairs(both, first, second, neither):
     """Return whether two classifiers are correct on each sample, from the counts of four cells."""
     kinds = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], bool)

@@ -22,6 +22,13 @@ def test_effective_rank_matches_singular_values(shape, rng):
     np.testing.assert_allclose(found.participation_ratio, expected, rtol=1e-9)
 
 
+def test_measure_leaves_float64_features_unchanged(rng):
+    x = sphere(rng, 50, 6).astype(np.float64)
+    x.flags.writeable = False  # as in a mapped file
+    found = hj.measure(x)
+    np.testing.assert_allclose(found["effective_rank"], geometry.effective_rank(x).effective_rank)
+
+
 def test_projection_distances_match_scipy(rng):
     n, d, seed = 300, 6, 3
     x = sphere(rng, n, d) + 0.3

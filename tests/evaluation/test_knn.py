@@ -63,6 +63,15 @@ def test_nearest_of_features_that_hardly_differ(rng, metric, offset, scale):
     np.testing.assert_allclose(at_found, np.sort(every)[:, :9], rtol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-23, 1e16])
+def test_euclidean_neighbours_do_not_depend_on_the_scale(rng, scale):
+    bank, queries = (np.float32(rng.normal(size=(n, 6))) for n in (200, 30))
+    found = nearest(np.float32(scale * bank), np.float32(scale * queries), 3, metric="euclidean")
+    expected = nearest(bank, queries, 3, metric="euclidean")
+    np.testing.assert_array_equal(found.positions, expected.positions)
+    np.testing.assert_allclose(found.similarity / scale**2, expected.similarity, rtol=1e-4)
+
+
 def problem(rng, m=97, n=53, d=6, num_classes=4):
     return splits(rng, d, num_classes, spread=1.0, sizes=(m, n), unit=False)  # often tied
 

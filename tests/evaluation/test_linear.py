@@ -172,6 +172,13 @@ def test_ignored_rows_do_not_count(rng, options, label):
     assert_same(found, run(arrays))
 
 
+def test_epoch_features_have_all_rows(rng):
+    arrays = insert_rows(splits(rng, sizes=(60, 40)), -1)
+    options = {"protocol": "stl10", "grid": [(0.01, 0.0)], "ignore_label": -1}
+    with pytest.raises(UserError, match="epoch 0"):
+        probe(*arrays, **options, epoch_features=lambda epoch: arrays[0][:-1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -181,6 +188,9 @@ def test_ignored_rows_do_not_count(rng, options, label):
         ({"test_y": np.full(200, 0.5), "num_classes": None}, "test labels"),
         ({"protocol": "moco", "grid": [(1e4, 10.0)]}, "learning rate"),
         ({"protocol": "stl10", "grid": CELLS, "standardize": True}, "standardize"),
+        ({"protocol": "stl10", "grid": [("a", "b")]}, "grid"),
+        ({"grid": ["a"]}, "grid"),
+        ({"test_x": None, "test_y": None}, "test_x"),
     ],
 )
 def test_mistakes_are_named(rng, change, message):

@@ -97,6 +97,14 @@ def test_files_that_are_not_of_unit_norm_are_refused(rng, tmp_path):
             run_metrics(MetricsConfig(str(tmp_path / "x.npy"), normalize=normalize))
 
 
+def test_pairs_of_another_shape_are_refused(rng, tmp_path):
+    for name, n in (("x", 20), ("y", 19)):
+        np.save(tmp_path / f"{name}.npy", sphere(rng, n, 4))
+    config = MetricsConfig(str(tmp_path / "x.npy"), pairs=tmp_path / "y.npy")
+    with pytest.raises(UserError, match=r"y\.npy"):
+        run_metrics(config)
+
+
 @pytest.fixture
 def files(rng, tmp_path):
     labels = rng.integers(0, 4, 120)

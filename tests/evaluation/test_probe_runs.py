@@ -9,7 +9,7 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from hypersphere_jax import cli
-from hypersphere_jax.configs import ProbeConfig
+from hypersphere_jax.configs import ProbeConfig, UserError
 from hypersphere_jax.evaluation.knn import knn_probe
 from hypersphere_jax.evaluation.probe_runs import run_probe
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
@@ -96,6 +96,11 @@ def splits(rng):
     labels = [rng.integers(0, 3, n) for n in (300, 100)]
     x = [(rng.standard_normal((len(y), 5)) + 1.2 * y[:, None]) for y in labels]
     return {"train_x": x[0], "train_y": labels[0], "test_x": x[1], "test_y": labels[1]}
+
+
+def test_ignored_labels_are_for_files(run):
+    with pytest.raises(UserError, match="ignore_label"):
+        probe(run, ignore_label=3)
 
 
 def test_files_and_folders_of_features(splits, tmp_path):
