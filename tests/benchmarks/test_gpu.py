@@ -11,7 +11,8 @@ import time
 import jax
 import numpy as np
 import pytest
-from processes import python
+from platforms import LEVEL
+from processes import environment, python
 from scipy import stats
 
 from benchmarks.gpu import runs
@@ -35,7 +36,8 @@ def test_toy_checks_measure_and_write(name, tmp_path):
     if name == "parity":
         pytest.importorskip("torch")
     command = ["-m", "benchmarks.gpu", name, "--toy", "--minutes", "60"]
-    done = python(*command, "--out", str(tmp_path))
+    fast_compilation = environment(XLA_FLAGS=f"{LEVEL}=0")
+    done = python(*command, "--out", str(tmp_path), env=fast_compilation)
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path, name)
     assert not any("failure" in row for row in rows)
