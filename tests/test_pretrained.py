@@ -56,7 +56,9 @@ def import_state(tmp_path, rng):
     ("library", "config"),
     [
         ("Hugging Face", replace(RESNET, model="resnet50", image_size=32)),
-        ("SwAV", replace(HEADLESS, stem="imagenet", image_size=32)),
+        pytest.param(
+            "SwAV", replace(HEADLESS, stem="imagenet", image_size=32), marks=pytest.mark.slow
+        ),
         ("Wang & Isola", ALEXNET),
     ],
 )

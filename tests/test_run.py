@@ -26,7 +26,7 @@ class Pairs:
         return IMAGES[i, ..., 0] / 255, int(LABELS[i])
 
 
-@pytest.mark.parametrize("loss", [spread, supervised])
+@pytest.mark.parametrize("loss", [pytest.param(spread, marks=pytest.mark.slow), supervised])
 def test_steps_are_gradient_descent_in_plain_jax(loss, tmp_path):
     """A batch is all images, in an order that does not change the loss."""
     run = hj.train(config(tmp_path), data=Pairs(), network=NETWORK, augment=half, loss=loss)
@@ -51,10 +51,11 @@ def test_steps_are_gradient_descent_in_plain_jax(loss, tmp_path):
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
-        pytest.param(supervised, {}, marks=pytest.mark.slow),
+        (supervised, {}),
         (own_parts.against_queue, {"queue_size": 24}),
     ],
 )
+@pytest.mark.slow
 def test_two_devices_train_as_one_and_resume_to_the_same_bits(loss, options, tmp_path):
     parts = {"images": IMAGES, "labels": LABELS, "network": NETWORK, "augment": noisy}
     options |= {"batch_size": 16, "epochs": 2}

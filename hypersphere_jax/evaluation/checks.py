@@ -97,10 +97,13 @@ def _check_split(
             require(len(kept) > 0, f"{name} labels: all are {ignore_label}, which is ignored")
             x = SelectedRows(x, kept)
             labels = as_labels(values[kept], len(kept), f"{name} labels")
+    unlabelled = int(labels.ids.argmin())
+    if kept is not None:
+        unlabelled = int(kept[unlabelled])
     require(
         labels.ids.min() >= 0,
-        f"{name} labels: row {labels.ids.argmin()} is unlabelled (-1); pass ignore_label=-1 to "
-        "leave such rows out",
+        f"{name} labels: row {unlabelled} is unlabelled (-1); pass ignore_label=-1 to leave such "
+        "rows out",
     )
     return x, labels, kept
 

@@ -79,7 +79,7 @@ def linear_probe(
       grid: values of l2 > 0 for "lbfgs", pairs (learning rate, weight decay) for the others.
         Defaults to `L2S` or the protocol's grid. A single cell holds out rows only for `folds`.
       standardize: option of "lbfgs".
-      ignore_label: label of rows to leave out, such as -1.
+      ignore_label: label of rows of both splits to leave out, such as -1.
       epoch_features: option of the others, see `sgd.fit_grid`.
       devices: local devices, which share the rows. Defaults to JAX's first.
 

@@ -68,6 +68,7 @@ def test_forms_of_a_loss_agree(name):
             np.testing.assert_allclose(np.asarray(theirs), ours, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bench_losses(capsys, tmp_path):
     toy = options.LossesOptions(
         losses=("uniform",), sizes=(48, 96), dim=8, dense_limit=48, rounds=1, figures=str(tmp_path)
@@ -110,6 +111,7 @@ def test_bench_data():
     assert all(0 <= row["wait %"] <= 100 for row in rows)
 
 
+@pytest.mark.slow
 def test_bench_knn():
     toy = options.KnnOptions(queries=40, bank=200, dim=8, k=(1, 3), compare=20)
     rows = benchmarks.run(toy)
@@ -117,6 +119,7 @@ def test_bench_knn():
     assert all(row["scikit-learn"] > 0 and row["% of peak"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_bench_probe():
     """Both libraries reach the same minimum, so the same accuracy."""
     toy = options.ProbeOptions(n=400, n_test=300, dim=8, l2=(1e-2,), compare=300, rounds=1)

@@ -190,6 +190,7 @@ def test_epoch_features_have_all_rows(rng):
         ({"protocol": "stl10", "grid": CELLS, "standardize": True}, "standardize"),
         ({"protocol": "stl10", "grid": [("a", "b")]}, "grid"),
         ({"grid": ["a"]}, "grid"),
+        ({"train_y": [5, 5, -1, *range(N - 3)], "ignore_label": 5, "num_classes": None}, "row 2 "),
         ({"test_x": None, "test_y": None}, "test_x"),
     ],
 )

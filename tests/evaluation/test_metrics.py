@@ -149,7 +149,9 @@ def run(image_run, tmp_path_factory):
     ("options", "name"),
     [
         ({}, "metrics-test"),
-        ({"step": 28, "split": "train"}, "metrics-train-step28"),
+        pytest.param(
+            {"step": 28, "split": "train"}, "metrics-train-step28", marks=pytest.mark.slow
+        ),
         ({"alpha": 1.0, "t": 3.0, "seed": 4}, "metrics-test-alpha1.0-t3.0-seed4"),
     ],
 )

@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import hypersphere_jax as hj
@@ -33,6 +34,7 @@ def test_neighbours_have_the_highest_cosine(image_run):
             assert f"{cosines[number, index]:.2f}" in title
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_once_unless_asked(image_run, tmp_path):
     run = shutil.copytree(image_run, tmp_path / "run")
     pictures.draw_pictures(run)

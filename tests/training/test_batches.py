@@ -114,6 +114,7 @@ def test_host_crops_images_of_several_sizes(images, tmp_path):
                 assert labels[position] == source.labels[index]
 
 
+@pytest.mark.slow
 def test_step_does_not_crop_again_what_the_host_cropped(tmp_path, rng):
     """The first loss of a recipe that only crops is that of the host's crops."""
     images = [rng.integers(0, 256, (12 + i, 20, 3), np.uint8) for i in range(10)]

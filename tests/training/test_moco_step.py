@@ -222,6 +222,7 @@ def test_key_and_query_are_never_in_one_group_of_batch_norm(devices, batch_norm)
     np.testing.assert_allclose(states[0].momentum.queue.keys, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_decay_schedule_and_averaged_statistics_of_a_config():
     first, second = two_steps(1, ema_decay=0.0, ema_schedule="cosine", ema_stats="averaged")
     # Half a cosine from 0 to 1 over 10 steps: 0 in the first step, m in the second.

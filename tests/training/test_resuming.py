@@ -104,7 +104,14 @@ def uninterrupted(tmp_path_factory):
     return train_noisy(tmp_path_factory.mktemp("uninterrupted"), loss_with_signal())
 
 
-@pytest.mark.parametrize(("number", "at"), [*zip(SIGNALS, (2, 7, 12), strict=True)])
+@pytest.mark.parametrize(
+    ("number", "at"),
+    [
+        (SIGNALS[0], 7),
+        pytest.param(SIGNALS[1], 2, marks=pytest.mark.slow),
+        pytest.param(SIGNALS[2], 12, marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_run_resumes_to_the_same_bits(number, at, uninterrupted, tmp_path):
     """Also after a signal in the last step."""
     handlers = [signal.getsignal(number) for number in SIGNALS]
