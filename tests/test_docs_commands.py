@@ -16,14 +16,12 @@ pretrain --name own --data images --image-size 16 --batch-size 16 {TOY}
 probe run --protocols knn --layers output
 features run --images images/train/even --out z.npy
 metrics z.npy
-finetune run --fraction 0.1 --epochs 1 --devices 1
 export run --out run.npz
 data list
 data inspect images
 data show images
 data prepare-text books --out corpus
 report run own
-bench losses --losses uniform --sizes 128 --dim 16 --rounds 1
 reproduce wang-isola/figure7 --scale laptop --dry-run
 """
 
