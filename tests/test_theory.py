@@ -94,7 +94,7 @@ def test_estimators_convert_into_each_other(rng):
     without_self = uniform_oracle(x, 2.0)
     np.testing.assert_allclose(theory.uniformity_without_self(with_self, 30), without_self, 1e-12)
     np.testing.assert_allclose(theory.uniformity_with_self(without_self, 30), with_self, 1e-12)
-    # Points that are infinitely far apart.
+    # The distances between points are infinite.
     assert theory.uniformity_without_self(-math.log(8), 8) == -math.inf
     np.testing.assert_allclose(theory.uniformity_with_self(-math.inf, 8), -math.log(8))
 
@@ -164,7 +164,7 @@ def test_uniform_points(d):
     if d == 2:
         angles = np.arctan2(x[:, 1], x[:, 0]) / (2 * np.pi) + 0.5
         assert stats.kstest(angles, "uniform").pvalue > 1e-3
-    if d == 3:  # by Archimedes' theorem
+    if d == 3:  # Archimedes' theorem
         assert stats.kstest((x[:, 2] + 1) / 2, "uniform").pvalue > 1e-3
 
 

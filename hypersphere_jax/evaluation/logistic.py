@@ -11,7 +11,6 @@ of rows (Halko, Martinsson & Tropp, 2011, Algorithm 5.3).
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,8 @@ from jax.sharding import NamedSharding
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluation import lbfgs
-from hypersphere_jax.evaluation.rows import as_float32, row_blocks, row_shardings
+from hypersphere_jax.evaluation.rows import row_blocks, row_shardings
+from hypersphere_jax.evaluation.scaling import FeatureScaling, fit_scaling
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 
@@ -33,7 +33,6 @@ MAX_STEPS = 1000
 MIN_STEP = 1e-4  # a step that has to be shorter is limited by float32's rounding
 RANK = 256  # eigenvectors of the curvature model
 SAMPLE = 8192  # rows that the curvature model is computed from
-SCALING_ENTRIES = 2**21  # numbers in a block of rows in float64
 # Numbers of features or logits in a block of rows on a device. Products of 2,048 rows are faster
 # than products of 512 on CPUs.
 CPU_ENTRIES = 2**23
@@ -44,28 +43,6 @@ LBFGS_MEMORY_SHARE = 0.8  # share of a device's memory for its features
 WEIGHTS_AT_ONCE = 2**24  # weights of all fits at once, of which L-BFGS keeps about 25 copies
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-
-class FeatureScaling(NamedTuple):
-    """Standardized features are `(x - centre) / scale`."""
-
-    centre: np.ndarray  # float32 [d]
-    scale: float | np.ndarray  # one number, or [d]
-
-    @property
-    def penalty_factor(self) -> float:
-        """Factor of l2 for the same penalty on other features.
-
-        These are the original features, or features of variance 1 with a scale per dimension.
-        """
-        if np.ndim(self.scale):
-            return float(np.size(self.scale))
-        return float(self.scale**2)
-
-    def apply(self, x: Any) -> jax.Array:
-        """Return standardized rows of any real dtype, float32 `[n, d]`."""
-        scale = np.broadcast_to(np.float32(self.scale), self.centre.shape)
-        return _standardize(jnp.asarray(x, jnp.float32), self.centre, scale)
 
 
 class CurvatureModel(NamedTuple):
@@ -163,23 +140,6 @@ def place(
     model = jax.device_put(_fit_curvature(scaling.apply(x[sample])), shardings[1])
     is_small = n * d * num_classes * fits < SMALL
     return Problem(blocks, scaling, model, num_classes, fits, is_small, shardings)
-
-
-def fit_scaling(x: Any, standardize: bool) -> FeatureScaling:
-    """Return the scaling of features `[n, d]`, from float64 sums on the host; see `place`."""
-    n, d = x.shape
-    blocks = row_blocks(n, d, SCALING_ENTRIES)
-    # Sums of equal float32 numbers are exact in float64, so constant dimensions have variance 0.
-    centre = sum(as_float32(x[rows]).sum(axis=0, dtype=np.float64) for rows in blocks) / n
-    variances = np.zeros(d)
-    for rows in blocks:
-        deviations = as_float32(x[rows]) - centre
-        variances += np.einsum("nd,nd->d", deviations, deviations) / n
-    if standardize:
-        return FeatureScaling(
-            np.float32(centre), np.sqrt(d * np.where(variances > 0, variances, 1 / d))
-        )
-    return FeatureScaling(np.float32(centre), math.sqrt(variances.sum()) or 1.0)
 
 
 def fit_logistic(
@@ -397,8 +357,3 @@ def _shard(problem: Problem, values: np.ndarray) -> list[jax.Array]:
     padded = np.zeros((len(problem.blocks), len(problem.blocks[0][1])), values.dtype)
     padded.ravel()[: len(values)] = values
     return [jax.device_put(rows, problem.shardings[0]) for rows in padded]
-
-
-@jax.jit
-def _standardize(x: jax.Array, centre: jax.Array, scale: jax.Array) -> jax.Array:
-    return (x - centre[None]) / scale[None]

@@ -33,7 +33,7 @@ def test_error_of_alignment_by_hand():
     # {0, 1}: f0 g1 = 2, f1 g0 = 0.  {2}: none.  {3, 4}: f3 g4 = 0, f4 g3 = 4.
     found = neighbour_metrics(f, g, [0, 2, 3, 5])
     assert found["align"] == pytest.approx((2 + 0 + 0 + 4) / 4)
-    assert found["align_standard_error"] == pytest.approx(0.5)  # of the means 1 and 2
+    assert found["align_standard_error"] == pytest.approx(0.5)  # for means 1 and 2
     assert neighbour_metrics(f[:4], g[:4], [0, 4])["align_standard_error"] is None
 
 

@@ -1,4 +1,4 @@
-"""What steps are followed by hand with: images, batches, the views of a step, and gradients."""
+"""Images, batches, views and gradients of steps that tests compute by hand."""
 
 import functools
 

@@ -67,7 +67,7 @@ def assert_rows(batch, source, rows):
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("pipeline", ["resident", "streaming"])
 def test_batches_are_those_of_the_sampler(pipeline, devices, tmp_path):
-    """Of all images to train on, over the end of an epoch."""
+    """Batches cover all training images, across the end of an epoch."""
     options = {"devices": devices, "pipeline": pipeline, "seed": 3}
     run = set_up(tiny_runs.short(tmp_path, **options))
     labelled = subsets.Subset(run.dataset.train, np.arange(300), "labelled images")
@@ -116,7 +116,7 @@ def test_host_crops_images_of_several_sizes(images, tmp_path):
 
 @pytest.mark.slow
 def test_step_does_not_crop_again_what_the_host_cropped(tmp_path, rng):
-    """The first loss of a recipe that only crops is that of the host's crops."""
+    """With a recipe that only crops, the first loss is computed from the host's crops."""
     images = [rng.integers(0, 256, (12 + i, 20, 3), np.uint8) for i in range(10)]
     crop = ("random_resized_crop", {"scale": (0.2, 0.5)})
     recipe = hj.Recipe(train=(crop,), evaluate=(("center_crop", {}),))
@@ -133,7 +133,7 @@ def test_step_does_not_crop_again_what_the_host_cropped(tmp_path, rng):
 
 
 def test_evaluation_leaves_unreadable_images_out(images, tmp_path, monkeypatch):
-    """Where an image to search is unreadable, the queries start at the same image."""
+    """Queries start at the same image if a bank image is unreadable."""
     evaluated = {"eval_every_epochs": 1, "evaluators": ("knn",), "eval_images": "all"}
     run = set_up(config(tmp_path, images, devices=1, **evaluated))
     apply, params, stats = models.create(run.config, jax.random.key(0))

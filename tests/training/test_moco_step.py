@@ -36,7 +36,7 @@ SEPARATE = functools.partial(shuffle, groups=4, axis_name=distributed.AXIS)
 
 
 def linear(params, stats, x, train, axis_name=None):
-    """A network without batch norm; statistics are those of the device's part of the batch."""
+    """A network without batch norm; statistics cover the device's part of the batch."""
     z = jnp.reshape(x, (len(x), -1)) @ params["w"]
     updated = {"mean": 0.5 * stats["mean"] + 0.5 * jnp.mean(x)}
     return {"output": l2_normalize(z)}, updated if train else stats
@@ -216,7 +216,7 @@ def test_key_and_query_are_never_in_one_group_of_batch_norm(devices, batch_norm)
         np.testing.assert_array_equal(np.sort(keys), np.arange(SIZE))
         assert (np.argsort(keys) // (SIZE // 4) != np.arange(SIZE) // (SIZE // 4)).all()
         orders.add(tuple(keys))
-    assert len(orders) == 2  # shuffled anew in each step
+    assert len(orders) == 2  # a new shuffle in each step
     z = np.stack([np.arange(SIZE) / 255, np.ones(SIZE)], 1) * [0.01, 0.3]
     expected = z / np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(states[0].momentum.queue.keys, expected, rtol=1e-4)

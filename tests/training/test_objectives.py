@@ -64,7 +64,7 @@ def loss_of(case):
     name = case.split()[0]
     key = [KEY] if name in ("generalized_contrastive", "prior_matching") else []
     loss = functools.partial(getattr(hj, f"{name}_loss"), *key, **CASES[case])
-    if name in ("logsumexp", "prior_matching"):  # of one view
+    if name in ("logsumexp", "prior_matching"):  # losses of one view
         return sum(map(loss, layers_of(case))) / 2
     return loss(*layers_of(case))
 

@@ -47,7 +47,7 @@ OPTIONS |= {"eval_every_epochs": 2, "evaluators": ("align_uniform",), "eval_imag
 def start(folder, at=0, number=0, files=0, **options):
     """Start a process that gets a signal at a call of the loss, or is killed at a file."""
     drive = json.dumps([str(folder), OPTIONS | options, at, number, files])
-    # As this process, so that numbers agree bit by bit.
+    # The options of this process make the numbers bit-identical.
     return begun("-c", TRAIN, DRIVE=drive, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))
 
 

@@ -28,7 +28,7 @@ def record_of(folder):
 
 
 def edit_config(folder, **changes):
-    """Change recorded options; None removes one, as in the record of an earlier version."""
+    """Change recorded options, or remove those that are None, as in an older record."""
     record = record_of(folder)
     for name, value in changes.items():
         if value is None:
@@ -139,7 +139,7 @@ def test_other_options_need_force_and_are_recorded(short_run, tmp_path):
     forced = record_of(folder)["sessions"][-1]["forced"]
     assert [change.split(":")[0] for change in forced] == ["epochs", "weight_decay"]
     assert not run_dir.read_config(folder).force
-    # Another pipeline or evaluation is no other run.
+    # Another pipeline or evaluation does not change the run.
     training.train(tiny_runs.short(tmp_path, pipeline="streaming", eval_images=200, **FORCE))
     assert "forced" not in record_of(folder)["sessions"][-1]
 

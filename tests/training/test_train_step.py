@@ -23,7 +23,7 @@ CONFIG = C.ObjectiveConfig(0.5, 0.3, 0.7, 1.5, 1.2, 3.0, supervised_weight=0.4)
 
 
 def network(params, stats, x, train, axis_name=None):
-    """Normalize over the views of each two images; statistics are those of the device's part."""
+    """Normalize over the views of each two images; statistics cover the device's part."""
     z = jnp.reshape(x, (-1, 4, 6)) @ params["w"]
     z = (z - z.mean(1, keepdims=True)).reshape(-1, 3)
     output = z / jnp.linalg.norm(z, axis=1, keepdims=True)
@@ -50,7 +50,7 @@ def one_device():
 
 
 def terms(x, y, logits, labels, alpha=1.5, t=3.0, tau=0.3):
-    """Return the terms of the objective, from the papers; `logits` are those of both views."""
+    """Return the terms of the objective, from the papers; `logits` compare both views."""
     entropies = [np.log(np.exp(z).sum(1)) - z[range(len(z)), labels] for z in logits]
     return {
         "align": oracles.align_oracle(x, y, alpha),
@@ -173,7 +173,7 @@ def test_batch_norm_of_groups(rng):
 
 @tiny_runs.needs_devices(4)
 def test_batch_norm_over_devices_and_with_relu(rng):
-    """With an axis as the whole batch, without one as groups; outputs and gradients."""
+    """Outputs and gradients equal the whole batch with an axis, and groups without one."""
     x = samples(rng)
     weights = rng.standard_normal(x.shape).astype(np.float32)
 

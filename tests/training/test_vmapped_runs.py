@@ -1,4 +1,4 @@
-"""Many encoders in one program: each is trained as if it were alone."""
+"""Encoders trained in one program equal encoders trained separately."""
 
 import math
 import shutil
@@ -89,7 +89,7 @@ def test_vmapped_runs_resume_to_the_same_bits(pair, tmp_path):
 
 
 def test_runs_at_different_steps_resume_separately(pair, alone, tmp_path):
-    """One with a damaged checkpoint, beside one that is done and one that is new."""
+    """A run with a damaged checkpoint, a finished one and a new one."""
     for name in ("a", "b"):
         killed(pair / name, 4, tmp_path)
     next((tmp_path / "b" / "checkpoints" / "4" / "state" / "d").iterdir()).write_bytes(b"cut")

@@ -1,4 +1,4 @@
-"""Metrics on Weights & Biases, with a module in place of wandb."""
+"""Metrics on Weights & Biases, with a stub module instead of wandb."""
 
 import sys
 from types import ModuleType, SimpleNamespace

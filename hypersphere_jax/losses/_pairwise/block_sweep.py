@@ -5,6 +5,7 @@ reduces them to a part for the rows and a part for the columns, which the sweep 
 one set of points with themselves are symmetric: each two blocks meet once.
 """
 
+import abc
 import dataclasses
 import math
 from typing import Any
@@ -29,13 +30,14 @@ ALIGNMENT = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockFunction:
+class BlockFunction(abc.ABC):
     """Reduces a block of logits to a part for its rows and a part for its columns."""
 
     form: LogitForm
 
+    @abc.abstractmethod
     def parts(self, logits: jax.Array, rows: Points, columns: Points) -> tuple[Any, Any]:
-        raise NotImplementedError
+        """Return the parts of a block's rows and columns."""
 
     def zeros(self, blocks: Points) -> Any:
         """Return the totals of no pairs."""
