@@ -190,7 +190,10 @@ def _check_range(array: np.ndarray, maximum: int) -> None:
     low = array.min()
     high = array.max()
     if not (low >= 0 and high <= maximum):  # also true for NaN
-        raise ValueError(f"has values from {low:g} to {high:g}, not 0 to {maximum}")
+        raise ValueError(
+            f"has {array.dtype} values from {low:g} to {high:g}, not 0 to {maximum}: scale them, "
+            "or convert them to uint8 (0 to 255)"
+        )
 
 
 def read_image(image: Any) -> np.ndarray:

@@ -174,16 +174,17 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
 
 def require_custom(config: PretrainConfig, recorded: PretrainConfig) -> None:
     """Raise UserError if a config lacks custom parts that a recorded config names."""
-    missing = [
-        name
+    missing = {
+        name: getattr(recorded, field)
         for name, field in CUSTOM.items()
         if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
-    ]
+    }
+    parts = " and ".join(f"{name} {value}" for name, value in missing.items())
     arguments = ", ".join(f"{name}=…" for name in missing)
     require(
         not missing,
-        f"{config.name} was trained with your own {' and '.join(missing)}: resume it from Python "
-        f"with hypersphere_jax.train(config, {arguments})",
+        f"{config.name} uses your own {parts}: pass it to hypersphere_jax.train(config, "
+        f"{arguments})",
     )
 
 
