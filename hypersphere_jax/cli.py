@@ -4,13 +4,12 @@ Options are parsed by tyro from the config classes in `configs/`.
 """
 
 import argparse
-import contextlib
 import importlib
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from hypersphere_jax.configs.base import (
     program,
     require,
 )
-from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file
+from hypersphere_jax.configs.flags import join_help_lines, parse_flags, with_file, with_flags
 from hypersphere_jax.utils import memory, xla
 from hypersphere_jax.utils.terminal import log_to_stderr, silence_orbax
 
@@ -75,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(reason: object) -> int:
-    print(f"error: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"error: {with_flags(' '.join(str(reason).split()))}", file=sys.stderr)
     return 2
 
 
@@ -106,37 +105,31 @@ def parse(
     return parse_flags(cls, f"{program()} {command}", description, arguments, default)
 
 
-def parse_run(
-    cls: type[Config],
-    command: str,
-    arguments: Sequence[str],
-    recorded: Callable[[Path], Any] | None = None,
-) -> Any:
+def parse_run(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
     """Return the config of a command that trains; see `CONFIG_HELP` for its defaults.
 
     Args:
       cls: `PretrainConfig` or `FinetuneConfig`.
       command: Name of the command; `pretrain` takes the name of an experiment first.
       arguments: The flags.
-      recorded: (folder of a run) -> config of that run, whose options are the defaults.
     """
-    default = None
-    if command == "pretrain" and arguments and not arguments[0].startswith("-"):
-        default = experiments("pretrain").find(arguments[0])
-        arguments = arguments[1:]
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--config")
-    known, arguments = peek.parse_known_args(arguments)
-    if known.config is not None:
-        default = with_file(cls, known.config, default)
-    elif default is None and recorded is not None:
-        default = _recorded_options(arguments, recorded)
     description = f"{summary(command)} {CONFIG_HELP}"
-    if command == "pretrain":
+    default = None
+    is_pretrain = command == "pretrain"
+    if is_pretrain:
         description += f" {NAME_HELP}"
         if in_repository():
-            names = ", ".join(experiments("pretrain").PRETRAIN)
+            names = ", ".join(importlib.import_module("experiments").PRETRAIN)
             description += f" The first argument may be an experiment that gives defaults: {names}."
+        if arguments and not arguments[0].startswith("-"):
+            need_repository(command)
+            default = importlib.import_module("experiments").find(arguments[0])
+            arguments = arguments[1:]
+    (file,), arguments = _peek(arguments, "--config")
+    if file is not None:
+        default = with_file(cls, file, default)
+    elif is_pretrain and default is None:
+        default = _recorded_options(arguments)
     config = parse(cls, command, arguments, default, description)
     xla.use_eigen()
     xla.prepare(config.devices, config.deterministic)
@@ -144,19 +137,26 @@ def parse_run(
     return config
 
 
-def _recorded_options(arguments: Sequence[str], recorded: Callable[[Path], Any]) -> Any:
+def _recorded_options(arguments: Sequence[str]) -> Any:
     """Return the config of the existing run that `--name` names, or None."""
-    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    peek.add_argument("--name")
-    peek.add_argument("--runs-dir", "--runs_dir", default=configs.PretrainConfig.runs_dir)
-    known, _ = peek.parse_known_args(arguments)
-    if known.name is None:
+    (name, runs_dir), _ = _peek(arguments, "--name", "--runs-dir")
+    runs_dir = runs_dir or configs.PretrainConfig.runs_dir
+    if name is None or not Path(runs_dir, name, "config.json").is_file():
         return None
-    folder = Path(known.runs_dir, known.name)
-    if not (folder / "config.json").is_file():
-        return None
-    print(f"{known.name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
-    return recorded(folder).replace(name=known.name, runs_dir=known.runs_dir)
+    from hypersphere_jax.training import run_dir
+
+    folder = Path(runs_dir, name)
+    print(f"{name}: options as recorded in {folder / 'config.json'}", file=sys.stderr)
+    return run_dir.read_config(folder).replace(name=name, runs_dir=runs_dir)
+
+
+def _peek(arguments: Sequence[str], *flags: str) -> tuple[list[str | None], list[str]]:
+    """Return the values of some flags, None for a missing one, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in flags:
+        parser.add_argument(flag, f"--{flag[2:].replace('-', '_')}", dest=flag)
+    known, others = parser.parse_known_args(arguments)
+    return [getattr(known, flag) for flag in flags], others
 
 
 def parse_evaluation(cls: type[Config], command: str, arguments: Sequence[str]) -> Any:
@@ -188,41 +188,30 @@ def quickstart(arguments: list[str]) -> None:
 
 def pretrain(arguments: list[str]) -> None:
     """Train an encoder, or resume the run in its folder."""
-
-    def recorded(folder: Path) -> Any:
-        from hypersphere_jax.training import run_dir
-
-        return run_dir.read_config(folder)
-
-    config = parse_run(configs.PretrainConfig, "pretrain", arguments, recorded)
+    config = parse_run(configs.PretrainConfig, "pretrain", arguments)
     from hypersphere_jax.training import distributed
     from hypersphere_jax.training.train import train
 
     folder = train(config, command=typed(), on_setup=announce)
     if distributed.is_first():
-        from hypersphere_jax.reporting import pictures, run_page
+        from hypersphere_jax.reporting import run_page
 
-        pictures.draw_pictures(folder)
-        page = run_page.write_run_page(folder)
-        print(f"trained: {folder} ({page})")
+        print(f"trained: {folder} ({run_page.draw_run_page(folder)})")
         print(f"evaluate: {run_page.next_commands(folder)[0]}")
 
 
 def finetune(arguments: list[str]) -> None:
     """Train a classifier and the whole encoder of a run, on all labels or a share of them."""
     config = parse_run(configs.FinetuneConfig, "finetune", arguments)
-    from hypersphere_jax.reporting import pictures, run_page
+    from hypersphere_jax.reporting import run_page
     from hypersphere_jax.reporting.tables import print_table
     from hypersphere_jax.training import finetune
 
     folder, result = finetune.run_finetune(config, command=typed())
     if result is not None:
         keys = ["protocol", "layer", "labels", "top1", "top5", "n", "chosen"]
-        columns = ["protocol", "layer", "labels", "top-1 (%)", "top-5 (%)", "n", "chosen"]
-        print_table(columns, [[result[key] for key in keys]])
-        pictures.draw_pictures(folder)
-        page = run_page.write_run_page(folder)
-        print(f"finetuned: {folder} ({page})")
+        print_table(keys, [[result[key] for key in keys]])
+        print(f"finetuned: {folder} ({run_page.draw_run_page(folder)})")
         refresh_pages([config.run], config.runs_dir)
 
 
@@ -247,21 +236,10 @@ def metrics(arguments: list[str]) -> None:
     config = parse_evaluation(configs.MetricsConfig, "metrics", arguments)
     from hypersphere_jax.evaluation import measure_runs
     from hypersphere_jax.reporting import plots
-    from hypersphere_jax.reporting.tables import print_table, with_error
+    from hypersphere_jax.reporting.tables import print_metrics
 
     result = measure_runs.run_metrics(config)
-    where = [key for key in ("split", "step") if key in result]
-    columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
-    row = [result[key] for key in (*where, "n", "d")]
-    row += [with_error(result[k], result[f"{k}_standard_error"]) for k in ("align", "uniform")]
-    row += [f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")]
-    title = f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}"
-    print_table(columns, [row], title)
-    others = measure_runs.metrics_rows(result)
-    if others:
-        print()
-        rows = [[name, with_error(*value), uniform] for name, *value, uniform in others]
-        print_table(["", "measured", "uniform sphere"], rows)
+    print_metrics(result, measure_runs.metrics_rows(result))
     out, figure = measure_runs.metrics_files(config)
     is_drawn = figure is not None and plots.metrics_figure(result, figure)
     for path in (out, figure if is_drawn else None):
@@ -323,15 +301,9 @@ def data(arguments: list[str]) -> None:
 
     for cls in (configs.InspectConfig, configs.PrepareConfig, PrepareTextConfig):
         join_help_lines(cls)
-    module = importlib.import_module("hypersphere_jax.reporting.datasets")
-    parts = {
-        "list": module.list_names,
-        "prepare": module.prepare,
-        "prepare-text": module.prepare_text,
-        "inspect": module.inspect,
-        "show": module.show,
-    }
-    _run_part("data", parts, arguments)
+    from hypersphere_jax import data_command
+
+    _run_part("data", data_command.PARTS, arguments)
 
 
 def report(arguments: list[str]) -> None:
@@ -373,21 +345,11 @@ def export(arguments: list[str]) -> None:
     print(pretrained.export(config))
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "quickstart": quickstart,
-    "pretrain": pretrain,
-    "finetune": finetune,
-    "probe": probe,
-    "metrics": metrics,
-    "features": features,
-    "depth": depth,
-    "reproduce": reproduce,
-    "data": data,
-    "report": report,
-    "bench": bench,
-    "import-torch": import_torch,
-    "export": export,
-}
+_FUNCTIONS = (
+    *(quickstart, pretrain, finetune, probe, metrics, features, depth, reproduce),
+    *(data, report, bench, import_torch, export),
+)
+COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
 
 
 def _run_part(command: str, parts: dict[str, Any], arguments: list[str]) -> Any:
@@ -417,13 +379,8 @@ def announce(config: configs.PretrainConfig, samples: int) -> None:
 def refresh_pages(names: Sequence[str], runs_dir: str) -> None:
     """Write the pages of runs that were evaluated."""
     from hypersphere_jax.reporting import run_page
-    from hypersphere_jax.training import run_dir
 
-    folders: list[Path] = []
-    for name in names:
-        with contextlib.suppress(UserError):  # a file of features
-            folders += run_dir.find_all(name, runs_dir)
-    for page in run_page.update_pages(folders)[:1]:
+    for page in run_page.update_pages(names, runs_dir)[:1]:
         print(f"page: {page}", file=sys.stderr)
 
 
@@ -441,8 +398,3 @@ def need_repository(command: str) -> None:
         in_repository(),
         f"{command} needs a clone of the repository: run `python run.py {command}` there",
     )
-
-
-def experiments(command: str) -> Any:
-    need_repository(command)
-    return importlib.import_module("experiments")

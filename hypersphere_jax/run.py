@@ -47,11 +47,10 @@ class Run:
     @distributed.isolated()
     def report(self) -> Path:
         """Draw its pictures, write its page `report.html`, and return the page's path."""
-        from hypersphere_jax.reporting import pictures, run_page
+        from hypersphere_jax.reporting import run_page
 
         config = run_dir.read_config(self.folder).replace(**self._custom)
-        pictures.draw_pictures(self.folder, config)
-        return run_page.write_run_page(self.folder)
+        return run_page.draw_run_page(self.folder, config)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

@@ -155,7 +155,8 @@ def test_from_training_to_report(capsys, tmp_path):
     assert f"{bound:.6f}" in capsys.readouterr().out
     # Another run in the same folder is refused.
     assert cli.main(["pretrain", "--name", "a", *where, "--seed", "1"]) == 2
-    assert "seed" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "seed" in errors and "--force" in errors
 
 
 # Commands up to the option that names a file, and the endings that it takes.

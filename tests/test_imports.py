@@ -14,7 +14,7 @@ LAYERS = (
     "augment data models",
     "depth encoder evaluation pretrained text training",
     "reporting run",
-    "cli __main__",
+    "cli data_command __main__",
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 

@@ -34,8 +34,6 @@ def run_record():
         ("config", {"epochs": "3"}),
         ("data_digest", 5),
         ("sessions", []),
-        ("sessions", [{"device": []}]),
-        ("sessions", [{"device": {"count": "2"}}]),
         ("sessions", None),
     ],
 )

@@ -6,12 +6,11 @@ import pytest
 
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
-from hypersphere_jax.training import run_dir
 
 
 def parse_pretrain(*arguments) -> C.PretrainConfig:
     """Return the config that `pretrain` reads from a command line."""
-    return cli.parse_run(C.PretrainConfig, "pretrain", arguments, run_dir.read_config)
+    return cli.parse_run(C.PretrainConfig, "pretrain", arguments)
 
 
 def two() -> int:

@@ -131,3 +131,19 @@ def read_config_file(file: str | Path) -> dict[str, Any]:
     if isinstance(values.get("config"), dict):
         values = values["config"]
     return {str(name).replace("-", "_"): value for name, value in values.items()}
+
+
+def with_flags(message: str) -> str:
+    """Return a message with flags in place of options in Python: `--force` for `force=True`."""
+    option = r"(?<!\S)([a-z]\w*)=(True\b|False\b|[^\s,;:.)…]?)(?!…)"
+    return re.sub(option, _flag, message)
+
+
+def _flag(option: re.Match) -> str:
+    name, value = option.groups()
+    flag = name.replace("_", "-")
+    if value == "False":
+        return f"--no-{flag}"
+    if value in ("", "True"):
+        return f"--{flag}"
+    return f"--{flag} {value}"

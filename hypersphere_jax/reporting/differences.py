@@ -54,10 +54,8 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Table:
       The table of differences, for the terminal.
     """
     rows = compare_runs(folders)
-    table = Table(
-        ["score", "result", "runs", "value", "difference", "95% interval", "method"],
-        list(map(_table_row, rows)),
-    )
+    columns = ["score", "result", "runs", "value", "difference", "95% interval", "method"]
+    table = Table(columns, list(map(_table_row, rows)))
     csv_file, curves = comparison_files(path)
     text = io.StringIO()
     writer = csv.DictWriter(text, ["written_by", *FIELDS])
@@ -91,17 +89,19 @@ def compare_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
     stems = dict.fromkeys(stem for of_run in results.values() for stem in of_run)
     rows = []
     for stem, score in itertools.product(stems, SCORES):
-        scored = [
-            {f: results[f][stem] for f in group if results[f].get(stem, {}).get(score) is not None}
-            for group in groups
-        ]
-        for number, found in enumerate(scored):
-            if found:
-                row = dict.fromkeys(FIELDS) | {"score": score, "result": stem}
-                row |= {"runs": ", ".join(map(names.get, found)), **_summary(found, score)}
-                if number and scored[0]:
-                    row |= _difference(found, scored[0], stem, score)
-                rows.append(row)
+        base = None
+        for number, group in enumerate(groups):
+            scored = {folder: results[folder].get(stem, {}) for folder in group}
+            scored = {f: result for f, result in scored.items() if result.get(score) is not None}
+            if not scored:
+                continue
+            row = {"score": score, "result": stem, "runs": ", ".join(map(names.get, scored))}
+            row |= _summary(scored, score)
+            if number == 0:
+                base = scored
+            elif base:
+                row |= _difference(scored, base, stem, score)
+            rows.append(dict.fromkeys(FIELDS) | row)
     return rows
 
 
@@ -138,7 +138,7 @@ def _summary(results: Results, score: str) -> dict[str, Any]:
 
 
 def _difference(results: Results, base: Results, stem: str, score: str) -> dict[str, Any]:
-    """Return the difference of the means with its interval, and the interval's method."""
+    """Return the difference of the means, with its interval and the interval's method."""
     one = next(iter(results.values()))
     other = next(iter(base.values()))
     if any(one.get(key) != other.get(key) for key in TASK):
@@ -146,41 +146,39 @@ def _difference(results: Results, base: Results, stem: str, score: str) -> dict[
     values = [result[score] for result in results.values()]
     base_values = [result[score] for result in base.values()]
     row: dict[str, Any] = {"difference": statistics.fmean(values) - statistics.fmean(base_values)}
-    interval = None
+    errors = [result.get(f"{score}_standard_error") for result in (one, other)]
+    method = interval = None
     if len(values) > 1 and len(base_values) > 1:
-        row["method"] = "Welch"
+        method = "Welch"
         interval = estimates.welch(values, base_values)
-    elif len(values) == len(base_values) == 1:
-        errors = [result.get(f"{score}_standard_error") for result in (one, other)]
-        if score == "top1":
-            row["method"] = "paired"
-            interval = _paired(_predictions(results, stem), _predictions(base, stem))
-        elif None not in errors:
-            row["method"] = "standard errors"
-            interval = estimates.from_errors(one[score], errors[0], other[score], errors[1])
+    elif len(values) == len(base_values) == 1 and score == "top1":
+        method = "paired"
+        interval = _paired(results, base, stem)
+    elif len(values) == len(base_values) == 1 and None not in errors:
+        method = "standard errors"
+        interval = estimates.from_errors(one[score], errors[0], other[score], errors[1])
     if interval is None:
-        return {"difference": row["difference"]}
-    return row | {"low": interval.low, "high": interval.high}
+        return row
+    return row | {"low": interval.low, "high": interval.high, "method": method}
 
 
-Predictions = tuple[np.ndarray, np.ndarray] | None  # labels [n], and whether each was predicted
-
-
-def _predictions(results: Results, stem: str) -> Predictions:
-    """Read the predictions of a single run; None unless they fit its result."""
+def _correct(results: Results, stem: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return labels `[n]` of a run and whether each was predicted; None if they do not fit."""
     ((folder, result),) = results.items()
-    file = folder / "eval" / f"{stem}.npz"
     try:
+        file = folder / "eval" / f"{stem}.npz"
         labels, predicted = (open_array(file, name) for name in PREDICTIONS)
     except UserError:
         return None
-    if labels.ndim != 1 or labels.shape != predicted.shape or not labels.size:
+    if labels.shape != predicted.shape:
         return None
     correct = labels == predicted
-    return (labels, correct) if math.isclose(100 * correct.mean(), result["top1"]) else None
+    return (labels, correct) if math.isclose(100 * np.mean(correct), result["top1"]) else None
 
 
-def _paired(one: Predictions, other: Predictions) -> estimates.Difference | None:
+def _paired(results: Results, base: Results, stem: str) -> estimates.Difference | None:
+    one = _correct(results, stem)
+    other = _correct(base, stem)
     if one is None or other is None or not np.array_equal(one[0], other[0]):
         return None
     return estimates.paired(one[1], other[1])

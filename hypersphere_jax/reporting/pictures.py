@@ -1,9 +1,9 @@
 """Pictures of a run's data: augmented views, and nearest neighbours of its outputs."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,7 @@ SENTENCES = 3  # neighbours per sentence
 BANK = 2000  # maximum number of training samples among which neighbours are searched
 
 
-def draw_pictures(
-    folder: str | Path, config: PretrainConfig | None = None, redraw: bool = True
-) -> None:
+def draw_pictures(folder: Path, config: PretrainConfig | None = None, redraw: bool = True) -> None:
     """Draw views and neighbours of a run into its figures/, or log a warning.
 
     Args:
@@ -41,19 +39,17 @@ def draw_pictures(
       config: Config of the run with custom functions; defaults to config.json.
       redraw: Replace existing pictures.
     """
-    folder = Path(folder)
     try:
         saved = config or run_dir.read_config(folder)
-        drawn = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
+        draw = {"augmented_views.png": draw_views, "nearest_neighbours.png": draw_neighbours}
         if saved.reads_text:
-            drawn = {"nearest_sentences.json": write_sentences}
-        files = {folder / "figures" / name: draw for name, draw in drawn.items()}
-        missing = {file: draw for file, draw in files.items() if redraw or not file.is_file()}
+            draw = {"nearest_sentences.json": write_sentences}
+        missing = [name for name in draw if redraw or not (folder / "figures" / name).is_file()]
         if missing:
             dataset = run_dir.open_data(config) if config else run_dir.load_data(folder)
             encoder = run_dir.load_encoder(folder, config=saved)
-            for file, draw in missing.items():
-                draw(encoder, dataset, file)
+            for name in missing:
+                draw[name](encoder, dataset, folder / "figures" / name)
     except (UserError, OSError, ValueError, RuntimeError) as error:  # e.g. out of memory
         logger.warning("%s: its page has no pictures of the data: %s", folder, error)
 
@@ -61,12 +57,10 @@ def draw_pictures(
 def draw_views(encoder: RunEncoder, dataset: Dataset, path: Path | None = None) -> Any:
     """Draw training images, each with two random views as the network receives them."""
     config = encoder.config
-    source = dataset.pretrain
     size = config.image_size
-    bad = BadImages(source, config.bad_images)
-    images, names = read_images(source, spread(len(source), IMAGES), bad)
+    images, names = spread_images(dataset.pretrain, IMAGES, config.bad_images)
     recipe = augment.recipe_of(config)
-    views = random_views(source, images, recipe, size, config.seed, config.extra_channels)
+    views = random_views(images, recipe, size, config.seed, config.extra_channels)
     low = min(0.0, views.min())  # a user's function may have any range
     high = max(1.0, views.max())
     title = f"{config.name}: views by {config.augment or config.recipe}, {size} pixels"
@@ -79,62 +73,68 @@ def draw_neighbours(encoder: RunEncoder, dataset: Dataset, path: Path | None = N
 
     The queries are spread over the classes. Without a test split they are training images.
     """
-    source, found = _nearest(encoder, dataset, NEIGHBOURS)
-    bad = BadImages(source, "skip")
+    train = dataset.train
+    queries = dataset.test or train
     rows = []
-    for numbers, cosines in found:
-        images, names = read_images(source, numbers, bad)
-        parts = zip(images, names, source.labels[numbers], [None, *cosines], strict=True)
-        rows.append([Tile(image / 255, *rest) for image, *rest in parts])
-    bank = min(BANK, len(dataset.train))
-    title = f"{encoder.config.name}, step {encoder.step}: nearest of {bank:,} training images"
+    for query, members, cosines in _nearest(encoder, train, queries, NEIGHBOURS):
+        rows.append(_tiles(queries, [query], [None]) + _tiles(train, members, cosines))
+    title = f"{encoder.config.name}, step {encoder.step}: nearest of {_bank(train)} training images"
     return plots.neighbour_sheet(title, rows, path)
+
+
+def _tiles(source: Source, numbers: Sequence[int], cosines: Sequence[float | None]) -> list[Tile]:
+    images, names = _read_images(source, numbers, "skip")
+    parts = zip(images, names, source.labels[numbers], cosines, strict=True)
+    return [Tile(image / 255, *rest) for image, *rest in parts]
 
 
 def write_sentences(encoder: RunEncoder, dataset: Dataset, path: Path) -> None:
     """Write held-out sentences, each with its nearest training sentences, as JSON."""
-    source, found = _nearest(encoder, dataset, SENTENCES)
-    parts: Any = source.sources
-    texts = [part.source.text(index) for part in parts for index in part.indices]
+    train: Any = dataset.train
+    queries: Any = dataset.test or train
     rows = []
-    for (query, *neighbours), cosines in found:
-        for number, cosine in zip(neighbours, cosines, strict=True):
-            rows.append([texts[query], texts[number], float(cosine)])
-    columns = ["sentence", f"nearest of {min(BANK, len(dataset.train)):,}", "cosine"]
+    for query, members, cosines in _nearest(encoder, train, queries, SENTENCES):
+        for number, cosine in zip(members, cosines, strict=True):
+            rows.append([queries.text(query), train.text(number), float(cosine)])
+    columns = ["sentence", f"nearest of {_bank(train)}", "cosine"]
     write_json(path, {"columns": columns, "rows": rows})
 
 
-def _nearest(
-    encoder: RunEncoder, dataset: Dataset, count: int
-) -> tuple[Concatenated, list[tuple[np.ndarray, np.ndarray]]]:
-    """Find the nearest training samples of a few queries by the cosine similarity.
+def _bank(train: Source) -> str:
+    return f"{min(BANK, len(train)):,}"
 
-    Returns:
-      A source of bank and queries. For each query the indices of itself and of its neighbours
-      `[1 + count]`, and the similarities `[count]`.
-    """
-    train = dataset.train
-    queries = dataset.test or train
-    bank = Subset(train, spread(len(train), BANK), "a sample")
+
+def _nearest(
+    encoder: RunEncoder, train: Source, queries: Source, count: int
+) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Return a few queries with the indices and the cosines of their nearest training samples."""
     by_class = np.argsort(queries.labels, kind="stable")
     asked = by_class[spread(len(queries), QUERIES)]
-    source = Concatenated([bank, Subset(queries, asked, "queries")])
-    features, numbers = _outputs(encoder, source)
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
-    features = features / np.maximum(norms, 1e-12)
-    in_bank = numbers < len(bank)
-    members = numbers[in_bank]
-    rows = numbers[~in_bank]
-    similarity = features[~in_bank] @ features[in_bank].T
-    if dataset.test is None:
-        is_query_itself = asked[rows - len(bank)][:, None] == bank.indices[members]
-        similarity[is_query_itself] = -np.inf
+    bank = spread(len(train), BANK)
+    sample = Concatenated([Subset(train, bank, "a sample"), Subset(queries, asked, "queries")])
+    features, numbers = _outputs(encoder, sample)
+    is_member = numbers < len(bank)
+    members = bank[numbers[is_member]]
     found = []
-    for row, cosines in zip(rows, similarity, strict=True):
-        nearest = np.argsort(-cosines, kind="stable")[:count]
-        nearest = nearest[cosines[nearest] > -np.inf]
-        found.append((np.array([row, *members[nearest]]), cosines[nearest]))
-    return source, found
+    for number, query in zip(numbers[~is_member] - len(bank), features[~is_member], strict=True):
+        cosines = features[is_member] @ query
+        order = np.argsort(-cosines, kind="stable")
+        if queries is train:
+            order = order[members[order] != asked[number]]  # not the query itself
+        nearest = order[:count]
+        found.append((int(asked[number]), members[nearest], cosines[nearest]))
+    return found
+
+
+def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs `[n, dim]` of unit norm of the readable samples, and their indices `[n]`."""
+    devices = distributed.local_devices(1)
+    extractor = Extractor(encoder.apply, encoder.config, source, devices, {"output": "none"})
+    batches = list(extractor.read())
+    (layers,), _ = concatenate_layers(extractor.forward(encoder.params, encoder.stats, batches))
+    indices = np.concatenate([batch.indices for batch in batches])
+    norms = np.linalg.norm(layers["output"], axis=1, keepdims=True)
+    return layers["output"] / np.maximum(norms, 1e-12), indices[indices >= 0]
 
 
 def spread(n: int, count: int) -> np.ndarray:
@@ -143,13 +143,17 @@ def spread(n: int, count: int) -> np.ndarray:
     return np.arange(count) * n // max(1, count)
 
 
-def read_images(
-    source: Source, numbers: Iterable[int], bad: BadImages
+def spread_images(
+    source: Source, count: int, on_bad: Literal["error", "skip"]
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Read images and name each by its class, file or index.
+    """Read at most `count` evenly spread images, and name each by its class, file or index."""
+    return _read_images(source, spread(len(source), count), on_bad)
 
-    An unreadable image is replaced by the next one, or refused by `bad` with a UserError.
-    """
+
+def _read_images(
+    source: Source, numbers: Iterable[int], on_bad: Literal["error", "skip"]
+) -> tuple[list[np.ndarray], list[str]]:
+    bad = BadImages(source, on_bad)
     images = []
     names = []
     for number in numbers:
@@ -164,30 +168,22 @@ def read_images(
 
 
 def random_views(
-    source: Source, images: list[np.ndarray], recipe: Recipe, size: int, seed: int, extra: int
+    images: list[np.ndarray], recipe: Recipe, size: int, seed: int, extra_channels: int
 ) -> np.ndarray:
     """Return two views of each image `[n, 2, size, size, c]`, without normalization."""
     train: Any = recipe.train
     if not callable(train):
         train = tuple(step for step in train if step[0] != "normalize")
-    cropped = source.image_shape is None
-    transform = augment.make_augment(Recipe(train, ()), size, cropped=cropped, extra_channels=extra)
+    cropped = len({image.shape for image in images}) > 1
     if cropped:
-        prepare = TwoCrops(augment.host_crops(recipe, size)[0], seed)
-        images = [prepare(image, 0, position) for position, image in enumerate(images)]
-    key = jax.random.key(seed)
-    positions = jnp.arange(len(images))
-    two_views = jax.jit(lambda images: augment.two_views(transform, key, images, positions))
-    return np.stack(two_views(np.stack(images)), axis=1)
-
-
-def _outputs(encoder: RunEncoder, source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs `[n, dim]` of the readable samples, and their indices `[n]`."""
-    devices = distributed.local_devices(1)
-    pools = {"output": "none"}
-    extractor = Extractor(encoder.apply, encoder.config, source, devices, pools)
-    batches = list(extractor.read())
-    outputs = extractor.forward(encoder.params, encoder.stats, batches)
-    (layers,), _ = concatenate_layers(outputs)
-    indices = np.concatenate([batch.indices for batch in batches])
-    return layers["output"], indices[indices >= 0]
+        crops = TwoCrops(augment.host_crops(recipe, size)[0], seed)
+        images = [crops(image, 0, position) for position, image in enumerate(images)]
+    transform = augment.make_augment(
+        Recipe(train, ()), size, cropped=cropped, extra_channels=extra_channels
+    )
+    views = jax.jit(
+        lambda images, positions: augment.two_views(
+            transform, jax.random.key(seed), images, positions
+        )
+    )
+    return np.stack(views(np.stack(images), jnp.arange(len(images))), axis=1)

@@ -1,5 +1,6 @@
 """Page of a run: results, curves, pictures, options, and the next commands."""
 
+import contextlib
 import logging
 import shlex
 from collections.abc import Iterable, Mapping
@@ -32,8 +33,7 @@ def write_report(config: ReportConfig) -> Path:
     check_output(config.out, ".html")
     folders = [run_dir.find(name, config.runs_dir) for name in config.runs]
     if len(folders) == 1:
-        pictures.draw_pictures(folders[0], redraw=False)
-        return write_run_page(folders[0])
+        return draw_run_page(folders[0], redraw=False)
     page = config.out or Path(config.runs_dir, "report.html")
     if config.out is not None:
         for file in differences.comparison_files(page):
@@ -43,41 +43,48 @@ def write_report(config: ReportConfig) -> Path:
     return page
 
 
-def write_run_page(folder: str | Path) -> Path:
+def draw_run_page(folder: Path, config: PretrainConfig | None = None, redraw: bool = True) -> Path:
+    """Draw the pictures of a run, see `pictures.draw_pictures`, and write its page."""
+    pictures.draw_pictures(folder, config, redraw)
+    return write_run_page(folder)
+
+
+def write_run_page(folder: Path) -> Path:
     """Write report.html into the folder of a run, and return its path.
 
     Raises:
       UserError: If the folder contains no run, or its config.json is damaged.
     """
-    folder = Path(folder)
     record = run_dir.read_record(folder)
     metrics = read_metrics(folder)
     name = folder.resolve().name
     if len(metrics) > 1:
         plots.training_curves({name: metrics}, folder / "figures" / "training_curves.png")
     last = metrics[-1] if metrics else {}
-    commands = next_commands(folder)
-    if record["sessions"][-1].get("command"):
-        commands.append(record["sessions"][-1]["command"])
+    commands = [*next_commands(folder), record["sessions"][-1].get("command") or ""]
     sections = [
         Section("Last record of training", tables=[Table(list(last), [list(last.values())])]),
         evaluation_section([folder]),
         Section("Figures", figures=_figures(folder)),
         *_sentences(folder),
         _options(record),
-        Section("Evaluate the run, or resume it", commands=commands),
+        Section("Evaluate the run, or resume it", commands=list(filter(None, commands))),
     ]
     return write_page(folder / "report.html", name, sections)
 
 
-def update_pages(folders: Iterable[str | Path]) -> list[Path]:
-    """Write the pages of runs; log a warning for each page that cannot be written."""
+def update_pages(names: Iterable[str], runs_dir: str) -> list[Path]:
+    """Write the pages of runs; names of other files are ignored, failures are logged."""
     pages = []
-    for folder in folders:
-        try:
-            pages.append(write_run_page(folder))
-        except (UserError, OSError, ValueError) as error:
-            logger.warning("%s: its page is not written: %s", folder, error)
+    for name in names:
+        folders: list[Path] = []
+        with contextlib.suppress(UserError):  # a file of features
+            folders = run_dir.find_all(name, runs_dir)
+        for folder in folders:
+            try:
+                pages.append(write_run_page(folder))
+            except (UserError, OSError, ValueError) as error:
+                logger.warning("%s: its page is not written: %s", folder, error)
     return pages
 
 
@@ -123,13 +130,12 @@ def _sentences(folder: Path) -> list[Section]:
 def _options(record: Mapping[str, Any]) -> Section:
     defaults = to_dict(PretrainConfig())
     config = record["config"]
-    changed = [[key, str(value)] for key, value in config.items() if defaults.get(key) != value]
-    unchanged = [[key, str(value)] for key, value in config.items() if defaults.get(key) == value]
+    changed = {key: str(value) for key, value in config.items() if defaults.get(key) != value}
+    unchanged = {key: str(value) for key, value in config.items() if key not in changed}
     sessions = [[key, value] for session in record["sessions"] for key, value in session.items()]
-    columns = ["option", "value"]
     tables = [
-        Table(columns, changed),
-        Table(columns, unchanged, "Defaults", folded=True),
+        Table(["option", "value"], list(changed.items())),
+        Table(["option", "value"], list(unchanged.items()), "Defaults", folded=True),
         Table(["", "value"], sessions, "Sessions", folded=True),
     ]
     return Section("Options that are not the defaults", tables=tables)

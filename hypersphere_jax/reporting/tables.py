@@ -34,6 +34,21 @@ def print_table(
     console.print(table)
 
 
+def print_metrics(result: Mapping[str, Any], others: Sequence[tuple]) -> None:
+    """Print a result of `metrics`, and the rows of `measure_runs.metrics_rows`."""
+    where = [key for key in ("split", "step") if key in result]
+    columns = [*where, "n", "d", "L_align", "L_uniform", "its optimum", "bound at n"]
+    row = [result[key] for key in (*where, "n", "d")]
+    row += [with_error(result[k], result[f"{k}_standard_error"]) for k in ("align", "uniform")]
+    row += [f"{result[f'uniform_{key}']:.6f}" for key in ("optimum", "lower_bound")]
+    title = f"alpha = {result['align_alpha']:g}, t = {result['uniform_t']:g}"
+    print_table(columns, [row], title)
+    if others:
+        print()
+        rows = [[name, with_error(*value), uniform] for name, *value, uniform in others]
+        print_table(["", "measured", "uniform sphere"], rows)
+
+
 def format_value(value: Any) -> str:
     """Return a value as text: floats with four significant digits, None as "-"."""
     if value is None:

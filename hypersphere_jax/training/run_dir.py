@@ -22,7 +22,6 @@ from hypersphere_jax.configs import (
     UserError,
     differences,
     from_dict,
-    require,
     section,
     to_dict,
 )
@@ -44,8 +43,7 @@ SESSION_OPTIONS = (
     *("resume", "force"),
     *("processes", "coordinator", "num_processes", "process_index"),
 )
-# Entries of config.json that are read, and their types.
-RECORD = {"config": dict, "data_digest": str, "sessions": list}
+RECORD = {"config": dict, "data_digest": str, "sessions": list}  # entries of config.json
 ADVICE = "take it from a copy of the run"
 
 
@@ -68,8 +66,9 @@ def folder_of(config: PretrainConfig) -> Path:
 def find(name: str, runs_dir: str | Path = "runs") -> Path:
     """Return the folder of a run, given as a path or as a name in the folder of all runs."""
     folders = find_all(name, runs_dir)
-    names = ", ".join(map(str, folders))
-    require(len(folders) == 1, f"{name!r} is a folder of runs: name one of {names}")
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders))
+        raise UserError(f"{name!r} is a folder of runs: name one of {names}")
     return folders[0]
 
 
@@ -80,23 +79,17 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
             return [folder]
         if inside := sorted(file.parent for file in folder.glob("*/config.json")):
             return inside
-    require(
-        not Path(name).is_file(),
-        f"{name!r} is a file, and a run is a folder: `import-torch` makes one of PyTorch's files",
-    )
-    raise UserError(_no_run(name, runs_dir))
-
-
-def _no_run(name: str, runs_dir: str | Path) -> str:
-    names = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
+    if Path(name).is_file():
+        raise UserError(
+            f"{name!r} is a file, and a run is a folder: `import-torch` makes one of weights"
+        )
+    known = sorted(file.parent.name for file in Path(runs_dir).glob("*/config.json"))
     siblings = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
-    if hint := did_you_mean(Path(name).name, [*names, *siblings]):
-        return f"no run {name!r}{hint}"
-    if not names:
-        return f"no run {name!r}, nor any other in {runs_dir}: give its folder, or runs_dir="
-    if len(names) > MAX_NAMES:
-        names = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"]
-    return f"no run {name!r}; the runs in {runs_dir} are {', '.join(names)}"
+    hint = did_you_mean(Path(name).name, [*known, *siblings])
+    if not hint:
+        more = "…" if len(known) > MAX_NAMES else ""
+        hint = f"; the runs in runs_dir={runs_dir} are: {', '.join(known[:MAX_NAMES])}{more}"
+    raise UserError(f"no run {name!r}{hint}")
 
 
 # Creating, resuming and removing the folder.
@@ -116,8 +109,8 @@ def remove(folder: Path) -> None:
     """
     if not any(folder.glob("[!.]*")):  # a killed session may leave hidden files
         return
-    other = f"{folder} is not a run, and is not overwritten: choose another name="
-    require((folder / "config.json").is_file(), other)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run, and is not overwritten: choose another name=")
     read_record(folder)
     with (
         lock(folder),
@@ -146,17 +139,16 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
     folder = folder_of(config)
     other = "choose another name="
     if not (folder / "config.json").is_file():
-        is_empty = not checkpoints.steps(folder / "checkpoints")
-        require(
-            is_empty, f"{folder} contains checkpoints but no config.json: restore it, or {other}"
-        )
+        if checkpoints.steps(folder / "checkpoints"):
+            raise UserError(f"{folder} has checkpoints but no config.json: restore it, or {other}")
         return []
     record = read_record(folder)
     first = record["sessions"][0]
-    never = config.resume == "never"
-    require(not never, f"{folder} contains a run, and resume=never: {other}")
-    imported = f"{folder} contains an imported encoder: {other}, and start from it with init_from="
-    require("imported" not in first, imported)
+    if config.resume == "never":
+        raise UserError(f"{folder} contains a run, and resume=never: {other}")
+    if "imported" in first:
+        advice = f"{other}, and start from it with init_from="
+        raise UserError(f"{folder} contains an imported encoder: {advice}")
     recorded = read_config(folder)
     require_custom(config, recorded)
     changes = differences(training_config(recorded), training_config(config))
@@ -164,11 +156,11 @@ def check_resume(config: PretrainConfig, devices: int, digest: str) -> list[str]
         changes.append(f"data: other images or labels than {config.data} had")
     if config.batch_norm == "local" and first["device"]["count"] != devices:
         changes.append(f"devices with batch_norm=local: {first['device']['count']} -> {devices}")
-    require(
-        not changes or config.force,
-        f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave them, "
-        f"{other}, or resume with force=True",
-    )
+    if changes and not config.force:
+        raise UserError(
+            f"{folder} contains a run with other options or data ({'; '.join(changes)}): leave "
+            f"them, {other}, or resume with force=True"
+        )
     return changes
 
 
@@ -179,13 +171,13 @@ def require_custom(config: PretrainConfig, recorded: PretrainConfig) -> None:
         for name, field in CUSTOM.items()
         if getattr(recorded, field) and not isinstance(getattr(config, field), Custom)
     }
-    parts = " and ".join(f"{name} {value}" for name, value in missing.items())
-    arguments = ", ".join(f"{name}=…" for name in missing)
-    require(
-        not missing,
-        f"{config.name} uses your own {parts}: pass it to hypersphere_jax.train(config, "
-        f"{arguments})",
-    )
+    if missing:
+        parts = " and ".join(f"{name} {value}" for name, value in missing.items())
+        arguments = ", ".join(f"{name}=…" for name in missing)
+        raise UserError(
+            f"{config.name} uses your own {parts}: pass it to hypersphere_jax.train(config, "
+            f"{arguments})"
+        )
 
 
 def add_session(
@@ -237,30 +229,18 @@ def read_record(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     record = read_json(file, RECORD, ADVICE)
     for name, kind in RECORD.items():
-        require(isinstance(record[name], kind), f"{file}: {name} is damaged: {ADVICE}")
-    is_valid = bool(record["sessions"]) and all(map(_is_session, record["sessions"]))
-    require(is_valid, f"{file}: sessions is damaged: {ADVICE}")
-    require(isinstance(record.get("data", {}), dict), f"{file}: data is damaged: {ADVICE}")
+        if not isinstance(record[name], kind) or not record[name]:
+            raise UserError(f"{file}: {name} is damaged: {ADVICE}")
     return record
-
-
-def _is_session(value: Any) -> bool:
-    """Return whether a value is a session with the entries that are read."""
-    if not isinstance(value, dict) or not isinstance(value.get("command", ""), str):
-        return False
-    device = value.get("device")
-    return isinstance(device, dict) and isinstance(device.get("count"), int)
 
 
 def read_config(folder: Path) -> PretrainConfig:
     """Read the config of a run, which contains the names of custom parts."""
     values = read_record(folder)["config"]
-    for field in CUSTOM.values():
-        is_name = isinstance(values.get(field), str | None)
-        require(
-            is_name, f"{folder / 'config.json'}: {field}={values.get(field)!r:.50} is not a name"
-        )
     try:
+        for field in CUSTOM.values():
+            if not isinstance(values.get(field), str | None):
+                raise UserError(f"{field}={values[field]!r:.50} is not a name")
         return from_dict(PretrainConfig, values)
     except UserError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from error
@@ -277,15 +257,14 @@ def load_data(folder: Path, data_dir: str | None = None) -> data.Dataset:
       UserError: If the data are missing, or have changed since.
     """
     try:
-        config = read_config(folder)
-        dataset = open_data(moved(config, data_dir))
+        dataset = open_data(moved(read_config(folder), data_dir))
     except UserError as error:
         hint = "; if the data of this run were moved, say where with data_dir="
         raise UserError(f"{error}{hint}") from error
-    require(
-        dataset.digest() == read_record(folder)["data_digest"],
-        f"{folder} is of images or labels that {dataset.origin} no longer has: restore them",
-    )
+    if dataset.digest() != read_record(folder)["data_digest"]:
+        raise UserError(
+            f"{folder} is of images or labels that {dataset.origin} no longer has: restore them"
+        )
     return dataset
 
 
@@ -307,14 +286,15 @@ def moved(config: D, data_dir: str | None) -> D:
 
 def require_images(folder: Path, verb: str) -> None:
     """Raise UserError for a run of sentences, where a verb needs images."""
-    is_text = read_config(folder).reads_text
-    require(not is_text, f"{verb} is for encoders of images, and {folder} is of sentences")
+    if read_config(folder).reads_text:
+        raise UserError(f"{verb} is for encoders of images, and {folder} is of sentences")
 
 
 def test_split(dataset: data.Dataset) -> data.Source:
     """Return the split that results are reported on; UserError when there is none."""
-    advice = "add one, or pretrain with folds= (prepare text with held_out=)"
-    require(dataset.test is not None, f"{dataset.origin} has no test split: {advice}")
+    if dataset.test is None:
+        advice = "add one, or pretrain with folds= (prepare text with held_out=)"
+        raise UserError(f"{dataset.origin} has no test split: {advice}")
     return dataset.test
 
 

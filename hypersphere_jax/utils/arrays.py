@@ -1,9 +1,7 @@
-"""Read integer and floating-point arrays from NumPy's files."""
+"""NumPy's files of integers and floating-point numbers, and checksums of arrays."""
 
 import contextlib
 import json
-import tokenize
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +11,6 @@ import numpy as np
 
 from hypersphere_jax.configs import UserError
 from hypersphere_jax.utils.files import open_file
-
-MAX_DEFLATED = 1032  # bytes that one compressed byte can expand to
-# NumPy and zipfile raise many kinds of exceptions for damaged files.
-DAMAGED = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def open_array(path: str | Path, name: str | None = None) -> np.ndarray:
@@ -43,9 +24,16 @@ def open_array(path: str | Path, name: str | None = None) -> np.ndarray:
       UserError: for a missing or damaged file, an unknown name, or another kind of array.
     """
     with open_file(path) as stream, _readable(path):
-        if _is_archive(stream):
-            return _member(stream, name)
-        return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+        if not _is_archive(stream):
+            return _checked(np.load(path, mmap_mode="r", allow_pickle=False))
+        with np.load(stream, allow_pickle=False) as archive:
+            names = archive.files
+            if name is None and len(names) == 1:
+                (name,) = names
+            if names.count(name) != 1:
+                wanted = name or "a single array"
+                raise ValueError(f"expected {wanted}, found {', '.join(names[:8]) or 'no arrays'}")
+            return _checked(archive[name])
 
 
 def array_names(path: str | Path) -> list[str]:
@@ -57,24 +45,6 @@ def array_names(path: str | Path) -> list[str]:
             return list(archive.files)
 
 
-def mapped(stream: BinaryIO) -> np.ndarray:
-    """Memory-map the next array of a file that `numpy.save` wrote, and advance past it.
-
-    Raises:
-      ValueError: for a damaged array.
-    """
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("an array of another version of the format")
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    order: Any = "F" if is_fortran else "C"
-    array = np.empty(shape, dtype, order)
-    start = stream.tell()
-    if array.nbytes:
-        array = np.memmap(stream, dtype, "r", start, shape, order)
-    stream.seek(start + array.nbytes)
-    return _checked(array)
-
-
 def entry(array: np.ndarray) -> dict[str, Any]:
     """Return dtype, shape and checksum of an array as JSON values."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -84,17 +54,6 @@ def entry(array: np.ndarray) -> dict[str, Any]:
 def checksum(record: dict[str, Any]) -> int:
     """Return the checksum of a dict of JSON values, independent of the order of its keys."""
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
-
-
-def _member(stream: BinaryIO, name: str | None) -> np.ndarray:
-    with np.load(stream, allow_pickle=False) as archive:
-        names = archive.files
-        if name is None and len(names) == 1:
-            (name,) = names
-        if name is None or names.count(name) != 1:
-            wanted = name or "a single array"
-            raise ValueError(f"expected {wanted}, found {', '.join(names[:8]) or 'no arrays'}")
-        return _checked(archive[name])
 
 
 def _checked(array: Any) -> np.ndarray:
@@ -115,8 +74,9 @@ def _is_archive(stream: BinaryIO) -> bool:
 
 @contextlib.contextmanager
 def _readable(path: str | Path) -> Iterator[None]:
+    """Turn the many kinds of exceptions for damaged files into UserError."""
     try:
         yield
-    except DAMAGED as error:
+    except Exception as error:
         line = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as a NumPy array: {line}") from error

@@ -11,11 +11,10 @@ import logging
 import time
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from hypersphere_jax.utils.arrays import mapped
 from hypersphere_jax.utils.files import atomic_write
 
 logger = logging.getLogger("hypersphere_jax")
@@ -47,7 +46,7 @@ def read(file: Path | None) -> list[np.ndarray] | None:
             stream.seek(0)
             arrays = []
             while stream.tell() < end:
-                arrays.append(mapped(stream))
+                arrays.append(_mapped(stream))
             return arrays
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be used (%s): it is computed again", file, error)
@@ -59,7 +58,10 @@ def write(file: Path, *arrays: np.ndarray) -> None:
     with atomic_write(file) as stream:
         for array in arrays:
             np.save(stream, array)
-        seal(stream, file.name)
+        stream.flush()
+        content = np.memmap(stream, np.uint8, "r")
+        stream.seek(0, 2)
+        stream.write(_last_line(file.name, content))
 
 
 def write_if_slow(file: Path | None, started: float, *arrays: np.ndarray) -> None:
@@ -70,22 +72,23 @@ def write_if_slow(file: Path | None, started: float, *arrays: np.ndarray) -> Non
       started: `time.monotonic()` at the start of the computation.
       *arrays: the arrays.
     """
-    if file is None:
-        return
-    is_slow = time.monotonic() - started > SLOW_SECONDS
-    if is_slow or file.exists():
+    if file is not None and (time.monotonic() - started > SLOW_SECONDS or file.exists()):
         with contextlib.suppress(OSError):
             write(file, *arrays)
 
 
-def seal(stream: BinaryIO, name: str) -> None:
-    """Append the last line to a cache file that will have this name."""
-    stream.flush()
-    content = np.memmap(stream, np.uint8, "r")
-    stream.seek(0, 2)
-    stream.write(_last_line(name, content))
-    stream.flush()
-
-
 def _last_line(name: str, content: bytes | np.ndarray) -> bytes:
     return f"\n{name} {zlib.crc32(content):08x}\n".encode()
+
+
+def _mapped(stream: BinaryIO) -> np.ndarray:
+    """Memory-map the next array of a file that `numpy.save` wrote, and advance past it."""
+    np.lib.format.read_magic(stream)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    order: Any = "F" if is_fortran else "C"
+    array = np.empty(shape, dtype, order)
+    start = stream.tell()
+    if array.nbytes:
+        array = np.memmap(stream, dtype, "r", start, shape, order)
+    stream.seek(start + array.nbytes)
+    return array

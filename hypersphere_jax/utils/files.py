@@ -15,8 +15,6 @@ from hypersphere_jax.configs.base import UserError
 
 logger = logging.getLogger("hypersphere_jax")
 
-MAX_RECORD = 2**26  # bytes of a JSON file
-
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
@@ -60,7 +58,7 @@ def read_json(
     """
     try:
         with open_file(file) as stream:
-            text = stream.read(MAX_RECORD)
+            text = stream.read()
     except UserError as error:
         raise UserError(f"{error}: {advice}") from error
     return parse_json(text, str(file), keys, advice)
@@ -72,9 +70,11 @@ def parse_json(text: bytes, where: str, keys: Iterable[str], advice: str) -> dic
         value = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}): {advice}") from error
-    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
-    if missing or not isinstance(value, dict):
-        raise UserError(f"{where} lacks {', '.join(missing) or 'a JSON object'}: {advice}")
+    if not isinstance(value, dict):
+        raise UserError(f"{where} lacks a JSON object: {advice}")
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}: {advice}")
     return value
 
 
@@ -96,18 +96,11 @@ def open_file(path: Path | str) -> BinaryIO:
       UserError: for a missing or unreadable file, and for pipes and devices, which may block.
     """
     try:
-        # Opening a pipe without a writer would block.
-        stream: BinaryIO = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115  the caller closes it
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UserError(f"{path} is a folder, a pipe or a device, not a file")
+        return open(path, "rb")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
-        raise UserError(f"{path} is a pipe or a device, not a file")
-    return stream
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @contextlib.contextmanager

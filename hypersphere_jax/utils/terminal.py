@@ -70,8 +70,9 @@ class Progress:
         """
         important = important or (text != "" and self._text == "")
         self._text = text or self._text
-        numbers = f"{self._name} {completed} of {self._total}"
-        self._line = f"{numbers}, {self._text}" if self._text else numbers
+        self._line = ", ".join(
+            filter(None, [f"{self._name} {completed} of {self._total}", self._text])
+        )
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, text=self._text)
         elif important or time.monotonic() - self._printed > SECONDS_BETWEEN_LINES:
@@ -96,28 +97,28 @@ def track(items: Iterable[T], name: str, count: int | None = None) -> Iterator[T
             yield item
 
 
-def _make_bar() -> "progress.Progress":
-    """Return a bar that disappears at its end."""
-    from rich import progress
-
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[text]}", markup=False),
-    )
-    # The estimate of the remaining time averages over ten minutes, as steps may be slow.
-    options = {"transient": True, "speed_estimate_period": 600}
-    return progress.Progress(*columns, console=stderr_console(), **options)
-
-
 @functools.cache
 def stderr_console() -> "console.Console":
     """Return the console of all bars; rich can nest bars of one console."""
     from rich import console
 
     return console.Console(stderr=True)
+
+
+def _make_bar() -> "progress.Progress":
+    """Return a bar that disappears at its end."""
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[text]}", markup=False),
+        console=stderr_console(),
+        transient=True,
+        speed_estimate_period=600,  # seconds; steps may be slow
+    )
 
 
 def silence_orbax() -> None:
@@ -134,27 +135,12 @@ def silence_orbax() -> None:
     sys.unraisablehook = hook
 
 
-class _Once(logging.Filter):
-    """Drop repeated messages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        is_new = message not in self._seen
-        self._seen.add(message)
-        return is_new
-
-
 @contextlib.contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Print the package's log messages to stderr while a command runs."""
     logger = logging.getLogger("hypersphere_jax")
     before = (logger.level, logger.propagate)
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Once())
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hypersphere_jax.configs.base import UserError, require
+from hypersphere_jax.configs.base import require
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops"
 CPU_KERNELS = "--xla_cpu_experimental_ynn_fusion_type"
@@ -73,27 +73,17 @@ def use_deterministic_kernels() -> None:
     Raises:
       UserError: when XLA_FLAGS asks for the opposite, or JAX is in use on GPUs already.
     """
-    require(
-        not is_file(),
-        f"deterministic=True adds {DETERMINISTIC}=true to XLA_FLAGS, which names a file: "
-        "add it there",
-    )
-    options = [flag.partition("=") for flag in flags().split()]
-    values = [value for name, _, value in options if name == DETERMINISTIC]
-    for value in values:
-        require(
-            value.lower() in ("", "true", "1"),
-            f"deterministic=True needs {DETERMINISTIC}=true, but XLA_FLAGS has {value}: remove it",
-        )
+    message = f"deterministic=True needs {DETERMINISTIC}=true in XLA_FLAGS, which is {flags()!r}"
+    require(not is_file(), f"{message}, a file: add it there")
+    known = dict(flag.partition("=")[::2] for flag in flags().split())
+    value = known.get(DETERMINISTIC, "true").lower()
+    require(value in ("", "true", "1"), f"{message}: change it")
     import jax
 
-    if not values and not add(f"{DETERMINISTIC}=true"):
-        if jax.default_backend() != "gpu":
-            return
-        raise UserError(
-            "deterministic=True: JAX is in use already; set the environment variable "
-            f"XLA_FLAGS={DETERMINISTIC}=true before"
-        )
+    if DETERMINISTIC not in known and not add(f"{DETERMINISTIC}=true"):
+        is_gpu = jax.default_backend() == "gpu"
+        require(not is_gpu, f"{message}: set this variable before JAX is first used")
+        return
     # Otherwise kernels that an earlier run without the option chose would be loaded.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 

@@ -50,7 +50,7 @@ def test_page_shows_results_curves_options_and_sentences(tmp_path):
 def test_pages_that_cannot_be_written_are_skipped(tmp_path, caplog):
     broken, sound = make_run(tmp_path / "broken"), make_run(tmp_path / "sound")
     (broken / "config.json").write_text("no JSON")
-    assert run_page.update_pages([broken, sound]) == [sound / "report.html"]
+    assert run_page.update_pages([str(broken), str(sound)], "runs") == [sound / "report.html"]
     assert str(broken) in caplog.text
     with pytest.raises(UserError, match="nowhere"):
         run_page.write_run_page(tmp_path / "nowhere")

@@ -131,7 +131,7 @@ def test_other_options_need_force_and_are_recorded(short_run, tmp_path):
     folder = killed(short_run, 9, tmp_path)
     edit_config(folder, epochs=4, weight_decay=0.5)
     before = (folder / "config.json").read_bytes()
-    with pytest.raises(C.UserError, match=r"epochs.*weight_decay"):
+    with pytest.raises(C.UserError, match=r"epochs.*weight_decay.*force=True"):
         training.train(tiny_runs.short(tmp_path))
     assert (folder / "config.json").read_bytes() == before
     training.train(tiny_runs.short(tmp_path, **FORCE))

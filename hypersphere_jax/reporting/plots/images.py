@@ -32,10 +32,8 @@ def view_sheet(
 ) -> Figure:
     """Draw n images, each with its two views `[n, 2, h, w, c]`, two images per row."""
     tiles = []
-    for number, name in enumerate(names):
-        tiles.append(Tile(images[number], name or f"image {number}"))
-        tiles.append(Tile(views[number][0], "view 1"))
-        tiles.append(Tile(views[number][1], "view 2"))
+    for name, image, (first, second) in zip(names, images, views, strict=True):
+        tiles += [Tile(image, name), Tile(first, "view 1"), Tile(second, "view 2")]
     rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]
     return neighbour_sheet(title, rows, path)
 

@@ -31,13 +31,13 @@ def metrics_figure(result: Mapping[str, Any], path: str | Path | None = None) ->
         return None
     rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(11, 3.2 * rows + 0.5), dpi=DPI, layout="constrained")
-    title = [str(result.get("run") or Path(result["features"]).name)]
-    title += [f"{key} {result[key]}" for key in ("step", "split") if key in result]
-    title.append(f"{result['n']:,} points in {result['d']} dimensions")
-    figure.suptitle(", ".join(title), parse_math=False)
+    name = str(result.get("run") or Path(result["features"]).name)
+    figure.suptitle(f"{name}: {result['n']:,} points", parse_math=False)
     grid = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for axes, (draw, values) in zip(grid, panels, strict=False):
         draw(axes, values)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="x-small")
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     return save_figure(figure, path)
@@ -47,42 +47,31 @@ def _draw_distances(axes: Axes, result: Mapping[str, Any]) -> None:
     counts = np.array(result["pair_distance_counts"])
     edges = np.linspace(0, 2, len(counts) + 1)
     axes.stairs(100 * counts / counts.sum(), edges, fill=True, color=COLORS[0])
-    mean = result["pair_distance"]
-    axes.axvline(mean, linestyle="--", color=COLORS[1])
-    axes.set_title(f"positive pairs: mean {mean:.2f} (dashed)", fontsize="medium")
-    axes.set(xlabel=r"distance $\|f(x) - f(y)\|_2$", ylabel="pairs (%)", xlim=(0, 2))
+    axes.axvline(result["pair_distance"], linestyle="--", color=COLORS[1], label="mean")
+    axes.set(xlabel=r"distance of pairs $\|f(x) - f(y)\|_2$", ylabel="pairs (%)", xlim=(0, 2))
 
 
 def _draw_classes(axes: Axes, result: Mapping[str, Any]) -> None:
     names = [printable(name, 14) for name in result["classes"]]
     values = np.array(result["uniform_by_class"], float)  # NaN for a class with one point
     errors = np.nan_to_num(np.array(result["uniform_by_class_standard_error"], float))
-    rows = np.arange(len(names))
-    axes.errorbar(values, rows, xerr=errors, fmt="o", color=COLORS[0], label="each class")
+    axes.errorbar(values, range(len(names)), xerr=errors, fmt="o", color=COLORS[0], label="class")
     if len(names) <= NAMED_CLASSES:
-        axes.set_yticks(rows, names, fontsize="small", parse_math=False)
+        axes.set_yticks(range(len(names)), names, fontsize="small", parse_math=False)
     axes.invert_yaxis()
-    mean = result["uniform_by_class_mean"]
-    axes.axvline(mean, color=COLORS[0], linestyle="--", label="mean over classes")
     axes.axvline(result["uniform"], color=COLORS[1], label="all points")
     axes.axvline(result["uniform_optimum"], color="black", linestyle=":", label="optimum")
-    axes.set_title("uniformity of each class's points", fontsize="medium")
     axes.set(xlabel=UNIFORM_LABEL, ylabel="class")
-    axes.legend(fontsize="x-small")
 
 
 def _draw_spectrum(axes: Axes, result: Mapping[str, Any]) -> None:
     values = np.array(result["singular_values"])
     shown = values[values > 0]
-    rank = result["effective_rank"]
     axes.plot(np.arange(1, len(shown) + 1), shown, color=COLORS[0], marker=".")
     axes.axhline(result["d"] ** -0.5, color="black", linestyle=":", label="uniform sphere")
-    axes.axvline(rank, color=COLORS[1], linestyle="--", label="effective rank")
-    axes.set_yscale("log")
-    axes.set_xlim(0, len(values) + 1)
-    axes.set_title(f"effective rank {rank:.1f} of {result['d']}", fontsize="medium")
+    axes.axvline(result["effective_rank"], color=COLORS[1], linestyle="--", label="effective rank")
     axes.set(xlabel="index of the singular value", ylabel=r"singular value / $\sqrt{n}$")
-    axes.legend(fontsize="x-small")
+    axes.set(yscale="log", xlim=(0, len(values) + 1))
 
 
 def _draw_projection(axes: Axes, result: Mapping[str, Any]) -> None:
@@ -97,11 +86,8 @@ def _draw_projection(axes: Axes, result: Mapping[str, Any]) -> None:
     axes.plot(x, normal, color="black", linewidth=1, label="normal")
     x = x[np.abs(x) < math.sqrt(d)]
     axes.plot(x, sphere_marginal(d).pdf(x), "--", color=COLORS[1], label="uniform sphere")
-    distance = result["ks_sphere"]  # Kolmogorov-Smirnov
-    axes.set_title(f"random direction: KS distance {distance:.3f}", fontsize="medium")
-    axes.set(xlabel=r"projection $\cdot\ \sqrt{d}$", ylabel="density")
+    axes.set(xlabel=r"random projection $\cdot\ \sqrt{d}$", ylabel="density")
     axes.set_ylim(0, 1.1 * max(0.45, density.max()))  # the sphere's may be unbounded
-    axes.legend(fontsize="x-small")
 
 
 PANELS = {

@@ -20,7 +20,7 @@ from hypersphere_jax.utils.files import write_json
 from hypersphere_jax.utils.terminal import say, track
 
 MAX_CLASSES = 20  # more classes are not listed one by one
-WORDS, SENTENCES = 40, 6  # of text, printed
+SENTENCES = 6  # printed
 
 
 def list_names(data_dir: str | None = None) -> None:
@@ -56,13 +56,13 @@ def prepare(config: PrepareConfig) -> None:
 def prepare_text(config: PrepareTextConfig) -> None:
     """Turn text files into a corpus of sentences as token ids, to train on."""
     text.prepare_text(config)
-    say(f"prepared: {config.out}\nlook at it: {program()} data inspect {config.out}")
+    say(f"prepared: {config.out}\ninspect it: {program()} data inspect {config.out}")
 
 
 def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) -> None:
     """Describe a data set: sizes, classes, mean and deviation of the channels, speed of reading.
 
-    For text: documents, sentences and words, the start of the vocabulary, and some sentences.
+    For text: documents, sentences and words, and some sentences.
 
     Args:
       config: The data.
@@ -70,53 +70,61 @@ def inspect(config: InspectConfig, sample: int = 5000, out: Path | None = None) 
       out: Also write these numbers to this JSON file.
     """
     check_output(out, ".json")
+    if text.find_text(config) is not None:
+        splits = _describe_text(config)
+    else:
+        splits = _describe_images(config, sample)
+    if out is not None:
+        write_json(out, {"written_by": WRITER} | splits)
+    keys = dict.fromkeys(key for values in splits.values() for key in values)
+    rows = [[key, *(_shown(values.get(key)) for values in splits.values())] for key in keys]
+    print()
+    print_table(["", *splits], rows)
+
+
+def _describe_images(config: InspectConfig, sample: int) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each split."""
     from hypersphere_jax.data.describe import describe
 
-    if text.find_text(config) is not None:
-        _inspect_text(config, out)
-        return
     dataset = data.load(config, say)
     splits = {"train": dataset.train, "test": dataset.test}
     if dataset.pretrain is not dataset.train:
         splits["pretrain"] = dataset.pretrain
     progress = functools.partial(track, name="reading")
-    results = {}
+    described = {}
     for name, source in splits.items():
         if source is not None:
             bad = BadImages(source, config.bad_images)
-            results[name] = describe(source, bad, sample or None, progress)
+            described[name] = describe(source, bad, sample or None, progress)
             say(f"{name}: {source.origin}")
-    if out is not None:
-        write_json(out, {"written_by": WRITER} | results)
-    _print_descriptions(results)
-    say(f"\nrecipe: {config.recipe or dataset.recipe}")
-    train = results["train"]
-    if train["is_gray"] and train["smallest"][2] == 3:
-        say("all images are gray; --channels 1 makes encoders of one channel")
+    say(f"recipe: {config.recipe or dataset.recipe}")
+    return described
 
 
-def _print_descriptions(results: dict[str, dict[str, Any]]) -> None:
-    counts = []
-    pixels = []
-    for name, result in results.items():
-        sizes = sorted(result["class_counts"].values())
-        spread = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else None
-        shapes = ["x".join(map(str, result[key])) for key in ("smallest", "largest")]
-        shape = " to ".join(dict.fromkeys(shapes))
-        counts.append((name, result["n"], result["unlabeled"], len(sizes), spread, shape))
-        mean, std = (" ".join(f"{x:.4f}" for x in result[key][:3]) for key in ("mean", "std"))
-        rate = round(result["images_per_s"])
-        pixels.append((name, result["read"], result["unreadable"], mean, std, rate))
-    print()
-    print_table(["split", "images", "unlabeled", "classes", "in a class", "pixels"], counts)
-    print()
-    print_table(["split", "decoded", "unreadable", "mean", "std", "images/s"], pixels)
-    classes = list(results["train"]["class_counts"])
-    if 0 < len(classes) <= MAX_CLASSES:
-        print()
-        of_class = [[r["class_counts"].get(name) for r in results.values()] for name in classes]
-        rows = [[name, *counts] for name, counts in zip(classes, of_class, strict=True)]
-        print_table(["class", *results], rows)
+def _describe_text(config: InspectConfig) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each split, and print sentences of the training split."""
+    dataset = text.load_text(config)
+    corpus: Any = dataset.train  # a text.corpus.Corpus
+    described = {"train": corpus.statistics()}
+    if dataset.test is not None:
+        described["test"] = dataset.test.statistics()
+    say(f"{corpus.origin}: {len(corpus.vocabulary):,} words")
+    # The middle of the largest document contains no title page.
+    largest = int(np.argmax(np.diff(corpus.documents)))
+    start, end = corpus.documents[largest : largest + 2].tolist()
+    first = start + max(0, (end - start - SENTENCES) // 2)
+    for number in range(first, min(end, first + SENTENCES)):
+        say(textwrap.fill(corpus.text(number), 96, initial_indent="- ", subsequent_indent="  "))
+    return described
+
+
+def _shown(value: Any) -> Any:
+    """Return the counts of classes as text, and other statistics as they are."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) <= MAX_CLASSES:
+        return ", ".join(f"{name}: {count:,}" for name, count in value.items())
+    return f"{len(value):,} classes of {min(value.values()):,} to {max(value.values()):,}"
 
 
 def show(
@@ -142,53 +150,28 @@ def show(
     from hypersphere_jax import augment
     from hypersphere_jax.reporting import pictures, plots
 
-    is_text = text.find_text(config) is not None
-    require(not is_text, f"{config.data} is text: use data inspect")
+    require(text.find_text(config) is None, f"{config.data} is text: use data inspect")
     dataset = data.load(config)
-    source = dataset.pretrain
-    bad = BadImages(source, config.bad_images)
     recipe = config.recipe or dataset.recipe
-    images, names = pictures.read_images(source, pictures.spread(len(source), count), bad)
+    images, names = pictures.spread_images(dataset.pretrain, count, config.bad_images)
     size = image_size or max(max(image.shape[:2]) for image in images)
-    try:
-        steps = augment.recipe_of(dataclasses.replace(config, recipe=recipe))
-        views = pictures.random_views(source, images, steps, size, seed, config.extra_channels)
-    except ValueError as error:
-        raise UserError(f"--recipe {recipe}: {error}") from error
     stem = Path(config.data).stem
     path = out or Path(runs_dir, "data", f"{stem}-{recipe}.png")
     title = f"{stem}: views by recipe {recipe}, {size} pixels"
+    try:
+        steps = augment.recipe_of(dataclasses.replace(config, recipe=recipe))
+        views = pictures.random_views(images, steps, size, seed, config.extra_channels)
+    except ValueError as error:
+        raise UserError(f"recipe={recipe}: {error}") from error
     plots.view_sheet(title, names, [image / 255 for image in images], views, path)
     say(str(path))
 
 
-def _inspect_text(config: InspectConfig, out: Path | None) -> None:
-    dataset = text.load_text(config)
-    statistics = {}
-    rows = []
-    corpus: Any  # a text.corpus.Corpus
-    for name, corpus in (("train", dataset.train), ("test", dataset.test)):
-        if corpus is None:
-            continue
-        statistics[name] = corpus.statistics()
-        counts = [f"{statistics[name][key]:,}" for key in ("documents", "sentences", "tokens")]
-        lengths = [f"{statistics[name][key]:.1f}" for key in ("words_mean", "words_95")]
-        shares = [f"{statistics[name][key]:.2%}" for key in ("unknown_share", "cut_share")]
-        rows.append([name, *counts, *lengths, *shares])
-        say(f"{name}: {corpus.origin}")
-    if out is not None:
-        write_json(out, {"written_by": WRITER} | statistics)
-    columns = ["split", "documents", "sentences", "tokens", "words", "95% have", "unknown", "cut"]
-    print()
-    print_table(columns, rows)
-    corpus = dataset.train
-    words = " ".join(corpus.vocabulary[:WORDS])
-    print(f"\nvocabulary ({len(corpus.vocabulary):,}):")
-    say(textwrap.fill(words, 96, initial_indent="  ", subsequent_indent="  "))
-    # The middle of the largest document contains no title page.
-    largest = int(np.argmax(np.diff(corpus.documents)))
-    start, end = corpus.documents[largest : largest + 2].tolist()
-    middle = range(start, end)[max(0, (end - start - SENTENCES) // 2) :][:SENTENCES]
-    print(f"\nsentences {middle[0]} to {middle[-1]}:")
-    for i in middle:
-        say(textwrap.fill(corpus.text(i), 96, initial_indent="- ", subsequent_indent="  "))
+# Parts of the command by name.
+PARTS = {
+    "list": list_names,
+    "prepare": prepare,
+    "prepare-text": prepare_text,
+    "inspect": inspect,
+    "show": show,
+}
