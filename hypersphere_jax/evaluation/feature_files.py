@@ -15,8 +15,8 @@ from hypersphere_jax.evaluation.checks import (
     check_features,
     check_matrix,
     check_unit_norm,
+    row_blocks,
 )
-from hypersphere_jax.evaluation.rows import row_blocks
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.arrays import array_names, open_array
 

@@ -11,10 +11,12 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluation.rows import (
+from hypersphere_jax.evaluation.checks import (
+    CheckedSplits,
     SelectedRows,
     as_float32,
+    check_splits,
+    describe_splits,
     row_blocks,
     row_shardings,
 )

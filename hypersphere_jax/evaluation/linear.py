@@ -10,8 +10,13 @@ import numpy as np
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluation.rows import SelectedRows, as_float32
+from hypersphere_jax.evaluation.checks import (
+    CheckedSplits,
+    SelectedRows,
+    as_float32,
+    check_splits,
+    describe_splits,
+)
 from hypersphere_jax.evaluation.scores import Classifier, classification_scores, top_classes
 from hypersphere_jax.evaluation.selection import (
     best_cell,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hypersphere_jax.evaluation.rows import as_float32, row_blocks
+from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 
 RESAMPLES = 10_000
 MAX_TABLE_CLASSES = 100  # more classes have a sparse confusion matrix

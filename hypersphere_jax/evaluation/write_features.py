@@ -21,10 +21,9 @@ from hypersphere_jax.data.image_files import EXTENSIONS
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.encoder import WEIGHTS, Encoder, load
-from hypersphere_jax.evaluation.checks import CHECKED_ENTRIES
+from hypersphere_jax.evaluation.checks import CHECKED_ENTRIES, row_blocks
 from hypersphere_jax.evaluation.feature_files import collect_features
 from hypersphere_jax.evaluation.features import Extractor
-from hypersphere_jax.evaluation.rows import row_blocks
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.utils.files import atomic_write
 

@@ -11,9 +11,8 @@ import numpy as np
 from hypersphere_jax.configs import ProbeConfig, require
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import check_splits
+from hypersphere_jax.evaluation.checks import SelectedRows, check_splits
 from hypersphere_jax.evaluation.linear import Clock
-from hypersphere_jax.evaluation.rows import SelectedRows
 from hypersphere_jax.evaluation.scores import Classifier, classification_scores, top_classes
 from hypersphere_jax.evaluation.selection import best_cell, grid_rows, penalties, validation_folds
 from hypersphere_jax.text.labelled import load_labelled
