@@ -13,7 +13,7 @@ from hypersphere_jax import models
 from hypersphere_jax.configs import EvaluateConfig, ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
-from hypersphere_jax.evaluation.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluation.knn import WEIGHTED_KNN, knn_probe
 from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.evaluation.metrics import rankme
 from hypersphere_jax.losses import align_loss, uniform_loss
@@ -61,7 +61,7 @@ def _knn(inputs: EvaluatorInputs) -> dict[str, float]:
 
 
 def _knn_weighted(inputs: EvaluatorInputs) -> dict[str, float]:
-    return {"knn_weighted_top1": _top1(knn_probe, inputs, **KNN_PROTOCOLS["knn_weighted"])}
+    return {"knn_weighted_top1": _top1(knn_probe, inputs, **WEIGHTED_KNN)}
 
 
 def _linear(inputs: EvaluatorInputs) -> dict[str, float]:
@@ -204,7 +204,7 @@ def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Sour
         require(dataset.test is not None, message)
         bank = _sample(dataset.train, count // 2)
         queries = _sample(dataset.test, count // 2)
-    for name, k in (("knn", config.eval_k), ("knn_weighted", KNN_PROTOCOLS["knn_weighted"]["k"])):
+    for name, k in (("knn", config.eval_k), ("knn_weighted", WEIGHTED_KNN["k"])):
         message = f"evaluators={name} searches {k} images or more, and there are {len(bank)}"
         require(name not in names or k <= len(bank), f"{message}; raise eval_images=")
     return bank, queries

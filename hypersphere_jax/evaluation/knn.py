@@ -20,15 +20,14 @@ from hypersphere_jax.evaluation.checks import (
     row_blocks,
     row_shardings,
 )
-from hypersphere_jax.evaluation.scores import classification_scores
-from hypersphere_jax.evaluation.selection import validation_folds
+from hypersphere_jax.evaluation.scores import classification_scores, validation_folds
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
-# Wang & Isola Table 1, and Wu et al. 2018, Section 3.4.
-KNN_PROTOCOLS: dict[str, dict[str, Any]] = {
-    "knn": {"k": 5},
-    "knn_weighted": {"k": 200, "vote": "similarity", "temperature": 0.1},
+WEIGHTED_KNN: dict[str, Any] = {  # protocol `knn_weighted`, from Wu et al. 2018, Section 3.4
+    "k": 200,
+    "vote": "similarity",
+    "temperature": 0.1,
 }
 KNN_METRICS = ("cosine", "euclidean")
 VOTES = ("majority", "similarity")
