@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hypersphere_jax.evaluation.knn import knn_probe as knn_probe
     from hypersphere_jax.evaluation.linear import linear_probe as linear_probe
     from hypersphere_jax.evaluation.metrics import measure as measure
+    from hypersphere_jax.evaluation.metrics import rankme as rankme
+    from hypersphere_jax.evaluation.retrieval import retrieval_scores as retrieval_scores
     from hypersphere_jax.losses import *  # noqa: F403  one list of names, in losses/__init__.py
     from hypersphere_jax.losses import __all__ as __all__
     from hypersphere_jax.run import Run as Run
@@ -34,7 +36,8 @@ _MODULES = {
     "Recipe": "augment",
     "knn_probe": "evaluation.knn",
     "linear_probe": "evaluation.linear",
-    "measure": "evaluation.metrics",
+    **dict.fromkeys(("measure", "rankme"), "evaluation.metrics"),
+    "retrieval_scores": "evaluation.retrieval",
 }
 
 

@@ -255,8 +255,7 @@ def features(arguments: list[str]) -> None:
 
     written = run_features(config)
     shapes = [f"{split} {list(shape)}".strip() for split, shape in written.shapes.items()]
-    low, high = written.norms
-    print(f"layer {config.layer}: {', '.join(shapes)} float32, norms {low:.4g} to {high:.4g}")
+    print(f"layer {config.layer}: {', '.join(shapes)} float32")
     print(f"written: {', '.join(map(str, written.files))}")
     if {"train", "test"} <= written.shapes.keys() and written.is_labelled:
         print(f"evaluate: {program()} probe {shlex.quote(str(config.out))}")

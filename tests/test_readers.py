@@ -10,7 +10,8 @@ from numpy.lib.format import write_array
 from hypersphere_jax import configs as C
 from hypersphere_jax import data
 from hypersphere_jax.data import image_files
-from hypersphere_jax.evaluation import feature_files
+from hypersphere_jax.evaluation.measure_runs import load_features
+from hypersphere_jax.evaluation.probe_runs import read_splits
 from hypersphere_jax.reporting import results, run_page
 from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.training import run_dir
@@ -86,7 +87,7 @@ BAD_ARRAYS = {
 def test_files_without_numbers_are_refused(form, tmp_path):
     file = tmp_path / "a.npy"
     file.write_bytes(BAD_ARRAYS[form])
-    for read in (open_array, feature_files.load_features):
+    for read in (open_array, load_features):
         with pytest.raises(C.UserError, match=r"a\.npy"):
             read(file)
 
@@ -143,8 +144,8 @@ def test_pipes_are_refused(tmp_path):
         with pytest.raises(C.UserError, match=name.split("/")[0]):
             data.load(C.DataConfig(str(tmp_path / name.split("/")[0])))
     for read, name in (
-        (feature_files.read_splits, "b"),
-        (feature_files.load_features, "a.npy"),
+        (read_splits, "b"),
+        (load_features, "a.npy"),
         (lambda file: load_labelled(str(file), None, ()), "a.tsv"),
         (image_files.read_classes, "a.txt"),
     ):

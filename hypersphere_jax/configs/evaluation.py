@@ -18,7 +18,7 @@ from hypersphere_jax.configs.base import (
     require,
 )
 
-Measurement = Literal["rank", "classes", "distances", "projections", "views", "prototype"]
+Measurement = Literal["rank", "classes", "distances", "projections", "retrieval", "prototype"]
 Column = Literal["run", "step", "task", "layer", "protocol", "valid", "top1", "top5", "seconds"]
 Protocol = Literal[
     "lbfgs",
@@ -31,7 +31,7 @@ Protocol = Literal[
     "balanced",
     "quick_thought",
 ]
-Evaluator = Literal["knn", "knn_weighted", "linear", "align_uniform", "classifier"]
+Evaluator = Literal["knn", "knn_weighted", "linear", "align_uniform", "rankme", "classifier"]
 NEIGHBOURS = {"knn", "knn_weighted"}
 # Protocols without minibatches.
 WITHOUT_BATCHES = {"lbfgs", "quick_thought", *NEIGHBOURS}
@@ -188,7 +188,7 @@ class MetricsConfig(Config):
     parts: Auto[tuple[Measurement, ...]] = None
     """Further measurements. `rank`: effective rank and singular values; `classes`: uniformity by
     class; `distances`: histogram of positive pairs; `projections`: histograms along random
-    directions; `views`: uniformity of the augmented views; `prototype`: prototype representation
+    directions; `retrieval`: recall@k and MAP@R by class; `prototype`: prototype representation
     bias. Defaults to the first four, as far as the data allow."""
     pairs: Auto[Path] = None
     """.npy file of the positives of a file's rows. Defaults to none, and no alignment."""
@@ -262,10 +262,16 @@ class EvaluateConfig(Config):
     eval_every_epochs: Auto[int] = None
     """Epochs between evaluations, which add `eval/…` to the metrics; one follows the last step.
     Defaults to none."""
-    evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform")
+    evaluators: tuple[Evaluator, ...] = ("knn", "linear", "align_uniform", "rankme")
     """`knn`: 5 nearest neighbours, majority vote; `knn_weighted`: 200 neighbours with votes
     exp(similarity / 0.1); `linear`: logistic regression; `align_uniform`: alignment and uniformity;
-    `classifier`: the classifier of a supervised run."""
+    `rankme`: effective rank; `classifier`: the classifier of a supervised run."""
+    eval_k: int = 5
+    """Number of neighbours of `knn`."""
+    eval_vote: Literal["majority", "similarity"] = "majority"
+    """Votes of the neighbours of `knn`: equal, or exp(similarity / temperature)."""
+    eval_temperature: float = 0.1
+    """Temperature of `--eval-vote similarity`."""
     eval_images: int | Literal["all"] = 2000
     """Number of images, the same share of each class: half of them are searched by k-NN and fit the
     regression, the others are classified. `all`: every image; with `--eval-split test` the training
@@ -279,7 +285,12 @@ class EvaluateConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "eval_every_epochs")
+        check_at_least(self, 1, "eval_every_epochs", "eval_k")
+        check_positive(self, "eval_temperature")
         if self.eval_images != "all":
             check_at_least(self, 20, "eval_images")
         require(bool(self.evaluators), "evaluators=: name one or more")
+        if "knn" not in self.evaluators:
+            refuse(self, ["eval_k", "eval_vote"], "needs evaluators=knn")
+        if self.eval_vote != "similarity":
+            refuse(self, ["eval_temperature"], "needs eval_vote=similarity")

@@ -1,6 +1,7 @@
 """Evaluation during training: the current encoder on a part of the data."""
 
-import functools
+import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,22 +10,26 @@ import jax
 import numpy as np
 
 from hypersphere_jax import models
-from hypersphere_jax.configs import ObjectiveConfig, PretrainConfig, require
+from hypersphere_jax.configs import EvaluateConfig, ObjectiveConfig, PretrainConfig, require
 from hypersphere_jax.data import Dataset, Source, subsets
 from hypersphere_jax.evaluation.features import Extractor, concatenate_layers
-from hypersphere_jax.evaluation.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluation.knn import WEIGHTED_KNN, knn_probe
 from hypersphere_jax.evaluation.linear import linear_probe
+from hypersphere_jax.evaluation.metrics import rankme
 from hypersphere_jax.losses import align_loss, uniform_loss
+from hypersphere_jax.theory import uniformity_optimum
+from hypersphere_jax.training import distributed
 from hypersphere_jax.training.objectives import uses_labels
+
+logger = logging.getLogger("hypersphere_jax")
 
 # Seed of the images and of their two views, the same in every run, so that runs can be compared.
 CALLBACK_SEED = 0
-PROBES: dict[str, Callable] = {
-    "knn": functools.partial(knn_probe, **KNN_PROTOCOLS["knn"]),
-    "knn_weighted": functools.partial(knn_probe, **KNN_PROTOCOLS["knn_weighted"]),
-    "linear": linear_probe,
-}
-LABELLED_EVALUATORS = (*PROBES, "classifier")
+LABELLED_EVALUATORS = ("knn", "knn_weighted", "linear", "classifier")
+# Features have collapsed if their uniformity is less than this share of the optimum, or RankMe is
+# less than this share of its maximum, or than `COLLAPSED_RANK` directions.
+COLLAPSED_SHARE = 1 / 32
+COLLAPSED_RANK = 1.5
 
 _align = jax.jit(align_loss)
 _uniform = jax.jit(uniform_loss)
@@ -38,16 +43,29 @@ class EvaluatorInputs(NamedTuple):
     labels: np.ndarray  # [n]
     bank: int  # the first rows, which are searched and fitted; the others are classified
     num_classes: int
-    layer: str  # layer to classify
+    config: EvaluateConfig
     objective: ObjectiveConfig
 
 
-def _probe(name: str, inputs: EvaluatorInputs) -> dict[str, float]:
-    x = inputs.features[inputs.layer]
+def _top1(probe: Callable, inputs: EvaluatorInputs, **options: Any) -> float:
+    x = inputs.features[inputs.config.eval_layer]
     y = inputs.labels
     n = inputs.bank
-    result = PROBES[name](x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes)
-    return {f"{name}_top1": result["top1"]}
+    return probe(x[:n], y[:n], x[n:], y[n:], num_classes=inputs.num_classes, **options)["top1"]
+
+
+def _knn(inputs: EvaluatorInputs) -> dict[str, float]:
+    config = inputs.config
+    options = {"vote": config.eval_vote, "temperature": config.eval_temperature}
+    return {"knn_top1": _top1(knn_probe, inputs, k=config.eval_k, **options)}
+
+
+def _knn_weighted(inputs: EvaluatorInputs) -> dict[str, float]:
+    return {"knn_weighted_top1": _top1(knn_probe, inputs, **WEIGHTED_KNN)}
+
+
+def _linear(inputs: EvaluatorInputs) -> dict[str, float]:
+    return {"linear_top1": _top1(linear_probe, inputs)}
 
 
 def _align_uniform(inputs: EvaluatorInputs) -> dict[str, float]:
@@ -57,6 +75,10 @@ def _align_uniform(inputs: EvaluatorInputs) -> dict[str, float]:
     return {"align": float(align), "uniform": float(uniform)}
 
 
+def _rankme(inputs: EvaluatorInputs) -> dict[str, float]:
+    return {"rankme": rankme(inputs.features["output"])}
+
+
 def _classifier(inputs: EvaluatorInputs) -> dict[str, float]:
     predicted = inputs.features["logits"][inputs.bank :].argmax(axis=1)
     return {"classifier_top1": 100 * float(np.mean(predicted == inputs.labels[inputs.bank :]))}
@@ -64,8 +86,11 @@ def _classifier(inputs: EvaluatorInputs) -> dict[str, float]:
 
 # Functions from features to values, accuracies in percent.
 EVALUATORS: dict[str, Callable[[EvaluatorInputs], dict[str, float]]] = {
-    **{name: functools.partial(_probe, name) for name in PROBES},
+    "knn": _knn,
+    "knn_weighted": _knn_weighted,
+    "linear": _linear,
     "align_uniform": _align_uniform,
+    "rankme": _rankme,
     "classifier": _classifier,
 }
 
@@ -95,9 +120,8 @@ def evaluation_callback(
     models.check_layer(config, config.eval_layer, "eval_layer=")
     bank, queries = split_images(config, dataset)
     source = subsets.Concatenated([bank, queries])
-    layers = dict.fromkeys(PROBES, config.eval_layer)
-    layers |= {"align_uniform": "output", "classifier": "logits"}
-    pools = {layers[name]: "none" for name in config.evaluators}
+    layers = {"align_uniform": "output", "rankme": "output", "classifier": "logits"}
+    pools = {layers.get(name, config.eval_layer): "none" for name in config.evaluators}
     images = Extractor(apply, config, source, devices, pools)
     batches = list(images.read())
     output = {"output": "none"}
@@ -115,14 +139,33 @@ def evaluation_callback(
         for x in (*features.values(), *views):
             if not np.isfinite(x).all():
                 raise FloatingPointError("features that are not finite")
-        options = (readable_bank, len(dataset.class_names), config.eval_layer, objective)
+        options = (readable_bank, len(dataset.class_names), config, objective)
         inputs = EvaluatorInputs(features, views, labels, *options)
         values: dict[str, float] = {}
         for name in config.evaluators:
             values |= EVALUATORS[name](inputs)
+        if distributed.is_first():
+            _warn_if_collapsed(values, len(labels), config.dim, objective.uniform_t)
         return {f"eval/{name}": round(value, 6) for name, value in values.items()}
 
     return evaluate
+
+
+def _warn_if_collapsed(values: dict[str, float], n: int, d: int, t: float) -> None:
+    """Log a warning if uniformity or RankMe says that features `[n, d]` have collapsed."""
+    signs = []
+    highest = COLLAPSED_SHARE * uniformity_optimum(d, t)
+    if values.get("uniform", -math.inf) > highest:
+        signs.append(f"uniformity {values['uniform']:.3g} is above {highest:.3g}")
+    lowest = max(COLLAPSED_RANK, COLLAPSED_SHARE * min(n, d))
+    if values.get("rankme", math.inf) < lowest:
+        signs.append(f"RankMe {values['rankme']:.3g} is below {lowest:.3g}")
+    if signs:
+        logger.warning(
+            "the features have collapsed: %s; lower the learning rate, or give uniformity (or the "
+            "negatives) more weight",
+            " and ".join(signs),
+        )
 
 
 def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Source]:
@@ -161,12 +204,9 @@ def split_images(config: PretrainConfig, dataset: Dataset) -> tuple[Source, Sour
         require(dataset.test is not None, message)
         bank = _sample(dataset.train, count // 2)
         queries = _sample(dataset.test, count // 2)
-    k = KNN_PROTOCOLS["knn_weighted"]["k"]
-    require(
-        "knn_weighted" not in names or len(bank) >= k,
-        f"evaluators=knn_weighted searches {k} images or more, and there are {len(bank)}; raise "
-        "eval_images=, or use knn",
-    )
+    for name, k in (("knn", config.eval_k), ("knn_weighted", WEIGHTED_KNN["k"])):
+        message = f"evaluators={name} searches {k} images or more, and there are {len(bank)}"
+        require(name not in names or k <= len(bank), f"{message}; raise eval_images=")
     return bank, queries
 
 

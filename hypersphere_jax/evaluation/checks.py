@@ -1,11 +1,13 @@
-"""Checks of features and labels where they enter probes and metrics."""
+"""Features `[n, d]` that are read in blocks of rows, and checks of features and labels."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hypersphere_jax.configs import UserError, require
 from hypersphere_jax.data.inputs import (
@@ -16,10 +18,47 @@ from hypersphere_jax.data.inputs import (
     is_array,
     joint_classes,
 )
-from hypersphere_jax.evaluation.rows import SelectedRows, as_float32, row_blocks
 
 CHECKED_ENTRIES = 2**22  # numbers in a block of rows
 UNIT_NORM_TOLERANCE = 0.01  # half precisions round norms by a few thousandths
+
+
+def as_float32(rows: Any) -> np.ndarray:
+    """Return rows of any real dtype as float32, in which all probes compute."""
+    return np.asarray(rows, np.float32)
+
+
+def row_blocks(n: int, d: int, entries: int) -> list[slice]:
+    """Return slices that cut n rows into blocks of at most `entries` numbers, or of one row."""
+    size = max(1, entries // d)
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def row_shardings(devices: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:
+    """Return shardings that divide the first axis of arrays over devices, and that copy arrays."""
+    mesh = Mesh(np.asarray(devices), ("rows",))
+    return NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
+
+
+class SelectedRows:
+    """Rows of features by index; they are read when they are sliced.
+
+    Args:
+      x: `[n, d]` features, an array or a memory map.
+      indices: integers `[m]`.
+    """
+
+    def __init__(self, x: Any, indices: np.ndarray):
+        self._x = x
+        self._indices = indices
+        self.dtype = x.dtype
+        self.shape = (len(indices), x.shape[1])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return self._x[self._indices[rows]]
 
 
 class CheckedSplits(NamedTuple):

@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
-import hashlib
 import json
+import logging
 import os
-import time
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +26,13 @@ from hypersphere_jax.configs import (
 from hypersphere_jax.configs.base import holds_custom
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.pipeline import Batch, TwoCrops
-from hypersphere_jax.evaluation.feature_files import (
-    Features,
-    collect_features,
-    read_cached,
-    write_cached,
-)
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.batches import eval_batches
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.terminal import track
+
+logger = logging.getLogger("hypersphere_jax")
 
 PER_DEVICE = 256  # largest number of images on a device at once
 # Spatial pooling of outputs `[n, h, w, c]`, which are flattened afterwards.
@@ -49,13 +47,19 @@ ViewKind = Literal["evaluation", "random", "pairs"]
 Layers = tuple[tuple[dict[str, np.ndarray], ...], np.ndarray]
 
 
+class Features(NamedTuple):
+    """Features and labels of the images that could be read."""
+
+    x: np.ndarray  # float32 [n, d], on disk
+    labels: np.ndarray  # int32 [n]
+
+
 class Extraction(NamedTuple):
     """Features of some layers, and how they were obtained."""
 
     features: dict[str, Features]  # by layer
     pools: dict[str, str]  # pooling of each layer, "none" for layers without space
     computed: list[str]  # layers that were not cached
-    seconds: float
 
 
 class Extractor:
@@ -96,17 +100,16 @@ class Extractor:
         compile_layers = _compile_layers
         if holds_custom(self._config):
             compile_layers = _compile_layers.__wrapped__
-        data = section(self._config, DataConfig)
+        self._data = section(self._config, DataConfig)
         options = (side, self._is_cropped, views, tuple(pools.items()), tuple(devices))
-        self._compute = compile_layers(apply, data, *options)
+        self._compute = compile_layers(apply, self._data, *options)
 
     def read(self, epoch: int = 0) -> Iterator[Batch]:
         """Yield the batches of images."""
         self.indices = []
         crop = None
         if self._is_cropped:
-            recipe = _recipe(section(self._config, DataConfig), self._views)
-            crops = augment.host_crops(recipe, self._config.image_size)
+            crops = augment.host_crops(_recipe(self._data, self._views), self._config.image_size)
             crop = functools.partial(_crop, crops, self._views, self._seed, epoch, self._size)
         batches = eval_batches(self._config, self._source, self._size, self._devices, crop)
         for batch in track(batches, "features", -(-len(self._source) // self._size)):
@@ -174,14 +177,57 @@ def _make_views(
 
 def _recipe(data: DataConfig, views: ViewKind) -> augment.Recipe:
     recipe = augment.recipe_of(data)
-    if views == "random":
-        recipe = augment.crop_flip(recipe)
-    return recipe
+    return augment.crop_flip(recipe) if views == "random" else recipe
+
+
+def _crop(crops, views: ViewKind, seed, epoch, size, image, step, position) -> np.ndarray:
+    """Return a host crop of an image of any size, drawn by the image's number: uint8."""
+    number = step * size + position
+    random_crop, evaluation_crop = crops
+    if views == "evaluation":
+        return evaluation_crop(image)
+    if views == "pairs":
+        return TwoCrops(random_crop, seed)(image, 0, number)
+    return random_crop(np.random.default_rng([seed, epoch, number]), image)
+
+
+def _on_host(layers: Any, batch: Batch) -> Layers:
+    """Return the rows of images that could be read."""
+    rows = np.flatnonzero(batch.indices >= 0)
+    layers = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[rows], layers)
+    return layers, batch.labels[rows]
 
 
 def concatenate_layers(batches: Iterable[Layers]) -> Layers:
     """Return the layers of each view, and the labels, of all batches."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def collect_features(batches: Iterable[Layers], folder: Path | None = None) -> dict[str, Features]:
+    """Return the layers of a single view on disk, in temporary files without names.
+
+    Args:
+      batches: layers and labels, see `Extractor.forward`.
+      folder: existing folder of the temporary files. Defaults to the system's.
+    """
+    labels = []
+    widths: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        for (layers,), batch_labels in batches:
+            labels.append(batch_labels)
+            for layer, x in layers.items():
+                if layer not in files:
+                    files[layer] = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                    widths[layer] = x.shape[1]
+                files[layer].write(np.ascontiguousarray(x).data)
+        y = np.concatenate(labels)
+        features = {}
+        for layer, file in files.items():
+            file.flush()
+            x = np.memmap(file, np.float32, "r", shape=(len(y), widths[layer]))
+            features[layer] = Features(x, y)
+        return features
 
 
 @distributed.isolated()
@@ -208,23 +254,26 @@ def split_features(
     Raises:
       UserError: for a layer that the encoder does not have.
     """
-    started = time.perf_counter()
     pools = _layer_pools(encoder, layers, pool)
     files = _cache_files(encoder, source, devices, pools)
-    features = {layer: read_cached(file) for layer, file in files.items()}
-    missing = [layer for layer in pools if features[layer] is None]
+    cached = {layer: caches.read(file) for layer, file in files.items()}
+    features = {layer: Features(*arrays) for layer, arrays in cached.items() if arrays is not None}
+    missing = {layer: pools[layer] for layer in pools if layer not in features}
     if missing:
-        missing_pools = {layer: pools[layer] for layer in missing}
-        extractor = Extractor(encoder.apply, encoder.config, source, devices, missing_pools)
+        extractor = Extractor(encoder.apply, encoder.config, source, devices, missing)
         batches = extractor.forward(encoder.params, encoder.stats, extractor.read())
         folder = encoder.folder / "features"
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
-        is_writable = os.access(folder, os.W_OK)
-        for layer, found in collect_features(batches, folder if is_writable else None).items():
-            features[layer] = found
-            write_cached(files[layer], found)
-    return Extraction(features, pools, missing, time.perf_counter() - started)
+        found = collect_features(batches, folder if os.access(folder, os.W_OK) else None)
+        for layer, file in files.items():
+            if layer in found and file is not None:
+                try:
+                    caches.write(file, *found[layer])
+                except OSError as error:
+                    logger.warning("features are not cached: %s", error)
+        features |= found
+    return Extraction(features, pools, list(missing))
 
 
 def augmented_features(
@@ -240,8 +289,8 @@ def augmented_features(
     Views have the random crop and flip of the run's recipe without its colours (Wang & Isola, B.1).
     See `split_features` for arguments and errors; sentences have no views.
     """
-    pools = _layer_pools(encoder, [layer], pool)
     require(not encoder.config.reads_text, "augment= is for images, not sentences")
+    pools = _layer_pools(encoder, [layer], pool)
     network = (encoder.apply, encoder.config)
     extractor = Extractor(*network, source, devices, pools, "random", seed)
 
@@ -264,24 +313,6 @@ def pair_features(
     return view1["output"], view2["output"]
 
 
-def _crop(crops, views: ViewKind, seed, epoch, size, image, step, position) -> np.ndarray:
-    """Return a host crop of an image of any size, drawn by the image's number: uint8."""
-    number = step * size + position
-    random_crop, evaluation_crop = crops
-    if views == "evaluation":
-        return evaluation_crop(image)
-    if views == "pairs":
-        return TwoCrops(random_crop, seed)(image, 0, number)
-    return random_crop(np.random.default_rng([seed, epoch, number]), image)
-
-
-def _on_host(layers: Any, batch: Batch) -> Layers:
-    """Return the rows of images that could be read."""
-    rows = np.flatnonzero(batch.indices >= 0)
-    layers = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[rows], layers)
-    return layers, batch.labels[rows]
-
-
 def _layer_pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[str, str]:
     """Return the pooling of each layer, "none" for layers without space."""
     for layer in layers:
@@ -293,7 +324,7 @@ def _layer_pools(encoder: RunEncoder, layers: Sequence[str], pool: str) -> dict[
 
 def _cache_files(
     encoder: RunEncoder, source: Source, devices: Sequence[jax.Device], pools: Mapping[str, str]
-) -> dict[str, Any]:
+) -> dict[str, Path | None]:
     """Return the file of each layer; its name depends on everything that shapes the features."""
     config = encoder.config
     if config.network is not None or config.preprocess is not None:
@@ -302,12 +333,10 @@ def _cache_files(
     parts += [config.extra_channels, to_dict(section(config, ModelConfig))]
     if not config.reads_text:
         parts.append(augment.find(config.recipe).evaluate)
-    digest = hashlib.sha256(json.dumps(parts).encode())
-    for array in jax.tree.leaves((encoder.params, encoder.stats)):
-        digest.update(np.ascontiguousarray(array).view(np.uint8))
-    files = {}
+    arrays = map(np.asarray, jax.tree.leaves((encoder.params, encoder.stats)))
+    digest = caches.fingerprint(json.dumps(parts), *arrays)
+    files: dict[str, Path | None] = {}
     for layer, pool in pools.items():
-        parts = [layer, pool, digest.hexdigest()[:16]]
-        name = "-".join(part for part in parts if part != "none")
+        name = "-".join(part for part in (layer, pool, digest) if part != "none")
         files[layer] = encoder.folder / "features" / f"{name}.npy"
     return files

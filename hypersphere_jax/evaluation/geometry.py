@@ -14,13 +14,12 @@ from scipy.spatial.distance import cdist
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_labels
+from hypersphere_jax.evaluation.checks import row_blocks
 from hypersphere_jax.evaluation.estimates import Estimate, mean_estimate
-from hypersphere_jax.evaluation.rows import row_blocks
 
 FLOAT64_ENTRIES = 2**23  # numbers in a block: 64 MB
 QUANTILES = 2**16  # quantiles whose mean squared difference is the Wasserstein distance
 PROJECTION_BINS = 64
-PAIR_BINS = 50
 
 
 class Rank(NamedTuple):
@@ -43,9 +42,28 @@ class Projections(NamedTuple):
     sliced_wasserstein: np.ndarray  # [k] squared 2-Wasserstein distances from the uniform sphere
 
 
-def _float64_blocks(x: Any) -> Iterator[tuple[slice, np.ndarray]]:
+def float64_blocks(x: Any) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield blocks of the rows of features `[n, d]`, and their positions."""
     for rows in row_blocks(*x.shape, FLOAT64_ENTRIES):
         yield rows, np.asarray(x[rows], np.float64)
+
+
+def mean_point(x: Any) -> np.ndarray:
+    """Return the mean of features `[n, d]`, float64 `[d]`."""
+    return sum(block.sum(axis=0) for _, block in float64_blocks(x)) / len(x)
+
+
+def distances(x: Any, y: Any) -> np.ndarray:
+    """Return the distances of rows of features `[n, d]`, float64 `[n]`.
+
+    Raises:
+      UserError: for shapes that differ, or no rows.
+    """
+    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
+    require(len(x) > 0, "pairs: there are none")
+    return np.concatenate(
+        [np.linalg.norm(block - y[rows], axis=1) for rows, block in float64_blocks(x)]
+    )
 
 
 def effective_rank(x: Any) -> Rank:
@@ -62,10 +80,10 @@ def effective_rank(x: Any) -> Rank:
       UserError: if all features are zero.
     """
     n, d = x.shape
-    centre = sum(block.sum(axis=0) for _, block in _float64_blocks(x)) / n
+    centre = mean_point(x)
     if n > d:
         covariance = np.zeros((d, d))
-        for _, block in _float64_blocks(x):
+        for _, block in float64_blocks(x):
             centred = block - centre
             covariance += centred.T @ centred / n
         moments = covariance + np.outer(centre, centre)
@@ -109,7 +127,7 @@ def projections(x: Any, count: int = 16, seed: int = 0) -> Projections:
     radius = math.sqrt(d)
     gaussian = np.random.default_rng(seed).standard_normal((d, min(count, d)))
     directions = np.linalg.qr(gaussian)[0] * radius
-    values = np.concatenate([block @ directions for _, block in _float64_blocks(x)])
+    values = np.concatenate([block @ directions for _, block in float64_blocks(x)])
     values = np.clip(np.sort(values.T, axis=1), -radius, radius)  # norms may exceed 1 by rounding
     marginal = sphere_marginal(d)
     ranks = (np.arange(n) + 0.5) / n
@@ -126,19 +144,6 @@ def projections(x: Any, count: int = 16, seed: int = 0) -> Projections:
         ks_normal=np.abs(special.ndtr(values) - ranks).max(axis=1) + 0.5 / n,
         sliced_wasserstein=np.mean(differences**2, axis=1),
     )
-
-
-def pair_distances(x: Any, y: Any) -> tuple[Estimate, np.ndarray]:
-    """Return the distances within positive pairs of unit features `[n, d]` (Wang & Isola, Fig. 3).
-
-    Returns:
-      The mean, and counts `[PAIR_BINS]` in equal bins from 0 to 2.
-    """
-    lengths = np.empty(len(x))
-    for rows, block in _float64_blocks(x):
-        lengths[rows] = np.linalg.norm(block - y[rows], axis=1)
-    counts, _ = np.histogram(np.minimum(lengths, 2), PAIR_BINS, (0, 2))
-    return mean_estimate(lengths), counts
 
 
 def class_rows(
@@ -218,8 +223,4 @@ def mean_prototype_bias(draws: Sequence[tuple[Any, Any]]) -> Estimate:
       draws: for each draw of the augmentations `t_i`, features `[n, d]` of the images and of other
         images of their classes, see `class_mates`.
     """
-    lengths = np.zeros(len(draws[0][0]))
-    for x, same_class in draws:
-        for rows, block in _float64_blocks(x):
-            lengths[rows] += np.linalg.norm(block - same_class[rows], axis=1) / len(draws)
-    return mean_estimate(lengths)
+    return mean_estimate(np.mean([distances(*draw) for draw in draws], axis=0))

@@ -11,22 +11,23 @@ import numpy as np
 from jax import lax
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluation.rows import (
+from hypersphere_jax.evaluation.checks import (
+    CheckedSplits,
     SelectedRows,
     as_float32,
+    check_splits,
+    describe_splits,
     row_blocks,
     row_shardings,
 )
-from hypersphere_jax.evaluation.scores import classification_scores
-from hypersphere_jax.evaluation.selection import validation_folds
+from hypersphere_jax.evaluation.scores import classification_scores, validation_folds
 from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.terminal import track
 
-# Wang & Isola Table 1, and Wu et al. 2018, Section 3.4.
-KNN_PROTOCOLS: dict[str, dict[str, Any]] = {
-    "knn": {"k": 5},
-    "knn_weighted": {"k": 200, "vote": "similarity", "temperature": 0.1},
+WEIGHTED_KNN: dict[str, Any] = {  # protocol `knn_weighted`, from Wu et al. 2018, Section 3.4
+    "k": 200,
+    "vote": "similarity",
+    "temperature": 0.1,
 }
 KNN_METRICS = ("cosine", "euclidean")
 VOTES = ("majority", "similarity")

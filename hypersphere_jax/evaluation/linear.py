@@ -1,6 +1,5 @@
 """Linear probes by named protocol: hyper-parameters chosen on training data, tested once."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +9,21 @@ import numpy as np
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import CheckedSplits, check_splits, describe_splits
-from hypersphere_jax.evaluation.rows import SelectedRows, as_float32
-from hypersphere_jax.evaluation.scores import Classifier, classification_scores, top_classes
-from hypersphere_jax.evaluation.selection import (
+from hypersphere_jax.evaluation.checks import (
+    CheckedSplits,
+    SelectedRows,
+    as_float32,
+    check_splits,
+    describe_splits,
+)
+from hypersphere_jax.evaluation.scores import (
+    Classifier,
     best_cell,
+    classification_scores,
     grid_rows,
     held_out_part,
     penalties,
+    top_classes,
     validation_folds,
 )
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS, check_grid, fit_grid
@@ -85,37 +91,38 @@ def linear_probe(
 
     Returns:
       A dict that JSON can contain: `scores.classification_scores`, `protocol`, `n`, `n_train`, `d`,
-      `num_classes`, the choice (`chosen`, `valid_top1`, `grid`, see `selection.grid_rows`) and the
+      `num_classes`, the choice (`chosen`, `valid_top1`, `grid`, see `scores.grid_rows`) and the
       keys in docs/evaluation.md. `classes` lists the labels unless they are 0, 1, 2, …; class
       numbers are positions in this list.
 
     Raises:
       UserError: for features, labels or options that do not fit, and training that diverged.
     """
-    clock = Clock()
     require(test_x is not None, "test_x and test_y: linear_probe needs a test split")
     splits = check_splits(train_x, train_y, test_x, test_y, num_classes, ignore_label)
     # From here on labels are positions among the classes of the training split.
     classes, y = np.unique(splits.train_y, return_inverse=True)
     cells = _grid_cells(protocol, grid)
-    part, rounds = _held_out(y, len(cells), folds, valid_fraction, seed)
-    clock.lap("check")
+    rounds = folds or int(len(cells) > 1)  # parts that are held out in turn
+    part = np.zeros(len(y), np.int32)
+    if folds is not None:
+        part = validation_folds(y, folds, seed)
+    elif rounds:
+        part = held_out_part(y, valid_fraction, seed)
     options = {"num_classes": len(classes), "devices": devices}
-    choice = (splits.train_x, y, part, rounds, cells, clock)
+    choice = (splits.train_x, y, part, rounds, cells)
     if protocol == "lbfgs":
         require(epoch_features is None, "epoch_features: lbfgs has no epochs; omit it")
         fitted = _fit_lbfgs(*choice, standardize=standardize, **options)
     else:
         require(not standardize, f"standardize: {protocol} takes features as they are; omit it")
-        features = _kept_rows(epoch_features, splits, len(train_x))
-        options |= {"seed": seed, "epoch_features": features}
+        options |= {"seed": seed, "epoch_features": _kept_rows(epoch_features, splits, train_x)}
         fitted = _fit_minibatches(MINIBATCH_PROTOCOLS[protocol], *choice, **options)
     classifier, prepare, valid_top1, report = fitted
     ranked = classes[top_classes(classifier, splits.test_x, min(len(classes), 5), prepare)]
     scores = classification_scores(
         ranked, splits.test_y, num_classes=len(splits.classes), seed=seed
     )
-    clock.lap("score")
     best = best_cell(valid_top1)
     rows = grid_rows(cells, valid_top1)
     return {
@@ -129,22 +136,7 @@ def linear_probe(
         "valid_fraction": valid_fraction if rounds and folds is None else None,
         "seed": seed,
         **report,
-        "seconds": clock.seconds,
     }
-
-
-class Clock:
-    """Seconds of each part of the work, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Record the seconds since the last lap."""
-        now = time.perf_counter()
-        self.seconds[name] = round(now - self._last, 3)
-        self._last = now
 
 
 def _grid_cells(protocol: str, grid: Sequence[Any] | None) -> list[dict[str, float]]:
@@ -160,39 +152,28 @@ def _grid_cells(protocol: str, grid: Sequence[Any] | None) -> list[dict[str, flo
     return [{"learning_rate": rate, "weight_decay": decay} for rate, decay in distinct]
 
 
-def _held_out(
-    y: np.ndarray, cells: int, folds: int | None, fraction: float, seed: int
-) -> tuple[np.ndarray, int]:
-    """Return the part `[n]` of each row, and how many of the parts are held out in turn."""
-    if folds is not None:
-        return validation_folds(y, folds, seed), folds
-    if cells > 1:
-        return held_out_part(y, fraction, seed), 1
-    return np.zeros(len(y), np.int32), 0
-
-
-def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits, n: int) -> Callable | None:
-    """Return a function of epochs to the features of those of n rows that are not ignored."""
+def _kept_rows(epoch_features: Callable | None, splits: CheckedSplits, x: Any) -> Callable | None:
+    """Return a function of epochs to the features of those rows of x that are not ignored."""
     rows = splits.train_rows
     if epoch_features is None or rows is None:
         return epoch_features
 
     def kept(epoch: int) -> SelectedRows:
-        x = as_numpy(epoch_features(epoch))
-        require(len(x) == n, f"epoch {epoch} features: {len(x)} rows, expected {n}")
-        return SelectedRows(x, rows)
+        features = as_numpy(epoch_features(epoch))
+        message = f"epoch {epoch} features: {len(features)} rows, expected {len(x)}"
+        require(len(features) == len(x), message)
+        return SelectedRows(features, rows)
 
     return kept
 
 
 def _fit_lbfgs(
-    x, y, part, rounds: int, cells: list[dict], clock: Clock, *, num_classes, standardize, devices
+    x, y, part, rounds: int, cells: list[dict], *, num_classes, standardize, devices
 ) -> tuple:
     """Return the classifier of the best l2, the scaling of features, accuracies, and a report."""
     l2s = [cell["l2"] for cell in cells]
     options = {"num_classes": num_classes, "standardize": standardize, "devices": devices}
     problem = logistic.place(x, y, fits=len(l2s), **options)
-    clock.lap("place")
     valid_top1 = np.zeros((0, len(l2s)))
     start = None
     if rounds:
@@ -202,9 +183,7 @@ def _fit_lbfgs(
     best = best_cell(valid_top1)
     if rounds:  # the fit without the first fold is nearly the fit on all rows
         start = Classifier(fitted.weights[best], fitted.bias[best])
-    clock.lap("select")
     fit = logistic.fit_logistic(problem, np.ones(len(y), bool), [l2s[best]], start=start)
-    clock.lap("refit")
     norm = float(fit.gradient_norm[0])
     factor = 2 if num_classes == 2 else 1
     report = {
@@ -218,9 +197,7 @@ def _fit_lbfgs(
     return classifier, problem.scaling.apply, valid_top1, report
 
 
-def _fit_minibatches(
-    protocol, x, y, part, rounds: int, cells: list[dict], clock: Clock, **options: Any
-) -> tuple:
+def _fit_minibatches(protocol, x, y, part, rounds: int, cells: list[dict], **options: Any) -> tuple:
     """Return the classifier of the best cell, the type of features, accuracies, and a report."""
     pairs = [(cell["learning_rate"], cell["weight_decay"]) for cell in cells]
     valid_top1 = np.zeros((rounds, len(pairs)))
@@ -233,11 +210,9 @@ def _fit_minibatches(
             valid_top1[fold, cell] = 100 * np.sum(predicted == y[held_out]) / len(held_out)
         valid_top1[fold, ~np.asarray(report["finite"])] = np.nan
     pair = pairs[best_cell(valid_top1)]
-    clock.lap("select")
     (classifier,), report = fit_grid(protocol, x, y, np.arange(len(y)), [pair], **options)
     require(
         report["finite"][0],
         f"the classifier diverged at learning rate {pair[0]:g}; pass a grid of smaller rates",
     )
-    clock.lap("refit")
     return classifier, as_float32, valid_top1, report

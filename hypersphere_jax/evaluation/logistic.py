@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 
 from hypersphere_jax.configs import require
 from hypersphere_jax.evaluation import lbfgs
-from hypersphere_jax.evaluation.rows import row_blocks, row_shardings
+from hypersphere_jax.evaluation.checks import row_blocks, row_shardings
 from hypersphere_jax.evaluation.scaling import FeatureScaling, fit_scaling
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed

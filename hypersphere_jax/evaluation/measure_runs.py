@@ -2,11 +2,11 @@
 
 import functools
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from hypersphere_jax import text
@@ -14,17 +14,24 @@ from hypersphere_jax.configs import MetricsConfig, UserError, require
 from hypersphere_jax.configs.base import WRITER, check_output
 from hypersphere_jax.data import Source, subsets
 from hypersphere_jax.evaluation import geometry, metrics, results_file
-from hypersphere_jax.evaluation.checks import check_features
-from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, entries, jsonable
-from hypersphere_jax.evaluation.feature_files import load_features
+from hypersphere_jax.evaluation.checks import (
+    CHECKED_ENTRIES,
+    SelectedRows,
+    check_features,
+    check_matrix,
+    check_unit_norm,
+    row_blocks,
+)
+from hypersphere_jax.evaluation.estimates import UNKNOWN_ESTIMATE, entries, jsonable, mean_estimate
 from hypersphere_jax.evaluation.features import pair_features, split_features
-from hypersphere_jax.evaluation.rows import SelectedRows
+from hypersphere_jax.evaluation.retrieval import retrieval_scores
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
 from hypersphere_jax.utils.arrays import array_names, open_array
 from hypersphere_jax.utils.files import write_json
 
 DEFAULT_PARTS = ("rank", "classes", "distances", "projections")
+PAIR_BINS = 50  # of the histogram of distances, from 0 to 2
 
 
 class MeasuredFeatures(NamedTuple):
@@ -38,13 +45,8 @@ class MeasuredFeatures(NamedTuple):
     # Maps rows to their features under one or several augmentations, which depend only on a row's
     # position; None if some images cannot be read.
     views: Callable[[np.ndarray], Sequence[Any]] | None = None
-    # Maps (alpha, t, devices) to other entries than those of alignment and uniformity.
+    # Maps (alpha, t) to other entries than those of alignment and uniformity.
     summary: Callable[..., dict[str, Any]] | None = None
-
-    def positive_pairs(self) -> tuple[Any, Any]:
-        """Return the pairs, or raise `UserError`."""
-        require(self.pairs is not None, "these features have no positive pairs; pass pairs=")
-        return self.pairs
 
     def groups(self) -> dict[Any, np.ndarray]:
         """Return the rows of each class, or raise `UserError`."""
@@ -68,26 +70,22 @@ def run_metrics(config: MetricsConfig) -> dict[str, Any]:
     """
     check_output(config.out, ".json")
     check_output(config.figure, ".png", flag="figure=")
-    devices = distributed.local_devices(config.devices)
-    if config.of_file:
-        header, features = _open_file(config)
-    else:
-        header, features = _open_run(config, devices)
+    header, features = _open_file(config) if config.of_file else _open_run(config)
     chosen = DEFAULT_PARTS if config.parts is None else config.parts
     parts: dict[str, Any] = {}
     for part in [name for name in METRIC_PARTS if name in chosen]:
         try:
-            parts |= jsonable(METRIC_PARTS[part](features, config, devices))
+            parts |= jsonable(METRIC_PARTS[part](features, config))
         except UserError:  # by default, parts without data are left out
             if config.parts is not None or (part == "classes" and config.labels is not None):
                 raise
     if features.summary is not None:
-        summary = features.summary(config.alpha, config.t, devices)
+        summary = features.summary(config.alpha, config.t)
     else:
         align = UNKNOWN_ESTIMATE
         if features.pairs is not None:
             align = metrics.alignment(*features.pairs, config.alpha)
-        summary = metrics.summary(features.x, align, config.alpha, config.t, devices)
+        summary = metrics.summary(features.x, align, config.alpha, config.t)
     result = header | {"protocol": "metrics"} | summary | parts | {"seed": config.seed}
     out, _ = metrics_files(config)
     if out is not None and config.of_file:
@@ -119,7 +117,6 @@ def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None,
     uniform = {
         "uniform_f": optimum / 2,
         "uniform_g": optimum / 2,
-        "uniform_views": optimum,
         "uniform_by_class_mean": optimum,
         "effective_rank": float(result["d"]),
         "participation_ratio": float(result["d"]),
@@ -127,6 +124,10 @@ def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None,
         "sliced_wasserstein": 0.0,
         "projection_ks_sphere": math.sqrt(math.pi / 2 / result["n"]) * math.log(2),
         "prototype_bias": None,
+        "recall_at_1": None,
+        "recall_at_5": None,
+        "recall_at_10": None,
+        "map_at_r": None,
     }
     return [
         (name.replace("_", " "), result[name], result.get(f"{name}_standard_error"), value)
@@ -138,9 +139,8 @@ def metrics_rows(result: dict[str, Any]) -> list[tuple[str, float, float | None,
 # Features, with the first entries of the result.
 
 
-def _open_run(
-    config: MetricsConfig, devices: list[jax.Device]
-) -> tuple[dict[str, Any], MeasuredFeatures]:
+def _open_run(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]:
+    devices = distributed.local_devices(config.devices)
     folder = run_dir.find(config.run, config.runs_dir)
     encoder = run_dir.load_encoder(folder, config.step)
     dataset = run_dir.load_data(folder, config.data_dir)
@@ -173,7 +173,7 @@ def _open_run(
 
 
 def _row_views(
-    encoder: RunEncoder, source: Source, devices: list[jax.Device], seed: int, rows: np.ndarray
+    encoder: RunEncoder, source: Source, devices: list, seed: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return two views of each of these images, random by position in `rows`."""
     return pair_features(encoder, subsets.Subset(source, rows, "class mates"), devices, seed)
@@ -202,16 +202,46 @@ def _open_file(config: MetricsConfig) -> tuple[dict[str, Any], MeasuredFeatures]
     return header, features
 
 
+def load_features(path: str | Path, normalize: bool = False) -> Any:
+    """Return unit-norm features `[n, d]` from an .npy file, which is mapped, or an .npz file.
+
+    Args:
+      path: file of any real dtype. An .npz file has `features`.
+      normalize: divide rows by their norm, into a temporary float32 file.
+
+    Raises:
+      UserError: for another file, and rows that are not finite or not of unit norm.
+    """
+    x = open_array(path, "features")
+    check_matrix(str(path), x)
+    if not normalize:
+        check_features(str(path), x)
+        check_unit_norm(str(path), x, "normalize=True divides each row by its norm")
+        return x
+    with tempfile.TemporaryFile() as file:
+        unit = np.memmap(file, np.float32, "w+", shape=x.shape)
+    for rows in row_blocks(*x.shape, CHECKED_ENTRIES):
+        block = x[rows].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # rows of zeros become NaN
+            # The largest entry first, because squares may overflow.
+            block /= np.abs(block).max(axis=1, keepdims=True)
+            unit[rows] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    return check_features(f"{path}: normalized (rows of zeros have no norm)", unit)
+
+
 # Parts of the result.
 
 
-def _rank(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+def _rank(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     return geometry.effective_rank(features.x)._asdict()
 
 
-def _classes(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+def _classes(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     groups = features.groups()
-    estimates = metrics.uniformities(features.x, list(groups.values()), config.t, devices=devices)
+    estimates = [UNKNOWN_ESTIMATE] * len(groups)
+    for index, rows in enumerate(groups.values()):
+        if len(rows) > 1:
+            estimates[index] = metrics.uniformity(SelectedRows(features.x, rows), config.t)
     values = [estimate.value for estimate in estimates]
     names = list(groups)
     if features.class_names:
@@ -225,12 +255,14 @@ def _classes(features: MeasuredFeatures, config: MetricsConfig, devices: list) -
     }
 
 
-def _distances(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
-    mean, counts = geometry.pair_distances(*features.positive_pairs())
-    return entries("pair_distance", mean) | {"pair_distance_counts": counts}
+def _distances(features: MeasuredFeatures, config: MetricsConfig) -> dict:
+    require(features.pairs is not None, "these features have no positive pairs; pass pairs=")
+    lengths = geometry.distances(*features.pairs)
+    counts, _ = np.histogram(np.minimum(lengths, 2), PAIR_BINS, (0, 2))
+    return entries("pair_distance", mean_estimate(lengths)) | {"pair_distance_counts": counts}
 
 
-def _projections(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+def _projections(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     result = geometry.projections(features.x, seed=config.seed)
     columns = result._asdict()
     half_width = columns.pop("half_width")
@@ -246,13 +278,12 @@ def _projections(features: MeasuredFeatures, config: MetricsConfig, devices: lis
     }
 
 
-def _views(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
-    sides = features.positive_pairs()
-    values = [metrics.uniformity(side, config.t, devices=devices).value for side in sides]
-    return {"uniform_views": (values[0] + values[1]) / 2}
+def _retrieval(features: MeasuredFeatures, config: MetricsConfig) -> dict:
+    features.groups()  # names the labels in messages
+    return retrieval_scores(features.x, features.labels)
 
 
-def _prototype(features: MeasuredFeatures, config: MetricsConfig, devices: list) -> dict:
+def _prototype(features: MeasuredFeatures, config: MetricsConfig) -> dict:
     """Compare each row with another row of its class under the same augmentation."""
     mates = geometry.class_mates(features.groups(), len(features.x), config.seed)
     require(features.views is not None, "parts=prototype needs all images; some are unreadable")
@@ -267,6 +298,6 @@ METRIC_PARTS = {
     "classes": _classes,
     "distances": _distances,
     "projections": _projections,
-    "views": _views,
+    "retrieval": _retrieval,
     "prototype": _prototype,
 }

@@ -1,8 +1,6 @@
 """Alignment and uniformity of whole data sets, with standard errors."""
 
-import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +10,7 @@ import numpy as np
 from hypersphere_jax.configs import require
 from hypersphere_jax.data.inputs import as_numpy
 from hypersphere_jax.evaluation import geometry
-from hypersphere_jax.evaluation.checks import check_matrix, check_unit_norm
+from hypersphere_jax.evaluation.checks import check_features, check_matrix, check_unit_norm
 from hypersphere_jax.evaluation.estimates import (
     UNKNOWN_ESTIMATE,
     Estimate,
@@ -20,18 +18,12 @@ from hypersphere_jax.evaluation.estimates import (
     jsonable,
     mean_estimate,
 )
-from hypersphere_jax.evaluation.rows import SelectedRows, row_blocks
+from hypersphere_jax.evaluation.retrieval import retrieval_scores
 from hypersphere_jax.losses._pairwise.options import Exclude, PairOptions
-from hypersphere_jax.losses._pairwise.points import Points, make_points
+from hypersphere_jax.losses._pairwise.points import make_points
 from hypersphere_jax.losses._pairwise.sums import pair_logsumexp
-from hypersphere_jax.losses.alignment_uniformity import distance_power
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training import distributed
-from hypersphere_jax.utils.terminal import track
-
-CHUNK_ROWS = 16384  # rows on a device at once
-
-_distance_power = jax.jit(distance_power)
 
 
 @distributed.isolated()
@@ -53,14 +45,14 @@ def measure(
         points of one class.
       alpha: power of the distance in alignment, > 0.
       t: scale of the potential in uniformity, > 0.
-      ignore_label: label of points without a class, which alignment leaves out.
+      ignore_label: label of points without a class, which alignment and retrieval leave out.
 
     Returns:
       `align`, `uniform`, and each with `_standard_error`; `uniform_optimum`, the value of the
       uniform distribution in d dimensions, and `uniform_lower_bound`, the bound for n points
       (Wang & Isola, A.1.1); `effective_rank` (Roy & Vetterli 2007) and `participation_ratio`, both
       d for the uniform distribution; `n`, `d`, `align_alpha`, `uniform_t`. Unknown values are None,
-      such as alignment without y and labels.
+      such as alignment without y and labels. With labels also the entries of `retrieval_scores`.
 
     Raises:
       UserError: for shapes that differ, features that are not of unit norm (see `l2_normalize`),
@@ -81,14 +73,40 @@ def measure(
         check_unit_norm(name, side)
     require(len(x) > 1, f"x has {len(x)} point; uniformity needs two")
     align = UNKNOWN_ESTIMATE
+    retrieval: dict[str, float] = {}
     if y is not None:
         align = alignment(x, sides["y"], alpha)
     elif labels is not None:
         groups = geometry.class_rows(labels, len(x), ignore_label=ignore_label)
         align = geometry.class_alignment(x, groups, alpha)
+        retrieval = retrieval_scores(x, labels, ignore_label=ignore_label)
     rank = geometry.effective_rank(x)
     ranks = {name: getattr(rank, name) for name in ("effective_rank", "participation_ratio")}
-    return summary(x, align, alpha, t) | ranks
+    return summary(x, align, alpha, t) | ranks | retrieval
+
+
+def rankme(x: Any, eps: float = 1e-7) -> float:
+    r"""Return RankMe of features `[n, d]`: a smooth rank, from 1 to min(n, d).
+
+    .. math:: \exp(-\sum_i p_i \log p_i), \quad p_i = \sigma_i / \sum_j \sigma_j + \epsilon
+
+    with the singular values of the features, not centred (Garrido et al. 2023, Eq. (1)). It is the
+    effective rank of `measure` but for epsilon. The paper finds that encoders of higher RankMe tend
+    to be better on other tasks, which needs no labels; few directions indicate a collapse.
+
+    Args:
+      x: `[n, d]` features, an array, a tensor or a memory map. The paper has n > d.
+      eps: the constant epsilon.
+
+    Raises:
+      UserError: for features that are not finite, or all zero.
+
+    >>> round(rankme(np.eye(4)), 3)
+    4.0
+    """
+    values = geometry.effective_rank(check_features("x", x)).singular_values
+    shares = values / values.sum() + eps
+    return math.exp(-np.sum(shares * np.log(shares)))
 
 
 def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
@@ -102,33 +120,17 @@ def alignment(x: Any, y: Any, alpha: float = 2.0) -> Estimate:
     Raises:
       UserError: for shapes that differ, or no pairs.
     """
-    return mean_estimate(distance_powers(x, y, alpha))
+    return mean_estimate(geometry.distances(x, y) ** alpha)
 
 
-def distance_powers(x: Any, y: Any, alpha: float = 2.0) -> np.ndarray:
-    """Return `|x_i - y_i|^alpha` of each pair, float64 `[n]`; see `alignment`."""
-    require(x.shape == y.shape, f"pairs must have one shape, got {x.shape} and {y.shape}")
-    require(len(x) > 0, "alignment needs at least one pair")
-    powers = np.empty(len(x))
-    for rows in row_blocks(len(x), 1, CHUNK_ROWS):
-        sides = (np.asarray(side[rows], np.float32) for side in (x, y))
-        powers[rows] = _distance_power(*sides, alpha)
-    return powers
-
-
-def uniformity(
-    x: Any, t: float = 2.0, *, devices: Sequence[jax.Device] | None = None, chunk: int = CHUNK_ROWS
-) -> Estimate:
+def uniformity(x: Any, t: float = 2.0) -> Estimate:
     """Return the log of the mean Gaussian potential of all pairs: `uniform_loss` of a data set.
 
-    Two chunks of rows at a time are on a device, and the host sums in float64. Time grows with n^2,
-    memory with n.
+    The features are copied to one device in float32. Time grows with n^2, memory with n.
 
     Args:
       x: `[n, d]` features, an array or a memory map, n >= 2.
       t: scale of the potential.
-      devices: local devices, which share the pairs of chunks. Defaults to JAX's first.
-      chunk: largest number of rows of a chunk.
 
     Returns:
       The value. Its standard error is that of a U-statistic (Hoeffding), and rough for fewer than
@@ -137,48 +139,17 @@ def uniformity(
     Raises:
       UserError: for fewer than two points.
     """
-    n = len(x)
+    n, d = x.shape
     require(n >= 2, f"uniformity needs at least two points, got {n}")
-    devices = distributed.local_devices(1, devices)
-    size = -(-n // -(-n // chunk))
-    chunks = row_blocks(n, 1, size)
-    if len(chunks) == 1:
-        size = _round_up(n)
-    centre = sum(np.asarray(x[rows], np.float64).sum(axis=0) for rows in chunks) / n
-    # Logarithms of the sums of each point's potentials, and of their squares.
-    sums = np.full((2, len(chunks), size), -np.inf)
-    pairs = list(itertools.combinations_with_replacement(range(len(chunks)), 2))
-    pending: list[tuple] = []  # one pair of chunks on each device
-    for number, pair in enumerate(track(pairs, "uniformity") if len(pairs) > 1 else pairs):
-        if len(pending) == len(devices):
-            _add_sums(sums, *pending.pop(0))
-        sides = [_load_chunk(x, chunks[index], size, centre) for index in dict.fromkeys(pair)]
-        sides = jax.device_put(sides, devices[number % len(devices)])
-        pending.append((pair, _chunk_sums(np.float32(t), *sides)))
-    for pair, parts in pending:
-        _add_sums(sums, pair, parts)
-    sums = sums.reshape(2, -1)
-    return _u_statistic(sums[0, :n], sums[1, :n])
+    centre = geometry.mean_point(x)
+    points = np.zeros((_round_up(n), d), np.float32)
+    for rows, block in geometry.float64_blocks(x):
+        points[rows] = block - centre
+    sums = np.asarray(_log_sums(points, np.arange(len(points)) < n, np.float32(t)), np.float64)
+    return _u_statistic(*sums[:, :n])
 
 
-def uniformities(
-    x: Any, groups: Sequence[np.ndarray], t: float = 2.0, **options: Any
-) -> list[Estimate]:
-    """Return the uniformity of each group of rows, such as a class; NaN for a single point."""
-    estimates = [UNKNOWN_ESTIMATE] * len(groups)
-    for index, rows in enumerate(groups):
-        if len(rows) > 1:
-            estimates[index] = uniformity(SelectedRows(x, rows), t, **options)
-    return estimates
-
-
-def summary(
-    x: Any,
-    align: Estimate,
-    alpha: float = 2.0,
-    t: float = 2.0,
-    devices: Sequence[jax.Device] | None = None,
-) -> dict[str, Any]:
+def summary(x: Any, align: Estimate, alpha: float = 2.0, t: float = 2.0) -> dict[str, Any]:
     """Return an alignment, the uniformity of unit features `[n, d]`, and its optimal values."""
     n, d = x.shape
     bounds = {
@@ -187,8 +158,7 @@ def summary(
         "uniform_lower_bound": uniformity_lower_bound(d, t, n),
     }
     aligned = entries("align", align) | {"align_alpha": alpha}
-    uniform = entries("uniform", uniformity(x, t, devices=devices))
-    return jsonable(aligned | uniform | bounds | {"d": d, "n": n})
+    return jsonable(aligned | entries("uniform", uniformity(x, t)) | bounds | {"d": d, "n": n})
 
 
 def _round_up(n: int) -> int:
@@ -197,37 +167,12 @@ def _round_up(n: int) -> int:
     return -(-n // step) * step
 
 
-def _load_chunk(x: Any, rows: slice, size: int, centre: np.ndarray) -> np.ndarray:
-    """Return points `[size, d + 1]` around the centre; the last column is 1 for a point, else 0."""
-    points = np.asarray(x[rows], np.float64) - centre
-    padded = np.zeros((size, points.shape[1] + 1), np.float32)
-    padded[: len(points), :-1] = points
-    padded[: len(points), -1] = 1
-    return padded
-
-
-def _add_sums(sums: np.ndarray, pair: tuple[int, int], parts: Sequence[jax.Array]) -> None:
-    for index, part in zip(dict.fromkeys(pair), parts, strict=True):
-        sums[:, index] = np.logaddexp(sums[:, index], np.asarray(part))
-
-
 @jax.jit
-def _chunk_sums(t: jax.Array, *chunks: jax.Array) -> list[jax.Array]:
-    """Return log-sums of the potentials and of their squares `[2, size]`, for each chunk's points.
-
-    The potentials are those within a chunk, or between two chunks.
-    """
-    points = [_points(chunk) for chunk in chunks]
-    scales = (2 * t, 4 * t)
-    if len(points) == 1:
-        sums = [pair_logsumexp(*points, None, PairOptions(), s, Exclude.SELF)[:1] for s in scales]
-    else:
-        sums = [pair_logsumexp(*points, PairOptions(), s) for s in scales]
-    return [jnp.stack(pair) for pair in zip(*sums, strict=True)]
-
-
-def _points(chunk: jax.Array) -> Points:
-    return make_points(chunk[:, :-1], chunk[:, -1] > 0)
+def _log_sums(x: jax.Array, is_point: jax.Array, t: jax.Array) -> jax.Array:
+    """Return the log-sums of each point's potentials, and of their squares: `[2, n]`."""
+    points = make_points(x, is_point)
+    sums = [pair_logsumexp(points, None, PairOptions(), s, Exclude.SELF) for s in (2 * t, 4 * t)]
+    return jnp.stack([rows for rows, _ in sums])
 
 
 def _u_statistic(sums: np.ndarray, squares: np.ndarray) -> Estimate:

@@ -7,21 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from hypersphere_jax import data, text
 from hypersphere_jax.configs import ProbeConfig, UserError, require
 from hypersphere_jax.configs.base import check_output
-from hypersphere_jax.evaluation import feature_files, results_file
+from hypersphere_jax.evaluation import results_file
 from hypersphere_jax.evaluation.features import augmented_features, split_features
-from hypersphere_jax.evaluation.knn import KNN_PROTOCOLS, knn_probe
+from hypersphere_jax.evaluation.knn import WEIGHTED_KNN, knn_probe
 from hypersphere_jax.evaluation.linear import linear_probe
 from hypersphere_jax.evaluation.results_file import Result
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS
 from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.arrays import array_names, open_array
 
 Log = Callable[[str], None]
+# Features `[n, d]` and labels `[n]` of both splits, in files for a probe.
+SPLIT_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 RUN_OPTIONS = ("layers", "pool", "augment", "step", "all_steps", "data", "data_dir")
+FLAGS = ("standardize", "augment", "as_printed")
 # Options of each protocol, which are in the name of a result's file if they are not the default.
 PROTOCOL_OPTIONS = {
     "knn": ("metric", "vote", "temperature", "seed"),
@@ -65,7 +70,7 @@ def _probe_all(
 ) -> Iterator[Result]:
     for name in config.runs:
         with _failures_to(log_failure, name):
-            if feature_files.is_feature_path(Path(name)):
+            if _is_feature_path(Path(name)):
                 yield from _probe_file(Path(name), config, devices)
                 continue
             for folder in run_dir.find_all(name, config.runs_dir):
@@ -85,12 +90,32 @@ def _failures_to(log_failure: Log | None, name: str) -> Iterator[None]:
         log_failure(message if name in message else f"{name}: {message}")
 
 
+def _is_feature_path(path: Path) -> bool:
+    """Return whether a path is a file or folder of features, and not a run."""
+    if path.is_dir():
+        return any((path / f"{name}.npy").is_file() for name in SPLIT_ARRAYS)
+    return path.suffix.lower() in (".npz", ".npy")
+
+
+def read_splits(path: Path) -> list[np.ndarray]:
+    """Return `SPLIT_ARRAYS` from an .npz file, or from a folder of .npy files, which are mapped.
+
+    Raises:
+      UserError: for another file, or a missing array.
+    """
+    if path.is_dir():
+        return [open_array(path / f"{name}.npy") for name in SPLIT_ARRAYS]
+    names = ", ".join(SPLIT_ARRAYS)
+    is_npz = bool(array_names(path))
+    require(is_npz, f"{path}: a probe needs an .npz file with {names}, or a folder of .npy files")
+    return [open_array(path, name) for name in SPLIT_ARRAYS]
+
+
 def _probe_file(path: Path, config: ProbeConfig, devices: list[jax.Device]) -> Iterator[Result]:
     refused = results_file.changed_options(config, RUN_OPTIONS)
     require(not refused, f"{path} contains features, and these options are for runs: {refused}")
-    arrays = feature_files.read_splits(path)
     options = {"devices": devices, "ignore_label": config.ignore_label}
-    for _, _, result in _probe_arrays(arrays, config, options):
+    for _, _, result in _probe_arrays(read_splits(path), config, options):
         yield {"features": str(path), "split": "test"} | result
 
 
@@ -107,18 +132,16 @@ def _probe_run(
         steps = [*checkpoints.steps(folder / "checkpoints")]
         require(bool(steps), f"{folder / 'checkpoints'} is empty; `pretrain` saves checkpoints")
     for step in steps:
-        name = str(folder)
-        if step is not None:
-            name += f", step {step}"
+        name = str(folder) if step is None else f"{folder}, step {step}"
         with _failures_to(log_failure, name):
             encoder = run_dir.load_encoder(folder, step)
             for task, dataset in tasks.items():
                 about = {"task": task, "step": step}
                 about = {name: value for name, value in about.items() if value is not None}
                 suffix = "".join(f"-{name}{value}" for name, value in about.items())
-                for name, options, result in _probe_encoder(encoder, dataset, config, devices, log):
-                    file = folder / "eval" / f"{name}{suffix}{options}.json"
+                for name, changed, result in _probe_encoder(encoder, dataset, config, devices, log):
                     result = about | result
+                    file = folder / "eval" / f"{name}{suffix}{changed}.json"
                     results_file.save_result(file, result)
                     yield result
 
@@ -139,34 +162,33 @@ def _probe_encoder(
     encoder: RunEncoder, dataset: data.Dataset, config: ProbeConfig, devices: list, log: Log
 ) -> Iterator[tuple[str, str, Result]]:
     """Yield the name of each result's file, the options in it, and the result."""
+    started = time.perf_counter()
     sources = [source for source in (dataset.train, dataset.test) if source is not None]
-    options = (config.layers, devices, config.pool)
-    splits = [split_features(encoder, source, *options) for source in sources]
+    splits = [split_features(encoder, s, config.layers, devices, config.pool) for s in sources]
+    seconds = time.perf_counter() - started
     header = {
         "run": encoder.folder.name,
         "step": encoder.step,
         "data": encoder.config.data,
-        "split": {1: "folds", 2: "test"}[len(splits)],
+        "split": "folds" if dataset.test is None else "test",
+        "seconds_features": round(seconds, 3),
     }
-    seconds = sum(split.seconds for split in splits)
     computed = sorted({layer for split in splits for layer in split.computed})
     source = f"of {', '.join(computed)} computed" if computed else "from the cache"
     log(f"{header['run']}, step {encoder.step}: features {source} in {seconds:.1f} s")
-    header["seconds_features"] = round(seconds, 3)
     options = {"num_classes": len(dataset.class_names), "ignore_label": -1, "devices": devices}
-    for layer, layer_pool in splits[0].pools.items():
+    for layer, pool in splits[0].pools.items():
         arrays = [array for split in splits for array in split.features[layer]]
         about = {"layer": layer}
         pooled = ""
-        if layer_pool != "none":
-            about["pool"] = layer_pool
-            pooled = f"-pool{layer_pool}"
+        if pool != "none":
+            about["pool"] = pool
+            pooled = f"-pool{pool}"
         views = None
         if config.augment:
             draw = (layer, devices, config.seed, config.pool)
             views = augmented_features(encoder, dataset.train, *draw)
-        for name, protocol, result in _probe_arrays(arrays, config, options, views):
-            changed = results_file.changed_options(config, PROTOCOL_OPTIONS[protocol])
+        for name, changed, result in _probe_arrays(arrays, config, options, views):
             yield f"{name}-{layer}{pooled}", changed, header | about | result
 
 
@@ -176,44 +198,46 @@ def _probe_arrays(
     options: dict[str, Any],
     views: Callable | None = None,
 ) -> Iterator[tuple[str, str, Result]]:
-    """Yield name, protocol and result of each probe; `views` maps epochs to augmented features."""
-    ks = {"knn": config.k}
-    jobs = [(protocol, k) for protocol in config.protocols for k in ks.get(protocol, ("",))]
-    for protocol, k in jobs:
+    """Yield the name of each probe, its options that are not the default, and its result.
+
+    `views` maps epochs to augmented features.
+    """
+    for protocol in config.protocols:
         started = time.perf_counter()
-        result = _score(protocol, k, arrays, config, options, views)
-        result["seconds_probe"] = round(time.perf_counter() - started, 3)
-        for option in ("standardize", "augment", "as_printed"):
-            if option in PROTOCOL_OPTIONS[protocol] and getattr(config, option):
-                result[option] = True
-        yield f"{protocol}{k}", protocol, result
+        results = _score(protocol, arrays, config, options | {"seed": config.seed}, views)
+        seconds = round(time.perf_counter() - started, 3)
+        used = PROTOCOL_OPTIONS[protocol]
+        flags = {name: True for name in FLAGS if name in used and getattr(config, name)}
+        for result in results:
+            name = f"knn{result['k']}" if protocol == "knn" else protocol
+            changed = results_file.changed_options(config, used)
+            yield name, changed, result | flags | {"seconds_probe": seconds}
 
 
 def _score(
     protocol: str,
-    k: Any,
     arrays: Sequence[Any],
     config: ProbeConfig,
     options: dict[str, Any],
     views: Callable | None,
-) -> Result:
-    options = options | {"seed": config.seed}
+) -> list[Result]:
+    """Return the result of a protocol, for k-NN of each k."""
     if protocol == "knn":
         options |= {"metric": config.metric, "vote": config.vote, "temperature": config.temperature}
-        return knn_probe(*arrays, k=k, **options)
-    if protocol in KNN_PROTOCOLS:
-        options |= KNN_PROTOCOLS[protocol]
-        return knn_probe(*arrays, **options)
+        return knn_probe(*arrays, k=config.k, **options)
+    if protocol == "knn_weighted":
+        options |= WEIGHTED_KNN
+        return [knn_probe(*arrays, **options)]
     if protocol == "quick_thought":
         del options["ignore_label"]
         if config.folds is not None:
             options["inner_folds"] = config.folds
-        return text.sentence_probe(*arrays, **options)
+        return [text.sentence_probe(*arrays, **options)]
     options |= {"protocol": protocol, "folds": config.folds}
     if protocol == "lbfgs":
-        return linear_probe(*arrays, grid=config.l2, standardize=config.standardize, **options)
-    if config.as_printed:
+        options |= {"grid": config.l2, "standardize": config.standardize}
+    elif config.as_printed:
         options["grid"] = MINIBATCH_PROTOCOLS[protocol].grid[:1]
-    if views is not None:
+    if views is not None and protocol != "lbfgs":
         options["epoch_features"] = lambda epoch: views(epoch).x
-    return linear_probe(*arrays, **options)
+    return [linear_probe(*arrays, **options)]

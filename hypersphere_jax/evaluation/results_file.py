@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def save_result(file: Path, result: Result) -> None:
 
     Labels and predicted classes of a classification are arrays `[n]` in an .npz file of that name.
     """
-    predictions = {name: smallest(result[name]) for name in PREDICTIONS if name in result}
+    predictions = {name: np.int32(result[name]) for name in PREDICTIONS if name in result}
     try:
         if predictions:
             with atomic_write(file.with_suffix(".npz")) as stream:
@@ -84,13 +84,6 @@ def save_result(file: Path, result: Result) -> None:
         write_json(file, _without_predictions(result))
     except OSError as error:
         logger.warning("the result is not saved: %s", error)
-
-
-def smallest(classes: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return integers in the smallest type that can represent them."""
-    array = np.asarray(classes)
-    kinds = (np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
-    return array.astype(np.promote_types(*kinds))
 
 
 def changed_options(config: Any, names: Iterable[str]) -> str:
@@ -107,19 +100,6 @@ def changed_options(config: Any, names: Iterable[str]) -> str:
             value = "_".join(map(str, value))
         changed += f"-{name}{value}"
     return changed
-
-
-def flattened(tree: Mapping, prefix: str = "") -> Result:
-    """Return nested dicts and lists of dicts as one dict with keys like "sessions.1.command"."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, list) and value and isinstance(value[0], Mapping):
-            value = dict(enumerate(value, start=1))
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _without_predictions(result: Result) -> Result:
@@ -154,7 +134,13 @@ def _protocol_name(result: Result) -> str:
 
 
 def _scalars(result: Result) -> Result:
-    row = flattened({key: value for key, value in result.items() if not isinstance(value, list)})
-    if "top1_interval" in result:
-        row["top1_low"], row["top1_high"] = result["top1_interval"]
+    """Return the entries of a row in a CSV file."""
+    row = {}
+    for key, value in result.items():
+        if isinstance(value, dict):
+            row |= {f"{key}.{name}": item for name, item in value.items()}
+        elif key == "top1_interval":
+            row["top1_low"], row["top1_high"] = value
+        elif not isinstance(value, list):
+            row[key] = value
     return row

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hypersphere_jax.evaluation.rows import as_float32, row_blocks
+from hypersphere_jax.evaluation.checks import as_float32, row_blocks
 
 SCALING_ENTRIES = 2**21  # numbers in a block of rows in float64
 

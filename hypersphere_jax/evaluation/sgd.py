@@ -20,8 +20,7 @@ import optax
 from jax import lax
 
 from hypersphere_jax.configs import OptimizerConfig, require
-from hypersphere_jax.evaluation.checks import check_features
-from hypersphere_jax.evaluation.rows import as_float32, row_shardings
+from hypersphere_jax.evaluation.checks import as_float32, check_features, row_shardings
 from hypersphere_jax.evaluation.scores import Classifier, linear_logits
 from hypersphere_jax.training import distributed
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule

@@ -9,22 +9,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
-from numpy.lib import format as npy
 
 from hypersphere_jax import data, models
-from hypersphere_jax.configs import DataConfig, FeaturesConfig, UserError, require
+from hypersphere_jax.configs import DataConfig, FeaturesConfig, require
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.channels import with_channels
-from hypersphere_jax.data.decode import decode, reason
 from hypersphere_jax.data.image_files import EXTENSIONS
+from hypersphere_jax.data.inputs import read_image
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.encoder import WEIGHTS, Encoder, load
-from hypersphere_jax.evaluation.checks import CHECKED_ENTRIES
-from hypersphere_jax.evaluation.feature_files import collect_features
-from hypersphere_jax.evaluation.features import Extractor
-from hypersphere_jax.evaluation.rows import row_blocks
+from hypersphere_jax.evaluation.features import Extractor, collect_features
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.utils.files import atomic_write
 
@@ -34,7 +30,6 @@ class WrittenFeatures(NamedTuple):
 
     files: list[Path]
     shapes: dict[str, tuple[int, int]]  # [n, d] by split; "" if there is a single split
-    norms: tuple[float, float]  # smallest and largest norm of a row
     is_labelled: bool  # whether every image has a label
 
 
@@ -43,11 +38,6 @@ class _Split(NamedTuple):
     labels: np.ndarray  # [n]
     files: list[str]  # path of each image, or empty
     class_names: Sequence[str]
-
-
-class _ImageFile(Arrays):
-    def file(self, i: int) -> str:
-        return self.origin
 
 
 @distributed.isolated()
@@ -63,10 +53,11 @@ def run_features(config: FeaturesConfig) -> WrittenFeatures:
       UserError: for an encoder, images or a layer that do not exist, and for unreadable images.
     """
     out = config.out
-    files = [out] if out.suffix.lower() == ".npz" else [out, out.with_suffix(".csv")]
     check_output(out, ".npy", ".npz")
-    for file in files[1:]:
-        check_output(file, ".csv")
+    files = [out]
+    if out.suffix.lower() == ".npy":
+        files.append(out.with_suffix(".csv"))
+        check_output(files[1], ".csv")
     devices = distributed.local_devices(config.devices)
     encoder = load(config.run, config.step, runs_dir=config.runs_dir)
     models.check_layer(encoder.config, config.layer, "layer=")
@@ -80,18 +71,13 @@ def run_features(config: FeaturesConfig) -> WrittenFeatures:
             _write_rows(streams[0], [split.x for split in splits.values()])
             _write_table(streams[1], splits)
     shapes = {name: split.x.shape for name, split in splits.items()}
-    blocks = [split.x[rows] for split in splits.values() for rows in _blocks(split.x)]
-    norms = np.concatenate([np.linalg.norm(block, axis=1) for block in blocks])
     is_labelled = all(bool((split.labels >= 0).all()) for split in splits.values())
-    return WrittenFeatures(files, shapes, (float(norms.min()), float(norms.max())), is_labelled)
+    return WrittenFeatures(files, shapes, is_labelled)
 
 
 def _open_sources(config: FeaturesConfig, encoder: Encoder) -> dict[str, Source]:
     """Return the splits by name, train first; the name of a single split is empty."""
-    if config.images is None:
-        train, test = _run_splits(config, encoder)
-    else:
-        train, test = _named_splits(config)
+    train, test = _open_splits(config, encoder)
     if config.split == "test":
         require(test is not None, f"split=test: {train.origin} has no test split")
         return {"": test}
@@ -100,19 +86,13 @@ def _open_sources(config: FeaturesConfig, encoder: Encoder) -> dict[str, Source]
     return {"train": train, "test": test}
 
 
-def _named_splits(config: FeaturesConfig) -> tuple[Source, Source | None]:
-    path = Path(config.images).expanduser()
-    if path.suffix[1:].lower() in EXTENSIONS and path.is_file():
-        try:
-            image = decode(path.read_bytes())
-        except Exception as error:  # of nearly any type, for a damaged file
-            raise UserError(f"{path}: {reason(error)}") from error
-        return _ImageFile(image[None], None, (), str(path)), None
-    options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
-    return data.load_raw_splits(DataConfig(data=config.images, **options))
-
-
-def _run_splits(config: FeaturesConfig, encoder: Encoder) -> tuple[Source, Source | None]:
+def _open_splits(config: FeaturesConfig, encoder: Encoder) -> tuple[Source, Source | None]:
+    if config.images is not None:
+        path = Path(config.images).expanduser()
+        if path.suffix[1:].lower() in EXTENSIONS and path.is_file():
+            return Arrays(read_image(path)[None], None, (), str(path)), None
+        options = {"data_dir": config.data_dir, "bad_images": config.bad_images}
+        return data.load_raw_splits(DataConfig(data=config.images, **options))
     trained = encoder.config
     advice = "pass the images with images="
     require(encoder.origin is None, f"{config.run} contains weights only; {advice}")
@@ -156,47 +136,43 @@ def _file_of(source: Any, index: int) -> str:
     return source.file(index) if hasattr(source, "file") else ""
 
 
-def _blocks(x: np.ndarray) -> list[slice]:
-    return row_blocks(*x.shape, CHECKED_ENTRIES)
-
-
 def _arrays(splits: dict[str, _Split]) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file."""
-    first, *_ = splits.values()
-    arrays = {"names": np.array(first.class_names, np.str_)}
+    arrays = {}
     for name, split in splits.items():
         keys = (f"{name}_x", f"{name}_y", f"{name}_files")
         if not name:
             keys = ("features", "labels", "files")
         values = (split.x, split.labels, np.array(split.files, np.str_))
         arrays |= dict(zip(keys, values, strict=True))
+        arrays["names"] = np.array(split.class_names, np.str_)
     return arrays
 
 
 def _write_rows(stream: BinaryIO, parts: Sequence[np.ndarray]) -> None:
-    """Write arrays of rows as one .npy array."""
+    """Write arrays of rows, which may be larger than memory, as one .npy array."""
     shape = (sum(map(len, parts)), parts[0].shape[1])
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    npy.write_array_header_1_0(stream, header)
+    np.lib.format.write_array_header_1_0(stream, header)
     for x in parts:
-        for rows in _blocks(x):
-            stream.write(np.ascontiguousarray(x[rows], "<f4").data)
+        stream.write(np.ascontiguousarray(x, "<f4").data)
 
 
 def _write_table(stream: BinaryIO, splits: dict[str, _Split]) -> None:
     """Write split, label (-1 for none), class and file of each image, as far as they are known."""
-    parts = list(splits.values())
-    labels = np.concatenate([split.labels for split in parts]).tolist()
-    files = [file for split in parts for file in split.files]
-    names = parts[0].class_names
-    columns: dict[str, list] = {}
-    if len(parts) > 1:
-        columns["split"] = [name for name, split in splits.items() for _ in split.x]
-    columns["label"] = labels
-    if names:
-        columns["class"] = [names[label] if label >= 0 else "" for label in labels]
-    if files:
-        columns["file"] = files
     text = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
-    csv.writer(text).writerows([columns, *zip(*columns.values(), strict=True)])
+    first, *_ = splits.values()
+    columns = {"split": len(splits) > 1, "label": True, "class": bool(first.class_names)}
+    columns["file"] = bool(first.files)
+    names = [name for name, is_known in columns.items() if is_known]
+    writer = csv.DictWriter(text, names, extrasaction="ignore")
+    writer.writeheader()
+    for name, split in splits.items():
+        for row, label in enumerate(split.labels.tolist()):
+            known = {"split": name, "label": label, "class": "", "file": ""}
+            if label >= 0 and split.class_names:
+                known["class"] = split.class_names[label]
+            if split.files:
+                known["file"] = split.files[row]
+            writer.writerow(known)
     text.detach()

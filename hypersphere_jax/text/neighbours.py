@@ -2,18 +2,17 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from hypersphere_jax.configs import require
-from hypersphere_jax.evaluation import metrics
-from hypersphere_jax.evaluation.checks import check_features, check_unit_norm
+from hypersphere_jax.evaluation import geometry, metrics
+from hypersphere_jax.evaluation.checks import SelectedRows, check_features, check_unit_norm
 from hypersphere_jax.evaluation.estimates import Estimate, entries, jsonable
 from hypersphere_jax.evaluation.features import split_features
-from hypersphere_jax.evaluation.rows import SelectedRows
 from hypersphere_jax.text.corpus import Corpus
 from hypersphere_jax.theory import uniformity_lower_bound, uniformity_optimum
 from hypersphere_jax.training.run_dir import RunEncoder
@@ -27,8 +26,6 @@ def neighbour_metrics(
     documents,
     alpha: float = 2.0,
     t: float = 2.0,
-    *,
-    devices: Sequence[jax.Device] | None = None,
 ) -> dict[str, Any]:
     r"""Return alignment and uniformity of two encoders of consecutive sentences.
 
@@ -46,7 +43,6 @@ def neighbour_metrics(
       documents: first sentence of each document, then n: integers `[k + 1]`.
       alpha: power of the distance, > 0.
       t: scale of the potential, > 0.
-      devices: devices that share the pairs of uniformity. Defaults to one.
 
     Returns:
       Values and standard errors, None if unknown. `align_standard_error` is the error of a ratio of
@@ -69,8 +65,8 @@ def neighbour_metrics(
     require(documents[0] == 0 and documents[-1] == n, f"documents: must go from 0 to {n}")
     has_next = _has_next(documents)
     require(has_next.any(), "documents: each has one sentence, and there are no neighbours")
-    uniform_f = metrics.uniformity(f, t, devices=devices)
-    uniform_g = metrics.uniformity(g, t, devices=devices)
+    uniform_f = metrics.uniformity(f, t)
+    uniform_g = metrics.uniformity(g, t)
     uniform = Estimate(*map(sum, zip(uniform_f, uniform_g, strict=True)))
     result = {
         **entries("align", _alignment(f, g, documents, alpha)),
@@ -101,7 +97,7 @@ def _alignment(f, g, documents: np.ndarray, alpha: float) -> Estimate:
     before = slice(None, -1)
     after = slice(1, None)
     for one, other in ((before, after), (after, before)):
-        powers = metrics.distance_powers(f[one], g[other], alpha)
+        powers = geometry.distances(f[one], g[other]) ** alpha
         sums[one] += np.where(has_next, powers, 0.0)
         neighbours[one] += has_next
     rows = neighbours > 0
@@ -137,7 +133,7 @@ def neighbour_inputs(
 
     Returns:
       Features of f; features of f and of g for all pairs of neighbours; and
-      `summary(alpha, t, devices)`, the neighbour metrics with the optimum of uniformity.
+      `summary(alpha, t)`, the neighbour metrics with the optimum of uniformity.
     """
     features = split_features(encoder, corpus, ["f", "g"], devices).features
     f = check_features("f", features["f"].x)
@@ -150,8 +146,8 @@ def neighbour_inputs(
     return f, pairs, functools.partial(_summary, f, g, corpus.documents)
 
 
-def _summary(f, g, documents: np.ndarray, alpha: float, t: float, devices) -> dict[str, Any]:
-    values = neighbour_metrics(f, g, documents, alpha, t, devices=devices)
+def _summary(f, g, documents: np.ndarray, alpha: float, t: float) -> dict[str, Any]:
+    values = neighbour_metrics(f, g, documents, alpha, t)
     n, d = f.shape
     optimum = uniformity_optimum(d, t)
     bound = uniformity_lower_bound(d, t, n)

@@ -11,11 +11,16 @@ import numpy as np
 from hypersphere_jax.configs import ProbeConfig, require
 from hypersphere_jax.data import Dataset
 from hypersphere_jax.evaluation import logistic
-from hypersphere_jax.evaluation.checks import check_splits
-from hypersphere_jax.evaluation.linear import Clock
-from hypersphere_jax.evaluation.rows import SelectedRows
-from hypersphere_jax.evaluation.scores import Classifier, classification_scores, top_classes
-from hypersphere_jax.evaluation.selection import best_cell, grid_rows, penalties, validation_folds
+from hypersphere_jax.evaluation.checks import SelectedRows, check_splits
+from hypersphere_jax.evaluation.scores import (
+    Classifier,
+    best_cell,
+    classification_scores,
+    grid_rows,
+    penalties,
+    top_classes,
+    validation_folds,
+)
 from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.text.sentence_training import run_vocabulary
 from hypersphere_jax.training import distributed
@@ -65,21 +70,17 @@ def sentence_probe(
     Raises:
       UserError: for invalid features, labels or options.
     """
-    clock = Clock()
     x, y, *_ = check_splits(x, y, None, None, num_classes)
     strengths = penalties("strengths", strengths)
     classes, ids = np.unique(y, return_inverse=True)
     outer = validation_folds(ids, folds, seed)
-    clock.lap("check")
     options = {"num_classes": len(classes), "devices": devices}
     problem = logistic.place(x, ids, fits=len(strengths), **options)
-    clock.lap("place")
     top1 = [
         _inner_top1(problem, ids, outer != fold, strengths, inner_folds, seed)
         for fold in range(folds)
     ]
     chosen = [strengths[best_cell(inner)] for inner in top1]
-    clock.lap("select")
     n_train = len(y) - np.bincount(outer)
     penalty = _penalty(problem, chosen, n_train)
     fits = [
@@ -87,11 +88,9 @@ def sentence_probe(
         for fold in range(folds)
     ]
     fit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *fits)
-    clock.lap("refit")
     ranked = classes[_rank(problem, fit.classifiers, x, outer)]
     result = classification_scores(ranked, y, num_classes=num_classes, seed=seed)
     by_fold = [100 * float(np.mean((ranked[:, 0] == y)[outer == fold])) for fold in range(folds)]
-    clock.lap("score")
     return {
         "protocol": "quick_thought",
         **result,
@@ -107,7 +106,6 @@ def sentence_probe(
         "seed": seed,
         "steps": int(fit.steps.max()),
         "converged": bool((fit.gradient_norm <= logistic.limit(penalty)).all()),
-        "seconds": clock.seconds,
     }
 
 

@@ -48,17 +48,6 @@ def test_projection_distances_match_scipy(rng):
         np.testing.assert_allclose(found.sliced_wasserstein[k], expected, rtol=2e-2)
 
 
-def test_pair_distances_match_a_histogram(rng):
-    x, y = sphere(rng, 100, 4), sphere(rng, 100, 4)
-    y[0] = -x[0] * 1.004  # norms are near 1 only
-    mean, counts = geometry.pair_distances(x, y)
-    lengths = np.linalg.norm(x.astype(np.float64) - y, axis=1)
-    np.testing.assert_allclose(mean.value, lengths.mean(), rtol=1e-6)
-    np.testing.assert_allclose(mean.standard_error, lengths.std(ddof=1) / 10, rtol=1e-6)
-    expected, _ = np.histogram(np.minimum(lengths, 2), 50, (0, 2))
-    np.testing.assert_array_equal(counts, expected)
-
-
 @pytest.mark.parametrize("alpha", [0.5, 2.0, 3.0])
 def test_class_alignment_is_the_mean_over_pairs_of_one_class(alpha, rng):
     labels = rng.permutation(np.repeat(["a", "b", "c", "d"], [30, 20, 9, 1]))

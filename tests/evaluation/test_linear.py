@@ -8,7 +8,7 @@ from sklearn.preprocessing import StandardScaler
 
 from hypersphere_jax.configs import UserError
 from hypersphere_jax.evaluation.linear import linear_probe
-from hypersphere_jax.evaluation.selection import held_out_part, validation_folds
+from hypersphere_jax.evaluation.scores import held_out_part, validation_folds
 from hypersphere_jax.evaluation.sgd import MINIBATCH_PROTOCOLS, fit_grid
 
 CLASSES, N, D = 6, 300, 16

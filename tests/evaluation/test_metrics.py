@@ -14,9 +14,8 @@ from hypersphere_jax import cli, theory
 from hypersphere_jax.configs import MetricsConfig, UserError
 from hypersphere_jax.data import subsets
 from hypersphere_jax.evaluation import geometry, metrics
-from hypersphere_jax.evaluation.feature_files import load_features
 from hypersphere_jax.evaluation.features import pair_features
-from hypersphere_jax.evaluation.measure_runs import run_metrics
+from hypersphere_jax.evaluation.measure_runs import load_features, run_metrics
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils.files import read_json
 
@@ -25,24 +24,24 @@ def distances(x, y):
     return np.linalg.norm(np.float64(x) - y, axis=-1)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_uniformity_in_chunks_is_over_all_pairs(devices, rng):
+@pytest.mark.parametrize("t", [2.0, 60.0])
+def test_uniformity_is_over_all_pairs(t, rng):
     x = sphere(rng, 101, 5)
-    for t in (2.0, 60.0):
-        found = metrics.uniformity(x, t, devices=jax.devices()[:devices], chunk=30)
-        whole = metrics.uniformity(x, t)
-        np.testing.assert_allclose([found.value, whole.value], uniformity(x, t), rtol=2e-6)
-        np.testing.assert_allclose(found.standard_error, whole.standard_error, rtol=1e-4)
+    assert metrics.uniformity(x, t).value == pytest.approx(uniformity(x, t), rel=2e-6)
 
 
 def test_uniformity_of_features_far_from_the_origin(rng):
     """Squared distances are 1e-6 of the squared norms."""
     x = np.eye(3)[0] + 1e-3 * rng.standard_normal((50, 3))
-    groups = [np.arange(50), np.arange(20), np.arange(1)]
-    *found, single = metrics.uniformities(x, groups, 1e5)
-    expected = [uniformity(x[rows], 1e5) for rows in groups[:2]]
-    np.testing.assert_allclose([e.value for e in found], expected, rtol=1e-5)
-    assert np.isnan(single.value)
+    assert metrics.uniformity(x, 1e5).value == pytest.approx(uniformity(x, 1e5), rel=1e-5)
+
+
+def test_rankme_matches_the_singular_values(rng):
+    x = sphere(rng, 50, 6) * np.array([1, 1, 0.5, 0.1, 0.01, 0])
+    values = np.linalg.svd(np.float64(x), compute_uv=False)
+    shares = values / values.sum() + 1e-7
+    assert hj.rankme(x) == pytest.approx(np.exp(-np.sum(shares * np.log(shares))), rel=1e-9)
+    assert hj.rankme(np.ones((9, 4))) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("apart", [0, 2])
@@ -120,14 +119,15 @@ def test_all_parts_of_files(files):
     out, picture = files / "o.json", files / "o.png"
     arguments = [paths[0], "--pairs", paths[1], "--labels", paths[2]]
     arguments += ["--out", str(out), "--figure", str(picture), "--devices", "2", "--t", "3"]
-    parts = ["rank", "classes", "distances", "projections", "views", "prototype"]
+    parts = ["rank", "classes", "distances", "projections", "retrieval", "prototype"]
     assert cli.main(["metrics", *arguments, "--parts", *parts]) == 0
     found = json.loads(out.read_text())
     x, y, labels = map(np.load, paths)
     assert found["classes"] == [0, 1, 2, 3] and sum(found["n_by_class"]) == 115
     by_class = [uniformity(x[labels == label], 3) for label in range(4)]
     np.testing.assert_allclose(found["uniform_by_class"], by_class, rtol=1e-5)
-    assert found["uniform_views"] == pytest.approx((uniformity(x, 3) + uniformity(y, 3)) / 2, 1e-5)
+    expected = hj.retrieval_scores(x, labels)
+    assert found | expected == found and found["retrieval_queries"] == 115
     assert found["pair_distance"] == pytest.approx(distances(x, y).mean(), rel=1e-5)
     # The bias has one mate for each point, and the mean is over all mates.
     same = (labels[:, None] == labels) & (labels >= 0) & ~np.eye(120, dtype=bool)

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from hypersphere_jax.evaluation import scores
-from hypersphere_jax.evaluation.selection import best_cell, held_out_part, validation_folds
+from hypersphere_jax.evaluation.scores import best_cell, held_out_part, validation_folds
 
 
 def test_held_out_parts_and_folds_have_their_share_of_every_class(rng):

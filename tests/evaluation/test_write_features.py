@@ -9,9 +9,8 @@ from PIL import Image
 import hypersphere_jax as hj
 from hypersphere_jax import cli, data
 from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig, ProbeConfig
-from hypersphere_jax.evaluation.feature_files import read_splits
 from hypersphere_jax.evaluation.measure_runs import run_metrics
-from hypersphere_jax.evaluation.probe_runs import run_probe
+from hypersphere_jax.evaluation.probe_runs import read_splits, run_probe
 from hypersphere_jax.evaluation.write_features import run_features
 
 

@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from hypersphere_jax.evaluation.knn import knn_probe
-from hypersphere_jax.evaluation.selection import validation_folds
+from hypersphere_jax.evaluation.scores import validation_folds
 from hypersphere_jax.text.quick_thought_probe import STRENGTHS, sentence_probe
 
 N, D, FOLDS, INNER = 121, 6, 4, 2  # with two inner folds the number of fitted rows matters

@@ -8,6 +8,7 @@ import pytest
 import tiny_runs
 from run_states import assert_same_run, killed, state_of, timeless
 from scipy.spatial.distance import pdist
+from scipy.stats import entropy
 
 from hypersphere_jax import augment, data, models
 from hypersphere_jax import configs as C
@@ -67,6 +68,7 @@ def expected_scores(folder, step):
         "linear_top1": linear.linear_probe(*split, num_classes=10)["top1"],
         "align": (np.linalg.norm(v1 - v2, axis=1) ** config.align_alpha).mean(),
         "uniform": np.log(np.exp(-config.uniform_t * distances).mean()),
+        "rankme": np.exp(entropy(np.linalg.svd(np.asarray(plain["output"]), compute_uv=False))),
     }
 
 
@@ -152,5 +154,39 @@ def test_images_to_classify_from_the_training_split(split, evaluators, supervise
 def test_classifier_is_scored_on_the_second_half():
     logits = np.eye(4)[[0, 1, 2, 3] * 2]
     labels = np.array([3, 3, 3, 0, 0, 1, 3, 3])
-    inputs = callbacks.EvaluatorInputs({"logits": logits}, [], labels, 4, 4, "output", None)
+    inputs = callbacks.EvaluatorInputs({"logits": logits}, [], labels, 4, 4, None, None)
     assert callbacks.EVALUATORS["classifier"](inputs) == {"classifier_top1": 75.0}
+
+
+def run_evaluator(outputs, evaluators, **options):
+    """Evaluate an encoder with these outputs for the images of the digits."""
+    options |= {"evaluators": evaluators, "eval_images": "all"}
+    config = tiny_runs.short(".", image_size=8, in_channels=1, recipe="digits", **options)
+    dataset = data.load(config)
+
+    def apply(params, stats, x, train):
+        rows = np.arange(len(x)) % len(outputs)
+        return {"output": outputs[rows]}, stats
+
+    evaluate = callbacks.evaluation_callback(config, dataset, apply, jax.devices()[:1])
+    return evaluate({}, {})
+
+
+@pytest.mark.parametrize(("d", "rank"), [(6, 1), (6, 2), (128, 3), (128, 5)])
+def test_collapse_is_reported(d, rank, caplog):
+    """Fewer directions than d / 32 or than 1.5 are a collapse."""
+    outputs = np.eye(d, dtype=np.float32)[:rank]
+    values = run_evaluator(outputs, ("rankme", "align_uniform"), dim=d)
+    assert values["eval/rankme"] == pytest.approx(rank, rel=1e-3)
+    assert len(caplog.messages) == (rank < max(1.5, d / 32))
+
+
+def test_neighbours_and_votes_are_options():
+    """The neighbours are all images, so that the largest class wins."""
+    options = {"eval_vote": "similarity", "eval_temperature": 1e6, "eval_split": "test"}
+    count = len(data.load(tiny_runs.short(".")).train)
+    values = run_evaluator(np.eye(6, dtype=np.float32)[:1], ("knn",), eval_k=count, **options)
+    dataset = data.load(tiny_runs.short("."))
+    largest = np.bincount(dataset.train.labels).argmax()
+    expected = 100 * np.mean(dataset.test.labels == largest)
+    assert values["eval/knn_top1"] == pytest.approx(expected)
