@@ -160,7 +160,7 @@ def _fit_channels(source: Source, trained: PretrainConfig) -> Source:
     if shape is None:
         sample, _ = read(source, 0)
         shape = sample["image"].shape
-    message = f"images of {source.origin} have {shape[2]} channels, and the encoder takes {channels}"
+    message = f"{source.origin} has images of {shape[2]} channels, and the encoder takes {channels}"
     require(shape[2] == channels, message)
     return source
 
