@@ -4,8 +4,8 @@
     python run.py depth nyu_depth_align_uniform --layer conv5
     python run.py depth nyu_depth_contrastive nyu_depth_align_uniform --folds 5
 
-The data are the 1,449 labelled images, in the authors' split (795 and 654 images) if their
-`splits.mat` is next to the file. The last command compares both by cross-validation, as the paper
+The data are the 1,449 labelled images, in the authors' split (795 and 654 images): put their
+`splits.mat` next to the file. The last command compares both by cross-validation, as the paper
 does.
 
 Settings: Section B.1 and Table 9. Not printed: images of 64 pixels, and the SmallAlexNet of STL-10.

@@ -26,6 +26,7 @@ from hypersphere_jax.configs.flags import with_file
 from hypersphere_jax.data import load
 from hypersphere_jax.data.image_files import read_classes
 from hypersphere_jax.data.source import UnreadableImage
+from hypersphere_jax.depth.nyu import MatSource
 from hypersphere_jax.pretrained import read_state
 from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.text.text_files import read_sentences
@@ -72,8 +73,6 @@ def write_mat(stream):
     with h5py.File(stream, "w") as file:
         file["images"] = np.zeros((6, 3, 8, 10), np.uint8)
         file["depths"] = np.zeros((6, 8, 10), np.float32)
-        scenes = [file.create_dataset(name, data=[ord(name)], dtype="u2").ref for name in "abcdef"]
-        file.create_dataset("scenes", data=[scenes], dtype=h5py.ref_dtype)
 
 
 def read_images(path):
@@ -87,6 +86,13 @@ def read_images(path):
                 assert path.suffix != ".zip" or np.array_equal(found, PIXELS)
 
 
+def read_mat(file):
+    source = MatSource(file)
+    for index in range(len(source)):
+        with contextlib.suppress(UnreadableImage):
+            assert source[index]["image"].dtype == np.uint8
+
+
 def read_npz(file):
     """Read arrays, which have checksums in an archive."""
     for name in array_names(file):
@@ -98,7 +104,7 @@ READERS = {
     "a.npy": (saved(np.save, FLOATS), open_array),
     "a.npz": (saved(np.savez, a=FLOATS, b=FLOATS), read_npz),
     "packed.npz": (saved(np.savez_compressed, a=FLOATS), read_npz),
-    "a.mat": (saved(write_mat), read_images),
+    "a.mat": (saved(write_mat), read_mat),
     "stored.zip": (saved(write_zip, zipfile.ZIP_STORED), read_images),
     "packed.zip": (saved(write_zip, zipfile.ZIP_DEFLATED), read_images),
     "a.jpg": (image("JPEG"), lambda file: read_images(file.parent)),

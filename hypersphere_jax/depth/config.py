@@ -15,9 +15,8 @@ from hypersphere_jax.configs.base import (
 )
 from hypersphere_jax.configs.optimizer import OptimizerConfig
 
-# Wang & Isola, B.1.
-EPOCHS = 120
-DECAY_AT = (70, 90, 100, 110)
+EPOCHS = 120  # of Wang & Isola, B.1
+DECAY_AT = (70, 90, 100, 110)  # epochs
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,6 @@ class DepthConfig(Config):
     """Images in a batch; all of them if there are fewer."""
     learning_rate: float = 3e-3
     """Initial learning rate of Adam."""
-    rows: int = 6
-    """Test images in the picture."""
     seed: int = 0
     """Seed of the predictor, its batches and the folds."""
     devices: Auto[int] = None
@@ -55,7 +52,7 @@ class DepthConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "epochs", "batch_size", "rows", "devices")
+        check_at_least(self, 1, "epochs", "batch_size", "devices")
         check_at_least(self, 0, "step")
         check_positive(self, "learning_rate")
         check_seed(self, "seed")
@@ -63,8 +60,6 @@ class DepthConfig(Config):
         require(self.folds == 0 or self.folds >= 2, f"folds={self.folds}: must be 0, 2 or more")
         can_choose = len(self.runs) == 1 or self.folds > 0
         require(can_choose, "several runs need folds=, the cross-validation that compares them")
-        are_distinct = len(set(self.runs)) == len(self.runs)
-        require(are_distinct, f"a run is named twice: {', '.join(self.runs)}")
 
     @property
     def optimizer(self) -> OptimizerConfig:

@@ -121,7 +121,7 @@ def _compiled(
 def depth_errors(
     predict: Predict, data: DepthData, rows: np.ndarray, constant: float
 ) -> dict[str, Any]:
-    """Return the errors of depth maps over all pixels of known depth (Eigen et al. 2014).
+    """Return the errors of depth maps over all known pixels (Eigen et al. 2014).
 
     Args:
       predict: function from features to depths.

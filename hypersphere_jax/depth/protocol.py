@@ -19,7 +19,10 @@ from hypersphere_jax.evaluation import results_file
 from hypersphere_jax.evaluation.features import split_features
 from hypersphere_jax.training import distributed, run_dir
 from hypersphere_jax.training.run_dir import RunEncoder
+from hypersphere_jax.utils.caches import fingerprint
 from hypersphere_jax.utils.terminal import track
+
+EXAMPLES = 6  # test images in the picture
 
 
 class DepthResults(NamedTuple):
@@ -68,15 +71,22 @@ def run_depth(config: DepthConfig) -> DepthResults:
         for candidate in candidates:
             _cross_validate(candidate, config)
         candidates.sort(key=lambda candidate: candidate.result["cv_mse"])
-    examples = _test(candidates[0], config)
+    best = candidates[0]
+    examples = _test(best, config)
+    for candidate in candidates:
+        file = candidate.encoder.folder / "eval" / f"{_file_name(config, candidate)}.json"
+        results_file.save_result(file, candidate.result)
+    figure = best.encoder.folder / "figures" / f"{_file_name(config, best)}.png"
+    return DepthResults([candidate.result for candidate in candidates], figure, examples)
+
+
+def _file_name(config: DepthConfig, candidate: Candidate) -> str:
+    """Return the name of a run's files, which differs for other options and other images."""
     options = ("step", "folds", "epochs", "batch_size", "learning_rate", "seed")
     name = f"depth-{config.layer}{results_file.changed_options(config, options)}"
-    name += "".join(f"-{Path(path).stem}" for path in (config.data, config.data_dir) if path)
-    for candidate in candidates:
-        file = candidate.encoder.folder / "eval" / f"{name}.json"
-        results_file.save_result(file, candidate.result)
-    figure = candidates[0].encoder.folder / "figures" / f"{name}.png"
-    return DepthResults([candidate.result for candidate in candidates], figure, examples)
+    if config.data is not None or config.data_dir is not None:
+        name += f"-{fingerprint(candidate.dataset.digest())}"
+    return name
 
 
 def _open(name: str, config: DepthConfig) -> Candidate:
@@ -104,16 +114,15 @@ def _open(name: str, config: DepthConfig) -> Candidate:
     }
     options = ("layer", "epochs", "batch_size", "learning_rate", "seed")
     result |= {name: getattr(config, name) for name in options}
-    devices = distributed.local_devices(config.devices)
     size: Any = model.image_size
-    _, crop = augment.host_crops(augment.recipe_of(model), size)
     shape: Any = shapes[config.layer]
+    _, crop = augment.host_crops(augment.recipe_of(model), size)
+    devices = distributed.local_devices(config.devices)
     return Candidate(encoder, dataset, shape, devices, crop, result)
 
 
 def _load(candidate: Candidate, source: Source) -> tuple[DepthData, list[int]]:
     """Return features (on disk) and depth maps of readable images, and their indices."""
-    layer = candidate.result["layer"]
     depths = []
     indices = []
     for index in track(range(len(source)), "depth maps"):
@@ -121,26 +130,22 @@ def _load(candidate: Candidate, source: Source) -> tuple[DepthData, list[int]]:
             sample = source[index]
         except UnreadableImage:
             continue
-        _check_sample(candidate, source, sample)
+        advice = "name data that have, e.g. data=nyu_depth_v2 data_dir=nyu_depth_v2_labeled.mat"
+        require("depth" in sample, f"the images of {source.origin} have no depth maps: {advice}")
+        image_shape = sample["image"].shape
+        expected = (*sample["depth"].shape, candidate.encoder.config.in_channels)
+        message = f"{source.origin} has an image {image_shape}, and a depth map or encoder"
+        require(image_shape == expected, f"{message} for images {expected}")
         depths.append(resize_depth(sample["depth"], candidate.crop))
         indices.append(index)
+    layer = candidate.result["layer"]
     x = split_features(candidate.encoder, source, [layer], candidate.devices).features[layer].x
     require(len(depths) == len(x), f"the images of {source.origin} changed during the evaluation")
     return DepthData(x, np.stack(depths)), indices
 
 
-def _check_sample(candidate: Candidate, source: Source, sample: Any) -> None:
-    advice = "name data that have, e.g. data=nyu_depth_v2 data_dir=nyu_depth_v2_labeled.mat"
-    require("depth" in sample, f"the images of {source.origin} have no depth maps: {advice}")
-    image_shape = sample["image"].shape
-    expected = (*sample["depth"].shape, candidate.encoder.config.in_channels)
-    message = f"{source.origin} has an image {image_shape}, expected {expected}"
-    require(image_shape == expected, f"{message} by its depth map and {candidate.encoder.folder}")
-
-
 def _cross_validate(candidate: Candidate, config: DepthConfig) -> None:
     """Add the mean squared error on each fold of the training images to the result."""
-    started = time.monotonic()
     train, _ = _load(candidate, candidate.dataset.train)
     n = len(train.x)
     require(config.folds <= n, f"folds={config.folds}: there are {n} training images")
@@ -152,12 +157,8 @@ def _cross_validate(candidate: Candidate, config: DepthConfig) -> None:
         predict = fitting.fit(train, training, candidate.shape, config)
         errors = depth_errors(predict, train, held_out, train.mean_depth(training))
         scores.append(errors["mse"])
-    candidate.result.update(
-        folds=config.folds,
-        cv_mse=float(np.mean(scores)),
-        cv_mse_folds=scores,
-        cv_seconds=time.monotonic() - started,
-    )
+    mean = float(np.mean(scores))
+    candidate.result.update(folds=config.folds, cv_mse=mean, cv_mse_folds=scores)
 
 
 def _test(candidate: Candidate, config: DepthConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,21 +167,13 @@ def _test(candidate: Candidate, config: DepthConfig) -> tuple[np.ndarray, np.nda
     train, _ = _load(candidate, candidate.dataset.train)
     test_images: Any = candidate.dataset.test
     test, indices = _load(candidate, test_images)
-    loaded = time.monotonic()
     rows = np.arange(len(train.x))
     predict = fitting.fit(train, rows, candidate.shape, config)
-    fitted = time.monotonic()
     errors = depth_errors(predict, test, np.arange(len(test.x)), train.mean_depth(rows))
-    candidate.result.update(
-        errors,
-        split="test",
-        n=len(test.x),
-        n_train=len(rows),
-        features_seconds=loaded - started,
-        fit_seconds=fitted - loaded,
-        seconds=time.monotonic() - started,
-    )
+    seconds = time.monotonic() - started
+    sizes = {"n": len(test.x), "n_train": len(rows)}
+    candidate.result.update(errors, **sizes, split="test", seconds=seconds)
     # Consecutive images often show the same scene, so the examples are spread over the split.
-    drawn = np.unique(np.linspace(0, len(test.x) - 1, config.rows).round().astype(int))
+    drawn = np.unique(np.linspace(0, len(test.x) - 1, EXAMPLES).round().astype(int))
     images = [candidate.crop(test_images[indices[row]]["image"]) for row in drawn]
     return np.stack(images), test.depths[drawn], predict(test.x[drawn])

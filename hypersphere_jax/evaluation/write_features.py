@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from hypersphere_jax import data, models
-from hypersphere_jax.configs import DataConfig, FeaturesConfig, require
+from hypersphere_jax.configs import DataConfig, FeaturesConfig, PretrainConfig, require
 from hypersphere_jax.configs.base import check_output
 from hypersphere_jax.data import Source
 from hypersphere_jax.data.channels import with_channels
 from hypersphere_jax.data.image_files import EXTENSIONS
 from hypersphere_jax.data.inputs import read_image
+from hypersphere_jax.data.pipeline import read
 from hypersphere_jax.data.source import Arrays
 from hypersphere_jax.data.subsets import Subset
 from hypersphere_jax.encoder import WEIGHTS, Encoder, load
@@ -112,8 +113,7 @@ def _extract(
     trained = encoder.config
     if config.images is not None:
         trained = trained.replace(bad_images=config.bad_images)
-        if trained.preprocess is None and trained.in_channels in (1, 3):
-            source = with_channels(source, trained.in_channels)
+        source = _fit_channels(source, trained)
     elif config.bad_images == "skip":
         trained = trained.replace(bad_images="skip")
     pools = {config.layer: "none"}
@@ -125,6 +125,24 @@ def _extract(
     x, labels = collect_features(batches, folder)[config.layer]
     files = [_file_of(source, int(index)) for index in np.concatenate(extractor.indices)]
     return _Split(x, labels, [file for file in files if file], source.class_names)
+
+
+def _fit_channels(source: Source, trained: PretrainConfig) -> Source:
+    """Convert gray or RGB images to the channels of the encoder; UserError for others."""
+    if trained.preprocess is not None:
+        return source
+    bits = f"the encoder takes images with bits={trained.bits}: omit images= for those of its run"
+    require(not trained.extra_channels, bits)
+    channels = trained.in_channels
+    if channels in (1, 3):
+        return with_channels(source, channels)
+    shape = source.image_shape
+    if shape is None:
+        sample, _ = read(source, 0)
+        shape = sample["image"].shape
+    message = f"{source.origin} has images of {shape[2]} channels, and the encoder takes {channels}"
+    require(shape[2] == channels, message)
+    return source
 
 
 def _file_of(source: Any, index: int) -> str:

@@ -19,17 +19,11 @@ def scenes(n, height=36, width=48, seed=0):
     return (brightness * tint).astype(np.uint8), depths.astype(np.float32)
 
 
-def write_mat(path, images, depths, names=None):
+def write_mat(path, images, depths):
     """Write the arrays [h, w, 3, n] and [h, w, n] like MATLAB, which reverses the axes."""
     with h5py.File(path, "w") as file:
         file["images"] = np.ascontiguousarray(np.moveaxis(images, (1, 2, 3), (3, 2, 1)))
         file["depths"] = np.ascontiguousarray(np.swapaxes(depths, 1, 2))
-        if names is not None:
-            group, cells = file.create_group("#refs#"), []
-            for number, name in enumerate(names):
-                group[str(number)] = np.array([[ord(letter)] for letter in name], np.uint16)
-                cells.append(group[str(number)].ref)
-            file.create_dataset("scenes", data=np.array([cells], dtype=h5py.ref_dtype))
     return path
 
 

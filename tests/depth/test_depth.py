@@ -140,3 +140,11 @@ def test_runs_are_chosen_on_training_images_and_one_is_tested(tmp_path, capsys):
     ).results
     assert again["run"] == tested["run"] and again["mse"] > tested["mse"]
     assert again["cv_mse"] == pytest.approx(tested["cv_mse"])
+    # Files of the same name in folders of the same name.
+    third = tmp_path / "more" / "other" / "nyu.mat"
+    third.parent.mkdir(parents=True)
+    write_mat(third, images, 3 * depths)
+    write_splits(third.parent, range(40), range(40, 60))
+    data_options = {"data": "nyu_depth_v2", "data_dir": str(third)}
+    run_depth(DepthConfig((str(folders[0]),), **data_options, **options))
+    assert len(list((folders[0] / "eval").glob("*.json"))) == 3

@@ -2,13 +2,20 @@
 
 import csv
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
 import hypersphere_jax as hj
-from hypersphere_jax import cli, data
-from hypersphere_jax.configs import DataConfig, FeaturesConfig, MetricsConfig, ProbeConfig
+from hypersphere_jax import cli, data, models
+from hypersphere_jax.configs import (
+    DataConfig,
+    FeaturesConfig,
+    MetricsConfig,
+    PretrainConfig,
+    ProbeConfig,
+)
 from hypersphere_jax.evaluation.measure_runs import run_metrics
 from hypersphere_jax.evaluation.probe_runs import read_splits, run_probe
 from hypersphere_jax.evaluation.write_features import run_features
@@ -94,6 +101,21 @@ def test_unreadable_images_are_refused_or_left_out(encoder, image_run, files, tm
     readable = [files[0], *files[2:]]
     assert [row["file"] for row in read_table(out)] == list(map(str, readable))
     np.testing.assert_array_equal(np.load(out), encoder(readable))
+
+
+@pytest.mark.parametrize(
+    ("in_channels", "bits", "channels"), [(4, 0, 3), (2, 0, 4), (3, 2, 3), (1, 0, 2), (3, 0, 4)]
+)
+def test_images_with_other_channels_are_refused(in_channels, bits, channels, tmp_path):
+    """Random bits are channels too."""
+    config = PretrainConfig(in_channels=in_channels, bits=bits, width=0.1, dim=3, image_size=8)
+    config = config.replace(recipe="none")
+    apply, params, stats = models.create(config, jax.random.key(0))
+    encoder = hj.Encoder(config, params, stats, 0, apply, "here")
+    np.save(tmp_path / "images.npy", np.zeros((2, 8, 8, channels), np.uint8))
+    images = str(tmp_path / "images.npy")
+    with pytest.raises(hj.UserError, match="bits=2" if bits else f"{channels} channels"):
+        write(encoder.save(tmp_path / "saved"), tmp_path / "z.npy", images=images)
 
 
 def test_files_of_users_are_not_replaced(image_run, tmp_path):
