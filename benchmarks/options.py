@@ -7,7 +7,9 @@ from hypersphere_jax.configs import DataConfig
 from hypersphere_jax.configs.base import Config, check_at_least, check_positive
 
 Loss = Literal["uniform", "contrastive", "dcl", "nt_xent", "balanced", "info_nce"]
-Network = Literal["small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50"]
+Network = Literal[
+    "small_alexnet", "small_cnn", "resnet18", "resnet34", "resnet50", "vit_tiny", "vit_small"
+]
 
 
 @dataclass(frozen=True)

@@ -49,16 +49,16 @@ def load(
     Args:
       where: a run (folder, or name in `runs_dir`), a folder written by `Encoder.save`, or a file of
         pretrained weights (.safetensors, .npz, or a PyTorch file if PyTorch is installed): a ResNet
-        of torchvision, timm, Hugging Face, MoCo or SwAV, or Wang & Isola's SmallAlexNet. The
-        network is inferred from names and shapes; see docs/torch.md.
+        of torchvision, timm, Hugging Face, MoCo or SwAV, a ViT-Tiny or -Small of timm, or Wang &
+        Isola's SmallAlexNet. The network is inferred from names and shapes; see docs/torch.md.
       step: checkpoint of a run. Defaults to the newest intact one.
       runs_dir: folder of all runs.
       network: custom network of the run, the same as in training.
       preprocess: custom preprocessing of the run, or of a file, instead of a recipe.
       image_size: side of the input images of a file in pixels. Defaults to 224 for a ResNet (32
-        with a 3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet.
+        with a 3x3 stem), otherwise to the size that fits the weights.
       recipe: recipe that prepares the images for a file. Defaults to "moco" (ImageNet's) for a
-        ResNet, "stl10" for SmallAlexNet, and "cifar10" for images below 64 pixels.
+        ResNet or ViT, "stl10" for SmallAlexNet, and "cifar10" for images below 64 pixels.
       prefix: prefix of the encoder's names in a file. Detected by default.
       head: False drops the head of a file, such as a classifier. "output" is then the last layer
         ("backbone" or "fc7") divided by its norm.

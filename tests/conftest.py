@@ -25,6 +25,7 @@ import tiny_runs
 
 from hypersphere_jax import cli, models
 from hypersphere_jax.models.resnet import ResNet18, ResNet50
+from hypersphere_jax.models.vit import ViTTiny
 from hypersphere_jax.training import train as training
 from hypersphere_jax.utils import xla
 
@@ -98,11 +99,12 @@ def rng():
 
 
 @pytest.fixture
-def short_resnets(monkeypatch):
-    """ResNets with stages of one block, which compile sooner."""
+def short_networks(monkeypatch):
+    """ResNets with stages of one block and a ViT of two blocks, which compile sooner."""
     for name, network in (("resnet18", ResNet18), ("resnet50", ResNet50)):
         short = type("Short", (network,), {"depths": (1, 1, 1, 1)})
         monkeypatch.setitem(models.MODELS, name, short)
+    monkeypatch.setitem(models.MODELS, "vit_tiny", type("Short", (ViTTiny,), {"depth": 2}))
 
 
 @pytest.fixture(scope="session")

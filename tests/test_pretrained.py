@@ -14,6 +14,7 @@ from torch_networks import (
     ALEXNET,
     HEADLESS,
     RESNET,
+    VIT,
     assert_same,
     hugging_face,
     layers_of,
@@ -60,9 +61,10 @@ def import_state(tmp_path, rng):
             "SwAV", replace(HEADLESS, stem="imagenet", image_size=32), marks=pytest.mark.slow
         ),
         ("Wang & Isola", ALEXNET),
+        ("timm", replace(VIT, image_size=32)),
     ],
 )
-def test_features_match_numpy(library, config, short_resnets, tmp_path, rng):
+def test_features_match_numpy(library, config, short_networks, tmp_path, rng):
     state = random_state(config, rng)
     entries = state
     if library == "Hugging Face":

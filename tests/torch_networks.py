@@ -1,4 +1,7 @@
-"""NumPy oracles of torchvision's ResNets and the SmallAlexNet, in float64, and random weights."""
+"""NumPy oracles of torchvision's ResNets, timm's ViT and the SmallAlexNet, in float64.
+
+Also random weights under their names.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -6,12 +9,14 @@ from functools import partial
 import jax
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.special import erf, softmax
 
 from hypersphere_jax.configs import ModelConfig
 from hypersphere_jax.models.torch_names import torch_names
 
 RESNET = ModelConfig(model="resnet18", image_size=16, in_channels=3, width=0.125, dim=5)
 ALEXNET = ModelConfig(model="small_alexnet", image_size=32, in_channels=3, width=0.05, dim=5)
+VIT = ModelConfig(model="vit_tiny", image_size=8, patch_size=4, in_channels=3, dim=5)
 HEADLESS = replace(RESNET, head="none", dim=64)
 
 
@@ -134,6 +139,45 @@ class Network:
             yield f"fc{number + 1}", x
         yield from self.head(x, "blocks.7", "blocks.7.0")
 
+    def layer_norm(self, x, name):
+        weight, bias = self.of(name, "weight", "bias")
+        centered = x - x.mean(-1, keepdims=True)
+        return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6) * weight + bias
+
+    def attention(self, x, name, heads):
+        width = x.shape[-1]
+        query, key, value = np.split(self.linear(x, f"{name}.qkv"), 3, axis=-1)
+        mixed = np.zeros_like(x)
+        for head in range(heads):
+            part = slice(head * width // heads, (head + 1) * width // heads)
+            logits = query[..., part] @ key[..., part].transpose(0, 2, 1)
+            weights = softmax(logits / np.sqrt(width / heads), axis=-1)
+            mixed[..., part] = weights @ value[..., part]
+        return self.linear(mixed, f"{name}.proj")
+
+    def vit(self, x):
+        kernel, bias = self.of("patch_embed.proj", "weight", "bias")
+        x = conv2d(x, kernel, kernel.shape[-1]) + bias[:, None, None]
+        x = x.reshape(*x.shape[:2], -1).transpose(0, 2, 1)
+        self.used |= {"cls_token", "pos_embed"}
+        token = np.broadcast_to(self.state["cls_token"], (len(x), 1, x.shape[-1]))
+        x = np.concatenate([token, x], axis=1) + self.state["pos_embed"]
+        block = 0
+        while f"blocks.{block}.norm1.weight" in self.state:
+            name = f"blocks.{block}"
+            x = x + self.attention(self.layer_norm(x, f"{name}.norm1"), f"{name}.attn", 3)
+            hidden = self.linear(self.layer_norm(x, f"{name}.norm2"), f"{name}.mlp.fc1")
+            gelu = hidden * (1 + erf(hidden / np.sqrt(2))) / 2
+            x = x + self.linear(gelu, f"{name}.mlp.fc2")
+            block += 1
+            yield f"block{block}", x
+        if self.config.pool == "mean":
+            x = self.layer_norm(x[:, 1:].mean(1), "fc_norm")
+        else:
+            x = self.layer_norm(x, "norm")[:, 0]
+        yield "backbone", x
+        yield from self.head(x, "head", "head")
+
     def head(self, x, sequence, single):  # the linear one, or an MLP's layers in sequence
         form = self.config.head
         hidden = {"none": 0, "linear": 0, "moco_v2": 1, "simclr2": 1, "simclr3": 2, "balanced": 2}[
@@ -152,7 +196,8 @@ class Network:
 
     def __call__(self, x):
         """Layers `[n, h, w, c]` or `[n, c]` of images `[n, c, h, w]`; all of the state is used."""
-        layers = dict(self.alexnet(x) if self.config.model == "small_alexnet" else self.resnet(x))
+        family = {"small_alexnet": self.alexnet, "vit_tiny": self.vit}
+        layers = dict(family.get(self.config.model, self.resnet)(x))
         if self.config.num_classes:
             layers["logits"] = self.linear(layers[self.config.classifier_layer], "classifier")
         assert self.used == self.state.keys()

@@ -18,7 +18,16 @@ from hypersphere_jax.configs.base import (
     require,
 )
 
-Network = Literal["small_cnn", "small_alexnet", "resnet18", "resnet34", "resnet50", "sentence_gru"]
+Network = Literal[
+    "small_cnn",
+    "small_alexnet",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "vit_tiny",
+    "vit_small",
+    "sentence_gru",
+]
 Init = Literal["authors", "torch", "simclr", "he", "chrono"]
 Dtype = Literal["float32", "bfloat16"]
 # The only network of some initializations.
@@ -32,7 +41,8 @@ class ModelConfig(Config):
 
     model: Network = "small_cnn"
     """`small_cnn` for images of 8 to 16 pixels, `small_alexnet` (Wang & Isola) for 32 and 64
-    pixels, ResNets for all sizes, `sentence_gru` for text (both encoders of Quick-Thought)."""
+    pixels, ResNets and ViTs for all sizes, `sentence_gru` for text (both encoders of
+    Quick-Thought)."""
     dim: int = 32
     """Dimension d of the output on the unit hypersphere."""
     width: float = 1.0
@@ -40,10 +50,16 @@ class ModelConfig(Config):
     stem: Auto[Literal["cifar", "imagenet"]] = None
     """First layer of a ResNet: `cifar` (3x3 convolution) or `imagenet` (7x7 with stride 2, and a
     max pool). Defaults to `cifar` below 64 pixels."""
+    patch_size: Auto[int] = None
+    """Side of a ViT's patches, in pixels; must divide `image_size`. Defaults to 4 below 64 pixels,
+    otherwise 16."""
+    pool: Literal["token", "mean"] = "token"
+    """Features of a ViT: its class token, or the mean over its patches."""
     init: Init = "he"
     """Initialization: `authors` (Wang & Isola's small_alexnet, N(0, 0.02)); `torch` (nn.Conv2d,
     nn.Linear and torchvision's ResNets); `simclr` (its ResNets); `he` (He et al., LeCun for linear
-    outputs); `chrono` (sentence_gru with update gates that remember 1 to 63 words)."""
+    outputs); `chrono` (sentence_gru with update gates that remember 1 to 63 words). ViTs start as
+    in timm, except for their head."""
     zero_init_residual: bool = False
     """Start the last scale of each residual block at zero; `--init simclr` does so."""
     head: Literal["linear", "moco_v2", "simclr2", "simclr3", "balanced", "none"] = "linear"
@@ -83,7 +99,7 @@ class ModelConfig(Config):
         hold_custom(self, "network")
         check_at_least(self, 2, "dim")
         check_at_least(self, 4, "image_size")
-        check_at_least(self, 1, "head_hidden", "embedding", "bn_groups")
+        check_at_least(self, 1, "head_hidden", "embedding", "bn_groups", "patch_size")
         check_at_most(self, 1e6, "dim", "head_hidden", "embedding")
         check_at_most(self, 1e4, "image_size")
         check_positive(self, "width")
@@ -97,6 +113,14 @@ class ModelConfig(Config):
         if not self.model.startswith("resnet"):
             names = ["stem", "zero_init_residual"]
             refuse(self, names, f"is for ResNets, and {self.model} is none")
+        if not self.model.startswith("vit"):
+            refuse(self, ["patch_size", "pool"], f"is for ViTs, and {self.model} is none")
+        elif self.image_size is not None and self.patch_size is not None:
+            require(
+                self.image_size % self.patch_size == 0,
+                f"patch_size={self.patch_size} does not divide image_size={self.image_size}; "
+                "change one of them",
+            )
         network = NETWORK_OF_INIT.get(self.init, "")
         require(
             self.model.startswith(network),

@@ -23,8 +23,9 @@ class OptimizerConfig(Config):
     """Passes over the training images."""
     batch_size: Annotated[int, arg(aliases=["--bs"])] = 256
     """Positive pairs in the global batch."""
-    optimizer: Literal["sgd", "lars", "adam"] = "sgd"
-    """`sgd` with momentum, `lars` (You et al., as in SimCLR), or `adam`."""
+    optimizer: Literal["sgd", "lars", "adam", "adamw"] = "sgd"
+    """`sgd` with momentum, `lars` (You et al., as in SimCLR), `adam`, or `adamw` (decoupled weight
+    decay, for ViTs)."""
     learning_rate: Annotated[float, arg(aliases=["--lr"])] = 0.12
     """Learning rate for 256 pairs."""
     scaling: Literal["linear", "sqrt", "none"] = "linear"
@@ -44,9 +45,13 @@ class OptimizerConfig(Config):
     nesterov: bool = False
     """Use Nesterov's form of momentum."""
     weight_decay: Annotated[float, arg(aliases=["--wd"])] = 1e-4
-    """L2 decay; added to the gradient after clipping, as in PyTorch's optimizers."""
+    """L2 decay; added to the gradient after clipping, as in PyTorch's optimizers. AdamW adds it to
+    Adam's update."""
+    weight_decay_end: float | None = None
+    """Weight decay at the end of the run, to which it changes by a cosine, as in DINO."""
     exclude_norm_and_bias: bool = False
-    """Exclude biases and normalization from weight decay. LARS always does."""
+    """Exclude biases, normalization, position embeddings and class tokens from weight decay. LARS
+    and AdamW always do."""
     clip_norm: float | None = None
     """Largest global norm of the gradient; larger gradients are scaled down."""
     lars_trust: float = 0.001
@@ -60,7 +65,9 @@ class OptimizerConfig(Config):
         super().__post_init__()
         check_at_least(self, 1, "epochs")
         check_at_least(self, 2, "batch_size")
-        check_at_least(self, 0, "learning_rate", "warmup_epochs", "weight_decay")
+        check_at_least(
+            self, 0, "learning_rate", "warmup_epochs", "weight_decay", "weight_decay_end"
+        )
         check_positive(self, "decay_factor", "clip_norm", "lars_trust", "adam_eps")
         check_share(self, "decay_at")
         check_below_one(self, "momentum", "adam_betas")
@@ -69,7 +76,7 @@ class OptimizerConfig(Config):
             f"warmup_epochs={self.warmup_epochs:g}: must be below epochs={self.epochs}",
         )
         require(
-            not self.nesterov or (self.optimizer != "adam" and self.momentum > 0),
+            not self.nesterov or (self.optimizer in ("sgd", "lars") and self.momentum > 0),
             "nesterov=True needs optimizer=sgd or lars, and momentum= above 0",
         )
         first_decay = min(self.decay_at, default=1) * self.epochs

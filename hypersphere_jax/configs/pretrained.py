@@ -34,7 +34,7 @@ class WeightsOptions(Config):
     MoCo's query encoder is preferred to its key encoder."""
     image_size: Auto[int] = None
     """Side of the images that enter the network, in pixels. Defaults to 224 for ResNets (32 with a
-    3x3 stem), and to the size that fits the `fc6` of a SmallAlexNet."""
+    3x3 stem), otherwise to the size that fits the weights."""
     dtype: Dtype = "float32"
     """Type of convolutions and linear maps."""
     head: Literal["file", "none", "linear", "moco_v2", "simclr2", "simclr3", "balanced"] = "file"
@@ -81,7 +81,7 @@ class ExportConfig(Config):
     step: Auto[int] = None
     """Checkpoint. Defaults to the newest."""
     names: Auto[Literal["torch", "own"]] = None
-    """PyTorch's names and layouts (ResNets, SmallAlexNet), or this package's, such as
+    """PyTorch's names and layouts (ResNets, ViTs, SmallAlexNet), or this package's, such as
     `params/conv1/layer/kernel`. Defaults to PyTorch's where the network has them."""
 
     def __post_init__(self) -> None:

@@ -4,11 +4,10 @@
 user's (`custom`). Modules of Flax stay inside this folder.
 """
 
-import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from hypersphere_jax.models.functional import Tree
 from hypersphere_jax.models.resnet import ResNet18, ResNet34, ResNet50
 from hypersphere_jax.models.small_alexnet import SmallAlexNet
 from hypersphere_jax.models.small_cnn import SmallCNN
+from hypersphere_jax.models.vit import ViTSmall, ViTTiny
 
 # Text gives the name of its class, since imports go down.
 MODELS: dict[str, Any] = {
@@ -29,6 +29,8 @@ MODELS: dict[str, Any] = {
     "resnet18": ResNet18,
     "resnet34": ResNet34,
     "resnet50": ResNet50,
+    "vit_tiny": ViTTiny,
+    "vit_small": ViTSmall,
     "sentence_gru": "hypersphere_jax.text.sentence_gru:SentenceGRU",
 }
 
@@ -128,10 +130,10 @@ def _groups_per_device(config: ModelConfig, axis_name: str | None) -> int:
 
 
 def resolved(config: ModelConfig) -> ModelConfig:
-    """Return the model's section of a config, with the stem of a ResNet.
+    """Return the model's section of a config, with the stem of a ResNet or the patches of a ViT.
 
-    The default stem is "cifar" below 64 pixels, where the ImageNet stem and the stages would leave
-    less than 2x2 positions.
+    Below 64 pixels, the default stem is "cifar", because the ImageNet stem and the stages would
+    leave less than 2x2 positions, and the default patch size is 4.
 
     Raises:
       UserError: for an unknown model, or an image size that is too small for it.
@@ -159,8 +161,9 @@ def resolved(config: ModelConfig) -> ModelConfig:
         "larger image_size=",
     )
     if config.stem is None and name.startswith("resnet"):
-        stem: Literal["cifar", "imagenet"] = "cifar" if size < 64 else "imagenet"
-        return dataclasses.replace(config, stem=stem)
+        return config.replace(stem="cifar" if size < 64 else "imagenet")
+    if config.patch_size is None and name.startswith("vit"):
+        return config.replace(patch_size=4 if size < 64 else 16)
     return config
 
 

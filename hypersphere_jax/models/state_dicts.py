@@ -11,7 +11,7 @@ import numpy as np
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, UserError, require
 from hypersphere_jax.models import heads
-from hypersphere_jax.models.torch_names import mlp_positions, shortened
+from hypersphere_jax.models.torch_names import head_module, mlp_positions, shortened
 
 StateDict = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -19,6 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 # Every encoder of a family has this entry.
 RESNET_ENTRY = "layer1.0.conv1.weight"
 ALEXNET_ENTRY = "blocks.0.0.weight"
+VIT_ENTRY = "patch_embed.proj.weight"
 RESNET_MODULES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc")
 MODULES = (*RESNET_MODULES, "blocks", "classifier")
 PREFIX = r"(?P<prefix>^|.*?\.)"
@@ -66,6 +67,8 @@ def select_encoder(
     known = ", ".join(map(repr, prefixes)) or "none"
     require(bool(inside), f"prefix={prefix}: no name starts with it; prefixes of encoders: {known}")
     linear = {module for module in ndims if max(ndims[module]) == 2} - set(MODULES)
+    if VIT_ENTRY in inside:
+        linear.discard("head")
     selected = {name: old for name, old in inside.items() if _module(name) not in linear}
     ignored = sorted(state.keys() - set(selected.values()))
     return {name: state[old] for name, old in selected.items()}, ignored
@@ -73,10 +76,13 @@ def select_encoder(
 
 def without_head(state: Mapping[str, np.ndarray]) -> tuple[StateDict, list[str]]:
     """Return the entries before the head, and the names of the head's entries."""
-    head = "fc."
+    family = "resnet"
     if ALEXNET_ENTRY in state:
-        head = "blocks.7."
-    head_names = sorted(name for name in state if name.startswith((head, "classifier.")))
+        family = "small_alexnet"
+    elif VIT_ENTRY in state:
+        family = "vit"
+    prefixes = (f"{head_module(family)}.", "classifier.")
+    head_names = sorted(name for name in state if name.startswith(prefixes))
     return {name: array for name, array in state.items() if name not in head_names}, head_names
 
 
@@ -86,7 +92,8 @@ def infer_model(state: Mapping[str, np.ndarray], image_size: int | None = None) 
     Args:
       state: one encoder, see `select_encoder`.
       image_size: side of the input images in pixels. Defaults to the size that fits the `fc6` of a
-        SmallAlexNet, such as 64; for a ResNet to 224, or 32 with a 3x3 stem.
+        SmallAlexNet, such as 64, or the position embedding of a ViT; for a ResNet to 224, or 32
+        with a 3x3 stem.
 
     Raises:
       UserError: for a network that this package does not have.
@@ -94,6 +101,8 @@ def infer_model(state: Mapping[str, np.ndarray], image_size: int | None = None) 
     shapes = {name: np.shape(array) for name, array in state.items()}
     if ALEXNET_ENTRY in shapes:
         return _infer_small_alexnet(shapes, image_size)
+    if VIT_ENTRY in shapes:
+        return _infer_vit(shapes, image_size)
     return _infer_resnet(shapes, image_size)
 
 
@@ -118,7 +127,7 @@ def encoder_prefixes(names: Iterable[str]) -> list[str]:
     """Return the prefix of each encoder among torchvision's names, sorted."""
     prefixes = []
     for name in names:
-        for entry in (RESNET_ENTRY, ALEXNET_ENTRY):
+        for entry in (RESNET_ENTRY, ALEXNET_ENTRY, VIT_ENTRY):
             if name == entry or name.endswith(f".{entry}"):
                 prefixes.append(name.removesuffix(entry))
     return sorted(prefixes)
@@ -128,8 +137,8 @@ def _detect_prefix(prefixes: list[str], state: Mapping[str, Any]) -> str:
     candidates = [prefix for prefix in prefixes if prefix.endswith("encoder_q.")] or prefixes
     require(
         bool(candidates),
-        "no ResNet (names of torchvision or Hugging Face) and no SmallAlexNet in the file; its "
-        f"entries are {shortened(sorted(state))}",
+        "no ResNet (names of torchvision or Hugging Face), ViT (timm) or SmallAlexNet in the file; "
+        f"its entries are {shortened(sorted(state))}",
     )
     require(
         len(candidates) == 1,
@@ -227,6 +236,30 @@ def _infer_small_alexnet(shapes: Shapes, image_size: int | None) -> ModelConfig:
         in_channels=_shape(shapes, ALEXNET_ENTRY, 4)[1],
         image_size=image_size,
         **_infer_head(shapes, "blocks.7", features, "fc7"),
+    )
+
+
+def _infer_vit(shapes: Shapes, image_size: int | None) -> ModelConfig:
+    width, channels, patch_size, _ = _shape(shapes, VIT_ENTRY, 4)
+    _, tokens, _ = _shape(shapes, "pos_embed", 3)
+    blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
+    model = {192: "vit_tiny", 384: "vit_small"}.get(width)
+    require(
+        model is not None and len(blocks) == models.MODELS[model].depth,
+        f"{len(blocks)} blocks of width {width}; only ViT-Tiny and ViT-Small are supported",
+    )
+    size = patch_size * math.isqrt(tokens - 1)
+    require(
+        image_size in (None, size),
+        f"image_size={image_size} does not fit the position embedding; use {size} pixels",
+    )
+    return ModelConfig(
+        model=model,
+        patch_size=patch_size,
+        pool="mean" if "fc_norm.weight" in shapes else "token",
+        in_channels=channels,
+        image_size=size,
+        **_infer_head(shapes, "head", width, "backbone"),
     )
 
 

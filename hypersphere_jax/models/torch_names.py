@@ -1,7 +1,7 @@
 """Parameter names and layouts of PyTorch networks.
 
-ResNets use torchvision's names. SmallAlexNet uses the names of Wang & Isola's repository
-(`align_uniform`, STL-10), where `blocks` is a list of sequential layers.
+ResNets use torchvision's names, ViTs timm's. SmallAlexNet uses the names of Wang & Isola's
+repository (`align_uniform`, STL-10), where `blocks` is a list of sequential layers.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,17 @@ from hypersphere_jax.models import heads
 LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 LEAVES |= {"mean": "running_mean", "var": "running_var"}
 # Axes in PyTorch's order (outputs, inputs, rows, columns), by the number of axes of the array.
-AXES = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
+AXES = {1: (0,), 2: (1, 0), 3: (0, 1, 2), 4: (3, 2, 0, 1)}
+VIT_NAMES = {
+    "position_embedding": "pos_embed",
+    "class_token": "cls_token",
+    "patches": "patch_embed.proj",
+    "qkv": "attn.qkv",
+    "proj": "attn.proj",
+    "fc1": "mlp.fc1",
+    "fc2": "mlp.fc2",
+}
+HEADS = {"resnet": "fc", "small_alexnet": "blocks.7", "vit": "head"}
 
 
 class TorchEntry(NamedTuple):
@@ -37,17 +47,22 @@ class TorchEntry(NamedTuple):
 
 def has_torch_names(config: ModelConfig) -> bool:
     """Return whether a network exists in PyTorch."""
-    return config.network is None and config.model.startswith(("small_alexnet", "resnet"))
+    if config.network is not None:
+        return False
+    # The number of attention heads does not follow from the shapes of a narrower or wider ViT.
+    is_vit = config.model.startswith("vit") and config.width == 1
+    return is_vit or config.model.startswith(("small_alexnet", "resnet"))
 
 
 def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
     """Return the PyTorch entry of each parameter and statistic.
 
     A linear head is `fc`, as in torchvision. An MLP head is a sequence `fc.0`, `fc.1`, … of linear
-    layers, batch norms and ReLUs, as in MoCo. The head of SmallAlexNet is `blocks.7`.
+    layers, batch norms and ReLUs, as in MoCo. The head of SmallAlexNet is `blocks.7`, the head of a
+    ViT is `head`.
 
     Args:
-      config: ResNet or SmallAlexNet with `image_size` and `in_channels`.
+      config: ResNet, ViT or SmallAlexNet with `image_size` and `in_channels`.
 
     Returns:
       Entries by path, such as "params/layer1/block0/conv1/layer/kernel" or "stats/conv1/norm/mean".
@@ -57,13 +72,13 @@ def torch_names(config: ModelConfig) -> dict[str, TorchEntry]:
     """
     require(
         has_torch_names(config),
-        f"{config.label} has no counterpart in PyTorch; use names=own, or a ResNet or "
-        "small_alexnet",
+        f"{config.label} has no counterpart in PyTorch; use names=own, or a ResNet, a ViT of "
+        "width=1, or small_alexnet",
     )
     _, params, stats = models.abstract(config)
     entries = {}
     for path, leaf in flatten_dict({"params": params, "stats": stats}).items():
-        name = f"{_module_name(path[1:-1], config)}.{LEAVES[path[-1]]}"
+        name = _entry_name(path[1:], config)
         shape = tuple(leaf.shape[axis] for axis in AXES[leaf.ndim])
         image = None
         if path[1] == "fc6" and leaf.ndim == 2:
@@ -107,7 +122,7 @@ def from_torch(config: ModelConfig, state: Mapping[str, Any]) -> tuple[dict, dic
             array = array.reshape(-1, c, h, w).transpose(0, 2, 3, 1).reshape(entry.shape)
         flat[path] = array.transpose(np.argsort(AXES[array.ndim]))
     tree = unflatten_dict(flat, sep="/")
-    return tree["params"], tree["stats"]
+    return tree["params"], tree.get("stats", {})  # ViTs have no batch norm
 
 
 def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.ndarray]:
@@ -135,7 +150,27 @@ def to_torch(config: ModelConfig, params: dict, stats: dict) -> dict[str, np.nda
     return state
 
 
-def _module_name(path: tuple[str, ...], config: ModelConfig) -> str:
+def _entry_name(path: tuple[str, ...], config: ModelConfig) -> str:
+    """Return PyTorch's name of a parameter or statistic."""
+    *module, leaf = path
+    if leaf not in LEAVES:
+        return VIT_NAMES[leaf]
+    if config.model.startswith("vit") and module[0] != "head":
+        return f"{_vit_module_name(module, config)}.{LEAVES[leaf]}"
+    return f"{_module_name(module, config)}.{LEAVES[leaf]}"
+
+
+def _vit_module_name(path: list[str], config: ModelConfig) -> str:
+    """Return timm's name of a layer before the head."""
+    match path:
+        case ["norm"]:
+            return "norm" if config.pool == "token" else "fc_norm"
+        case [block, layer]:
+            return f"blocks.{int(block.removeprefix('block')) - 1}.{VIT_NAMES.get(layer, layer)}"
+    return VIT_NAMES[path[0]]
+
+
+def _module_name(path: list[str], config: ModelConfig) -> str:
     """Return PyTorch's name of a layer or of its batch norm."""
     is_alexnet = config.model == "small_alexnet"
     is_norm = path[-1] == "norm"
@@ -166,9 +201,14 @@ def _head_module_name(name: str, is_norm: bool, config: ModelConfig) -> str:
     if name != "output":
         position = hidden[int(name.removeprefix("projection")) - 1]
     position += int(is_norm)
-    if config.model == "small_alexnet":
-        return f"blocks.7.{position}"
-    return f"fc.{position}" if hidden else "fc"
+    if config.model == "small_alexnet" or hidden:
+        return f"{head_module(config.model)}.{position}"
+    return head_module(config.model)
+
+
+def head_module(model: str) -> str:
+    """Return PyTorch's name of a model's head."""
+    return next(head for family, head in HEADS.items() if model.startswith(family))
 
 
 def mlp_positions(head: str) -> list[int]:

@@ -6,7 +6,7 @@ docs/optimizers.md lists the flags of each paper's settings.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,28 @@ import optax
 
 from hypersphere_jax.configs import OptimizerConfig
 
+# Parameters that have no weight decay, besides those of fewer than two dimensions.
+NOT_WEIGHTS = {"bias", "scale", "class_token", "position_embedding"}
+
+
+class RateSchedule(NamedTuple):
+    """Learning rate as a function of the number of steps done.
+
+    Attributes:
+      rate: the function.
+      steps: steps of the run.
+    """
+
+    rate: optax.Schedule
+    steps: int
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate(step)
+
 
 def make_schedule(
     config: OptimizerConfig, steps: int, learning_rate: jax.Array | None = None
-) -> optax.Schedule:
+) -> RateSchedule:
     r"""Learning rate at each step of a run.
 
     The peak is the config's rate r for 256 pairs, scaled to a batch of b:
@@ -33,19 +51,16 @@ def make_schedule(
       config: Config of the optimizer; its epochs are the unit of the warm-up.
       steps: Steps of the run S, >= 1.
       learning_rate: Overrides the config's r; may be traced.
-
-    Returns:
-      A function of the number of steps done.
     """
     if learning_rate is not None:
         unit = make_schedule(dataclasses.replace(config, learning_rate=1.0), steps)
-        return lambda step: learning_rate * unit(step)
+        return RateSchedule(lambda step: learning_rate * unit(step), steps)
     peak = _peak(config)
     warmup = min(round(config.warmup_epochs * steps / config.epochs), steps - 1)
-    decay = _decay(config, peak, steps, warmup)
-    if warmup == 0:
-        return decay
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), decay], [warmup])
+    rate = _decay(config, peak, steps, warmup)
+    if warmup > 0:
+        rate = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), rate], [warmup])
+    return RateSchedule(rate, steps)
 
 
 def _decay(config: OptimizerConfig, peak: float, steps: int, warmup: int) -> optax.Schedule:
@@ -65,10 +80,10 @@ def _decay(config: OptimizerConfig, peak: float, steps: int, warmup: int) -> opt
 
 def make_optimizer(
     config: OptimizerConfig,
-    schedule: optax.Schedule,
+    schedule: RateSchedule,
     scalars: Mapping[str, jax.Array] | None = None,
 ) -> optax.GradientTransformation:
-    r"""Return SGD, LARS or Adam; weight decay is added to the gradient g after clipping.
+    r"""Return SGD, LARS, Adam or AdamW; weight decay is added to the gradient g after clipping.
 
     SGD and Adam are PyTorch's. LARS is SimCLR's (after You et al., 2017): momentum accumulates the
     update of each layer with its rate,
@@ -77,16 +92,20 @@ def make_optimizer(
         v \leftarrow m v + r \frac{\eta \|w\|}{\|g + \lambda w\|} (g + \lambda w),
         \qquad w \leftarrow w - v
 
-    where the fraction is 1 if one of the norms is 0, and for biases and the parameters of
-    normalization, which have no decay either.
+    where the fraction is 1 if one of the norms is 0, and for parameters outside `weight_mask`,
+    which have no decay either. AdamW (Loshchilov & Hutter, 2019) is PyTorch's: it adds
+    :math:`\lambda w` to Adam's update instead of the gradient, for parameters in `weight_mask`.
+
+    With `weight_decay_end`, :math:`\lambda` goes from start to end over the S steps of the run by
+    :math:`\lambda_S + (\lambda_0 - \lambda_S) (1 + \cos(\pi s / S)) / 2` (DINO).
 
     Args:
       config: Config of the optimizer.
-      schedule: Learning rate r at each step, see `make_schedule`.
+      schedule: Learning rate r at each step, from `make_schedule`.
       scalars: Overrides the config's `weight_decay` and `momentum`; may be traced.
     """
     value = vars(config) | dict(scalars or {})
-    weight_decay = value["weight_decay"]
+    weight_decay = _weight_decay(config, value["weight_decay"], schedule)
     momentum = value["momentum"]
     if config.optimizer == "lars":
         lars = optax.lars(
@@ -100,28 +119,42 @@ def make_optimizer(
         )
         rules = [lars]
     else:
-        decayed = weight_mask if config.exclude_norm_and_bias else None
-        rule = optax.trace(momentum, config.nesterov)
-        if config.optimizer == "adam":
-            rule = optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps)
+        excludes = config.exclude_norm_and_bias or config.optimizer == "adamw"
+        decayed = weight_mask if excludes else None
         decay = optax.add_decayed_weights(weight_decay, decayed)
-        rules = [decay, rule, optax.scale_by_learning_rate(schedule)]
+        rule = optax.scale_by_adam(*config.adam_betas, eps=config.adam_eps)
+        if config.optimizer == "sgd":
+            rule = optax.trace(momentum, config.nesterov)
+        rules = [decay, rule]
+        if config.optimizer == "adamw":
+            rules = [rule, decay]
+        rules.append(optax.scale_by_learning_rate(schedule))
     if config.clip_norm is not None:
         rules = [optax.clip_by_global_norm(config.clip_norm), *rules]
     return optax.chain(*rules)
 
 
+def _weight_decay(config: OptimizerConfig, start: Any, schedule: RateSchedule) -> Any:
+    """Return the weight decay, as a function of the step if it changes."""
+    end = config.weight_decay_end
+    if end is None:
+        return start
+    cosine = optax.cosine_decay_schedule(1.0, schedule.steps)
+    return lambda step: end + (start - end) * cosine(step)
+
+
 def weight_mask(params: Any) -> Any:
     """Return a tree of booleans: False for biases and the parameters of normalization.
 
-    These are named "bias" or "scale", or have fewer than two dimensions.
+    These are named "bias" or "scale", or have fewer than two dimensions. The class token and the
+    position embedding of a ViT are excluded as well.
     """
     return jax.tree_util.tree_map_with_path(_is_weight, params)
 
 
 def _is_weight(path: tuple, array: jax.Array) -> bool:
     names = [getattr(key, "key", None) for key in path[-1:]]
-    return array.ndim >= 2 and not {"bias", "scale"} & set(names)
+    return array.ndim >= 2 and not NOT_WEIGHTS & set(names)
 
 
 def _peak(config: OptimizerConfig) -> float:

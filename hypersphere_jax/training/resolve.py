@@ -37,10 +37,12 @@ def resolve(config: PretrainConfig, dataset: data.Dataset) -> PretrainConfig:
     else:
         default_norm = "split" if config.queue_size else "sync"
         num_classes = len(dataset.class_names) if config.supervised_weight else 0
+        network = models.resolved(config)
         config = config.replace(
             batch_norm=config.batch_norm or default_norm,
             num_classes=num_classes,
-            stem=models.resolved(config).stem,
+            stem=network.stem,
+            patch_size=network.patch_size,
         )
     return config.replace(**data.located(config))
 

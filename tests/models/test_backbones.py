@@ -1,4 +1,4 @@
-"""Encoders against NumPy: ResNets and SmallAlexNet from PyTorch's state dicts, and SmallCNN."""
+"""Encoders against NumPy: ResNets, ViT and SmallAlexNet by PyTorch's state dicts, and SmallCNN."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from torch_networks import ALEXNET, RESNET, batch_norm, conv2d, layers_of, random_state
+from torch_networks import ALEXNET, RESNET, VIT, batch_norm, conv2d, layers_of, random_state
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, UserError
@@ -17,6 +17,8 @@ NETWORKS = {
     "small_alexnet": ALEXNET,
     "resnet18": replace(RESNET, image_size=9, head="moco_v2"),
     "resnet50": replace(RESNET, model="resnet50", image_size=65, head="simclr3", num_classes=4),
+    "vit_token": replace(VIT, head="moco_v2", head_hidden=7),
+    "vit_mean": replace(VIT, pool="mean", num_classes=4, classifier_layer="backbone"),
 }
 
 
@@ -44,9 +46,11 @@ def assert_close(found, expected, tolerance):
         ("small_alexnet", False),
         ("resnet18", True),
         pytest.param("resnet50", True, marks=pytest.mark.slow),
+        ("vit_token", True),
+        ("vit_mean", False),
     ],
 )
-def test_layers_and_statistics_match_numpy(name, train, short_resnets, rng):
+def test_layers_and_statistics_match_numpy(name, train, short_networks, rng):
     config = NETWORKS[name]
     state = random_state(config, rng)
     x = draw_images(config)
@@ -121,6 +125,38 @@ def test_names_and_shapes_are_torchvisions(model, parameters, tensors, norms):
     assert entries["params/head/output/kernel"].name == "fc.weight"
     mean = entries["stats/layer4/block0/downsample/norm/mean"]
     assert mean.name == "layer4.0.downsample.1.running_mean"
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"), [("vit_tiny", 5_717_416), ("vit_small", 22_050_664)]
+)
+def test_names_and_shapes_are_timms(model, parameters):
+    """With 1,000 classes; the numbers of parameters are the ones that timm lists."""
+    entries = torch_names(ModelConfig(model, image_size=224, in_channels=3, dim=1000))
+    assert len({entry.name for entry in entries.values()}) == len(entries) == 152
+    assert sum(math.prod(entry.shape) for entry in entries.values()) == parameters
+    width = {"vit_tiny": 192, "vit_small": 384}[model]
+    shapes = {entry.name: entry.shape for entry in entries.values()}
+    assert shapes["patch_embed.proj.weight"] == (width, 3, 16, 16)
+    assert shapes["pos_embed"] == (1, 197, width)
+    assert shapes["blocks.11.attn.qkv.weight"] == (3 * width, width)
+    assert shapes["head.weight"] == (1000, width)
+
+
+def test_bfloat16_vit_is_close_to_float32(short_networks):
+    params, stats = models.create(VIT, jax.random.key(0))[1:]
+    x = draw_images(VIT)
+    exact, _ = apply(VIT, params, stats, x, True)
+    rounded, _ = apply(replace(VIT, dtype="bfloat16"), params, stats, x, True)
+    assert_close(rounded, exact, 0.1)
+
+
+def test_patches_must_divide_images():
+    for size, patch in ((63, 4), (64, 16)):
+        config = ModelConfig("vit_tiny", image_size=size // patch * patch, in_channels=3)
+        assert models.resolved(config).patch_size == patch
+    with pytest.raises(UserError, match="patch_size"):
+        models.resolved(ModelConfig("vit_tiny", image_size=10, in_channels=3))
 
 
 def test_layers_of_small_alexnet_are_the_papers():

@@ -48,7 +48,7 @@ HEADS = {"small_cnn": "balanced", "resnet18": "moco_v2", "resnet50": "simclr2"}
     "scheme",
     [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("resnet")) for name in SCHEMES],
 )
-def test_every_layer_follows_its_scheme(scheme, short_resnets):
+def test_every_layer_follows_its_scheme(scheme, short_networks):
     """Residual blocks of SimCLR start as the identity; PyTorch draws biases of linear layers."""
     model, init = scheme.split()
     head = HEADS.get(model, "linear")

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch_networks import ALEXNET, HEADLESS, RESNET, assert_same, hugging_face, random_state
+from torch_networks import (
+    ALEXNET,
+    HEADLESS,
+    RESNET,
+    VIT,
+    assert_same,
+    hugging_face,
+    random_state,
+)
 
 from hypersphere_jax import models
 from hypersphere_jax.configs import ModelConfig, UserError
@@ -20,8 +28,8 @@ def prefixed(prefix, state):
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "backbone."])
-@pytest.mark.parametrize("config", [RESNET, ALEXNET], ids=["resnet", "alexnet"])
-def test_prefix_is_detected(config, prefix, rng):
+@pytest.mark.parametrize("config", [RESNET, ALEXNET, VIT], ids=["resnet", "alexnet", "vit"])
+def test_prefix_is_detected(config, prefix, short_networks, rng):
     state = random_state(config, rng)
     assert_same(select_encoder(prefixed(prefix, state)), (state, []))
 
@@ -76,6 +84,8 @@ def test_linear_modules_beside_the_network_are_ignored(rng):
         (replace(NARROW, head="balanced", head_hidden=9, in_channels=1), 32, "cifar10"),
         (replace(NARROW, head="simclr2", head_hidden=7, num_classes=4), 32, "cifar10"),
         (replace(NARROW, num_classes=4, classifier_layer="fc7"), 32, "cifar10"),
+        (ModelConfig("vit_small", dim=1000, image_size=224, in_channels=3), 224, "moco"),
+        (replace(VIT, pool="mean", head="simclr2", head_hidden=7), 8, "cifar10"),
     ],
 )
 def test_networks_are_inferred_from_shapes(config, size, recipe):
@@ -85,6 +95,17 @@ def test_networks_are_inferred_from_shapes(config, size, recipe):
     inferred = infer_model(state)
     assert inferred.image_size == size
     assert default_recipe(inferred) == recipe
+
+
+def test_other_vits_are_refused(short_networks, rng):
+    state = random_state(VIT, rng)
+    for entries, size in (
+        (state | {"patch_embed.proj.weight": np.zeros((768, 3, 4, 4))}, None),
+        (state | {"blocks.2.norm1.weight": np.zeros(192)}, None),
+        (state, 16),
+    ):
+        with pytest.raises(UserError, match=r"ViT|image_size"):
+            infer_model(entries, size)
 
 
 def test_image_size_must_fit_fc6(rng):

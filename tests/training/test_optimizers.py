@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict
 
-from hypersphere_jax.configs import OptimizerConfig
+from hypersphere_jax import models
+from hypersphere_jax.configs import ModelConfig, OptimizerConfig
 from hypersphere_jax.training.optimizers import make_optimizer, make_schedule, weight_mask
 
 STEPS = 8
@@ -25,6 +27,9 @@ CASES = {
     "lars nesterov clip": LARS | {"nesterov": True, "clip_norm": 1.0},
     "lars exclude": LARS | {"exclude_norm_and_bias": True},
     "adam": ADAM | {"clip_norm": 2.0, "exclude_norm_and_bias": True},
+    "adam decay": ADAM | {"weight_decay_end": 0.05},
+    "adamw": ADAM | {"optimizer": "adamw", "weight_decay": 0.1},
+    "adamw decay": ADAM | {"optimizer": "adamw", "weight_decay_end": 0.3},
 }
 
 
@@ -52,13 +57,13 @@ def optimize(config, params, gradients, scalars=None):
     return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
 
 
-def adam_by_hand(config, w, g, memory, t, rate):
-    """Kingma & Ba, Algorithm 1."""
+def adam_by_hand(config, w, g, memory, t, rate, decay):
+    """Kingma & Ba, Algorithm 1; Loshchilov & Hutter, Algorithm 2, with their alpha in the rate."""
     a, b = config.adam_betas
     memory["m"] = a * memory["m"] + (1 - a) * g
     memory["v"] = b * memory["v"] + (1 - b) * g**2
     root = np.sqrt(memory["v"] / (1 - b**t)) + config.adam_eps
-    return w - rate * memory["m"] / (1 - a**t) / root
+    return w - rate * (memory["m"] / (1 - a**t) / root + decay * w)
 
 
 def momentum_by_hand(config, w, g, memory, rate, is_adapted):
@@ -80,18 +85,25 @@ def momentum_by_hand(config, w, g, memory, rate, is_adapted):
 def optimize_by_hand(config, params, gradients):
     """Yield the parameters after each step in float64."""
     memory = {name: {"m": 0, "v": 0} for name in params}
-    masked = config.optimizer == "lars" or config.exclude_norm_and_bias
+    masked = config.optimizer in ("lars", "adamw") or config.exclude_norm_and_bias
     for t, gradient in enumerate(gradients, start=1):
+        decay = config.weight_decay
+        if config.weight_decay_end is not None:
+            share = (1 - np.cos(np.pi * (t - 1) / STEPS)) / 2
+            decay += share * (config.weight_decay_end - decay)
         rate = config.learning_rate * 2 * (1 if t <= STEPS // 2 else 0.1)
         norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
         params = dict(params)
         for name, w in params.items():
             is_weight = name in ("kernel", "zero")
             g = gradient[name] * min(1, (config.clip_norm or norm) / norm)
-            if is_weight or not masked:
-                g = g + config.weight_decay * w
+            lam = decay if is_weight or not masked else 0.0
+            if config.optimizer != "adamw":
+                g = g + lam * w
             if config.optimizer == "adam":
-                params[name] = adam_by_hand(config, w, g, memory[name], t, rate)
+                params[name] = adam_by_hand(config, w, g, memory[name], t, rate, 0.0)
+            elif config.optimizer == "adamw":
+                params[name] = adam_by_hand(config, w, g, memory[name], t, rate, lam)
             else:
                 params[name] = momentum_by_hand(config, w, g, memory[name], rate, is_weight)
         yield params
@@ -104,7 +116,7 @@ def test_optimizers_by_hand(rng):
     gradients[5:] = [jax.tree.map(lambda g: 0.1 * g, gradient) for gradient in gradients[5:]]
     configs = {case: dataclasses.replace(BASE, **changes) for case, changes in CASES.items()}
     scalars = {"learning_rate": 0.3, "weight_decay": 0.1, "momentum": 0.4}
-    traced = ("sgd", "lars nesterov clip", "adam")
+    traced = ("sgd", "lars nesterov clip", "adam", "adamw decay")
 
     @jax.jit
     def all_paths(params, gradients, scalars):
@@ -127,6 +139,13 @@ def test_weight_mask_excludes_biases_and_scales():
     layer["slope"] = np.zeros(2)
     expected = {"kernel": True, "bias": False, "scale": False, "slope": False}
     assert weight_mask({"scale": layer}) == {"scale": expected}
+
+
+def test_weight_mask_of_a_vit_is_its_kernels():
+    config = ModelConfig("vit_tiny", image_size=8, in_channels=1, head="simclr2")
+    _, params, _ = models.abstract(config)
+    for path, is_decayed in flatten_dict(weight_mask(params)).items():
+        assert is_decayed == (path[-1] == "kernel"), path
 
 
 def rates(config, total, *steps):
