@@ -1,9 +1,7 @@
 """Configs: values that they refuse, defaults of the papers, JSON, and files of options."""
 
 import json
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from tiny_runs import parse_pretrain
 
 import experiments
 from experiments.options import QuickstartConfig, ReproduceConfig
-from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
 from hypersphere_jax.depth.config import DepthConfig
@@ -157,16 +154,6 @@ def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
         make({name: 3})
 
 
-def test_paths_become_text_where_a_field_is_text():
-    path = Path("some/where")
-    names = ("runs_dir", "data_dir", "cache_dir", "init_from", "data", "classes")
-    config = C.PretrainConfig(**dict.fromkeys(names, path))
-    assert config == C.PretrainConfig(**dict.fromkeys(names, os.fspath(path)))
-    probe = C.ProbeConfig(runs=[path, "b"], out="a.csv")
-    assert probe.runs == (os.fspath(path), "b")
-    assert probe.out == Path("a.csv")
-
-
 # Files of options.
 
 OPTIONS = {"name": "mine", "model": "resnet18", "learning_rate": 1e-2, "decay_at": [0.5, 1]}
@@ -214,16 +201,6 @@ def test_a_file_overrides_an_experiment(tmp_path):
     name = "moco_cifar10/align_uniform"
     config = parse_pretrain(name, "--config", str(tmp_path / "a.yaml"), "--seed=2")
     assert config == experiments.find(name).replace(epochs=7, seed=2)
-
-
-@pytest.mark.parametrize("run", ["mine", "other"])
-def test_a_file_of_a_finetuning(run, tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text("run: mine\nlearning_rates: [0.1, 0.2]\n")
-    arguments = [] if run == "mine" else [run]
-    arguments += ["--config", str(file), "--seed", "3"]
-    config = cli.parse_run(C.FinetuneConfig, "finetune", arguments, None)
-    assert config == C.FinetuneConfig(run, learning_rates=(0.1, 0.2), seed=3)
 
 
 def test_the_record_of_a_run_is_a_file_of_options(short_run):

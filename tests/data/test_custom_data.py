@@ -83,16 +83,6 @@ def test_large_data_sets_are_not_kept_in_memory():
     assert as_source(Large(), np.arange(1100) % 2).labels.tolist() == [0, 1] * 550
 
 
-def test_listed_labels_of_a_large_data_set():
-    """Data sets of torchvision list them, before a transformation of labels."""
-    data = Large()
-    data.targets = [7, 8] * 550
-    assert as_source(data).labels.tolist() == [0, 1] * 550
-    assert data.reads < 1100
-    data.target_transform = lambda label: label % 3
-    assert as_source(data).labels.tolist() == [i % 3 for i in range(1100)]
-
-
 def test_gray_images_among_rgb_images_become_rgb():
     gray = Image.fromarray(COLOR[..., 0])
     expected = [np.stack([COLOR[..., 0]] * 3, axis=-1), COLOR, COLOR]

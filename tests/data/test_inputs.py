@@ -7,8 +7,7 @@ from data_cases import Tensor, equal
 from PIL import Image
 
 import hypersphere_jax as hj
-from hypersphere_jax.configs import DataConfig, UserError
-from hypersphere_jax.data import load
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.inputs import as_image, as_images
 
@@ -63,12 +62,6 @@ def test_images_are_the_same_through_all_entries(form):
         found = pixels(images)
         assert found.dtype == np.uint8, entry
         equal(found, expected, entry)
-
-
-def test_array_files_are_converted_like_arrays(tmp_path):
-    for images in (COLORS, UNIT, UNIT.astype(np.float16), COLORS.astype(int)):
-        np.save(tmp_path / "images.npy", images)
-        equal(load(DataConfig(str(tmp_path / "images.npy"))).train.images, COLORS)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +160,6 @@ def test_unlabeled_images(labels):
     assert as_source(IMAGES[:4], [-1] * 4).class_names == ()
 
 
-@pytest.mark.parametrize("probe", [hj.knn_probe, hj.linear_probe])
-@pytest.mark.parametrize("side", ["train", "test"])
-def test_probes_refuse_unlabeled_rows(probe, side):
-    x = np.random.default_rng(0).normal(size=(8, 3))
-    labels = {"train": NUMBERS, "test": NUMBERS} | {side: np.where(NUMBERS == 2, -1, NUMBERS)}
-    with pytest.raises(UserError, match=side):
-        probe(x, labels["train"], x, labels["test"])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -194,12 +178,3 @@ def test_invalid_labels_are_refused(wrong):
         hj.knn_probe(x, wrong, x, NUMBERS)
     with pytest.raises(UserError):
         as_source(IMAGES, wrong)
-
-
-def test_splits_have_one_kind_of_labels():
-    x = np.random.default_rng(0).normal(size=(8, 3))
-    with pytest.raises(UserError):
-        hj.linear_probe(x, NUMBERS, x, PETS)
-    for num_classes, labels in ((3, NUMBERS), (4, PETS), (0, NUMBERS)):
-        with pytest.raises(UserError, match="num_classes"):
-            hj.knn_probe(x, labels, x, labels, num_classes=num_classes)

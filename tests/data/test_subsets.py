@@ -61,15 +61,6 @@ def test_long_tailed_counts_reproduce_imagenet_lt():
     assert abs((found < 20).sum() - 136) <= 10
 
 
-def test_long_tailed_counts_are_pareto_quantiles():
-    """A class of twice the rank is 2^(1/alpha) times smaller."""
-    found = subsets.long_tailed_counts(100_000, None, 2.0, 1, 10**9).astype(float)
-    first, last = (0.7928 / 100_000.5856) ** -0.5, (99_999.7928 / 100_000.5856) ** -0.5
-    quantiles = last + (found - found[-1]) / (found[0] - found[-1]) * (first - last)
-    for rank in (1_000, 10_000):
-        assert quantiles[rank] / quantiles[2 * rank] == pytest.approx(2**0.5, rel=1e-3)
-
-
 @pytest.mark.parametrize("size", [950, 5_000, 30_000])
 def test_long_tailed_counts_have_the_given_total(size):
     found = subsets.long_tailed_counts(100, size, 6.0, 2, 700)
@@ -85,15 +76,6 @@ def test_long_tailed():
     assert {len(view) for view in seeds} == {5_000}
     assert numbers(seeds[0]) == numbers(seeds[-1])
     assert len({np.argmax(counts(view)) for view in seeds}) > 8
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_large_counts_go_to_classes_that_have_them(seed):
-    source = numbered([0] * 20 + [1] * 12 + [2] * 20 + [3] * 12 + [-1] * 50)
-    view = subsets.long_tailed(source, seed)
-    assert max(counts(view)) == 20
-    assert np.argmax(counts(view)) in (0, 2)
-    assert -1 not in view.labels
 
 
 def test_uniform():

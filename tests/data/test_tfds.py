@@ -49,14 +49,6 @@ def test_depths(tmp_path):
     assert source.labels.tolist() == [source[0]["label"]] * 2 == [-1, -1]
 
 
-@pytest.mark.parametrize("shape", [(5, 6, 1), (None, None, 4)])
-def test_images_of_other_shapes(shape, tmp_path):
-    (image,) = noise(1, (5, 6, shape[2]))
-    source = TfdsSource(write(tmp_path, {"train": [[example(image)]]}, shape=shape), "train")
-    assert source.image_shape == (None if None in shape else shape)
-    equal(source[0]["image"], image)
-
-
 def test_fingerprint_depends_on_records_and_split(tmp_path):
     changed = [[example(255 - IMAGES[0], 1), *EXAMPLES[1:]], [example(IMAGES[0]), *EXAMPLES[1:]]]
     digests = []
