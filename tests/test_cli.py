@@ -13,7 +13,7 @@ import hypersphere_jax
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.training import train as training
-from hypersphere_jax.utils.files import read_json, write_json
+from hypersphere_jax.utils.files import write_json
 
 PARTS = [f"data {part}" for part in ("list", "prepare", "prepare-text", "inspect", "show")]
 PARTS += [f"bench {part}" for part in benchmarks.PARTS]
@@ -80,13 +80,6 @@ def test_flags_have_aliases_hyphens_and_underscores():
     assert config == C.PretrainConfig(**numbers, eval_images="all", queue_size=4, nesterov=True)
     probe = cli.parse(C.ProbeConfig, "probe", ["a", "b", "--layer", "fc7", "--protocol", "knn"])
     assert probe == C.ProbeConfig(("a", "b"), layers=("fc7",), protocols=("knn",))
-
-
-def test_flags_override_the_options_of_the_named_run(short_run):
-    recorded = read_json(short_run / "config.json")["config"]
-    flags = ["--name", "short", "--runs-dir", str(short_run.parent), "--epochs", "7"]
-    expected = C.from_dict(C.PretrainConfig, recorded).replace(epochs=7)
-    assert parse_pretrain(*flags) == expected
 
 
 def test_a_new_run_is_announced_with_a_similar_name(tmp_path, capsys):

@@ -3,10 +3,9 @@
 import inspect
 import re
 
-import pytest
 from processes import ROOT
 
-from docs.draw_losses import PICTURES, descend, start_of
+from docs.draw_losses import PICTURES
 from hypersphere_jax import losses
 
 FOLDER = ROOT / "docs" / "losses"
@@ -49,19 +48,3 @@ def test_the_script_draws_the_pictures_that_the_pages_show():
 def test_the_overview_links_to_every_page():
     overview = (ROOT / "docs" / "losses.md").read_text()
     assert not [name for name in PAGES if f"(losses/{name}.md)" not in overview]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("picture", "panel", "page", "value"),
-    [
-        ("decoupled_nt_xent_loss", 1, "decoupled_nt_xent_loss", "39.04"),
-        ("logsumexp_loss", 1, "decoupled_nt_xent_loss", "17.02"),
-        ("dcl_loss", 0, "dcl_loss", "-0.70"),
-        ("balanced_contrastive_loss", 1, "balanced_contrastive_loss", "7.39"),
-    ],
-)
-def test_descents_end_where_the_pages_say(picture, panel, page, value):
-    start, _ = start_of("images")
-    _, _, end = descend(start, PICTURES[picture].descents[panel], momentum=False)
-    assert value in PAGES[page] and abs(end - float(value)) < 0.006

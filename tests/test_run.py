@@ -1,7 +1,6 @@
 """Training from Python with custom parts: as plain JAX, on any devices, and resumed."""
 
 import json
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -149,24 +148,6 @@ def test_overwrite_removes_the_run_once_all_arguments_are_checked(tmp_path):
     new = hj.train(changed, overwrite=True, **parts)
     assert [record["step"] for record in new.metrics] == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
-
-
-@pytest.mark.parametrize("during", ["data", "tracing"])
-def test_ctrl_c_before_the_first_step_is_a_keyboard_interrupt(during, tmp_path):
-    class Data(Pairs):
-        def __getitem__(self, i):
-            if during == "data":
-                signal.raise_signal(signal.SIGINT)
-            return super().__getitem__(i)
-
-    def loss(x, y):
-        signal.raise_signal(signal.SIGINT)
-        return spread(x, y)
-
-    with pytest.raises(KeyboardInterrupt) as raised:
-        hj.train(config(tmp_path), data=Data(), network=NETWORK, loss=loss)
-    assert raised.type is KeyboardInterrupt
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_evaluation_never_classifies_images_whose_labels_are_trained_on(tmp_path):

@@ -42,12 +42,8 @@ FORMS = {
     "uint8": (COLORS, COLORS),
     "gray": (GRAYS, GRAYS),
     "gray without an axis": (GRAYS[..., 0], GRAYS),
-    "six channels": (np.concatenate([COLORS] * 2, -1), np.concatenate([COLORS] * 2, -1)),
-    "reversed": (COLORS[:, ::-1], COLORS[:, ::-1]),
     "boolean": (COLORS > 99, 255 * (COLORS > 99)),
     "int64": (COLORS.astype(np.int64), COLORS),
-    "big-endian": (COLORS.astype(">u2"), COLORS),
-    "jax floats": (jnp.asarray(UNIT, jnp.float32), COLORS),
     "tensor": (Tensor(COLORS), COLORS),
     "tensor bfloat16": (Tensor(UNIT.astype(jnp.bfloat16)), COLORS),
     **{f"{np.dtype(dtype)}": (UNIT.astype(dtype), COLORS) for dtype in FLOATS},
@@ -83,12 +79,10 @@ def test_pillow_images_have_one_or_three_channels(image, expected):
     "images",
     [
         *[np.where(COLORS == 128, np.nan, UNIT).astype(dtype) for dtype in FLOATS],
-        UNIT - 1e-6,
         np.where(COLORS == 255, np.inf, UNIT),
         COLORS * np.float32(1),
         COLORS.astype(np.int16) - 1,
         COLORS.astype(np.uint16) + 1,
-        COLORS.astype(complex),
         np.zeros((3, 2, 2, 9), np.uint8),
         np.zeros(4, np.uint8),
     ],
@@ -125,12 +119,9 @@ LABELS = {
     "list": (NUMBERS.tolist(), [0, 1, 2, 3]),
     "bfloat16": (jnp.asarray(NUMBERS, jnp.bfloat16), [0, 1, 2, 3]),
     "tensor": (Tensor(NUMBERS), [0, 1, 2, 3]),
-    "list of tensors": ([Tensor(number) for number in NUMBERS], [0, 1, 2, 3]),
-    "2^63": (NUMBERS.astype(np.uint64) + np.uint64(2**63), [2**63 + i for i in range(4)]),
     "2^70": ([2**70 + int(i) for i in NUMBERS], [2**70 + i for i in range(4)]),
     "strings": (PETS, NAMES),
     "bytes": (PETS.astype(bytes), NAMES),
-    "string objects": (PETS.astype(object), NAMES),
 }
 
 

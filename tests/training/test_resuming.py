@@ -174,14 +174,6 @@ def test_changed_images_need_force(short_copy, tmp_path):
     run_dir.load_data(short_copy)
 
 
-@tiny_runs.needs_devices(4)
-def test_number_of_devices_matters_without_synchronized_batch_norm(short_copy, tmp_path):
-    edit_config(short_copy, batch_norm="local")
-    with pytest.raises(C.UserError, match="batch_norm=local"):
-        training.train(tiny_runs.short(tmp_path, batch_norm="local", devices=4))
-    assert training.train(tiny_runs.short(tmp_path, batch_norm="local")) == short_copy
-
-
 def test_folder_of_another_process_is_locked(tmp_path):
     with run_dir.lock(tmp_path / "short"), pytest.raises(C.UserError, match=f"{tmp_path}"):
         training.train(tiny_runs.short(tmp_path))
