@@ -41,16 +41,6 @@ UNLABELED = numbered([-1] * 10)
 MANY = numbered(np.repeat(np.arange(26), 1300))  # the largest class of ImageNet
 
 
-def test_subset():
-    part = subsets.Subset(UNEVEN, [40, 3, 60], "")
-    assert numbers(part) == [40, 3, 60]
-    assert part.labels.tolist() == [1, 0, 3]
-    assert_consistent(part, UNEVEN)
-    others = [subsets.Subset(UNEVEN, indices, "") for indices in ([40, 60, 3], [3])]
-    others += [UNEVEN, subsets.Subset(numbered([1] * 61), [3], "")]
-    assert len({source.digest for source in (part, *others)}) == 5
-
-
 def test_long_tailed_counts_reproduce_imagenet_lt():
     """A.3.4: 1,000 classes, 115,846 images, 1,280 to 5 a class."""
     found = subsets.long_tailed_counts(1000)

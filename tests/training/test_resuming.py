@@ -108,8 +108,7 @@ def uninterrupted(tmp_path_factory):
     ("number", "at"),
     [
         (SIGNALS[0], 7),
-        pytest.param(SIGNALS[1], 2, marks=pytest.mark.slow),
-        pytest.param(SIGNALS[2], 12, marks=pytest.mark.slow),
+        pytest.param(SIGNALS[1], 12, marks=pytest.mark.slow),
     ],
 )
 def test_stopped_run_resumes_to_the_same_bits(number, at, uninterrupted, tmp_path):
