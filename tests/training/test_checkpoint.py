@@ -153,16 +153,6 @@ def test_any_damage_is_noticed_or_without_effect(copy, rng):
     assert set(restored) == {105, 110} and restored.count(105) > 20
 
 
-def test_checkpoint_must_contain_the_step_of_its_name(copy):
-    shutil.copytree(copy / "110", copy / "115")
-    for name in ("0110", "١١٥", "-120"):
-        shutil.copytree(copy / "20", copy / name)
-    assert checkpoints.steps(copy) == [0, 20, 105, 110, 115]
-    assert restore(copy, {"stats": {}})[0] == 110
-    with pytest.raises(C.UserError, match="115"):
-        restore(copy, {"stats": {}}, 115)
-
-
 def test_full_disk_leaves_the_earlier_checkpoints(copy):
     checkpointer = Checkpointer(copy)
     with full_disk(100, C.UserError):
