@@ -1,6 +1,5 @@
 """The command line: help, invalid input, exit statuses, and the files that commands write."""
 
-import sys
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,12 +13,10 @@ import hypersphere_jax
 from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.training import train as training
-from hypersphere_jax.utils.files import read_json, write_json
+from hypersphere_jax.utils.files import write_json
 
 PARTS = [f"data {part}" for part in ("list", "prepare", "prepare-text", "inspect", "show")]
 PARTS += [f"bench {part}" for part in benchmarks.PARTS]
-# The run `short` of tiny_runs, whose programs other tests have compiled.
-SHORT = ["--width", "0.1", "--dim", "3", "--epochs", "2", "--batch-size", "220", "--devices", "2"]
 
 
 def status_of(line):
@@ -85,13 +82,6 @@ def test_flags_have_aliases_hyphens_and_underscores():
     assert probe == C.ProbeConfig(("a", "b"), layers=("fc7",), protocols=("knn",))
 
 
-def test_flags_override_the_options_of_the_named_run(short_run):
-    recorded = read_json(short_run / "config.json")["config"]
-    flags = ["--name", "short", "--runs-dir", str(short_run.parent), "--epochs", "7"]
-    expected = C.from_dict(C.PretrainConfig, recorded).replace(epochs=7)
-    assert parse_pretrain(*flags) == expected
-
-
 def test_a_new_run_is_announced_with_a_similar_name(tmp_path, capsys):
     write_json(tmp_path / "flowers_long_run" / "config.json", {})
     config = C.PretrainConfig(name="flowers_long_rnu", runs_dir=str(tmp_path))
@@ -125,38 +115,6 @@ def test_unexpected_errors_are_raised(bug, monkeypatch):
     monkeypatch.setattr(training, "train", Mock(side_effect=bug))
     with pytest.raises(type(bug)):
         cli.main(["pretrain", "--devices", "2"])
-
-
-@pytest.mark.parametrize(
-    ("called", "program"),
-    [
-        ("run.py", "python run.py"),
-        ("/x y/run.py", "python '/x y/run.py'"),
-        ("/x/bin/hypersphere-jax", "hypersphere-jax"),
-        ("/x/hypersphere_jax/__main__.py", "python -m hypersphere_jax"),
-    ],
-)
-def test_records_name_the_program_as_it_was_called(called, program, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [called, "probe", "a b"])
-    assert cli.typed() == f"{program} probe 'a b'"
-
-
-@pytest.mark.slow
-def test_from_training_to_report(capsys, tmp_path):
-    folder = tmp_path / "a"
-    where = ["--runs-dir", str(tmp_path)]
-    assert cli.main(["pretrain", "--name", "a", *where, *SHORT]) == 0
-    assert cli.main(["probe", str(folder), "--protocols", "knn", "--devices", "2"]) == 0
-    score = read_json(folder / "eval" / "knn5-output.json")["top1"]
-    assert f"{score:.2f}" in capsys.readouterr().out
-    assert f"{score:.2f}" in (folder / "report.html").read_text()
-    assert cli.main(["metrics", str(folder), "--devices", "2"]) == 0
-    bound = read_json(folder / "eval" / "metrics-test.json")["uniform_lower_bound"]
-    assert f"{bound:.6f}" in capsys.readouterr().out
-    # Another run in the same folder is refused.
-    assert cli.main(["pretrain", "--name", "a", *where, "--seed", "1"]) == 2
-    errors = capsys.readouterr().err
-    assert "seed" in errors and "--force" in errors
 
 
 # Commands up to the option that names a file, and the endings that it takes.

@@ -1,12 +1,10 @@
 """Numbers, commands and links of README.md and docs/; Sybil runs the code blocks."""
 
-import csv
 import json
 import re
 import shlex
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 from processes import ROOT
 
@@ -65,28 +63,6 @@ def test_quickstart_uses_the_best_recorded_rates():
     accuracy = json.loads((RESULTS / "quickstart" / "choice.json").read_text())["accuracy"]
     for name, (*_, rate) in quickstart.RUNS.items():
         assert accuracy[name][f"{rate:g}"] == max(accuracy[name].values())
-
-
-def recorded_accuracies(name, layer):
-    """Return the accuracies of the runs of a file, and of their random initialization."""
-    text = (RESULTS / "chen-figureB2-laptop" / f"{name}.csv").read_text()
-    return {
-        (row["run"], row.get("step") == "0"): float(row[f"{layer}_logistic"])
-        for row in csv.DictReader(text.splitlines())
-        if row[f"{layer}_logistic"]
-    }
-
-
-def test_repetitions_differ_as_the_page_says():
-    """Two versions of the code trained the same configs."""
-    text = " ".join((DOCS / "results.md").read_text().split())
-    for layer, printed in (
-        ("backbone", "differ by {:.2f} points on average ({:.2f} at most) before the head"),
-        ("output", "by {:.2f} ({:.2f} at most) on the output"),
-    ):
-        before, again = (recorded_accuracies(name, layer) for name in ("before", "again"))
-        differences = [abs(before[run] - again[run]) for run in before.keys() & again.keys()]
-        assert printed.format(np.mean(differences), max(differences)) in text
 
 
 def commands():

@@ -1,6 +1,7 @@
 """One command of each kind in the documentation, at toy size."""
 
 import shlex
+import shutil
 
 import pytest
 import tiny_runs
@@ -11,8 +12,7 @@ from hypersphere_jax import cli, data
 TOY = "--epochs 1 --devices 1 --width 0.1"
 # They run in this order, in a folder with images and texts.
 COMMANDS = f"""
-pretrain --name run {TOY}
-pretrain --name own --data images --image-size 16 --batch-size 16 {TOY}
+pretrain --name own --data images --recipe none --image-size 16 --batch-size 16 {TOY}
 probe run --protocols knn --layers output
 features run --images images/train/even --out z.npy
 metrics z.npy
@@ -38,8 +38,9 @@ def write_images(folder):
 
 
 @pytest.mark.slow
-def test_commands_of_the_docs(tmp_path, monkeypatch):
+def test_commands_of_the_docs(short_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(short_run, "runs/run")
     write_images(tmp_path / "images")
     tiny_runs.write_texts(tmp_path)
     for command in COMMANDS.strip().splitlines():

@@ -81,16 +81,6 @@ def test_no_gradient_flows_through_queue_and_average(rng):
     assert not np.any(others)
 
 
-@pytest.mark.parametrize(("batch", "size"), [(3, 7), (4, 8), (9, 4)])
-def test_queue_statistics_match_simulation(batch, size):
-    ages = np.zeros(0)  # oldest first
-    for step in range(12):
-        found = moco.queue_statistics(step, batch, size)
-        np.testing.assert_allclose(found["queue_filled"], len(ages) / size, rtol=1e-6)
-        np.testing.assert_allclose(found["queue_age"], np.mean(ages) if step else 0, rtol=1e-6)
-        ages = np.append(ages + 1, np.zeros(batch))[-size:]
-
-
 def test_average_is_a_geometric_series(rng):
     start, goal = rng.standard_normal((2, 4, 5)).astype(np.float32)
     np.testing.assert_array_equal(ema_update({"a": start}, {"a": goal}, 0.0)["a"], goal)

@@ -5,15 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from numpy.lib.format import write_array
 
 from hypersphere_jax import configs as C
-from hypersphere_jax import data
-from hypersphere_jax.data import image_files
 from hypersphere_jax.evaluation.measure_runs import load_features
-from hypersphere_jax.evaluation.probe_runs import read_splits
 from hypersphere_jax.reporting import results, run_page
-from hypersphere_jax.text.labelled import load_labelled
 from hypersphere_jax.training import run_dir
 from hypersphere_jax.utils import caches
 from hypersphere_jax.utils.arrays import array_names, open_array
@@ -92,17 +87,6 @@ def test_files_without_numbers_are_refused(form, tmp_path):
             read(file)
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize(
-    "array", [FLOATS, FLOATS.T, FLOATS.astype(">i2"), np.float16(3), np.zeros((0, 4))]
-)
-def test_arrays_are_numpys(array, version, tmp_path):
-    with open(tmp_path / "a.npy", "wb") as stream:
-        write_array(stream, np.asarray(array), version)
-    found = open_array(tmp_path / "a.npy")
-    np.testing.assert_array_equal(found, array, strict=True)
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_arrays_of_an_archive(save, tmp_path):
     file = tmp_path / "a.npz"
@@ -132,25 +116,6 @@ def test_pickles_in_arrays_are_not_executed(save, tmp_path):
     with pytest.raises(C.UserError):
         open_array(tmp_path / "a")
     assert not (tmp_path / "ran").exists()
-
-
-def test_pipes_are_refused(tmp_path):
-    """Reading would wait for a pipe that nobody writes to."""
-    names = ("a.npy", "a.npz", "a.mat", "a.zip", "photos/train/cat/1.png", "zips/train.zip")
-    for name in (*names, "a.tsv", "a.txt", "b/train_x.npy"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(tmp_path / name)
-    for name in names:
-        with pytest.raises(C.UserError, match=name.split("/")[0]):
-            data.load(C.DataConfig(str(tmp_path / name.split("/")[0])))
-    for read, name in (
-        (read_splits, "b"),
-        (load_features, "a.npy"),
-        (lambda file: load_labelled(str(file), None, ()), "a.tsv"),
-        (image_files.read_classes, "a.txt"),
-    ):
-        with pytest.raises(C.UserError, match=name):
-            read(tmp_path / name)
 
 
 ARRAYS = (np.arange(60, dtype=np.uint8).reshape(5, 4, 3), np.zeros((0, 3)), np.float32([[1, -2]]))

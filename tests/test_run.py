@@ -1,7 +1,6 @@
 """Training from Python with custom parts: as plain JAX, on any devices, and resumed."""
 
 import json
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +25,14 @@ class Pairs:
         return IMAGES[i, ..., 0] / 255, int(LABELS[i])
 
 
-@pytest.mark.parametrize("loss", [pytest.param(spread, marks=pytest.mark.slow), supervised])
-def test_steps_are_gradient_descent_in_plain_jax(loss, tmp_path):
+def test_steps_are_gradient_descent_in_plain_jax(tmp_path):
     """A batch is all images, in an order that does not change the loss."""
-    run = hj.train(config(tmp_path), data=Pairs(), network=NETWORK, augment=half, loss=loss)
+    run = hj.train(config(tmp_path), data=Pairs(), network=NETWORK, augment=half, loss=supervised)
     params = run.load(0).params
     views = IMAGES / np.float32(510)
 
     def value(params):
         layers = {"output": hj.l2_normalize(own_parts.apply(params, views))}
-        if loss is spread:
-            return spread(layers["output"], layers["output"])
         return supervised(layers, layers, jnp.asarray(LABELS), None)
 
     for record in run.metrics:
@@ -48,25 +44,19 @@ def test_steps_are_gradient_descent_in_plain_jax(loss, tmp_path):
 
 
 @needs_devices(2)
-@pytest.mark.parametrize(
-    ("loss", "options"),
-    [
-        (supervised, {}),
-        (own_parts.against_queue, {"queue_size": 24}),
-    ],
-)
 @pytest.mark.slow
-def test_two_devices_train_as_one_and_resume_to_the_same_bits(loss, options, tmp_path):
-    parts = {"images": IMAGES, "labels": LABELS, "network": NETWORK, "augment": noisy}
-    options |= {"batch_size": 16, "epochs": 2}
-    one = hj.train(config(tmp_path, "one", **options), loss=loss, **parts)
-    two = hj.train(config(tmp_path, "two", devices=2, **options), loss=loss, **parts)
+def test_two_devices_train_as_one_and_resume_to_the_same_bits(tmp_path):
+    parts = {"images": IMAGES, "network": NETWORK, "augment": noisy}
+    parts["loss"] = own_parts.against_queue
+    options = {"batch_size": 16, "epochs": 2, "queue_size": 24}
+    one = hj.train(config(tmp_path, "one", **options), **parts)
+    two = hj.train(config(tmp_path, "two", devices=2, **options), **parts)
     losses = [[record["loss"] for record in run.metrics] for run in (one, two)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
     np.testing.assert_allclose(one.encoder.params["w"], two.encoder.params["w"], atol=1e-5)
     killed(two.folder, 4, tmp_path / "killed")
     resumed = config(tmp_path / "killed", "two", devices=2, **options)
-    again = hj.train(resumed, loss=loss, **parts)
+    again = hj.train(resumed, **parts)
     np.testing.assert_array_equal(again.encoder.params["w"], two.encoder.params["w"])
     assert [record["loss"] for record in again.metrics] == losses[1]
 
@@ -149,24 +139,6 @@ def test_overwrite_removes_the_run_once_all_arguments_are_checked(tmp_path):
     new = hj.train(changed, overwrite=True, **parts)
     assert [record["step"] for record in new.metrics] == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
-
-
-@pytest.mark.parametrize("during", ["data", "tracing"])
-def test_ctrl_c_before_the_first_step_is_a_keyboard_interrupt(during, tmp_path):
-    class Data(Pairs):
-        def __getitem__(self, i):
-            if during == "data":
-                signal.raise_signal(signal.SIGINT)
-            return super().__getitem__(i)
-
-    def loss(x, y):
-        signal.raise_signal(signal.SIGINT)
-        return spread(x, y)
-
-    with pytest.raises(KeyboardInterrupt) as raised:
-        hj.train(config(tmp_path), data=Data(), network=NETWORK, loss=loss)
-    assert raised.type is KeyboardInterrupt
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_evaluation_never_classifies_images_whose_labels_are_trained_on(tmp_path):

@@ -48,12 +48,3 @@ def test_progress_shows_steps_and_text(shown):
     text = " ".join(shown().split())
     for part in ("[b] is markup", "run[b]: step 7 of 9", "loss 2.500"):
         assert part in text
-
-
-def test_track_yields_every_item(shown):
-    name = HOSTILE[0]
-    assert list(terminal.track("abc", name)) == ["a", "b", "c"]
-    assert list(terminal.track(iter("abc"), name, 3)) == ["a", "b", "c"]
-    assert list(terminal.track([], name)) == []
-    nested = [list(terminal.track(inner, "inner")) for inner in terminal.track(["ab", "c"], name)]
-    assert nested == [["a", "b"], ["c"]]

@@ -15,29 +15,12 @@ from augment_cases import (
     random_image,
     to_float,
 )
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageFilter
 
 from hypersphere_jax.augment import color
 from hypersphere_jax.augment.operations import units
 
 LUMA = np.array([0.299, 0.587, 0.114])
-
-
-@pytest.mark.parametrize(
-    ("adjust", "enhance"),
-    [
-        (color.adjust_brightness, ImageEnhance.Brightness),
-        (color.adjust_contrast, ImageEnhance.Contrast),
-        (color.adjust_saturation, ImageEnhance.Color),
-    ],
-)
-def test_adjustments_match_pillow(adjust, enhance):
-    image = random_image(24, 24)
-    for factor in (0.0, 0.6, 1.4):
-        found = jax.jit(adjust)(to_float(image), factor)
-        expected = np.asarray(enhance(Image.fromarray(image)).enhance(factor)) / 255
-        # Pillow rounds its gray to 8 bits, then truncates the blend.
-        np.testing.assert_allclose(found, expected, atol=1.5 * LEVEL)
 
 
 def turn_hue(image, shift):

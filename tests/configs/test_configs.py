@@ -1,9 +1,7 @@
 """Configs: values that they refuse, defaults of the papers, JSON, and files of options."""
 
 import json
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from tiny_runs import parse_pretrain
 
 import experiments
 from experiments.options import QuickstartConfig, ReproduceConfig
-from hypersphere_jax import cli
 from hypersphere_jax import configs as C
 from hypersphere_jax.configs.base import field_types
 from hypersphere_jax.configs.flags import with_flags
@@ -61,26 +58,15 @@ BOUNDS = [
     (C.RunConfig, "name", "a", "a/b"),
     (C.DataConfig, "fraction", 1.0, 0.0),
     (C.DataConfig, "folds", 1, 0),
-    (C.DataConfig, "bits", 256, 257),
-    (C.DataConfig, "channels", 3, 2),
     (C.ModelConfig, "model", "resnet18", "resnet-18"),
-    (C.ModelConfig, "image_size", 4, 3),
-    (C.ObjectiveConfig, "uniform_t", 1e-3, 0.0),
-    (C.MocoConfig, "queue_size", 0, -1),
     (C.OptimizerConfig, "epochs", 200, 0),
-    (C.OptimizerConfig, "momentum", 0.0, 1.0),
     (C.OptimizerConfig, "decay_at", (), (0.5, 1.1)),
     (C.OptimizerConfig, "adam_betas", [0, 0.9], (0.9,)),
     (C.OptimizerConfig, "warmup_epochs", 155, 156),
     (C.RuntimeConfig, "keep_last", 2, 1),
-    (C.RuntimeConfig, "checkpoint_every_minutes", 1e-3, 0),
     (C.EvaluateConfig, "eval_images", "all", 19),
-    (C.FinetuneConfig, "learning_rates", (1, 2), (1, 1)),
     (C.ProbeConfig, "runs", ("a", "a"), ()),
     (C.ProbeConfig, "k", (1, 3), (0,)),
-    (C.MetricsConfig, "t", 1e6, 2e6),
-    (DepthConfig, "folds", 0, 1),
-    (PrepareTextConfig, "held_out", 0, 1),
 ]
 
 
@@ -98,22 +84,15 @@ def test_values_beyond_a_bound_are_refused(cls, option, good, bad):
 CONFLICTS = [
     (C.RunConfig, {}, {"init_step": 3}),
     (C.DataConfig, {"folds": 2}, {"fold": 2}),
-    (C.DataConfig, {}, {"subset_size": 9}),
     (C.DataConfig, {}, {"data": "random_bits"}),
     (C.ModelConfig, {"batch_norm": "sync"}, {"bn_groups": 4}),
-    (C.ModelConfig, {}, {"head_hidden": 3}),
-    (C.ModelConfig, {}, {"stem": "cifar"}),
     (C.ModelConfig, {"model": "resnet18"}, {"init": "authors"}),
     (C.ObjectiveConfig, {"loss": "dcl"}, {"align_weight": 2.0}),
-    (C.OptimizerConfig, {"optimizer": "adam"}, {"nesterov": True}),
     (C.RuntimeConfig, CLUSTER, {"process_index": 2}),
     (C.PretrainConfig, {"queue_size": 4}, {"supervised_weight": 1}),
     (C.PretrainConfig, {"queue_size": 4}, {"loss": "dcl"}),
     (C.PretrainConfig, {}, {"uniform_intra_batch": False}),
-    (C.FinetuneConfig, CLUSTER, {"learning_rates": (1, 2)}),
-    (C.ImportConfig, {"head": "none"}, {"dim": 5}),
     (C.ProbeConfig, {"protocols": ("knn",)}, {"l2": (1.0,)}),
-    (C.ProbeConfig, {"all_steps": True}, {"step": 3}),
     (C.MetricsConfig, {"run": "a.npy"}, {"split": "train"}),
 ]
 
@@ -156,16 +135,6 @@ def test_configs_survive_json(name):
 def test_unknown_options_are_refused_with_the_similar_one(make, name, similar):
     with pytest.raises(C.UserError, match=similar):
         make({name: 3})
-
-
-def test_paths_become_text_where_a_field_is_text():
-    path = Path("some/where")
-    names = ("runs_dir", "data_dir", "cache_dir", "init_from", "data", "classes")
-    config = C.PretrainConfig(**dict.fromkeys(names, path))
-    assert config == C.PretrainConfig(**dict.fromkeys(names, os.fspath(path)))
-    probe = C.ProbeConfig(runs=[path, "b"], out="a.csv")
-    assert probe.runs == (os.fspath(path), "b")
-    assert probe.out == Path("a.csv")
 
 
 # Files of options.
@@ -217,16 +186,6 @@ def test_a_file_overrides_an_experiment(tmp_path):
     assert config == experiments.find(name).replace(epochs=7, seed=2)
 
 
-@pytest.mark.parametrize("run", ["mine", "other"])
-def test_a_file_of_a_finetuning(run, tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text("run: mine\nlearning_rates: [0.1, 0.2]\n")
-    arguments = [] if run == "mine" else [run]
-    arguments += ["--config", str(file), "--seed", "3"]
-    config = cli.parse_run(C.FinetuneConfig, "finetune", arguments)
-    assert config == C.FinetuneConfig(run, learning_rates=(0.1, 0.2), seed=3)
-
-
 def test_the_record_of_a_run_is_a_file_of_options(short_run):
     file = short_run / "config.json"
     recorded = json.loads(file.read_text())["config"]
@@ -241,16 +200,11 @@ def test_the_record_of_a_run_is_a_file_of_options(short_run):
         ("epohcs: 3", "epochs"),
         ("1: 2", "1"),
         ("epochs: ten", "epochs"),
-        ("epochs: true", "epochs"),
         ("epochs: 0", "epochs"),
-        ("learning_rate: [1]", "learning_rate"),
         ("learning_rate: .nan", "learning_rate"),
-        ("decay_at: 0.5", "decay_at"),
-        ("model: resnet99", "model"),
         ("a: [1\nb: 2", "options.yaml"),
         ("name: 2026-13-45", "options.yaml"),
         ("- epochs", "options.yaml"),
-        (b"name: \xff", "options.yaml"),
     ],
 )
 def test_invalid_files_are_refused(text, named, parse):

@@ -6,7 +6,6 @@ from data_cases import encoded, equal, picture, write
 from PIL import Image
 
 from hypersphere_jax import augment, data
-from hypersphere_jax.augment import color
 from hypersphere_jax.configs import DataConfig, PretrainConfig, UserError
 from hypersphere_jax.data.channels import as_channels, with_channels
 from hypersphere_jax.data.custom import Items
@@ -72,11 +71,3 @@ def test_recipes_of_gray_images_have_no_colors():
     np.testing.assert_allclose(steps["normalize"]["std"], [0.2256], atol=1e-4)
     np.testing.assert_allclose(steps["cutout"]["value"], [0.4589], atol=1e-4)
     assert augment.recipe_of(DataConfig(recipe="digits", channels=1)) == augment.find("digits")
-
-
-def test_color_operations_of_gray_images(rng):
-    image = rng.random((4, 5, 1), np.float32)
-    contrasted = color.adjust_contrast(np.repeat(image, 3, axis=-1), 0.6)
-    np.testing.assert_allclose(color.adjust_contrast(image, 0.6), contrasted[..., :1], atol=1e-6)
-    equal(color.adjust_saturation(image, 0.3), image)
-    equal(color.adjust_hue(image, 0.3), image)

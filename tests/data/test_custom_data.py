@@ -83,16 +83,6 @@ def test_large_data_sets_are_not_kept_in_memory():
     assert as_source(Large(), np.arange(1100) % 2).labels.tolist() == [0, 1] * 550
 
 
-def test_listed_labels_of_a_large_data_set():
-    """Data sets of torchvision list them, before a transformation of labels."""
-    data = Large()
-    data.targets = [7, 8] * 550
-    assert as_source(data).labels.tolist() == [0, 1] * 550
-    assert data.reads < 1100
-    data.target_transform = lambda label: label % 3
-    assert as_source(data).labels.tolist() == [i % 3 for i in range(1100)]
-
-
 def test_gray_images_among_rgb_images_become_rgb():
     gray = Image.fromarray(COLOR[..., 0])
     expected = [np.stack([COLOR[..., 0]] * 3, axis=-1), COLOR, COLOR]
@@ -117,16 +107,11 @@ class Splits(dict):
     ("data", "named"),
     [
         (Dataset([(COLOR, 1), (COLOR, 1.7)]), "1.7"),
-        (Dataset([(COLOR, float("inf"))]), "inf"),
         (Dataset([(COLOR, COLOR, 1)]), "0"),
         (Dataset([{"image": COLOR, "label": [1, 2]}]), r"\[1, 2\]"),
-        (Dataset([(COLOR, "cat"), (COLOR, 1)]), "mine"),
-        (Dataset([()]), "0"),
         (Dataset([COLOR, "cat.png"]), "1"),
         (Broken([COLOR] * 3), "ZeroDivisionError"),
         (Splits(train=[COLOR], test=[]), "train"),
-        (Dataset([COLOR, COLOR[..., :2]]), "2"),
-        (Dataset([{"text": "a"}]), "text"),
         (7, "int"),
         ([], "mine"),
     ],

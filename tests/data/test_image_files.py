@@ -16,7 +16,6 @@ from hypersphere_jax.configs import UserError
 from hypersphere_jax.data.decode import decode, image_size
 from hypersphere_jax.data.image_files import open_image_files
 from hypersphere_jax.data.source import UnreadableImage
-from hypersphere_jax.utils import caches
 
 CLASSES = ("ant", "cat", "dog")
 # In torchvision's order: files of inner folders come last.
@@ -62,23 +61,6 @@ def test_order_and_labels_follow_torchvisions_image_folder(place, tree):
         assert part.labels.tolist() == [0, 1]
 
 
-def test_image_shape_is_cached_only_if_all_images_are_readable(folder, tmp_path, slow_clock):
-    def shape():
-        return open_image_files(folder, cache_dir=tmp_path / "cache")[0].image_shape
-
-    whole = (folder / "train/dog/0.jpeg").read_bytes()
-    write(folder, {"train/dog/0.jpeg": b"cut short"})
-    assert shape() == (9, 12, 3)
-    assert not (tmp_path / "cache").exists()
-    write(folder, {"train/dog/0.jpeg": whole})
-    assert shape() == (9, 12, 3)
-    (file,) = (tmp_path / "cache").iterdir()
-    caches.write(file, np.array([1, 2, 3]))  # the shape comes from here
-    assert shape() == (1, 2, 3)
-    write(folder, {"train/dog/0.jpeg": encoded(Image.new("RGB", (8, 8)))})
-    assert shape() is None
-
-
 def test_splits_have_the_classes_of_the_training_split(folder):
     shutil.rmtree(folder / "test/cat")
     assert open_image_files(folder)[1].labels.tolist() == [0, 2]
@@ -94,25 +76,6 @@ def test_classes_without_images_are_refused_or_skipped(folder):
     with pytest.raises(UserError, match="bee"):
         open_image_files(folder)
     assert train_split(folder, "skip").labels.tolist() == [0, 2, 2, 2, 2, 3]
-
-
-def test_broken_links_are_unreadable_and_loops_end(folder):
-    cat = folder / "train" / "cat"
-    (cat / "gone.png").symlink_to("nowhere.png")
-    (cat / "self.png").symlink_to("self.png")
-    (cat / "up").symlink_to("..")
-    (cat / "z/again").symlink_to("../../cat")
-    with pytest.raises(UserError, match=r"gone\.png.*self\.png"):
-        train_split(folder)
-    source = train_split(folder, "skip")
-    unreadable = []
-    for i in range(len(source)):
-        try:
-            source[i]
-        except UnreadableImage:
-            unreadable.append(source.file(i))
-    assert len(source) == 6 + 2
-    assert unreadable == [str(cat / "gone.png"), str(cat / "self.png")]
 
 
 def test_fingerprint_depends_on_contents_names_and_classes(tmp_path, folder, tree):
@@ -158,18 +121,6 @@ def test_pixels_are_pillows_in_rgb(form, rng):
     assert found.shape == (9, 12, 3)
     assert found.flags.writeable
     assert image_size(io.BytesIO(data)) == (9, 12)
-
-
-def test_alpha_further_frames_and_orientation_are_dropped(rng):
-    first = picture(rng)
-    second = picture(rng)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    transparent = first.convert("RGBA")
-    transparent.putalpha(second.convert("L"))
-    frames = {"save_all": True, "append_images": [second]}
-    for image, options in ((transparent, {}), (first, frames), (first, {"exif": exif})):
-        equal(decode(encoded(image, "PNG", **options)), np.asarray(first))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("PNG", "<u2"), ("PPM", "<u2"), ("TIFF", ">u2")])

@@ -7,8 +7,7 @@ from data_cases import Tensor, equal
 from PIL import Image
 
 import hypersphere_jax as hj
-from hypersphere_jax.configs import DataConfig, UserError
-from hypersphere_jax.data import load
+from hypersphere_jax.configs import UserError
 from hypersphere_jax.data.custom import as_source
 from hypersphere_jax.data.inputs import as_image, as_images
 
@@ -43,12 +42,8 @@ FORMS = {
     "uint8": (COLORS, COLORS),
     "gray": (GRAYS, GRAYS),
     "gray without an axis": (GRAYS[..., 0], GRAYS),
-    "six channels": (np.concatenate([COLORS] * 2, -1), np.concatenate([COLORS] * 2, -1)),
-    "reversed": (COLORS[:, ::-1], COLORS[:, ::-1]),
     "boolean": (COLORS > 99, 255 * (COLORS > 99)),
     "int64": (COLORS.astype(np.int64), COLORS),
-    "big-endian": (COLORS.astype(">u2"), COLORS),
-    "jax floats": (jnp.asarray(UNIT, jnp.float32), COLORS),
     "tensor": (Tensor(COLORS), COLORS),
     "tensor bfloat16": (Tensor(UNIT.astype(jnp.bfloat16)), COLORS),
     **{f"{np.dtype(dtype)}": (UNIT.astype(dtype), COLORS) for dtype in FLOATS},
@@ -63,12 +58,6 @@ def test_images_are_the_same_through_all_entries(form):
         found = pixels(images)
         assert found.dtype == np.uint8, entry
         equal(found, expected, entry)
-
-
-def test_array_files_are_converted_like_arrays(tmp_path):
-    for images in (COLORS, UNIT, UNIT.astype(np.float16), COLORS.astype(int)):
-        np.save(tmp_path / "images.npy", images)
-        equal(load(DataConfig(str(tmp_path / "images.npy"))).train.images, COLORS)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +79,10 @@ def test_pillow_images_have_one_or_three_channels(image, expected):
     "images",
     [
         *[np.where(COLORS == 128, np.nan, UNIT).astype(dtype) for dtype in FLOATS],
-        UNIT - 1e-6,
         np.where(COLORS == 255, np.inf, UNIT),
         COLORS * np.float32(1),
         COLORS.astype(np.int16) - 1,
         COLORS.astype(np.uint16) + 1,
-        COLORS.astype(complex),
         np.zeros((3, 2, 2, 9), np.uint8),
         np.zeros(4, np.uint8),
     ],
@@ -132,12 +119,9 @@ LABELS = {
     "list": (NUMBERS.tolist(), [0, 1, 2, 3]),
     "bfloat16": (jnp.asarray(NUMBERS, jnp.bfloat16), [0, 1, 2, 3]),
     "tensor": (Tensor(NUMBERS), [0, 1, 2, 3]),
-    "list of tensors": ([Tensor(number) for number in NUMBERS], [0, 1, 2, 3]),
-    "2^63": (NUMBERS.astype(np.uint64) + np.uint64(2**63), [2**63 + i for i in range(4)]),
     "2^70": ([2**70 + int(i) for i in NUMBERS], [2**70 + i for i in range(4)]),
     "strings": (PETS, NAMES),
     "bytes": (PETS.astype(bytes), NAMES),
-    "string objects": (PETS.astype(object), NAMES),
 }
 
 
@@ -167,15 +151,6 @@ def test_unlabeled_images(labels):
     assert as_source(IMAGES[:4], [-1] * 4).class_names == ()
 
 
-@pytest.mark.parametrize("probe", [hj.knn_probe, hj.linear_probe])
-@pytest.mark.parametrize("side", ["train", "test"])
-def test_probes_refuse_unlabeled_rows(probe, side):
-    x = np.random.default_rng(0).normal(size=(8, 3))
-    labels = {"train": NUMBERS, "test": NUMBERS} | {side: np.where(NUMBERS == 2, -1, NUMBERS)}
-    with pytest.raises(UserError, match=side):
-        probe(x, labels["train"], x, labels["test"])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -194,12 +169,3 @@ def test_invalid_labels_are_refused(wrong):
         hj.knn_probe(x, wrong, x, NUMBERS)
     with pytest.raises(UserError):
         as_source(IMAGES, wrong)
-
-
-def test_splits_have_one_kind_of_labels():
-    x = np.random.default_rng(0).normal(size=(8, 3))
-    with pytest.raises(UserError):
-        hj.linear_probe(x, NUMBERS, x, PETS)
-    for num_classes, labels in ((3, NUMBERS), (4, PETS), (0, NUMBERS)):
-        with pytest.raises(UserError, match="num_classes"):
-            hj.knn_probe(x, labels, x, labels, num_classes=num_classes)

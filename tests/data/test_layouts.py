@@ -107,16 +107,6 @@ def test_class_names_do_not_depend_on_the_system(tmp_path, form, separator):
     assert len(set(digests[1:])) == 1
 
 
-def test_one_name_in_two_normalizations_is_one_class(tmp_path):
-    composed, separate = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
-    tree = {f"train/{composed}/0.png": b"x", f"train/{separate}/1.png": b"x", "train/z/2.png": b"x"}
-    for root in both_forms(tmp_path, tree | {f"test/{separate}/3.png": b"x"}):
-        train, test = open_image_files(root)
-        assert train.class_names == test.class_names == ("z", "é")
-        assert train.labels.tolist() == [0, 1, 1]
-        assert test.labels.tolist() == [1]
-
-
 @pytest.mark.parametrize(
     ("names", "named"),
     [

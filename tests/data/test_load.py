@@ -109,13 +109,3 @@ def test_description_is_of_all_pixels(animals):
     assert found["class_counts"] == {"cat": 10, "dog": 3}
     assert found["n"] == found["read"] == 13
     assert (found["smallest"], found["largest"]) == ((5, 5, 3), (6, 9, 3))
-
-
-def test_description_of_a_sample_counts_all_labels():
-    """The images of the sample are spread evenly over the split."""
-    images = np.zeros((1400, 2, 2, 1), np.uint8)
-    images[::100] = 255
-    source = data.Arrays(images, np.arange(1400) % 3 - 1, ("a", "b"), "")
-    found = describe(source, BadImages(source, "error"), 14)
-    assert (found["class_counts"], found["unlabeled"]) == ({"a": 467, "b": 466}, 467)
-    assert (found["read"], found["n"], found["mean"]) == (14, 1400, [1])

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
-from jax import export
-from loss_cases import CASES, MASKED, D, each_loss, inputs, value
+from loss_cases import CASES, MASKED, each_loss, inputs
 
 # One loss for each kind of pairs, and the others.
 ENGINE = ("uniform", "contrastive", "nt_xent", "info_nce")
@@ -48,21 +47,6 @@ def test_blocks_vmap_and_hessian_vector_products(name, rng):
         bend = sum(np.vdot(*pair) for pair in zip(bends, directions, strict=True))
         expected = oracles.numeric_bend(oracle, arrays, directions)
         np.testing.assert_allclose(bend, expected, rtol=2e-3, atol=2e-3)
-
-
-@each_loss(["uniform"], slow=["contrastive", "queue and batch", "sliced_wasserstein"])
-def test_exports_with_a_symbolic_number_of_points(name, rng):
-    shapes = CASES[name].shapes
-    (n,) = export.symbolic_shape("n", constraints=["n >= 2"])
-    arrays = inputs(rng, shapes)
-    specs = []
-    for letter, array in zip(shapes, arrays, strict=True):
-        rows = n if letter == "n" else len(array)
-        specs.append(jax.ShapeDtypeStruct((rows, D), np.float32))
-    numbers = CASES[name].numbers[0]
-    step = jax.value_and_grad(functools.partial(CASES[name].loss, **numbers))
-    found, _ = export.export(jax.jit(step))(*specs).call(*arrays)
-    np.testing.assert_allclose(found, value(name, *arrays, **numbers), rtol=2e-5)
 
 
 @each_loss(ENGINE, slow=OTHERS)

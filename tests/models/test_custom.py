@@ -153,15 +153,6 @@ def test_statistics_are_those_of_the_global_batch(network, x):
     assert (dropped[0] != dropped[1]).any()
 
 
-def test_parameters_are_the_modules_current_ones():
-    module = Nnx(nnx.Rngs(0))
-    before = models.create(config_of(module), jax.random.key(0))[1]
-    nnx.update(module, nnx.state(Nnx(nnx.Rngs(1)), nnx.Param))
-    after = models.create(config_of(module), jax.random.key(0))[1]
-    kernels = [tree["layers"]["0"]["kernel"] for tree in (before, after)]
-    assert (kernels[0] != kernels[1]).any()
-
-
 @pytest.mark.parametrize(
     ("network", "match"),
     [

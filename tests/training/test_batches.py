@@ -12,12 +12,11 @@ from PIL import Image
 from run_states import timeless
 
 import hypersphere_jax as hj
-from hypersphere_jax import augment, models
+from hypersphere_jax import augment
 from hypersphere_jax import configs as C
 from hypersphere_jax.data import subsets
 from hypersphere_jax.data.pipeline import TwoCrops
 from hypersphere_jax.data.sampling import Sampler
-from hypersphere_jax.evaluation import callbacks
 from hypersphere_jax.training import batches, checkpoints, distributed
 from hypersphere_jax.training import train as training
 from hypersphere_jax.training.setup import set_up
@@ -132,32 +131,13 @@ def test_step_does_not_crop_again_what_the_host_cropped(tmp_path, rng):
     np.testing.assert_allclose(run.metrics[0]["loss"], own_parts.spread(x, y), rtol=1e-5)
 
 
-def test_evaluation_leaves_unreadable_images_out(images, tmp_path, monkeypatch):
-    """Queries start at the same image if a bank image is unreadable."""
-    evaluated = {"eval_every_epochs": 1, "evaluators": ("knn",), "eval_images": "all"}
-    run = set_up(config(tmp_path, images, devices=1, **evaluated))
-    apply, params, stats = models.create(run.config, jax.random.key(0))
-    seen = []
-    monkeypatch.setitem(callbacks.EVALUATORS, "knn", lambda inputs: seen.append(inputs) or {})
-    evaluate = callbacks.evaluation_callback(run.config, run.dataset, apply, run.devices)
-    evaluate(params, stats)
-    bank, queries = callbacks.split_images(run.config, run.dataset)
-    bank_labels = [bank.labels[i] for i in range(len(bank)) if bank.indices[i] != BAD]
-    query_labels = [queries.labels[i] for i in range(len(queries)) if queries.indices[i] != BAD]
-    assert seen[0].bank == len(bank_labels)
-    assert seen[0].labels.tolist() == bank_labels + query_labels
-    assert {len(x) for x in seen[0].features.values()} == {59}
-
-
 @pytest.mark.slow
 def test_unreadable_image_ends_the_run_with_its_steps_saved(images, tmp_path):
-    skipping = training.train(config(tmp_path / "skipping", images))
-    assert len(timeless(skipping)) == 12
     with pytest.raises(C.UserError, match=r"class1/05\.png.*bad_images=skip"):
         training.train(config(tmp_path, images, bad_images="error"))
     # Two batches are on the devices before their step.
     assert checkpoints.steps(tmp_path / "images" / "checkpoints") == [0, 3]
-    assert timeless(training.train(config(tmp_path, images))) == timeless(skipping)
+    assert len(timeless(training.train(config(tmp_path, images)))) == 12
 
 
 def test_each_process_takes_its_rows(monkeypatch):

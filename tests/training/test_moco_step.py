@@ -11,7 +11,6 @@ import oracles
 import pytest
 import steps_by_hand
 import tiny_runs
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from run_states import state_of
 from steps_by_hand import IMAGES, KEY, LABELS, OPTIMIZER, assert_close, noisy, rows, slope, unit
 
@@ -126,27 +125,6 @@ def test_step_under_pmap_with_shuffled_keys_equals_one_device(one_device):
     assert_close(distributed.unreplicate(state), one_device[-1][0])
     keys = np.asarray(state.momentum.queue.keys)
     assert (keys[1:] == keys[0]).all()
-
-
-@pytest.mark.slow
-@tiny_runs.needs_devices(4)
-def test_streamed_images_and_averaged_statistics_under_shard_map(one_device):
-    step, state = make(distributed.AXIS, separate=SEPARATE, resident=False, own_stats=False)
-    replicated = PartitionSpec()
-    part = PartitionSpec(distributed.AXIS)
-    mesh = Mesh(np.array(jax.devices()[:4]), (distributed.AXIS,))
-    in_specs = (replicated, part, part, part, replicated)
-    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated))
-    state = jax.device_put(state, NamedSharding(mesh, replicated))
-    positions = np.tile(np.arange(2, dtype=np.int32), 4)
-    key_mean = 4.0
-    for number, (after, expected) in enumerate(one_device[1:]):
-        state, metrics = mapped(state, IMAGES[rows(number)], LABELS[rows(number)], positions, KEY)
-        assert_close(metrics, expected)
-        key_mean = DECAYS[number] * key_mean + (1 - DECAYS[number]) * float(after.stats["mean"])
-        np.testing.assert_allclose(state.momentum.stats["mean"], key_mean, rtol=1e-4)
-    momentum = after.momentum._replace(stats=state.momentum.stats)
-    assert_close(state, after._replace(momentum=momentum))
 
 
 def test_checkpoint_contains_queue_and_momentum_encoder(queue_run):

@@ -73,9 +73,3 @@ def test_error_of_wandb_is_a_user_error(wandb, monkeypatch, tmp_path):
     monkeypatch.setattr(wandb, "init", fail)
     with pytest.raises(UserError, match="log_to=wandb"):
         MetricLogger(tmp_path, CONFIG, 0)
-
-
-def test_missing_wandb_is_a_user_error(wandb, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"\.\[wandb\]"):
-        MetricLogger(tmp_path, CONFIG, 0)
