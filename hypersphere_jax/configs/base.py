@@ -90,24 +90,23 @@ def matches(value: Any, kind: Any) -> bool:
     arguments = typing.get_args(kind)
     if kind is Any:
         return True
-    if origin is Annotated:
-        return matches(value, arguments[0])
     if origin in (typing.Union, types.UnionType):
         return any(matches(value, one) for one in arguments)
     if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in arguments)
+        return any(type(value) is type(one) and value == one for one in arguments)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False
         if arguments[-1] is ...:
-            return all(matches(item, arguments[0]) for item in value)
-        pairs = zip(value, arguments, strict=False)
-        return len(value) == len(arguments) and all(matches(item, one) for item, one in pairs)
-    if type(value) is int:  # a bool is not a number
+            arguments = arguments[:1] * len(value)
+        return len(value) == len(arguments) and all(map(matches, value, arguments))
+    if isinstance(value, bool):  # not a number
+        return kind is bool
+    if isinstance(value, int):
         return kind in (int, float) and abs(value) < 2**63
-    if kind is float:
-        return isinstance(value, float) and math.isfinite(value)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if isinstance(value, float):
+        return kind is float and math.isfinite(value)
+    return isinstance(value, kind)
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
@@ -126,8 +125,6 @@ def described_type(kind: Any) -> str:
     """Return a type in words, for messages."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
-    if origin is Annotated:
-        return described_type(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(described_type(one) for one in arguments)
     if origin is Literal:

@@ -13,15 +13,8 @@ logger = logging.getLogger("hypersphere_jax")
 
 SCORES = ("top1", "align", "uniform")  # compared between runs
 NUMBERS = ("n", *SCORES, "align_standard_error", "uniform_standard_error")
-HEADERS = {
-    "top1": "top-1 (%)",
-    "top1_interval": "95% interval",
-    "top5": "top-5 (%)",
-    "uniform_optimum": "optimal uniform",
-    "projection_ks_sphere": "KS of projections",
-}
-NOT_SHOWN = ("run", "protocol", "init_from", "units", "num_classes", "gradient_norm")
-NOT_SHOWN += ("C", "steps", "chosen_at_edge", "projection_half_width", "projection_ks_normal")
+HEADERS = {"top1": "top-1 (%)", "top1_interval": "95% interval", "top5": "top-5 (%)"}
+NOT_SHOWN = {"run", "protocol", "num_classes", "gradient_norm", "chosen_at_edge"}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:

@@ -57,19 +57,14 @@ class Checkpointer:
         self._is_writer = distributed.is_first()
         self.folder = _usable(folder)
         self._saved_at = time.monotonic()
-        self._initial: Tree | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
 
     def restore(self, initial: Tree) -> Tree:
         """Return the newest intact checkpoint, or the initial state if there is none at all.
 
-        `save_initial` saves the initial state then. Newer checkpoints that are damaged are renamed,
-        so that their steps can be saved again.
+        Newer checkpoints that are damaged are renamed, so that their steps can be saved again.
         """
-        if not self._is_writer:
-            return initial
-        if not steps(self.folder):
-            self._initial = jax.tree.map(np.array, initial)
+        if not self._is_writer or not steps(self.folder):
             return initial
         step, tree, damaged = newest(self.folder, initial)
         for name in map(str, damaged):
@@ -77,14 +72,6 @@ class Checkpointer:
             (self.folder / name).rename(self.folder / f"{name}.damaged-{number}")
         self.saved = step
         return tree
-
-    def save_initial(self) -> bool:
-        """Save the initial state if it is not saved yet; return whether it was."""
-        if self._initial is None:
-            return False
-        self.save(0, self._initial)
-        self._initial = None
-        return True
 
     def is_due(self, step: int) -> bool:
         """Return whether to save a checkpoint after this step."""

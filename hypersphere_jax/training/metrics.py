@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hypersphere_jax.configs import PretrainConfig, UserError, to_dict
+from hypersphere_jax.training import distributed
 from hypersphere_jax.utils.extras import how_to_install
 from hypersphere_jax.utils.files import atomic_write
 
@@ -64,17 +65,11 @@ class MetricLogger:
     def __init__(self, folder: Path, config: PretrainConfig, start: int):
         self.last: Record = {}
         self._outputs: list[Any] = []
-        from hypersphere_jax.training import distributed  # imports JAX, which reports do not need
-
         if not distributed.is_first():
             return
         records = [record for record in read_metrics(folder) if record["step"] <= start]
         if records:
             self.last = records[-1]
-        first_missing = self.last.get("step", 0) + 1
-        if start - first_missing + 1 >= config.log_every_steps:
-            message = "%s/metrics.jsonl has no lines of steps %d to %d any more"
-            logger.warning(message, folder, first_missing, start)
         if config.log_to == "wandb":
             self._outputs.append(WandbRun(folder, config))
         self._outputs += [JsonLines(folder / "metrics.jsonl", records), EventFile(folder, start)]

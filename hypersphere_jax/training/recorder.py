@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from hypersphere_jax.configs import Diverged, Stopped, UserError, require
-from hypersphere_jax.training import distributed, run_dir
+from hypersphere_jax.training import checkpoints, distributed, run_dir
 from hypersphere_jax.training.checkpoints import Checkpointer, Tree
 from hypersphere_jax.training.metrics import Meter, MetricLogger, Record, describe
 from hypersphere_jax.training.setup import RunSetup
@@ -56,6 +56,9 @@ class RunRecord:
                 setup.config, setup.devices, setup.digest, self.command, setup.dataset, details
             )
         self._logger = MetricLogger(self.folder, setup.config, self.start)
+        if not checkpoints.steps(self.checkpointer.folder):
+            # A copy, since the first step reuses the memory of the state.
+            self.checkpointer.save(0, jax.tree.map(np.array, tree_of(state)))
         return state
 
     @property
@@ -193,7 +196,6 @@ class Recorder:
             self._unread.append((call, metrics))
             if self._progress is not None:
                 self._progress.update(call.stop, important=call.start == self.start)
-            self._save_initial()
             if self.setup.is_logged(call.stop):
                 self._read()
                 rates = self.meter.read()
@@ -220,7 +222,6 @@ class Recorder:
         """Complete the steps, and save their state unless it is saved already."""
         self.complete()
         self._read()
-        self._save_initial()
         if all(run.checkpointer.saved == step for _, run in self._active()):
             return
         trees, finite = self._on_host(tree_of(state))
@@ -260,11 +261,6 @@ class Recorder:
                 for i, run in self._active():
                     with _ending_if_diverged(run):
                         run.check(step + 1, self._part(of_step, i))
-
-    def _save_initial(self) -> None:
-        saved = [run.checkpointer.save_initial() for _, run in self._active()]
-        if any(saved):
-            self.meter.reset()  # exclude the save from images/s
 
     def _show(self, records: Sequence[Record]) -> None:
         if self._progress is not None:

@@ -87,8 +87,8 @@ def find_all(name: str, runs_dir: str | Path = "runs") -> list[Path]:
     siblings = [file.parent.name for file in Path(name).parent.glob("*/config.json")]
     hint = did_you_mean(Path(name).name, [*known, *siblings])
     if not hint:
-        more = "…" if len(known) > MAX_NAMES else ""
-        hint = f"; the runs in runs_dir={runs_dir} are: {', '.join(known[:MAX_NAMES])}{more}"
+        shown = known[:MAX_NAMES] or ["none"]
+        hint = f"; runs in runs_dir={runs_dir}: {', '.join(shown)}"
     raise UserError(f"no run {name!r}{hint}")
 
 

@@ -61,17 +61,6 @@ def test_checkpoints_are_kept_and_restored(saved):
         restore(saved, tree(0), 7)
 
 
-def test_initial_state_is_copied_and_saved_on_request(tmp_path):
-    checkpointer = Checkpointer(tmp_path / "new")
-    initial = tree(0)
-    assert_equal(checkpointer.restore(initial), tree(0))
-    initial["params"]["conv"]["kernel"][:] = 0.0  # the step reuses its memory
-    assert not (tmp_path / "new").exists()
-    assert checkpointer.save_initial() and not checkpointer.save_initial()
-    checkpointer.close()
-    assert_equal(restore(tmp_path / "new", tree(0)), (0, tree(0)))
-
-
 @pytest.mark.parametrize("name", ["[!a]", "*", "?", "gs:", "a\\b", "\udcff"])
 def test_folders_that_orbax_would_read_as_a_pattern_or_a_url_are_refused(name, tmp_path):
     with pytest.raises(C.UserError, match="name="):
